@@ -39,6 +39,7 @@ static opencl_api cl;
 static device_state devices[MAX_DEVICES];
 static int32_t n_devices;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards contexts and blocks */
+static bool is_forked;         /* this process is a copy of one that had devices */
 
 /* Errors --------------------------------------------------------------------------------------- */
 
@@ -60,11 +61,19 @@ static device_state *found_device(ek_device device) {
   return NULL;
 }
 
+/* A fork copies what the system's library knows, but not its threads, for which it would wait. */
+static void after_fork(void) { is_forked = true; }
+
 /* The state of a device, ready for use; NULL with an error. */
 static device_state *state_of(ek_device device) {
   cl_int code = CL_SUCCESS;
   device_state *state = found_device(device);
   if (state == NULL) return NULL;
+  if (is_forked) {
+    host->error("DeviceError", "opencl(%d): this process was forked from one that had its devices, "
+                "which cannot be used here: start it afresh (multiprocessing's 'spawn')", device.id);
+    return NULL;
+  }
   pthread_mutex_lock(&lock);
   if (state->context == NULL) {
     cl_context context = cl.clCreateContext(NULL, 1, &state->id, NULL, NULL, &code);
@@ -252,6 +261,7 @@ static int device_alloc(ek_device device, size_t size, size_t alignment, const c
 static void device_free(ek_device device, void *data, size_t size) {
   device_state *state = &devices[device.id];
   cl_mem memory = NULL;
+  if (is_forked) return; /* the lock may be held by a thread that is not here */
   pthread_mutex_lock(&lock);
   size_t behind = block_behind(state, (uintptr_t)data);
   if (behind != 0 && state->blocks[behind - 1].begin == (uintptr_t)data) {
@@ -329,7 +339,7 @@ static int stream_new(ek_device device, void **out) {
 
 static void stream_free(ek_device device, void *stream) {
   (void)device;
-  cl.clReleaseCommandQueue(stream);
+  if (!is_forked) cl.clReleaseCommandQueue(stream);
 }
 
 static int synchronize(ek_device device, void *stream) {
@@ -364,6 +374,7 @@ static int event_wait(ek_device device, void *stream, void *event) {
 static int event_time(ek_device device, void *from, void *to, int64_t *nanoseconds) {
   cl_event events[2] = {from, to};
   uint64_t times[2] = {0, 0};
+  if (state_of(device) == NULL) return -1;
   cl_int code = cl.clWaitForEvents(2, events);
   for (int i = 0; i < 2 && code == CL_SUCCESS; i++) {
     code = cl.clGetEventProfilingInfo(events[i], CL_PROFILING_COMMAND_END, sizeof times[i],
@@ -375,7 +386,7 @@ static int event_time(ek_device device, void *from, void *to, int64_t *nanosecon
 
 static void event_free(ek_device device, void *event) {
   (void)device;
-  cl.clReleaseEvent(event);
+  if (!is_forked) cl.clReleaseEvent(event);
 }
 
 /* Code ----------------------------------------------------------------------------------------- */
@@ -467,7 +478,7 @@ static int device_load(ek_device device, const char *format, const char *name, c
 
 static void device_unload(ek_device device, void *module) {
   (void)device;
-  cl.clReleaseProgram(module);
+  if (!is_forked) cl.clReleaseProgram(module);
 }
 
 /* A kernel, whose arguments are its own state: one launch at a time sets them. */
@@ -478,12 +489,28 @@ typedef struct device_kernel {
   char name[96];
 } device_kernel;
 
+/* What went wrong with a kernel, by its name. */
+static int fail_kernel(ek_device device, const char *name, cl_int code) {
+  bool is_other = code == CL_INVALID_ARG_INDEX || code == CL_INVALID_KERNEL_ARGS ||
+                  code == CL_INVALID_ARG_SIZE;
+  const char *why = is_other                          ? "it takes other arguments than it is given"
+                    : code == CL_INVALID_KERNEL_NAME ? "its code has none of that name"
+                                                     : NULL;
+  if (why != NULL) {
+    return host->error("DeviceError", "opencl(%d): kernel '%s': %s (error %d)", device.id, name, why,
+                       code);
+  }
+  char doing[128];
+  snprintf(doing, sizeof doing, "kernel '%.96s'", name);
+  return fail(device, doing, code);
+}
+
 static int kernel_of(ek_device device, void *module, const char *name, void **out) {
   cl_int code;
   const device_state *state = state_of(device);
   if (state == NULL) return -1;
   device_kernel *made = calloc(1, sizeof *made);
-  if (made == NULL) return fail(device, name, CL_OUT_OF_HOST_MEMORY);
+  if (made == NULL) return fail_kernel(device, name, CL_OUT_OF_HOST_MEMORY);
   made->kernel = cl.clCreateKernel(module, name, &code);
   if (code == CL_SUCCESS) {
     code = cl.clGetKernelWorkGroupInfo(made->kernel, state->id, CL_KERNEL_WORK_GROUP_SIZE,
@@ -491,7 +518,7 @@ static int kernel_of(ek_device device, void *module, const char *name, void **ou
   }
   if (code != CL_SUCCESS) {
     free(made);
-    return fail(device, name, code);
+    return fail_kernel(device, name, code);
   }
   pthread_mutex_init(&made->lock, NULL);
   snprintf(made->name, sizeof made->name, "%s", name);
@@ -510,13 +537,16 @@ static int set_args(ek_device device, device_state *state, device_kernel *k, con
     }
     cl_mem memory;
     size_t offset;
-    if (find_memory(device, state, arg->memory, 0, &memory, &offset) != 0) return -1;
+    if (find_memory(device, state, arg->memory, 0, &memory, &offset) != 0) {
+      return host->error("DeviceError", "opencl(%d): kernel '%s': argument %d, at %p, is no memory of "
+                         "the device", device.id, k->name, i, arg->memory);
+    }
     int64_t place = (int64_t)offset;
     code = cl.clSetKernelArg(k->kernel, at++, sizeof memory, &memory);
     if (code == CL_SUCCESS) code = cl.clSetKernelArg(k->kernel, at++, sizeof place, &place);
     cl.clReleaseMemObject(memory);
   }
-  return code == CL_SUCCESS ? 0 : fail(device, k->name, code);
+  return code == CL_SUCCESS ? 0 : fail_kernel(device, k->name, code);
 }
 
 static int device_launch(ek_device device, void *stream, void *kernel, const ek_launch *launch) {
@@ -543,10 +573,7 @@ static int device_launch(ek_device device, void *stream, void *kernel, const ek_
   }
   pthread_mutex_unlock(&k->lock);
   if (status != 0) return -1;
-  if (code == CL_SUCCESS) return 0;
-  char doing[128];
-  snprintf(doing, sizeof doing, "kernel '%s'", k->name);
-  return fail(device, doing, code);
+  return code == CL_SUCCESS ? 0 : fail_kernel(device, k->name, code);
 }
 
 /* The table ------------------------------------------------------------------------------------ */
@@ -599,6 +626,7 @@ int ek_driver_open(const ek_driver_host *given) {
                         "or later", missing);
   }
   if (n_devices == 0) find_devices();
+  if (n_devices != 0) pthread_atfork(NULL, NULL, after_fork);
   if (n_devices == 0) {
     return given->error("DeviceError", "opencl: libOpenCL.so.1 finds no device: install a driver "
                         "(Debian: pocl-opencl-icd for CPUs)");

@@ -227,8 +227,9 @@ static int call_kernel(void *self, const ek_value *args, int32_t nargs, ek_value
   ek_launch launch = {{1, 1, 1}, {1, 1, 1}, given, (int32_t)k->args.size};
   int read = read_call(k, args, nargs, &launch, given);
   if (read != 0) return read < 0 ? -1 : 0;
-  ek_device device = {k->type, (int32_t)args[0].v.i64};
-  if (device.id < 0 || device.id >= MAX_DEVICES) return wrong_call(k, "there is no such device");
+  int64_t number = args[0].v.i64;
+  if (number < 0 || number >= MAX_DEVICES) return wrong_call(k, "there is no such device");
+  ek_device device = {k->type, (int32_t)number};
   const ek_device_table *table = ek_device_table_of(device, "run a kernel");
   if (table == NULL) return -1;
   if (table->load == NULL || table->kernel == NULL || table->launch == NULL) {

@@ -18,7 +18,7 @@ from ekiden.cli import main
 from ekiden.codegen.device import DeviceKernel, pack_kernels, unpack_kernels
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Device
-from ekiden.runtime.errors import DeviceError, LoadError
+from ekiden.runtime.errors import DeviceError, InternalError, LoadError
 
 CODE = b"__kernel void f(__global char *p, const long at) { ((__global float *)(p + at))[0] = 2; }"
 
@@ -30,7 +30,7 @@ def kernel(code: bytes = CODE) -> DeviceKernel:
 def called(made: DeviceKernel, there: runtime.Tensor) -> None:
     """One block of one thread on the device of a tensor."""
     module = runtime.load_device_code(pack_kernels([made]))
-    module["f"](there.device.id, 1, 1, 1, 1, 1, 1, there)
+    module[made.name](there.device.id, 1, 1, 1, 1, 1, 1, there)
 
 
 def program() -> IRModule:
@@ -66,6 +66,50 @@ def test_a_device_goes_on_after_failures(opencl: Device) -> None:
     assert there.numpy().tolist() == [2.0]
     exe = ekiden.compile(program())
     assert exe(np.ones(3, "float32")).numpy().tolist() == [2.0] * 3
+
+
+def test_a_kernel_that_is_not_what_was_said(opencl: Device) -> None:
+    """Each message has the kernel's name, as it is."""
+    there = runtime.nd.array(np.zeros(1, "float32"), opencl)
+    odd = DeviceKernel('f"%s', 4, "opencl", "b", CODE)
+    with pytest.raises(DeviceError, match=r"""kernel 'f"%s': its code has none of that name"""):
+        called(odd, there)
+    more = kernel(CODE.replace(b"const long at", b"const long at, const long n"))
+    with pytest.raises(DeviceError, match="kernel 'f': it takes other arguments than it is given"):
+        called(more, there)
+    module = runtime.load_device_code(pack_kernels([kernel()]))
+    with pytest.raises(DeviceError, match=r"kernel 'f': argument 0, at 0x\w+, is no memory of the"):
+        module["f"](0, 1, 1, 1, 1, 1, 1, runtime.tensor(np.zeros(1, "float32")))
+    with pytest.raises(InternalError, match="kernel 'f': there is no such device"):
+        module["f"](1 << 32, 1, 1, 1, 1, 1, 1, there)
+    called(kernel(), there)
+
+
+FORKED = """
+import os, numpy as np
+from ekiden import runtime
+there = runtime.nd.array(np.ones(3, "float32"), runtime.device("opencl", 0))
+child = os.fork()
+if child == 0:
+    try:
+        there.numpy()
+    except runtime.errors.DeviceError as error:
+        print(error, flush=True)
+    del there
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(there.numpy())
+"""
+
+
+def test_a_process_that_was_forked(opencl: Device) -> None:
+    """Where the system's library would wait for threads that are not there."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKED]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert re.fullmatch(
+        r"opencl\(0\): this process was forked .*: start it afresh .*\n\[1\. 1\. 1\.\]\n",
+        ran.stdout,
+    )
 
 
 def test_too_many_threads(opencl: Device) -> None:

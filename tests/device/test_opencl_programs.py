@@ -10,7 +10,7 @@ import pytest
 import ekiden
 from ekiden import relay, te
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import Intrinsic, Var, const
+from ekiden.ir.prim import Intrinsic, PrimExpr, Var, const
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, IndexRangeError
 from ekiden.script import tir as T
@@ -82,6 +82,44 @@ def test_attention_over_a_length_that_a_run_tells(tmp_path: Path) -> None:
     q, k, v = (relay.var(n, shape=(1, 2, length, 8)) for n in "qkv")
     module = IRModule.from_expr(relay.Function([q, k, v], relay.nn.attention(q, k, v)))
     ekiden.export(module, tmp_path / "attention.eki", "opencl -device=any")
+
+
+def test_indices_are_as_wide_as_they_must_be() -> None:
+    """Devices compute in 32 bits; more than 2**31 elements, and sizes that a run tells, take 64."""
+    target = Target("opencl -device=any")
+
+    def inside(*shape: int | te.Var) -> str:
+        """The kernel that takes an exponential, behind the line with its parameters."""
+        x = te.placeholder(shape, "float32", name="x")
+        y = te.compute(shape, lambda *i: te.exp(x[i]), name="y")
+        text = ekiden.build(schedule_threads([x], [y], target, "f"), target).get_source("opencl")
+        return text.split("__kernel void f_kernel(")[1].replace("(int64_t)get_", "get_")
+
+    few, many, any_number = inside(7, 33), inside(70000, 70000), inside(te.var("n"), 33)
+    assert few.count("int64_t") == 2  # where memory begins: x_at, y_at
+    assert "int64_t" in many.replace("const int64_t x_at", "").replace("const int64_t y_at", "")
+    assert "const int64_t block" in any_number
+
+
+@pytest.mark.parametrize("options", ["-thread_warp_size=32", "-vector-bits=256"])
+def test_rows_of_lengths_of_their_own(opencl: Device, options: str) -> None:
+    """One launch: of row i a sum over 10 i + 3 elements, and what is done with it."""
+    x = te.placeholder((5, 70), "float32", name="x")
+
+    def total(i: Var) -> PrimExpr:
+        k = te.reduce_axis((0, i * 10 + 3), name="k")
+        return te.sum(x[i, k], k)
+
+    sums = te.compute((5,), total, name="sums")
+    y = te.compute((5, 70), lambda i, j: x[i, j] - sums[i], name="y")
+    target = Target(f"opencl -device=any {options}")
+    module = ekiden.build(schedule_threads([x], [y], target, "f"), target)
+    assert module.get_source("opencl").count("__kernel void") == 1
+    given = RNG.integers(-9, 9, (5, 70)).astype("float32")
+    found = ekiden.runtime.nd.array(np.zeros_like(given), opencl)
+    module["f"](ekiden.runtime.nd.array(given, opencl), found)
+    wanted = [row - row[: 10 * i + 3].sum() for i, row in enumerate(given)]
+    np.testing.assert_array_equal(found.numpy(), wanted)
 
 
 def test_more_inputs_than_a_kernel_takes(tmp_path: Path) -> None:

@@ -76,6 +76,20 @@ CASES: dict[str, Case] = {
                    (numbers(6, 40),),
                    lambda x: (x - x.mean(1, keepdims=True)) / np.sqrt(
                        x.var(1, keepdims=True) + 1e-5), 40),
+    "softmax of short rows": (
+        relay.nn.softmax, (numbers(4, 5, 7),),
+        lambda x: (e := np.exp(x - x.max(2, keepdims=True))) / e.sum(2, keepdims=True), 7),
+    "log_softmax of columns": (
+        lambda x: relay.nn.log_softmax(x, axis=1), (numbers(9, 41, 3),),
+        lambda x: x - np.log(np.exp(x).sum(1, keepdims=True)), 41),
+    "softmax of rows that no block keeps": (
+        relay.nn.softmax, (numbers(2, 2051),),
+        lambda x: (e := np.exp(x - x.max(1, keepdims=True))) / e.sum(1, keepdims=True), 2051),
+    "instance_norm": (lambda x: relay.nn.instance_norm(x, relay.const(np.ones(4, "float32")),
+                                                       relay.const(np.zeros(4, "float32"))),
+                      (numbers(3, 4, 5, 7),),
+                      lambda x: (x - x.mean((2, 3), keepdims=True)) / np.sqrt(
+                          x.var((2, 3), keepdims=True) + 1e-5), 35),
     "attention": (relay.nn.attention, (numbers(2, 3, 19, 12), numbers(2, 3, 48, 12),
                                        numbers(2, 3, 48, 16)),
                   lambda q, k, v: attended(q, k, v, 48), 60),

@@ -126,11 +126,10 @@ _GPU: dict[str, Option] = {
     "system-lib":                  Option(bool, None),
 }
 _WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256, 1),
-               "thread_warp_size": Option(int, None, 1, 1)}
-_CUDA = {**_GPU, "cores": Option(int, None, 1)}
-_OPENCL = {**_WARPS_OF_1, "vector-bits": Option(int, None, 32, 8), "cores": Option(int, None, 1, 1),
-           "local_memory": Option(int, None, 1)}
+               "thread_warp_size": Option(int, None, 1, 1), "vector-bits": Option(int, None, 32, 8)}
 """A device of which nothing is known computes with one number at a time."""
+_CUDA = {**_GPU, "cores": Option(int, None, 1)}
+_OPENCL = {**_WARPS_OF_1, "cores": Option(int, None, 1, 1), "local_memory": Option(int, None, 1)}
 
 _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
                    "flush_subnormals",

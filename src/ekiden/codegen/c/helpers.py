@@ -185,12 +185,13 @@ class Form:
     """How helper functions are written in a dialect of C. function: what stands before them.
     table: before tables of constants, which then stand beside functions; "" for C's, inside. bits:
     the expression for the bits of a value as a type; None for C's, which takes lines. syntax: the
-    rest."""
+    rest. reorders: whether compilers of the dialect compute sums in another order."""
 
     function: str = "static inline "
     table: str = ""
     bits: Callable[[str, str], str] | None = None
     syntax: Syntax = C
+    reorders: bool = False
 
 
 class HelperBuilder(Builder):
@@ -201,7 +202,7 @@ class HelperBuilder(Builder):
     def __init__(self, module: Module, form: Form, prefix: str) -> None:
         super().__init__(module)
         self.form, self.prefix = form, prefix if form.table else ""
-        self.syntax = form.syntax
+        self.syntax, self.reorders = form.syntax, form.reorders
         self.tables: dict[tuple[float, ...], str] = {}
         self.uses_half = False
 

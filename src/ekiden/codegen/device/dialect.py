@@ -196,7 +196,8 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
     ),
     Dialect(
         "metal", METAL_HEAD,
-        Form("static inline ", "constant ", lambda target, x: f"as_type<{target}>({x})"),
+        Form("static inline ", "constant ", lambda target, x: f"as_type<{target}>({x})",
+             reorders=True),
         kernel="kernel void", memory="device ", shared="threadgroup ", offsets=True,
         threads={
             **{f"blockIdx.{a}": f"(int64_t)ek_block.{a}" for a in AXES},
@@ -213,7 +214,7 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
     ),
     Dialect(
         "webgpu", wgsl.HEAD,
-        Form("", "", lambda target, x: f"bitcast<{target}>({x})", wgsl.Wgsl()),
+        Form("", "", lambda target, x: f"bitcast<{target}>({x})", wgsl.Wgsl(), reorders=True),
         kernel="@compute @workgroup_size(ek_x, ek_y, ek_z)\nfn", memory="storage, read_write",
         shared="var<workgroup> ", offsets=True, bound=True,
         threads={

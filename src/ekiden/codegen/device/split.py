@@ -29,6 +29,7 @@ from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import Evaluate, For, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.transform import split_host_device
+from ekiden.tir.transform.narrow_data_type import narrow_data_type
 from ekiden.tir.transform.pipeline import AFTER_SPLIT, BEFORE_SPLIT
 from ekiden.tir.transform.split_host_device import is_device_loop
 from ekiden.tir.visitor import StmtMutator, walk
@@ -67,6 +68,7 @@ def split_program(func: PrimFunc, target: Target) -> Split:
         if name.name_hint == func.name:
             continue
         assert isinstance(each, PrimFunc)
+        each = narrow_data_type(each)  # devices compute in 32 bits, of 64 each step is several
         buffers, numbers = free_things(each.body)
         params = tuple(b for b in each.buffers if b in buffers)
         body, sizes, given = _as_integers(each.body, numbers)

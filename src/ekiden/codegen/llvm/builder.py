@@ -129,6 +129,9 @@ class Builder:
         self.block = "entry"
         self.location = ""
         self.flags = ""
+        self.reorders = False
+        """Whether sums are computed in whatever order: nothing may be made of what rounding
+        loses."""
         self._scopes: list[dict[str, Operand]] = [{}]
         self._count = 0
         self._memory = 0

@@ -162,6 +162,9 @@ class FloatMath:
         """(n, an integer whose last bits are n + bias) for n = x * factor rounded. A number so
         large that its last bit stands for 1 is added: that bit and those above it are n. Of NaN n
         is NaN."""
+        if self.b.reorders:
+            n = self.llvm("roundeven", self.mul(x, self.const(factor)))
+            return n, self.int_op("add", self.to_int(n), self.int_const(bias))
         number = self.const(1.5 * 2.0**self.mantissa + bias)
         flags, self.b.flags = self.b.flags, ""  # what rounding loses is meant
         large = self.madd(x, self.const(factor), number)

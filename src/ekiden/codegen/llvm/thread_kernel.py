@@ -91,20 +91,22 @@ class KernelEmitter(StatementEmitter):
             raise CompileError(f"kernel {self.name!r}: a thread cannot call {name!r} of the host")
         super().statement(s)
 
-    def thread(self, axis: str) -> Operand:
+    def thread(self, axis: str, dtype: str = "int64") -> Operand:
         """The number of the thread along an axis, or how many there are."""
         if axis not in REGISTERS:
             raise CompileError(f"kernel {self.name!r}: there is no thread axis {axis!r}")
         register = f"llvm.nvvm.read.ptx.sreg.{REGISTERS[axis]}"
         self.module.declare(register, "i32", [])
-        return self.b.pure(f"sext i32 {self.b.pure(f'call i32 @{register}()')} to i64")
+        number = self.b.pure(f"call i32 @{register}()")
+        return number if dtype == "int32" else self.b.pure(f"sext i32 {number} to i64")
 
     def loop(self, s: For) -> None:
         """A loop over threads is one of them; others are loops."""
         if s.kind is not ForKind.THREAD_BINDING:
             super().loop(s)
             return
-        self.variables[s.loop_var] = self.thread(str((s.annotations or {}).get("thread")))
+        axis = str((s.annotations or {}).get("thread"))
+        self.variables[s.loop_var] = self.thread(axis, s.loop_var.dtype)
         self.positive.add(s.loop_var)
         self.statement(s.body)
 

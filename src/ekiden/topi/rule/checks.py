@@ -17,10 +17,10 @@ from ekiden.te.statements import replace_buffers
 from ekiden.te.tensor import ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import IfThenElse, PrimFunc, Stmt, seq
-from ekiden.topi.rule import thread
 from ekiden.topi.rule.default import schedule_default
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_lanes import coordinates
+from ekiden.topi.rule.thread_parts import THREADS, launch
 
 FEW = 16
 """So many numbers are looked at one by one; of more, vectors say whether any is wrong."""
@@ -79,8 +79,8 @@ def _by_threads(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimE
     index, shape = Var("index"), check.values.shape
     at = coordinates(index, shape)
     extent = product(shape) if shape else const(1)
-    threads = thread.THREADS if shape else 1
-    return thread.launch(index, extent, threads, check.assertion(element(at), at))
+    threads = THREADS if shape else 1
+    return launch(index, extent, threads, check.assertion(element(at), at))
 
 
 def _behind_flag(

@@ -4,7 +4,8 @@
       for k: reduce                  ->       if b * 256 + t < n * m:
                                                 block at (flat // m, flat % m), for k inside
 
-Computations that are not inlined follow one another, each a launch of its own; statements of an
+Computations that are not inlined follow one another, each a launch of its own, but for those that
+need of each other what stands in their own row (`thread_joined`); statements of an
 extern operation run by rows where they have a parallel loop, else on one thread.
 """
 
@@ -15,9 +16,10 @@ from itertools import groupby
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
+from ekiden.ir.prim import IntImm, PrimExpr, Var, convert, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.target import Target
+from ekiden.te.inline import inputs_of
 from ekiden.te.prim_func import (
     BufferMap,
     allocated,
@@ -29,12 +31,9 @@ from ekiden.te.tensor import ComputeOp, ExternOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
-    BlockRealize,
     BufferStore,
     For,
     ForKind,
-    IfThenElse,
-    IterKind,
     LetStmt,
     PrimFunc,
     SeqStmt,
@@ -45,15 +44,10 @@ from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
-from ekiden.topi.rule.thread_lanes import Lanes, coordinates, first_of
+from ekiden.topi.rule.thread_joined import joined, runs_of
+from ekiden.topi.rule.thread_lanes import coordinates
+from ekiden.topi.rule.thread_parts import MOST_LOCAL, ROW_THREADS, THREADS, Nest, launch, threads_of
 from ekiden.topi.rule.thread_rows import row_of
-
-THREADS = 256
-"""Threads of a block, where elements are independent."""
-ROW_THREADS = 32
-"""Threads of a block, where each walks a whole row."""
-MOST_LOCAL = 1 << 12
-"""Bytes of an array that a thread has by itself: registers and the memory behind them."""
 
 
 def schedule_threads(
@@ -63,30 +57,36 @@ def schedule_threads(
     chosen = chosen_stages(own_outputs(outputs))
     buffers = BufferMap()
     params = tuple(buffers.declare(t) for t in (*inputs, *chosen))
-    kept, statements = [], []
-    for group in whole_operations(stages_of(chosen)):
-        kept += [buffers.declare(t) for t in group if t not in buffers.buffers]
+    groups = whole_operations(stages_of(chosen))
+    made = [t for group in groups for t in group if t not in buffers.buffers]
+    for t in made:
+        buffers.declare(t)
+    statements = []
+    for run in runs_of(groups, target):
+        if len(run) > 1:
+            body, inside = joined(run, buffers, _of_none_else(made, run, groups), target)
+            made = [t for t in made if t not in inside]
+            statements.append(body)
+            continue
+        (group,) = run
         op = group[0].op
         if isinstance(op, ComputeOp):
             statements.append(_stage(op, group, buffers, target))
         elif isinstance(op, ExternOp):
             statements.append(_bound_statements(extern_stage(op, group, buffers)))
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
-    return PrimFunc(params, allocated(sequence(*statements), kept), attrs)
+    return PrimFunc(
+        params, allocated(sequence(*statements), [buffers.buffers[t] for t in made]), attrs
+    )
 
 
-def launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
-    """The body for all values of the index below the extent, one thread each; in so many threads a
-    block."""
-    block, thread = Var("block"), Var("thread")
-    flat = block * threads + thread
-    exact = is_const(simplify(extent % threads), 0)
-    inner = substitute_statement(body, {index: flat})
-    guarded = inner if exact else IfThenElse(flat < extent, inner)
-    blocks = simplify((extent + (threads - 1)) // threads)
-    bound = ForKind.THREAD_BINDING
-    threaded = For(thread, const(0), const(threads), bound, guarded, {"thread": "threadIdx.x"})
-    return For(block, const(0), blocks, bound, threaded, {"thread": "blockIdx.x"})
+def _of_none_else(
+    made: Sequence[Tensor], run: Sequence[Sequence[Tensor]], groups: Sequence[Sequence[Tensor]]
+) -> set[Tensor]:
+    """Of tensors, those that operations of a run make and no other reads."""
+    inside = {t for group in run for t in group}
+    read = {t for group in groups if group not in run for t in inputs_of(group[0])}
+    return {t for t in made if t in inside and t not in read}
 
 
 def _stage(op: ComputeOp, group: Sequence[Tensor], buffers: BufferMap, target: Target) -> Stmt:
@@ -97,47 +97,14 @@ def _stage(op: ComputeOp, group: Sequence[Tensor], buffers: BufferMap, target: T
     index, extents = Var("index"), [a.extent for a in op.axis]
     count = product(extents)
     at = dict(zip((a.var for a in op.axis), coordinates(index, extents), strict=True))
-    return launch(index, count, _threads_of(count, target), substitute_statement(row, at))
+    return launch(index, count, threads_of(count, target), substitute_statement(row, at))
 
 
 def _bound_block(nest: Stmt, target: Target) -> Stmt:
     """A computation's loops: the spatial ones become threads, the others stay inside."""
-    loops: list[For] = []
-    inner: Stmt = nest
-    while isinstance(inner, For):
-        loops.append(inner)
-        inner = inner.body
-    assert isinstance(inner, BlockRealize)
-    kinds = [each.kind for each in inner.block.iter_vars]
-    spatial = [f for f, kind in zip(loops, kinds, strict=True) if kind is IterKind.SPATIAL]
-    index, lane = Var("index"), Var("lane")
-    extents = [f.extent for f in spatial]
-    count, own = product(extents), coordinates(index, extents)
-    lanes = Lanes.of(inner.block, target)
-    if lanes is not None:
-        size = simplify(product(extents[lanes.first :]))
-        parts = simplify((size + (lanes.count - 1)) // lanes.count)
-        outside = extents[: lanes.first]
-        around, part = coordinates(index, [product(outside), parts])
-        place = first_of(part, lanes.count, size) + lane
-        own = [*coordinates(around, outside), *coordinates(place, extents[lanes.first :])]
-        count = simplify(product(outside) * parts)
-    values = [*own, *inner.iter_values[len(spatial) :]]
-    body: Stmt = inner.with_fields(iter_values=tuple(values))
-    for loop in reversed(loops[len(spatial) :]):
-        body = loop.with_fields(body=body)
-    if lanes is None:
-        return launch(index, count, THREADS, body)
-    body = For(lane, const(0), const(lanes.count), ForKind.VECTORIZED, body)
-    return launch(index, count, _threads_of(count, target), body)
-
-
-def _threads_of(count: PrimExpr, target: Target) -> int:
-    """Threads of a block that run one after the other: few enough that all units have some."""
-    threads = THREADS
-    while isinstance(count, IntImm) and threads > 1 and count.value < threads * target.cores:
-        threads //= 2
-    return threads
+    index = Var("index")
+    body, count, lanes = Nest.of(nest).part(index, (), target)
+    return launch(index, count, THREADS if lanes == 1 else threads_of(count, target), body)
 
 
 def _bound_statements(body: Stmt) -> Stmt:

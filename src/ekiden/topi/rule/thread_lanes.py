@@ -39,17 +39,17 @@ class Lanes:
     count: int
 
     @staticmethod
-    def of(block: Block, target: Target) -> Lanes | None:
+    def of(block: Block, target: Target, least: int = 0) -> Lanes | None:
         """The most axes across which all that is read and written are neighbours; None where there
         are none, or the target's threads have no vectors. What a block adds to, it may not add to
-        twice: then vectors fit the axes exactly."""
+        twice: then vectors fit the axes exactly. Axes before `least` stay out."""
         if not has_vectors(target):
             return None
         loads, stores = accesses_of(block.body)
         most = most_lanes(target, (buffer.dtype for buffer, _ in (*loads, *stores)))
         axes = [i for i in block.iter_vars if i.kind is IterKind.SPATIAL]
         step, adds = Var("step"), len(axes) < len(block.iter_vars)
-        for first in range(len(axes)):
+        for first in range(least, len(axes)):
             extents = [i.extent for i in axes[first:]]
             size = simplify(product(extents))
             count = lanes_of(most, size.value if isinstance(size, IntImm) else None)

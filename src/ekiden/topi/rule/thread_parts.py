@@ -6,16 +6,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.arith import simplify
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
 from ekiden.te.inline import Inliner, is_injective, post_order_tensors
 from ekiden.te.prim_func import BufferMap
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.stmt import BufferStore, For, ForKind, PrimFunc, Stmt
+from ekiden.tir.stmt import (
+    Block,
+    BlockRealize,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    IterKind,
+    PrimFunc,
+    Stmt,
+)
+from ekiden.tir.visitor import substitute as substitute_statement
+from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
+from ekiden.topi.rule.thread_lanes import Lanes, coordinates, first_of
+
+THREADS = 256
+"""Threads of a block, where elements are independent."""
+ROW_THREADS = 32
+"""Threads of a block, where each walks a whole row."""
+MOST_LOCAL = 1 << 12
+"""Bytes of an array that a thread has by itself: registers and the memory behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +118,78 @@ def serial(var: Var, extent: PrimExpr | int, body: Stmt) -> Stmt:
     """A loop inside of a thread."""
     size = const(extent) if isinstance(extent, int) else extent
     return For(var, const(0), size, ForKind.SERIAL, body)
+
+
+def launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
+    """The body for all values of the index below the extent, one thread each; in so many threads a
+    block."""
+    block, thread = Var("block"), Var("thread")
+    flat = block * threads + thread
+    exact = is_const(simplify(extent % threads), 0)
+    inner = substitute_statement(body, {index: flat})
+    guarded = inner if exact else IfThenElse(flat < extent, inner)
+    blocks = simplify((extent + (threads - 1)) // threads)
+    return bound(block, blocks, "blockIdx.x", bound(thread, threads, "threadIdx.x", guarded))
+
+
+def threads_of(count: PrimExpr, target: Target) -> int:
+    """Threads of a block that run one after the other: few enough that all units have some."""
+    threads = THREADS
+    while isinstance(count, IntImm) and threads > 1 and count.value < threads * target.cores:
+        threads //= 2
+    return threads
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """The loops of a computation, those over its elements and those that reduce, and its block."""
+
+    spatial: Sequence[For]
+    reduced: Sequence[For]
+    realize: BlockRealize
+
+    @staticmethod
+    def of(nest: Stmt) -> Nest:
+        """That of what `te.prim_func.stage_block` gives."""
+        loops: list[For] = []
+        while isinstance(nest, For):
+            loops.append(nest)
+            nest = nest.body
+        assert isinstance(nest, BlockRealize)
+        count = sum(i.kind is IterKind.SPATIAL for i in nest.block.iter_vars)
+        return Nest(loops[:count], loops[count:], nest)
+
+    @property
+    def block(self) -> Block:
+        """What is done to an element."""
+        return self.realize.block
+
+    def part(
+        self, number: Var, at: Sequence[PrimExpr], target: Target
+    ) -> tuple[Stmt, PrimExpr, int]:
+        """The element of a number, or the vector of as many elements as the last says, at the first
+        axes, which have places; and how many of these there are."""
+        extents = [f.extent for f in self.spatial]
+        lanes = Lanes.of(self.block, target, len(at))
+        if lanes is None:
+            own = coordinates(number, extents[len(at) :])
+            return self.at((*at, *own)), product(extents[len(at) :]), 1
+        outside, inside = extents[len(at) : lanes.first], extents[lanes.first :]
+        size, lane = simplify(product(inside)), Var("lane")
+        parts = simplify((size + (lanes.count - 1)) // lanes.count)
+        around, part = coordinates(number, [product(outside), parts])
+        place = first_of(part, lanes.count, size) + lane
+        body = self.at((*at, *coordinates(around, outside), *coordinates(place, inside)))
+        body = For(lane, const(0), const(lanes.count), ForKind.VECTORIZED, body)
+        return body, simplify(product(outside) * parts), lanes.count
+
+    def at(self, places: Sequence[PrimExpr]) -> Stmt:
+        """The element at a place, its reduced axes in loops."""
+        values = (*places, *self.realize.iter_values[len(places) :])
+        body: Stmt = self.realize.with_fields(iter_values=values)
+        for loop in reversed(self.reduced):
+            body = loop.with_fields(body=body)
+        # what a sum runs over may depend on the element it is for
+        return substitute_statement(
+            body, {f.loop_var: p for f, p in zip(self.spatial, places, strict=True)}
+        )

@@ -1,0 +1,373 @@
+"""Computations that need of each other what stands in their own row: one launch does all of them.
+
+    for i: m[i] = max over k of x[i, k]                 for i in rows:
+    for i, k: e[i, k] = exp(x[i, k] - m[i])                 m = max over k of x[i, k]
+    for i: s[i] = sum over k of e[i, k]          ->         for k: e[k] = exp(x[i, k] - m)
+    for i, k: y[i, k] = e[i, k] / s[i]                      s = sum over k of e[k]
+                                                            for k: y[i, k] = e[k] / s
+
+A row has a thread where threads run one after the other and compute with vectors, or where it is
+shorter than a warp; else a block of threads, which take its elements in turn, reduce by halves, and
+wait for each other before what one has stored is read by others. What no other kernel reads lies in
+memory of the thread or of the block, where that is large enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from ekiden.arith import prove_equal, simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import PrimExpr, Var, const, is_const
+from ekiden.ir.prim_visitor import post_order, substitute
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.te.prim_func import BufferMap, allocated, stage_block, stores
+from ekiden.te.reducer import Reduce
+from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
+from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.tir.visitor import ExprRewriter
+from ekiden.tir.visitor import substitute as substitute_statement
+from ekiden.topi.rule.family import size_of
+from ekiden.topi.rule.loops import product
+from ekiden.topi.rule.thread_lanes import coordinates, has_vectors
+from ekiden.topi.rule.thread_parts import (
+    ROW_THREADS,
+    Nest,
+    bound,
+    launch,
+    serial,
+    threads_of,
+)
+from ekiden.topi.rule.thread_rows import row_of
+
+MOST_OWN, MOST_SHARED = 1 << 14, 1 << 13
+"""Bytes of a row that a thread keeps, half of what first caches have at least; that a block keeps,
+half of what every device gives one, so that there may be two."""
+FEWEST, MOST = 32, 256
+"""Threads of a block."""
+WORD = 4
+"""Bytes of most elements."""
+TURNS = 4
+"""Elements of a row that a thread of a block should have."""
+
+Group: TypeAlias = Sequence[Tensor]
+"""All results of one operation."""
+
+
+def runs_of(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
+    """Operations in their order, those together that are worth one launch."""
+    run: list[Group] = []
+    for group in groups:
+        if run and not _joins(group, run):
+            yield from _worth(run, target)
+            run = []
+        run.append(group)
+    yield from _worth(run, target)
+
+
+def _joins(group: Group, run: Sequence[Group]) -> bool:
+    """Whether an operation shares rows with those before, which are not fewer for that."""
+    axes = _rows_in([*run, group])
+    if axes == 0 or len(run) == 1:
+        return axes > 0
+    shared = _op(run[0]).axis[axes : _rows_in(run)]
+    return all(is_const(a.extent, 1) for a in shared)
+
+
+def _worth(run: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
+    """The run, or its operations one by one: where rows are fewer than units of the device, the
+    elements of one must not be so many that others would have taken a share of them."""
+    is_one = len(run) > 1 and any(isinstance(_op(g).body[0], Reduce) for g in run)
+    if is_one:
+        shape = _Shape.of(run, target)
+        count = size_of(simplify(product(shape.rows)))
+        few = count is not None and count < target.cores
+        is_one = not few or (shape.length is not None and shape.length * WORD <= shape.room)
+    yield from (run,) if is_one else ((g,) for g in run)
+
+
+def _op(group: Group) -> ComputeOp:
+    op = group[0].op
+    assert isinstance(op, ComputeOp)
+    return op
+
+
+def _rows_in(run: Sequence[Group]) -> int:
+    """How many of their first axes computations share, so that no element needs one of another
+    place on these; 0 where that is none of them, or one is no computation."""
+    if not all(isinstance(g[0].op, ComputeOp) for g in run):
+        return 0
+    ops = [_op(g) for g in run]
+    made = {t for g in run for t in g}
+    first = ops[0].axis
+    count = min(len(op.axis) for op in ops)
+    for op in ops:
+        same = [prove_equal(a.extent, b.extent) for a, b in zip(op.axis, first, strict=False)]
+        count = min(count, _leading(same))
+        for e in post_order(*op.body):
+            if isinstance(e, ProducerLoad) and e.producer in made:
+                own = [
+                    i is a.var or (is_const(i, 0) and is_const(a.extent, 1))
+                    for i, a in zip(e.indices, op.axis, strict=False)
+                ]
+                count = min(count, _leading(own))
+    return count
+
+
+def _leading(flags: Sequence[bool]) -> int:
+    """How many hold before the first that does not."""
+    return next((n for n, holds in enumerate(flags) if not holds), len(flags))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a run looks like. rows: the extents of its first `axes` axes; length: elements of its
+    longest computation in a row; by_thread: whether a row has one thread."""
+
+    axes: int
+    rows: list[PrimExpr]
+    length: int | None
+    by_thread: bool
+
+    @staticmethod
+    def of(run: Sequence[Group], target: Target) -> _Shape:
+        """That of operations which share rows."""
+        axes = _rows_in(run)
+        ops = [_op(g) for g in run]
+        inside = [
+            [*(a.extent for a in op.axis[axes:]), *(r.extent for r in op.reduce_axis)] for op in ops
+        ]
+        sizes = [size_of(simplify(product(extents))) for extents in inside]
+        known = [n for n in sizes if n is not None]
+        length = max(known) if len(known) == len(sizes) else None
+        is_short = length is not None and length < FEWEST
+        rows = [a.extent for a in ops[0].axis[:axes]]
+        return _Shape(axes, rows, length, has_vectors(target) or is_short)
+
+    @property
+    def room(self) -> int:
+        """Bytes that a row may have in memory of its own."""
+        return MOST_OWN if self.by_thread else MOST_SHARED
+
+    @property
+    def scope(self) -> str:
+        """Whose that memory is."""
+        return "local" if self.by_thread else "shared"
+
+
+def joined(
+    run: Sequence[Group], buffers: BufferMap, own: set[Tensor], target: Target
+) -> tuple[Stmt, set[Tensor]]:
+    """The launch of a run, and which of the tensors that nothing else reads, `own`, it has in
+    memory of rows; the others are where `buffers` says."""
+    shape = _Shape.of(run, target)
+    moved = _moved(run, shape, buffers, own)
+    row = _Row(run, shape, buffers, target)
+    body = (_by_thread if shape.by_thread else _by_block)(row, _InRow(shape.axes, moved))
+    kept = {t for t in own if buffers.buffers[t] in moved}
+    return body, kept
+
+
+def _moved(
+    run: Sequence[Group], shape: _Shape, buffers: BufferMap, own: set[Tensor]
+) -> dict[Buffer, Buffer]:
+    """Buffer of all rows -> that of one, for what has room, small ones first."""
+    sizes: dict[Tensor, int] = {}
+    for t in (t for g in run for t in g if t in own and not t.is_part):
+        size = size_of(simplify(product(t.shape[shape.axes :]) * dt.itemsize(t.dtype)))
+        if size is not None:
+            sizes[t] = size
+    room, found = shape.room, {}
+    for t in sorted(sizes, key=lambda t: sizes[t]):
+        if sizes[t] <= room:
+            room -= sizes[t]
+            whole = buffers.buffers[t]
+            inside = whole.shape[shape.axes :] or (const(1),)
+            found[whole] = whole.with_fields(shape=inside, scope=shape.scope)
+    return found
+
+
+class _InRow(ExprRewriter):
+    """What lies in memory of a row is found without the axes of rows."""
+
+    def __init__(self, axes: int, moved: Mapping[Buffer, Buffer]) -> None:
+        super().__init__(self._load)
+        self._axes, self._moved = axes, moved
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """Those of one row."""
+        return list(self._moved.values())
+
+    def _inside(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        return tuple(indices[self._axes :]) or (const(0),)
+
+    def _load(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad) and e.buffer in self._moved:
+            return e.with_fields(buffer=self._moved[e.buffer], indices=self._inside(e.indices))
+        return e
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        """Likewise."""
+        made = super().visit_store(stmt)
+        assert isinstance(made, BufferStore)
+        if made.buffer not in self._moved:
+            return made
+        buffer = self._moved[made.buffer]
+        return made.with_fields(buffer=buffer, indices=self._inside(made.indices))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row of a run, being written."""
+
+    run: Sequence[Group]
+    shape: _Shape
+    buffers: BufferMap
+    target: Target
+
+    def inner(self, op: ComputeOp) -> list[PrimExpr]:
+        """The extents of a computation in a row."""
+        return [a.extent for a in op.axis[self.shape.axes :]]
+
+    def serial(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+        """A computation at a row, by one thread: by vectors where neighbours lie together."""
+        op, axes = _op(group), self.shape.axes
+        row = row_of(op, group[0], self.buffers, self.target) if len(group) == 1 else None
+        if row is not None:
+            names = [Var(a.var.name) for a in op.axis[axes:]]
+            places = zip((a.var for a in op.axis), (*at, *names), strict=True)
+            body = substitute_statement(row, dict(places))
+            for name, extent in reversed(list(zip(names, self.inner(op), strict=True))):
+                body = serial(name, extent, body)
+            return body
+        number = Var("number")
+        nest = Nest.of(stage_block(op, group, self.buffers))
+        body, count, _ = nest.part(number, at, self.target)
+        return serial(number, count, body)
+
+    def in_turn(self, group: Group, at: Sequence[PrimExpr], thread: Var, threads: int) -> Stmt:
+        """A computation at a row, by threads of a block that take its elements in turn."""
+        op = _op(group)
+        size, turn = simplify(product(self.inner(op))), Var("turn")
+        number = turn * threads + thread
+        places = (*at, *coordinates(number, self.inner(op)))
+        if isinstance(op.body[0], Reduce):
+            body = self.alone(group, places)
+        else:
+            body = Nest.of(stage_block(op, group, self.buffers)).at(places)
+        turns = simplify((size + (threads - 1)) // threads)
+        return serial(turn, turns, IfThenElse(number < size, body))
+
+    def alone(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+        """An element of a reduction by one thread, in memory of its own until it is whole."""
+        op = _op(group)
+        steps: dict[Var, PrimExpr] = {r: Var(r.name) for r in op.reduce_axis}
+        places = steps | {a.var: place for a, place in zip(op.axis, at, strict=True)}
+        own, body = self.more(group, places)
+        for r in reversed(op.reduce_axis):
+            step = steps[r]
+            assert isinstance(step, Var)
+            body = serial(step, substitute(r.extent, places), body)
+        kept = self.kept(group, _elements(own, const(0)), at)
+        return allocated(seq(self.start(group, own), body, kept), own)
+
+    def more(self, group: Group, places: Mapping[Var, PrimExpr]) -> tuple[list[Buffer], Stmt]:
+        """Memory of a thread, and what combines it with one value more."""
+        reduce = _op(group).body[0]
+        assert isinstance(reduce, Reduce)
+        own = [Buffer("own", (const(1),), t.dtype, "local") for t in group]
+        given = [substitute(self.buffers.loads(s), dict(places)) for s in reduce.sources]
+        made = reduce.reducer.combine(_elements(own, const(0)), given)
+        return own, stores(own, made, (const(0),))
+
+    def start(self, group: Group, own: Sequence[Buffer]) -> Stmt:
+        """What a thread begins with."""
+        reduce = _op(group).body[0]
+        assert isinstance(reduce, Reduce)
+        starts = zip(own, reduce.reducer.identity_element, strict=True)
+        return seq(*(BufferStore(b, e, (const(0),)) for b, e in starts))
+
+    def kept(self, group: Group, values: Sequence[PrimExpr], at: Sequence[PrimExpr]) -> Stmt:
+        """An element of the results."""
+        return stores([self.buffers.buffers[t] for t in group], values, tuple(at))
+
+    def by_halves(
+        self, group: Group, at: Sequence[PrimExpr], thread: Var, threads: int
+    ) -> tuple[Stmt, list[Buffer]]:
+        """The one element of a reduction at a row, by all threads of a block, and the memory that
+        they share: each combines a share of its own; then a half of them combines with the other,
+        until one is left."""
+        op, zero = _op(group), const(0)
+        reduce = op.body[0]
+        assert isinstance(reduce, Reduce)
+        where = (*at, *(zero for _ in self.inner(op)))
+        places = {a.var: place for a, place in zip(op.axis, where, strict=True)}
+        # what a sum runs over may depend on the element it is for
+        extents = [substitute(r.extent, places) for r in op.reduce_axis]
+        turn, total = Var("turn"), simplify(product(extents))
+        number = turn * threads + thread
+        places |= dict(zip(op.reduce_axis, coordinates(number, extents), strict=True))
+        own, more = self.more(group, places)
+        parts = [Buffer("parts", (const(threads),), t.dtype, "shared") for t in group]
+        turns = simplify((total + (threads - 1)) // threads)
+        statements: list[Stmt] = [
+            self.start(group, own),
+            serial(turn, turns, IfThenElse(number < total, more)),
+            stores(parts, _elements(own, zero), (thread,)),
+            BARRIER,
+        ]
+        half = threads // 2
+        while half:
+            pairs = _elements(parts, thread), _elements(parts, thread + half)
+            joins = stores(parts, reduce.reducer.combine(*pairs), (thread,))
+            statements += [IfThenElse(thread < half, joins), BARRIER]
+            half //= 2
+        kept = self.kept(group, _elements(parts, zero), where)
+        return allocated(seq(*statements, IfThenElse(thread.equal(0), kept)), own), parts
+
+
+def _elements(buffers: Sequence[Buffer], place: PrimExpr) -> list[PrimExpr]:
+    return [BufferLoad(b, (place,), b.dtype) for b in buffers]
+
+
+def _by_thread(row: _Row, inside: _InRow) -> Stmt:
+    index, rows = Var("index"), row.shape.rows
+    at, count = coordinates(index, rows), simplify(product(rows))
+    body = seq(*(row.serial(group, at) for group in row.run))
+    body = allocated(inside.visit(body), inside.buffers)
+    return launch(index, count, min(threads_of(count, row.target), ROW_THREADS), body)
+
+
+def _by_block(row: _Row, inside: _InRow) -> Stmt:
+    block, thread, rows = Var("block"), Var("thread"), row.shape.rows
+    at, threads = coordinates(block, rows), _threads_of_block(row)
+    statements, kept = [], inside.buffers
+    for group in row.run:
+        op = _op(group)
+        if isinstance(op.body[0], Reduce) and is_const(simplify(product(row.inner(op))), 1):
+            made, parts = row.by_halves(group, at, thread, threads)
+            kept = [*kept, *parts]
+        else:
+            made = row.in_turn(group, at, thread, threads)
+        statements += [made, BARRIER]
+    body = inside.visit(seq(*statements[:-1]))
+    lanes = allocated(bound(thread, threads, "threadIdx.x", body), kept)
+    return bound(block, simplify(product(rows)), "blockIdx.x", lanes)
+
+
+def _threads_of_block(row: _Row) -> int:
+    """As many as have some turns each, and halves."""
+    length, threads = row.shape.length, FEWEST
+    while threads < MOST and (length is None or threads * TURNS < length):
+        threads *= 2
+    while threads > row.target.max_num_threads:
+        threads //= 2
+    return threads
+
+
+__all__ = ["joined", "runs_of"]
