@@ -184,11 +184,11 @@ def strided_set(
 
         for n in range(count):
             size, k = a.shape[n], axes[n].var
-            stepped = strides is not None and n < counts["strides"]
-            step = let("step", n, bound(strides, n)) if stepped else const(1)
+            stepped = strides if strides is not None and n < counts["strides"] else None
+            step = const(1) if stepped is None else let("step", n, bound(stepped, n))
             back = step < 0
-            first = Select(back, size - 1, const(0), "int64")
-            last = Select(back, const(-1), size, "int64")
+            first: PrimExpr = Select(back, size - 1, const(0), "int64")
+            last: PrimExpr = Select(back, const(-1), size, "int64")
             if n < counts["begin"]:
                 start = _from_end(bound(begin, n), size)
                 first = te.max(te.min(start, Select(back, size - 1, size, "int64")), 0)

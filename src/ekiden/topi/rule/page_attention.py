@@ -62,8 +62,8 @@ def paged_attention(
     pages = outputs[0].op.attrs["pages"]
     assert isinstance(pages, Pages)
     buffers, operands, (result,) = extern_buffers(inputs, outputs)
-    given = (decision.number(n) for n in ("rows", "vectors", "keys"))
-    cut, lanes = Cut(*given, SHARES * target.cores), target.lanes("float32")
+    rows, vectors, keys = (decision.number(n) for n in ("rows", "vectors", "keys"))
+    cut, lanes = Cut(rows, vectors, keys, SHARES * target.cores), target.lanes("float32")
     made = paged_attention_of(pages, operands, result, lanes, cut, exact_dot(target))
     body = tiled_function(name, buffers, made.body(), len(outputs))
     return body.with_attr({"tir.has_blocks": 1})  # the checks of places are loops as others

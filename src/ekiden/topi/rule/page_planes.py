@@ -128,7 +128,7 @@ class Plane:
         return 0 if whole % self.size else whole // self.size
 
     def start(self, cache: Buffer, layer: PrimExpr, page: PrimExpr, group: PrimExpr,
-              values: int) -> PrimExpr:  # fmt: skip
+              values: PrimExpr | int) -> PrimExpr:  # fmt: skip
         """Where the keys of a page begin in a cache, or its values."""
         count = self.pages(cache.shape[4])
         block, inside = (page // count, page % count) if count > 1 else (page, const(0))
