@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 
 import llvmlite.binding as llvmlite
@@ -70,11 +71,11 @@ def _shutting_down(*_: object) -> None:
     [
         (multiprocessing, "get_all_start_methods", lambda: ["spawn"], "this system cannot fork"),
         (
-            parallel, "ProcessPoolExecutor", _no_semaphores,
+            futures, "ProcessPoolExecutor", _no_semaphores,
             f"[Errno {errno.ENOSYS}] Function not implemented",
         ),
         (
-            parallel.ProcessPoolExecutor, "submit", _shutting_down,
+            futures.ProcessPoolExecutor, "submit", _shutting_down,
             "cannot schedule new futures after interpreter shutdown",
         ),
     ],

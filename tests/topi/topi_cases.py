@@ -185,11 +185,19 @@ def _opencl(cases: Sequence[Case]) -> list[Runner]:
 
 ALONE = {"thread_product": {"shared": 0}}
 """Threads without barriers: the interpreter runs one after another. tests/device has the others."""
+
+
+def _rows_alone(cases: Sequence[Case]) -> list[PrimFunc]:
+    """For a device, with a thread for each row however long."""
+    with mock.patch.object(thread_joined, "FEWEST", 1 << 30):
+        return _scheduled(cases, Target(kind="cuda"), ALONE)
+
+
 VECTORS = Target("opencl -device=any -vector-bits=256")
 """A device whose threads run alone and compute with vectors."""
 BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
     "plain": lambda cases: _interpreted(_plain(cases)),
-    "threads": lambda cases: _interpreted(_scheduled(cases, Target(kind="cuda"), ALONE)),
+    "threads": lambda cases: _interpreted(_rows_alone(cases)),
     "vectors": lambda cases: _interpreted(_scheduled(cases, VECTORS, {})),
     "llvm": _llvm,
     "c": _c,
