@@ -26,6 +26,7 @@ from ekiden.target import Target
 from ekiden.te import Tensor
 from ekiden.tir import PrimFunc, interpreter
 from ekiden.tir.transform import lower
+from ekiden.topi.rule import thread_joined
 from long_runs import LONG
 
 Array = np.ndarray
