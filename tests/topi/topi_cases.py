@@ -190,7 +190,7 @@ ALONE = {"thread_product": {"shared": 0}}
 
 def _rows_alone(cases: Sequence[Case]) -> list[PrimFunc]:
     """For a device, with a thread for each row however long."""
-    with mock.patch.object(thread_joined, "FEWEST", 1 << 30):
+    with mock.patch.object(thread_joined, "has_vectors", lambda _: True):
         return _scheduled(cases, Target(kind="cuda"), ALONE)
 
 
