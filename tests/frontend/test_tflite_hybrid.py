@@ -89,6 +89,27 @@ def test_convolution(batch: int, many: bool, padding: int) -> None:
     check(graph("CONV_2D", ins, shape, table), floats(batch, 7, 9, 3) + np.float32(0.5))
 
 
+@pytest.mark.parametrize("code", ["CONV_2D", "DEPTHWISE_CONV_2D"])
+def test_a_convolution_is_that_of_its_images_levels(code: str) -> None:
+    """The convolution of floats of what the levels stand for, the second image far smaller."""
+    axis, shape = (0, (5, 3, 3, 5)) if code == "CONV_2D" else (3, (1, 3, 3, 5))
+    weight = weights(*shape, axis=axis)
+    kind = "Conv2DOptions" if code == "CONV_2D" else "DepthwiseConv2DOptions"
+    more = {} if code == "CONV_2D" else {"DepthMultiplier": 1}
+    table = (kind, {"Padding": 0, "StrideW": 1, "StrideH": 1, **more})
+    assert weight.data is not None
+    scales = np.array(weight.scale).reshape([-1 if a == axis else 1 for a in range(4)])
+    real = Spec(data=(weight.data * scales).astype(np.float32))
+    x = (floats(2, 6, 7, 5) + 0.5) * np.float32([1, 1e-2]).reshape(2, 1, 1, 1)
+    levels = np.stack([quantized(image, True) for image in x]).astype(np.float32)
+    bias = Spec(data=floats(5))
+    found, wanted = (
+        ekiden.compile(graph(code, [Spec(x.shape), w, bias], x.shape, table))(given).numpy()
+        for w, given in ((weight, x), (real, levels))
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("multiplier", [1, 2])
 def test_depthwise_convolution(multiplier: int, padding: int) -> None:

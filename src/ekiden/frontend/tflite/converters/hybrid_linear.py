@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.frontend.tflite.converters.rows import biased, rows_of, shaped
 from ekiden.frontend.tflite.converters.window import Window, strides
 from ekiden.frontend.tflite.hybrid import quantized, weight_scales, weight_sums
 from ekiden.frontend.tflite.node import Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
-from ekiden.topi.shape import known
 
 _NONE = const(np.int32(0)), const(np.int32(0)), const(np.float32(1)), const(np.float32(1))
 """Zero points and scales, which are applied to sums."""
-
-
-def _biased(node: Node, made: Expr) -> Expr:
-    biased = made if node.optional(2) is None else op.add(made, node.expr(2))
-    return node.activated(biased)
 
 
 def convolution(node: Node, window: Window, asymmetric: bool) -> Expr:
@@ -35,7 +30,7 @@ def convolution(node: Node, window: Window, asymmetric: bool) -> Expr:
         window.dilation, window.groups, "NHWC", "HWIO",
     )  # fmt: skip
     made = rows.numbers(sums, weight_sums(weight, (0, 1, 2)), weight_scales(node, 1))
-    return _biased(node, made)
+    return biased(node, made)
 
 
 def plain_convolution(node: Node, window: Window) -> Expr:
@@ -47,14 +42,8 @@ def plain_convolution(node: Node, window: Window) -> Expr:
 
 
 def fully_connected(node: Node) -> Expr:
-    """Weights are (out, in); the data is seen as rows of `in`."""
-    depth = known(node.shape(1)[1])
-    if depth is None:
-        node.unsupported(f"{node.ins[1]} must have known extents")
-    data = op.reshape(node.expr(0), (-1, depth))
-    rows = quantized(data, 2, bool(node.option("AsymmetricQuantizeInputs")))
+    """FULLY_CONNECTED, which says itself whether its rows have zero points."""
+    rows = quantized(rows_of(node), 2, bool(node.option("AsymmetricQuantizeInputs")))
     sums = qnn.dense(rows.levels, node.expr(1), *_NONE)
     made = rows.numbers(sums, weight_sums(node.expr(1), (1,)), weight_scales(node, 1))
-    if node.option("KeepNumDims"):
-        made = op.reshape(made, (*node.shape(0)[:-1], node.shape(1)[0]))
-    return _biased(node, made)
+    return biased(node, shaped(node, made))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.frontend.tflite.converters.rows import rows_of, shaped
 from ekiden.frontend.tflite.converters.window import Window, padding, strides, window_of
 from ekiden.frontend.tflite.integer import centred, levels, scaled, scaled_once, steps_of, stored
 from ekiden.frontend.tflite.node import Node
@@ -12,7 +13,6 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
 from ekiden.relay.qnn.rescale import away
-from ekiden.topi.shape import known
 
 
 def _points(node: Node, data: int, weight: int) -> tuple[Expr, Expr, Expr, Expr]:
@@ -62,18 +62,11 @@ def transpose_conv(node: Node, made: Expr) -> Expr:
 
 
 def fully_connected(node: Node) -> Expr:
-    """Weights are (out, in); the data is seen as rows of `in`."""
-    depth = known(node.shape(1)[1])
-    if depth is None:
-        node.unsupported(f"{node.ins[1]} must have known extents")
-    rows = op.reshape(node.expr(0), (-1, depth))
-    made: Expr = qnn.dense(rows, node.expr(1), *_points(node, 0, 1))
+    """FULLY_CONNECTED: its sums are rounded once."""
+    made: Expr = qnn.dense(rows_of(node), node.expr(1), *_points(node, 0, 1))
     if node.optional(2) is not None:
         made = op.add(made, node.expr(2))
-    made = stored(node, scaled_once(made, _multiplier(node)))
-    if node.option("KeepNumDims"):
-        made = op.reshape(made, (*node.shape(0)[:-1], node.shape(1)[0]))
-    return made
+    return shaped(node, stored(node, scaled_once(made, _multiplier(node))))
 
 
 def average_pool(node: Node) -> Expr:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from ekiden.frontend.common.products import multiplied
 from ekiden.frontend.tflite.converters import hybrid_linear as hybrid
 from ekiden.frontend.tflite.converters import integer_linear as integer
+from ekiden.frontend.tflite.converters.rows import biased, rows_of, shaped
 from ekiden.frontend.tflite.converters.window import (
     SAME,
     Window,
@@ -25,11 +26,6 @@ from ekiden.relay.expr import Expr
 from ekiden.topi.shape import known
 
 
-def _biased(node: Node, made: Expr, index: int = 2) -> Expr:
-    bias = made if node.optional(index) is None else op.add(made, node.expr(index))
-    return node.activated(bias)
-
-
 def _convolution(window_of: Callable[[Node], Window]) -> Converter:
     def convert(node: Node) -> Expr:
         """The convolution of NHWC data, the weight transposed to HWIO."""
@@ -38,7 +34,7 @@ def _convolution(window_of: Callable[[Node], Window]) -> Converter:
             node.expr(0), op.transpose(node.expr(1), window.order), strides(node), window.padding,
             window.dilation, window.groups, window.channels, window.size, "NHWC", "HWIO",
         )  # fmt: skip
-        return _biased(node, made)
+        return biased(node, made)
 
     return convert
 
@@ -48,7 +44,7 @@ def _transpose_conv(node: Node) -> Expr:
     the result would have padded is left out.
     """
     wanted = node.axes(0, "output shape")[1:3]
-    return _biased(node, _transposed(node, node.expr(2), node.expr(1), wanted, 2), 3)
+    return biased(node, _transposed(node, node.expr(2), node.expr(1), wanted, 2), 3)
 
 
 def _transpose_conv_of_integers(node: Node) -> Expr:
@@ -137,7 +133,7 @@ def _conv3d(node: Node) -> Expr:
         node.expr(0), node.expr(1), steps, sides, apart, channels // depth, out,
         tuple(window), "NDHWC", "DHWIO",
     )  # fmt: skip
-    return _biased(node, made)
+    return biased(node, made)
 
 
 def _conv3d_transpose(node: Node) -> Expr:
@@ -152,7 +148,7 @@ def _conv3d_transpose(node: Node) -> Expr:
         steps, (*(b for b, _ in sides), *(a for _, a in sides)), apart, channels=out,
         kernel_size=tuple(window), output_padding=tuple(more),
     )  # fmt: skip
-    return _biased(node, op.transpose(made, (0, 2, 3, 4, 1)), 3)
+    return biased(node, op.transpose(made, (0, 2, 3, 4, 1)), 3)
 
 
 def _cut(
@@ -174,17 +170,7 @@ def _cut(
 
 
 def _fully_connected(node: Node) -> Expr:
-    """Weights are (out, in); the data is seen as rows of `in`."""
-    if node.option("WeightsFormat"):
-        node.unsupported(f"{node.ins[1]} is shuffled")
-    depth = known(node.shape(1)[1])
-    if depth is None:
-        node.unsupported(f"{node.ins[1]} must have known extents")
-    rows = op.reshape(node.expr(0), (-1, depth))
-    made = op.nn.dense(rows, node.expr(1))
-    if node.option("KeepNumDims"):
-        made = op.reshape(made, (*node.shape(0)[:-1], node.shape(1)[0]))
-    return _biased(node, made)
+    return biased(node, shaped(node, op.nn.dense(rows_of(node), node.expr(1))))
 
 
 def _batch_matmul(node: Node) -> Expr:
