@@ -311,13 +311,18 @@ FRACTIONS: dict[str, tuple[Callable[[tir.PrimExpr], tir.PrimExpr], Callable[[flo
 }
 
 
-@pytest.mark.parametrize("name", FRACTIONS)
-@pytest.mark.parametrize("dtype", ["int8", "int64", "uint16", "float64"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, dtype)
+        for name in FRACTIONS
+        for dtype in ("int8", "int64", "uint16", "float64")
+        if (name, dtype) != ("wider", "float64")  # floats of two widths are refused
+    ],
+)
 def test_fractions_beside_integers_are_not_cut_off(name: str, dtype: str) -> None:
     """`x * 0.25` of integers was x * 0."""
     function, reference = FRACTIONS[name]
-    if (name, dtype) == ("wider", "float64"):
-        return  # floats of two widths are refused
     data = te.placeholder((4,), dtype, name="data")
     made = te.compute((4,), lambda i: function(data[i]), name="made")
     run = ekiden.build(te.create_schedule(made.op), [data, made], "llvm")

@@ -173,6 +173,7 @@ class _Cell:
         norm = None if self.norms < 0 else _given(node, self.norms + at)
 
         def made(sides: Sequence[Expr]) -> Gate:
+            """Layer normalisation, where there is one, comes before the bias."""
             total = _sum([op.nn.dense(x, w) for x, w in zip(sides, weights, strict=True)])
             if norm is None:
                 return gate(op.add(total, bias), hole)
