@@ -221,7 +221,11 @@ class Builder:
         kind = register_type(one)
         place = self.module.vector(kind, value)
         loaded = self.pure(f"load {kind}, ptr {place}, align 32, !invariant.load !{{}}")
-        return self.joined(one, [loaded] * (dt.lanes(dtype) // dt.lanes(one)))
+        lanes, own = dt.lanes(dtype), dt.lanes(one)
+        if lanes == own:
+            return loaded
+        order = ", ".join(f"i32 {n % own}" for n in range(lanes))
+        return self.pure(f"shufflevector {kind} {loaded}, {kind} poison, <{lanes} x i32> <{order}>")
 
     def joined(self, dtype: str, parts: Sequence[Operand]) -> Operand:
         """Vectors one after the other, of which there are a power of two."""
@@ -304,10 +308,12 @@ class Builder:
         )
 
     def has_scalef(self, dtype: str) -> bool:
-        """Whether `scalef` can be used: the instruction of AVX-512, on whole vectors or several."""
+        """Whether `scalef` can be used: the instruction of AVX-512, on whole vectors, of which
+        there are a power of two."""
         target = self.module.target
         bits = dt.lanes(dtype) * 8 * dt.itemsize(dt.element(dtype))
-        return target is not None and target.has("scalef") and bits >= 512 and bits % 512 == 0
+        is_whole = bits >= 512 and bits & (bits - 1) == 0
+        return target is not None and target.has("scalef") and is_whole
 
     def scalef(self, dtype: str, a: Operand, exponent: Operand) -> Operand | None:
         """`a * 2**floor(exponent)` by the instruction of AVX-512; None where it cannot be used."""
