@@ -226,6 +226,18 @@ def test_long_rows_are_taken_one_by_one() -> None:
     assert not any(name == "row" for name, _ in loops(made))
 
 
+def test_a_maximum_of_a_part_caps_no_powers() -> None:
+    array = np.arange(64, dtype=np.float32).reshape(2, 32) / 8
+    x = te.placeholder((2, 32), "float32", "x")
+    k = te.reduce_axis((0, 16), "k")
+    most = te.compute((2,), lambda i: te.max(x[i, k], axis=k), "most")
+    power = te.compute((2, 32), lambda i, j: te.exp(x[i, j] - most[i]), "power")
+    r = te.reduce_axis((0, 32), "r")
+    total = te.compute((2,), lambda i: te.sum(power[i, r], axis=r), "total")
+    made = te.compute((2, 32), lambda i, j: power[i, j] / total[i], "made")
+    compare([x], [made], [array])
+
+
 def test_powers_below_a_maximum_are_capped() -> None:
     """Also where what they are of is computed, and read under a mask; others are left alone."""
     x, mask = (te.placeholder((8, 32), "float32", n) for n in ("x", "mask"))

@@ -60,6 +60,9 @@ class _Kernel:
         self.outputs = set(outputs)
         self.prefix: list[Axis] = []
         self.rows: set[Tensor] = set()
+        self.extents = {
+            a.var: a.extent for t in self.stages if isinstance(t.op, ComputeOp) for a in t.op.axis
+        }
         self.row: Var | None = None
         """Which of several rows that a stage takes one after the other."""
 
@@ -103,7 +106,7 @@ class _Kernel:
                 return BufferLoad(buffer, (index,), e.dtype)
             return e
 
-        return rewrite(below_maximum(expr), change)
+        return rewrite(below_maximum(expr, self.extents), change)
 
     # Stages.
 
