@@ -35,11 +35,12 @@ def layers() -> IRModule:
     return IRModule.from_expr(relay.Function([x], y))
 
 
-def test_a_loop_program(opencl: Device) -> None:
+@pytest.mark.parametrize("host", ["llvm", "c"])
+def test_a_loop_program(opencl: Device, host: str) -> None:
     n = te.var("n")
     a = te.placeholder((n,), "float32", name="kernel")  # a word of the language
     b = te.compute((n,), lambda i: te.exp(a[i]) * 2.0 + a[i], name="float4")
-    target = Target("opencl")
+    target = Target("opencl", host=host)
     module = ekiden.build(schedule_threads([a], [b], target, "f"), target)
     assert "__kernel void f_kernel(" in module.get_source("opencl")
     given = numbers(1001)
@@ -51,6 +52,20 @@ def test_a_loop_program(opencl: Device) -> None:
     assert (np.abs(y.numpy() - sum(terms)) <= allowed).all()
     with pytest.raises(ValueError, match="must lie on a device of type 4"):
         module["f"](ekiden.runtime.tensor(given), y)
+
+
+def test_a_program_of_two_kernels_whose_host_is_c(opencl: Device) -> None:
+    """What is between them lies on the device for as long as the call."""
+    x = te.placeholder((70, 1000), "float32", name="x")
+    k, j = te.reduce_axis((0, 1000), "k"), te.reduce_axis((0, 70), "j")
+    rows = te.compute((70,), lambda i: te.sum(te.exp(x[i, k]), axis=k), name="rows")
+    total = te.compute((), lambda: te.sum(rows[j], axis=j), name="total")
+    target = Target("opencl", host="c")
+    module = ekiden.build(schedule_threads([x], [total], target, "f"), target)
+    given, found = numbers(70, 1000), ekiden.runtime.nd.array(np.zeros((), "float32"), opencl)
+    for sign in (1, -1):
+        module["f"](ekiden.runtime.nd.array(sign * given, opencl), found)
+        np.testing.assert_allclose(found.numpy(), np.exp(sign * given).sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])

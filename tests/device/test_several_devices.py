@@ -102,6 +102,15 @@ def test_ways_to_say_it(place: Device, wanted: list[np.ndarray]) -> None:
         check(ekiden.compile(loop(place, cpu(0)), given), wanted)
 
 
+def test_one_device_alone(place: Device) -> None:
+    """What nothing places lies there."""
+    x = relay.var("x", T)
+    exe = ekiden.compile(IRModule.from_expr(relay.Function([x], relay.tanh(x))), place)
+    found = exe(X)
+    assert found.device == place
+    np.testing.assert_allclose(found.numpy(), np.tanh(X), rtol=1e-5, atol=1e-6)
+
+
 def test_transfers_are_those_planned(place: Device, tmp_path: Path) -> None:
     """The argument goes there; in each round comes back what goes there for the next one; weights
     were put where they are used once."""

@@ -196,6 +196,9 @@ WRONG = [
     ("llvm -l1=0",          "target: option -l1 must be above 0, got '0'"),
     ("llvm -l2=0 -l3=4M",   "target: option -l3=4M lies behind no -l2"),
     ("cuda -max_num_threads=0", "target: option -max_num_threads must be at least 1, got 0"),
+    *((f"{kind} -arch={arch}", "target: option -arch must be an architecture from 'sm_50' on, as "
+       f"'sm_80' or 'sm_90a', got {arch!r}")
+      for kind in ("cuda", "nvptx") for arch in ("sm_1", "sm_5000", "gfx900", "")),
     ("llvm -l2=big",        "target: option -l2 must be bytes (48K, 2M) or "
                             "size:ways:line:shared:bandwidth:latency, got 'big'"),
     ("llvm -mattr=-sse2",   "target: 'sse2' is part of every x86-64 and cannot be taken away"),

@@ -22,6 +22,8 @@ int ek_kernel_error(const char *kind, const char *message);
 int ek_kernel_error_values(const char *kind, const char *format, const int64_t *values);
 void *ek_workspace_alloc(int64_t nbytes);
 void ek_workspace_free(void *memory);
+void *ek_device_workspace_alloc(int64_t type, int64_t id, int64_t nbytes);
+void ek_device_workspace_free(int64_t type, int64_t id, void *memory, int64_t nbytes);
 int ek_call_packed(ek_call_site *site, const ek_value *args, int32_t nargs, ek_value *ret);
 void ek_value_drop(ek_value *value);
 
@@ -91,6 +93,23 @@ static inline void ek_workspace_free(void *memory) {
   static ek_address known;
   service call = (service)ek_find_service(&known, "ek_workspace_free");
   call(memory);
+}
+
+/* The same on a device, given by its type and number: memory that lives as long as a call. NULL
+** without memory, without a driver, or from a runtime that knows no devices, with the error set. */
+static inline void *ek_device_workspace_alloc(int64_t type, int64_t id, int64_t nbytes) {
+  typedef void *(*service)(int64_t, int64_t, int64_t);
+  static ek_address known;
+  service call = (service)ek_find_service(&known, "ek_device_workspace_alloc");
+  return call(type, id, nbytes);
+}
+
+static inline void ek_device_workspace_free(int64_t type, int64_t id, void *memory,
+                                            int64_t nbytes) {
+  typedef void (*service)(int64_t, int64_t, void *, int64_t);
+  static ek_address known;
+  service call = (service)ek_find_service(&known, "ek_device_workspace_free");
+  call(type, id, memory, nbytes);
 }
 
 /* Calls the function of a call site: one of a module that the code's module imports, else a global

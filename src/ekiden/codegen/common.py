@@ -22,6 +22,7 @@ from ekiden.ir.prim import (
     Var,
     cast,
     const,
+    is_const,
 )
 from ekiden.runtime.dtypes import dtype_code
 from ekiden.runtime.errors import CompileError, InternalError
@@ -173,6 +174,22 @@ DEVICE_TYPE = "tir.device_type"
 which their arguments lie and what they allocate."""
 DEVICE_ID = Var("device_id", "int64")
 """In such functions the number of the device of the first argument."""
+
+
+def device_of(func: PrimFunc) -> int | None:
+    """DLPack's number of the kind of device that a function launches kernels on, if it does."""
+    found = (func.attrs or {}).get(DEVICE_TYPE)
+    return int(str(found)) if found is not None else None
+
+
+def lies_on_device(func: PrimFunc, buffer: Buffer) -> bool:
+    """Whether an argument of such a function must lie there: of one known to have no elements only
+    the shape is read, unless all are such."""
+    return not _is_empty(buffer) or all(map(_is_empty, func.buffers))
+
+
+def _is_empty(buffer: Buffer) -> bool:
+    return any(is_const(d, 0) for d in buffer.shape)
 
 
 FLUSH = "tir.flush_subnormals"

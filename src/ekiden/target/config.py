@@ -99,6 +99,9 @@ def _typed(kind: TargetKind, name: str, value: object) -> object:
     if option is None:
         return value
     if option.type is str:
+        if option.form and not re.fullmatch(option.form, str(value)):
+            expected = option.expected
+            raise CompileError(f"target: option -{name} must be {expected}, got {str(value)!r}")
         return str(value)
     if option.type is bool and str(value).lower() in ("1", "true", "0", "false"):
         return str(value).lower() in ("1", "true")

@@ -27,6 +27,10 @@ class Option:
     default: int | None = None
     least: int = 0
     """Of numbers."""
+    form: str = ""
+    """Of texts: a regular expression for all of it."""
+    expected: str = ""
+    """The same in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,9 @@ _GPU: dict[str, Option] = {
 _WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256, 1),
                "thread_warp_size": Option(int, None, 1, 1), "vector-bits": Option(int, None, 32, 8)}
 """A device of which nothing is known computes with one number at a time."""
-_CUDA = {**_GPU, "cores": Option(int, None, 1)}
+_CUDA = {**_GPU, "cores": Option(int, None, 1),
+         "arch": Option(str, None, form=r"sm_([5-9]\d|1\d\d)[af]?",
+                        expected="an architecture from 'sm_50' on, as 'sm_80' or 'sm_90a'")}
 _OPENCL = {**_WARPS_OF_1, "cores": Option(int, None, 1, 1), "local_memory": Option(int, None, 1)}
 
 _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves

@@ -383,4 +383,6 @@ def _is_target(given: object) -> TypeGuard[TargetLike]:
 
 def _several(given: object) -> Sequence[object]:
     """What may be one target, as a sequence."""
-    return given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    if isinstance(given, (str, Device)) or not isinstance(given, Sequence):
+        return (given,)
+    return given

@@ -13,12 +13,15 @@ from ekiden.codegen.c.statement import StatementWriter
 from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import (
     BOUNDS_ERROR,
+    DEVICE_ID,
     argument_label,
+    device_of,
     dimensions,
     dtype_word,
     flushes,
     gaps,
     in_place,
+    lies_on_device,
     misfit,
     scalar_kind,
 )
@@ -98,6 +101,9 @@ def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
         for p in func.params
     ]
     arguments += [f"{c_type(v.dtype)} {writer.define(v)}" for v in variables]
+    writer.device = device_of(func)
+    if writer.device is not None:
+        arguments.append(f"{c_type(DEVICE_ID.dtype)} {writer.define(DEVICE_ID)}")
     if flushes(func):
         writer.flush_subnormals()
     writer.statement(func.body)
@@ -111,6 +117,7 @@ def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
 def _entry(func: PrimFunc, symbol: str, helpers: Helpers) -> str:
     """The function of the runtime's signature."""
     w = StatementWriter(helpers, symbol, [])
+    w.device = device_of(func)
     count = len(func.params)
     w.put("(void)self;")
     w.put("(void)ret;")
@@ -134,6 +141,8 @@ def _entry(func: PrimFunc, symbol: str, helpers: Helpers) -> str:
         else name
         for p, name in zip(func.params, given, strict=True)
     ]
+    if w.device is not None:
+        sizes.append(w.name(DEVICE_ID))
     w.put(f"return {symbol}_compute({', '.join([*values, *sizes])});")
     label = "" if symbol == func.name else f" __asm__({asm_label(func.name)})"
     signature = f"int {symbol}(void *self, const ek_value *args, int32_t nargs, ek_value *ret)"
@@ -173,7 +182,21 @@ def _tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:
     w.check(wrong, "TypeError", f"{label} must have dtype {buffer.dtype}")
     if rank and not buffer.strides:
         w.check(f"!ek_dltensor_is_contiguous({name})", "ValueError", gaps(label))
+    if w.device is not None and lies_on_device(func, buffer):
+        _on_device(w, name, label)
     return name
+
+
+def _on_device(w: StatementWriter, name: str, label: str) -> None:
+    """Check that an argument lies on the device of the first, which is of the right kind."""
+    wrong = f"{name}->device.type != {w.device}"
+    w.check(wrong, "ValueError", f"{label} must lie on a device of type {w.device}")
+    number = f"{name}->device.id"
+    if DEVICE_ID not in w.names:
+        w.put(f"const {c_type(DEVICE_ID.dtype)} {w.define(DEVICE_ID)} = {number};")
+        return
+    wrong = f"{number} != {w.name(DEVICE_ID)}"
+    w.check(wrong, "ValueError", f"{label} must lie on the device of the first argument")
 
 
 __all__ = ["emit", "emit_all"]

@@ -12,6 +12,7 @@ from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.helpers import SUBNORMALS, Helpers, quoted
 from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import (
+    DEVICE_ID,
     bounds_message,
     check_lanes,
     dtype_word,
@@ -46,7 +47,10 @@ class StatementWriter(ExpressionWriter):
     def __init__(self, helpers: Helpers, symbol: str, functions: list[str]) -> None:
         super().__init__(helpers)
         self.symbol, self.functions = symbol, functions
-        self.workspaces: list[str] = []
+        self.frees: list[str] = []
+        """What gives scratch memory back, in order of allocation."""
+        self.device: int | None = None
+        """DLPack's number of the kind of device that it launches kernels on; buffers lie there."""
         self.in_parallel = False
         self.mode = ""
         """The variable of what was set before subnormal numbers were flushed, if they are."""
@@ -89,7 +93,7 @@ class StatementWriter(ExpressionWriter):
 
     def _leaving(self) -> list[str]:
         """What is undone before the function is left: scratch memory is given back."""
-        frees = [f"ek_workspace_free({name});" for name in reversed(self.workspaces)]
+        frees = self.frees[::-1]
         return [*frees, f"ek_set_rounding({self.mode});"] if self.mode else frees
 
     def end(self) -> None:
@@ -188,7 +192,7 @@ class StatementWriter(ExpressionWriter):
 
     def nested(self, s: Stmt) -> None:
         """Lets and allocations, however many stand inside each other."""
-        before = len(self.workspaces)
+        before = len(self.frees)
         while isinstance(s, (LetStmt, Allocate)):
             if isinstance(s, LetStmt):
                 self.let(s.var, s.value)
@@ -196,8 +200,8 @@ class StatementWriter(ExpressionWriter):
                 self.allocate(s.buffer)
             s = s.body
         self.statement(s)
-        while len(self.workspaces) > before:
-            self.put(f"ek_workspace_free({self.workspaces.pop()});")
+        while len(self.frees) > before:
+            self.put(self.frees.pop())
 
     def let(self, var: Var, value: PrimExpr) -> None:
         """A variable; one of several lanes is an array."""
@@ -233,11 +237,17 @@ class StatementWriter(ExpressionWriter):
             size = self.text(extent * dt.itemsize(buffer.dtype))
             name = self.define(buffer)
             declared = f"(*{name}){inner}" if inner else f"*{name}"
-            self.put(f"{kind} {declared} = ek_workspace_alloc({size});")
+            if self.device is None:
+                made, free = f"ek_workspace_alloc({size})", f"ek_workspace_free({name});"
+            else:
+                place = f"{self.device}, {self.name(DEVICE_ID)}"
+                made = f"ek_device_workspace_alloc({place}, {size})"
+                free = f"ek_device_workspace_free({place}, {name}, {size});"
+            self.put(f"{kind} {declared} = {made};")
             self.put(f"if ({name} == NULL) {{")
             self.fail()
             self.put("}")
-            self.workspaces.append(name)
+            self.frees.append(free)
             return
         if not isinstance(extent, IntImm):
             raise InternalError(

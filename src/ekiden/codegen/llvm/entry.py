@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from ekiden.codegen.common import (
     DEVICE_ID,
-    DEVICE_TYPE,
     Dimension,
     argument_label,
+    device_of,
     dimensions,
     dtype_word,
     flushes,
     gaps,
     in_place,
+    lies_on_device,
     misfit,
     scalar_kind,
 )
@@ -25,7 +26,7 @@ from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.quoting import quoted
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import SizeVar, Var, cast, is_const
+from ekiden.ir.prim import SizeVar, Var, cast
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.layout import DLTensor, DLTensor32, Tensor, TypeIndex, Value
 from ekiden.tir.expr import Buffer
@@ -58,8 +59,7 @@ class EntryEmitter(StatementEmitter):
         count = len(func.params)
         right = self.b.value(f"icmp eq i32 %nargs, {count}")
         self.check(right, "TypeError", f"{self.name}: expected {count} arguments")
-        device = (func.attrs or {}).get(DEVICE_TYPE)
-        self.device = int(str(device)) if device is not None else None
+        self.device = device_of(func)
         shapes: dict[int, Operand] = {}
         for i, param in enumerate(func.params):
             if isinstance(param, Buffer):
@@ -102,8 +102,8 @@ class EntryEmitter(StatementEmitter):
         self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
         if buffer.shape and not buffer.strides:
             self.check(self.is_compact(tensor, len(buffer.shape)), "ValueError", gaps(name))
-        if self.device is not None and (not _is_empty(buffer) or all(map(_is_empty, func.buffers))):
-            self.on_device(tensor, name)  # of others only the shape is read
+        if self.device is not None and lies_on_device(func, buffer):
+            self.on_device(tensor, name)
         data, offset = (
             self.field(tensor, self.dl.DATA, "ptr"),
             self.field(tensor, self.dl.BYTE_OFFSET, "i64"),
@@ -207,8 +207,3 @@ def fast_math_flags(func: PrimFunc) -> str:
             f"there are {', '.join(FAST_MATH)}"
         )
     return " ".join(flags)
-
-
-def _is_empty(buffer: Buffer) -> bool:
-    """Whether it is known to have no elements."""
-    return any(is_const(d, 0) for d in buffer.shape)
