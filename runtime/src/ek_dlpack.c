@@ -68,14 +68,44 @@ int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out) {
 
 /* Export --------------------------------------------------------------------------------------- */
 
+/* What is handed out, of either form, and how many may still look at it: the consumer, and whoever
+** else holds it. A consumer that fails in its middle may call the deleter and leave the capsule as
+** fresh as it was (PyTorch, for devices that it only knows by name); then it is called again. */
+typedef struct exported {
+  int32_t holders;
+  union {
+    ek_managed legacy;
+    ek_managed_versioned versioned;
+  } managed;
+} exported;
+
+static exported *exported_of(void *managed) {
+  return (exported *)(void *)((char *)managed - offsetof(exported, managed));
+}
+
+void ek_dlpack_hold(void *managed) {
+  __atomic_fetch_add(&exported_of(managed)->holders, 1, __ATOMIC_RELAXED);
+}
+
+void ek_dlpack_drop(void *managed) {
+  exported *self = exported_of(managed);
+  if (__atomic_sub_fetch(&self->holders, 1, __ATOMIC_ACQ_REL) == 0) ek_free(self);
+}
+
+/* The first call counts. */
+static void give_back(void *managed, void **context) {
+  ek_object *tensor = __atomic_exchange_n(context, NULL, __ATOMIC_ACQ_REL);
+  if (tensor == NULL) return;
+  ek_release(tensor);
+  ek_dlpack_drop(managed);
+}
+
 static void delete_legacy(ek_managed *self) {
-  ek_release(self->context);
-  ek_free(self);
+  give_back(self, &self->context);
 }
 
 static void delete_versioned(ek_managed_versioned *self) {
-  ek_release(self->context);
-  ek_free(self);
+  give_back(self, &self->context);
 }
 
 /* A tensor of another runtime ends with its DLTensor. */
@@ -88,19 +118,21 @@ static int export_legacy(ek_tensor *tensor, void **managed) {
     return ek_error("ValueError", "export DLPack tensor: a read-only tensor needs DLPack 1.0 or "
                     "later, the consumer asked for the legacy form");
   }
-  ek_managed *result = ek_alloc_or_error(sizeof *result);
-  if (result == NULL) return -1;
-  *result = (ek_managed){tensor->dl, tensor, delete_legacy};
-  *managed = result;
+  exported *made = ek_alloc_or_error(sizeof *made);
+  if (made == NULL) return -1;
+  made->holders = 1;
+  made->managed.legacy = (ek_managed){tensor->dl, tensor, delete_legacy};
+  *managed = &made->managed;
   return 0;
 }
 
 static int export_versioned(ek_tensor *tensor, void **managed) {
-  ek_managed_versioned *result = ek_alloc_or_error(sizeof *result);
-  if (result == NULL) return -1;
-  *result = (ek_managed_versioned){DLPACK_MAJOR, DLPACK_MINOR, tensor, delete_versioned,
-                                   flags_of(tensor), tensor->dl};
-  *managed = result;
+  exported *made = ek_alloc_or_error(sizeof *made);
+  if (made == NULL) return -1;
+  made->holders = 1;
+  made->managed.versioned = (ek_managed_versioned){
+      DLPACK_MAJOR, DLPACK_MINOR, tensor, delete_versioned, flags_of(tensor), tensor->dl};
+  *managed = &made->managed;
   return 0;
 }
 

@@ -95,11 +95,29 @@ static void read_only_is_exported_only_where_it_can_be_said(void) {
   ek_object_release(object);
 }
 
+static void a_held_export_may_be_deleted_twice(void) {
+  ek_object *object = NULL;
+  void *out = NULL;
+  CHECK(ek_tensor_new(shape, 2, float32, cpu, &object) == 0);
+  for (int form = 0; form < 2; form++) {
+    CHECK(ek_tensor_to_dlpack(object, form, &out) == 0);
+    ek_dlpack_hold(out);
+    for (int i = 0; i < 2; i++) {
+      if (form == 0) ((ek_managed *)out)->deleter(out);
+      else ((ek_managed_versioned *)out)->deleter(out);
+    }
+    ek_dlpack_drop(out);
+  }
+  ((float *)((ek_tensor *)(void *)object)->dl.data)[5] = 1;
+  ek_object_release(object);
+}
+
 int main(void) {
   import_takes_over();
   import_keeps_strides_offset_and_read_only();
   a_refused_import_stays_with_the_caller();
   export_retains_until_deleted();
   read_only_is_exported_only_where_it_can_be_said();
+  a_held_export_may_be_deleted_twice();
   return 0;
 }

@@ -1,5 +1,6 @@
 """Tensors: what they share, what they copy, and how they travel through DLPack."""
 
+import ctypes
 import gc
 import pickle
 import weakref
@@ -157,6 +158,22 @@ def test_an_export_that_nobody_takes_is_given_back() -> None:
     del array, tensor
     gc.collect()
     assert watch() is None
+
+
+def test_a_consumer_that_fails_in_its_middle_gives_back_once() -> None:
+    """PyTorch calls the deleter and leaves the capsule fresh, for devices that it knows by name."""
+    tensor = runtime.tensor(np.arange(5.0))
+    capsule = tensor.__dlpack__()
+    python = ctypes.pythonapi
+    python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    managed = python.PyCapsule_GetPointer(capsule, b"dltensor")
+    behind_tensor_and_context = managed + 48 + ctypes.sizeof(ctypes.c_void_p)
+    deleter = ctypes.c_void_p.from_address(behind_tensor_and_context).value
+    assert deleter is not None
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter)(managed)
+    del capsule
+    np.testing.assert_array_equal(tensor.numpy(), np.arange(5.0))
 
 
 def test_dlpack_out_can_copy() -> None:

@@ -724,6 +724,12 @@ EK_API int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out);
 ** read-only tensor cannot be exported in the legacy form (ValueError). 0 or -1. */
 EK_API int ek_tensor_to_dlpack(ek_object *tensor, int versioned, void **managed);
 
+/* For one who hands out such an export and looks at it later, as a capsule of Python does when it
+** dies: the export stays readable until it is dropped, and its deleter may be called again, to no
+** effect. From any thread. */
+EK_API void ek_dlpack_hold(void *managed);
+EK_API void ek_dlpack_drop(void *managed);
+
 /* Copies elements between tensors of one shape and dtype, not overlapping: of any strides on the
 ** CPU, contiguous where another device is involved. 0 or -1. */
 EK_API int ek_tensor_copy(const ek_dltensor *from, const ek_dltensor *to);

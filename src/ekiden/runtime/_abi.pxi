@@ -191,6 +191,8 @@ cdef extern from "ekiden/runtime.h" nogil:
                           ek_object **out)
     int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out)
     int ek_tensor_to_dlpack(ek_object *tensor, int versioned, void **managed)
+    void ek_dlpack_hold(void *managed) nogil
+    void ek_dlpack_drop(void *managed) nogil
     int ek_tensor_copy(const ek_dltensor *source, const ek_dltensor *to)
     ctypedef struct ek_module_kind:
         const char *name

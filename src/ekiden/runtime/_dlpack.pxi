@@ -76,7 +76,8 @@ cdef int _raise_python() except -1:
 
 
 cdef void _capsule_delete(object capsule) noexcept:
-    """Gives an export back that no consumer took."""
+    """Gives an export back that no consumer took, or that one took without saying so."""
+    cdef void *managed = PyCapsule_GetContext(capsule)
     cdef ek_managed_versioned *versioned
     cdef ek_managed *legacy
     if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
@@ -85,14 +86,18 @@ cdef void _capsule_delete(object capsule) noexcept:
     elif PyCapsule_IsValid(capsule, b"dltensor"):
         legacy = <ek_managed *>PyCapsule_GetPointer(capsule, b"dltensor")
         legacy.deleter(legacy)
+    ek_dlpack_drop(managed)
 
 
 cdef object _export(Tensor self, bint versioned):
     cdef void *managed = NULL
     _check(ek_tensor_to_dlpack(self.handle, versioned, &managed))
     _hand_out(self)
-    return PyCapsule_New(managed, b"dltensor_versioned" if versioned else b"dltensor",
-                         _capsule_delete)
+    capsule = PyCapsule_New(managed, b"dltensor_versioned" if versioned else b"dltensor",
+                            _capsule_delete)
+    PyCapsule_SetContext(capsule, managed)
+    ek_dlpack_hold(managed)
+    return capsule
 
 
 cdef object _export_copy(Tensor copied, max_version):
