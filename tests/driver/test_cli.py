@@ -14,6 +14,7 @@ from onnx_files import arguments, expected, model
 import ekiden
 from ekiden import runtime
 from ekiden.cli import COMMANDS, main
+from ekiden.target import Target
 
 pytestmark = pytest.mark.quick
 
@@ -99,6 +100,21 @@ def test_a_model_is_compiled_first(
 ) -> None:
     assert main([command[0], str(onnx_file), *command[1:], "--dim", "n=4"]) == 0
     assert capsys.readouterr().out
+
+
+def test_a_model_is_compiled_for_the_target_that_is_said(
+    onnx_file: Path, artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = ["--target", "llvm -mcpu=x86-64" if Target.host().architecture == "x86-64" else "c"]
+    bench = ["bench", str(onnx_file), "--seconds", "0.01", "--dim", "n=4", "--json", *target]
+    assert main(bench) == 0
+    assert Target(json.loads(capsys.readouterr().out)["target"]) == Target(target[1])
+    assert main(["verify", str(onnx_file), "--dim", "n=3", *target]) == 0
+    for command in (["run", str(artifact)], ["verify", str(artifact), "--model", str(onnx_file)]):
+        assert main([*command, *target]) == 1
+        assert "is an artifact: it has its targets" in capsys.readouterr().err
+    assert main(["run", str(onnx_file), "--target", "vulkan"]) == 1
+    assert "no code generator for target kind 'vulkan'" in capsys.readouterr().err
 
 
 def test_bench_prints_times(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,7 +116,8 @@ def test_run_bench_and_verify_with_a_server(
     assert main(["compile", model, "-o", "both.eki", *both]) == 0
     for wrong, said in (
         (["run", "model.eki", *there, "--target", "llvm"], "is an artifact"),
-        (["run", model, "--target", "llvm"], "are for --remote"),
+        (["run", model, "--key", "x"], "are for --remote"),
+        (["verify", "model.eki", "--model", model, "--target", "llvm"], "is an artifact"),
         (["verify", model, "--key", "x"], "are for --remote"),
         (["bench", model, "--threads", "1", *there], "--threads"),
         (["run", model, "--remote", "127.0.0.1:1"], "connect to"),

@@ -6,9 +6,11 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from html import escape
 from importlib import import_module
 from math import inf, isfinite
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,6 +29,7 @@ from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.files import PathName
 from ekiden.runtime.html import table
 from ekiden.runtime.late_methods import dataclass
+from ekiden.target import TargetLike
 
 __all__ = ["ENGINES", "Comparison", "Tolerance", "Verification", "verify"]
 
@@ -127,6 +130,7 @@ def verify(
     model: PathName | bytes | onnx.ModelProto,
     executable: Executable | RemoteExecutable | PathName | bytes | None = None,
     *,
+    target: TargetLike | None = None,
     inputs: Mapping[str, Array] | None = None,
     dims: Mapping[str, int] | None = None,
     against: str | None = None,
@@ -136,7 +140,7 @@ def verify(
     """Run a model of ONNX compiled and by another engine, and compare what they give.
 
     `executable` is what was compiled of it before, or the file of it, or one in a session
-    (`driver.remote.RemoteExecutable`); else the model is compiled.
+    (`driver.remote.RemoteExecutable`); else the model is compiled, for `target` or this machine.
     `inputs` are arrays by name, random numbers for the others, of sizes that `dims` gives to
     symbols. `against` "onnxruntime", where it is installed the default, or "onnx", the reference.
     `layers` compares the result of every node, which compiles the model with all of them as
@@ -147,17 +151,20 @@ def verify(
     """
     proto, label, _ = read_model(model)
     makers = {o: describe(n) for n in proto.graph.node for o in n.output if o}
+    if target is not None and executable is not None:
+        raise InputError("verify: an artifact has its targets: name none beside it")
     if layers and executable is not None:
         raise InputError("verify: layers are outputs of their own, which an artifact does not have")
     if against is not None and against not in ENGINES:
         if executable is not None:
             raise InputError("verify: beside another model, name models, not artifacts")
-        return _beside(proto, label, against, inputs or {}, dims or {}, layers, tolerance)
+        feeder = partial(random_inputs, dims=dims or {}, arrays=inputs or {})
+        return _beside(proto, label, against, target, feeder, layers, tolerance)
     if layers:
         proto = with_all_outputs(proto, label)
     engine = against or next(e for e in ENGINES if importlib.util.find_spec(e))
     evaluate = _evaluator(engine)
-    compiled = _executable(executable, proto)
+    compiled = compile(proto, target=target) if executable is None else _executable(executable)
     _check_same(compiled, proto, label)
     feed = random_inputs(compiled, dims or {}, inputs or {})
     result = compiled(**feed)
@@ -173,8 +180,8 @@ def _beside(
     proto: onnx.ModelProto,
     label: str,
     against: str,
-    inputs: Mapping[str, Array],
-    dims: Mapping[str, int],
+    target: TargetLike | None,
+    feeder: Callable[[Executable], dict[str, Any]],
     layers: bool,
     tolerance: Tolerance | None,
 ) -> Verification:
@@ -188,8 +195,8 @@ def _beside(
     if layers:
         known = {o for n in other.graph.node for o in n.output}
         names = [name for name in makers if name in known]
-    runs = [compile(with_outputs(each, names)) for each in (proto, other)]
-    feed = random_inputs(runs[1], dims, inputs)
+    runs = [compile(with_outputs(each, names), target=target) for each in (proto, other)]
+    feed = feeder(runs[1])
     ours, theirs = ([np.asarray(v) for v in _outputs(run(**feed))] for run in runs)
     rows = []
     for name, found, wanted in zip(names, ours, theirs, strict=True):
@@ -204,10 +211,8 @@ def _beside(
 
 
 def _executable(
-    given: Executable | RemoteExecutable | PathName | bytes | None, proto: onnx.ModelProto
+    given: Executable | RemoteExecutable | PathName | bytes,
 ) -> Executable | RemoteExecutable:
-    if given is None:
-        return compile(proto)
     return given if isinstance(given, (Executable, RemoteExecutable)) else load(given)
 
 

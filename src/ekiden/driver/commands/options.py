@@ -40,10 +40,21 @@ def is_artifact(path: str) -> bool:
         return file.read(8) == b"\x89EKIDEN\n"
 
 
-def open_executable(path: str) -> Executable:
-    """The executable of an artifact, or of a model compiled for this machine."""
-    is_model = is_model_file(path) and not is_artifact(path)
-    return ekiden.compile(path) if is_model else ekiden.load(path)
+def needs_compiling(path: str, target: str | None) -> bool:
+    """Whether a file is a model. Raises InputError for an artifact that is asked for a target."""
+    if is_model_file(path) and not is_artifact(path):
+        return True
+    if target:
+        raise InputError(f"--target: '{path}' is an artifact: it has its targets")
+    return False
+
+
+def open_executable(path: str, target: str | None = None) -> Executable:
+    """The executable of an artifact, or of a model compiled for a target, else this machine.
+    Raises InputError as `needs_compiling`."""
+    if needs_compiling(path, target):
+        return ekiden.compile(path, target=target)
+    return ekiden.load(path)
 
 
 def add_session(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +68,9 @@ def add_remote(parser: argparse.ArgumentParser) -> None:
     """The arguments of a session with another machine, as `open_given` takes them."""
     add_session(parser)
     parser.add_argument(
-        "--target", metavar="'llvm -mcpu=...'", help="what to compile a model for, with --remote"
+        "--target",
+        metavar="'llvm -mcpu=...'",
+        help="what to compile a model for, else this machine",
     )
 
 
@@ -67,20 +80,23 @@ def open_given(options: argparse.Namespace) -> Executable | RemoteExecutable:
     """
     if options.remote is not None:
         return open_remote(options, options.file)
-    if options.key or options.credentials or options.target:
-        raise InputError("--key, --credentials and --target are for --remote")
-    return open_executable(options.file)
+    check_session(options)
+    return open_executable(options.file, options.target)
+
+
+def check_session(options: argparse.Namespace) -> None:
+    """Raises InputError for options of a session where `--remote` names none."""
+    if options.remote is None and (options.key or options.credentials):
+        raise InputError("--key and --credentials are for --remote")
 
 
 def open_remote(options: argparse.Namespace, path: str) -> RemoteExecutable:
     """An artifact, or a model compiled for `--target`, in a session with the server that `--remote`
     names.
     """
-    if is_model_file(path) and not is_artifact(path):
+    if needs_compiling(path, options.target):
         made = compile_artifact(path, options.target or "llvm")
         data = made if isinstance(made, memoryview) else made.to_bytes()
-    elif options.target:
-        raise InputError(f"--target: '{path}' is an artifact: it has its targets")
     else:
         with named("read", path):
             data = memoryview(Path(path).read_bytes())

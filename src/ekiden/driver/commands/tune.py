@@ -14,6 +14,7 @@ from rich.table import Table
 from ekiden.driver.commands.options import (
     add_session,
     address,
+    check_session,
     count,
     parse_shapes,
     positive,
@@ -23,7 +24,6 @@ from ekiden.driver.commands.options import (
 from ekiden.driver.progress import TuningBar
 from ekiden.driver.tuning import SEARCHES, prepare
 from ekiden.driver.tuning_report import page
-from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder, write_text
 from ekiden.tune.measure import Measurer
 from ekiden.tune.records import Records
@@ -90,8 +90,7 @@ def _remote(options: argparse.Namespace) -> Remote | None:
     """The server that candidates run at. Raises InputError for its options without it."""
     if options.remote is not None:
         return Remote(*address(options.remote), options.key, options.credentials)
-    if options.key or options.credentials:
-        raise InputError("--key and --credentials are for --remote")
+    check_session(options)
     return None
 
 

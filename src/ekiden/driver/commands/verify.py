@@ -10,7 +10,9 @@ import argparse
 from ekiden.driver.commands.options import (
     add_dims,
     add_remote,
+    check_session,
     is_artifact,
+    needs_compiling,
     not_negative,
     open_remote,
     read_arrays,
@@ -70,11 +72,12 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"'{artifact}' is an artifact; name its model: --model model.onnx")
     if artifact is None and options.model is not None:
         raise InputError(f"--model: '{options.file}' is a model itself")
-    if options.remote is None and (options.key or options.credentials or options.target):
-        raise InputError("--key, --credentials and --target are for --remote")
+    check_session(options)
+    needs_compiling(options.file, options.target)
     found = verify(
         options.model or options.file,
         artifact if options.remote is None else open_remote(options, options.file),
+        target=options.target if options.remote is None else None,
         inputs=read_arrays(options.input),
         dims=sizes(options.dim),
         against=options.against,
