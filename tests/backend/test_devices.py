@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import ekiden
 from ekiden import IRModule, relay, runtime
 from ekiden.backend.vm.write import Places, VMFunction, write_executable
+from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op.annotation import on_device
 from ekiden.runtime import cpu
 from ekiden.runtime.errors import LoadError, RunError
@@ -298,3 +299,40 @@ def programs(draw: st.DrawFn) -> IRModule:
 @given(programs())
 def test_marks_change_no_result(module: IRModule) -> None:
     check(module, random(2, 3), random(2, 3) + 1, random(2, 3) - 1, executors=("vm",))
+
+
+FUNCTIONS = {
+    "generic code of tensors and functions": """
+    def @id[A](%x: A) -> A { %x }
+    def @main(%n: int32, %b: float32) -> float32 {
+      let %y = on_device(@id(%b), FAR, constrain_body=False, constrain_result=True);
+      let %f = if (greater(%b, 0f)) { fn (%x: float32) -> float32 { exp(%x) } }
+               else { fn (%x: float32) -> float32 { %b } };
+      let %g = @id(%f);
+      %g(add(%y, %b))
+    }""",
+    "a closure that calls what is around it": """
+    def @main(%n: int32, %b: float32) -> float32 {
+      let %f = fn (%a: int32, %y: float32) -> float32 {
+        if (less_equal(%a, 0)) { %y } else {
+          let %g = if (greater(%y, 0f)) { fn (%x: int32) -> float32 { %f(subtract(%a, 1), %y) } }
+                   else { fn (%x: int32) -> float32 { %y } };
+          %g(on_device(negative(%a), FAR, constrain_result=True))
+        }
+      };
+      %f(%n, %b)
+    }""",
+}
+
+
+@pytest.mark.parametrize("text", FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_functions_among_values_of_two_devices(text: str, first: int) -> None:
+    """Closures are not copied, and what nobody says of a function's values is on the host."""
+    far = "virtual_device=VirtualDevice(device_type=1, virtual_device_id=1)"
+    module = parse(text.replace("FAR", far))
+    exe = ekiden.compile(module, [cpu(first), cpu(1 - first)])
+    for n, b in ((2, 0.3), (1, -0.3)):
+        given = np.int32(n), np.float32(b)
+        wanted = Interpreter(module).evaluate("main", *given)
+        np.testing.assert_allclose(exe(*given).numpy(), wanted, rtol=1e-6)

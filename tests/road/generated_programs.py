@@ -5,6 +5,8 @@ constant and symbolic sizes, in graphs with sharing.
 
 from __future__ import annotations
 
+import random
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -34,6 +36,7 @@ from ekiden.relay import (
     RefRead,
     RefWrite,
     SizeVar,
+    TensorType,
     Tuple,
     TupleGetItem,
     TupleType,
@@ -46,6 +49,9 @@ from ekiden.relay import (
     parse,
     tensor_type,
 )
+from ekiden.relay.transform import InferType
+from ekiden.relay.visitor import children, post_order, rebuild
+from ekiden.runtime import Device
 
 _T = TypeVar("_T")
 
@@ -446,3 +452,30 @@ def with_library(functions: dict[str, Function], used: set[str]) -> IRModule:
         LIBRARY.get_global_var(n): LIBRARY[n] for n in found
     }
     return IRModule({**every, **functions}, LIBRARY.type_definitions)  # type: ignore[dict-item]
+
+
+PLACED = (Call, If, Let, Match, TupleGetItem)
+
+
+def with_places(module: IRModule, devices: Sequence[Device], share: float) -> IRModule:
+    """A module with marks on a share of its tensors, by chance: where they are computed, where
+    they are needed, or both."""
+    chance = random.Random(zlib.crc32(module.astext().encode()))
+    made: dict[GlobalVar | str, relay.Expr] = {}
+    for name, function in InferType()(module).functions.items():
+        new: dict[Expr, Expr] = {}
+        for expr in post_order(function, into_functions=True):
+            parts = [new[child] for child in children(expr)]
+            new[expr] = rebuild(expr, parts) if parts else expr
+            kind = expr.checked_type_or_none()
+            is_tensor = isinstance(expr, PLACED) and isinstance(kind, TensorType)
+            if is_tensor and chance.random() < share:
+                body = chance.random() < 0.8
+                new[expr] = relay.annotation.on_device(
+                    new[expr],
+                    chance.choice(devices),
+                    constrain_body=body,
+                    constrain_result=not body or chance.random() < 0.3,
+                )
+        made[name] = new[function]
+    return IRModule(made, module.type_definitions)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from generated_programs import Program, programs
+from generated_programs import Program, programs, with_places
 from hypothesis import HealthCheck, Phase, given, note, settings
 from road_programs import agree, equal
 
@@ -16,6 +16,7 @@ from ekiden.relay import IRModule, parse
 from ekiden.relay.analysis import find_errors
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.transform import InferType
+from ekiden.runtime import cpu
 from long_runs import LONG
 
 generated = settings(
@@ -71,6 +72,24 @@ def check_compiled(program: Program) -> None:
         equal(native(*args), found)
 
 
+@settings(generated, max_examples=12)
+@given(programs())
+@quiet
+def test_a_program_over_two_devices_is_what_the_interpreter_says(program: Program) -> None:
+    check_placed(program)
+
+
+def check_placed(program: Program) -> None:
+    """Copies, and what cannot be copied: closures in generic code, references."""
+    for devices, share in (([cpu(0), cpu(1)], 0.2), ([cpu(1), cpu(0)], 0.6)):
+        module = with_places(program.module, devices, share)
+        note(module.astext(show_meta_data=False))
+        exe = ekiden.compile(module, devices)
+        for seed in range(2):
+            args = program.arguments(seed)
+            agree(exe(*args), Interpreter(program.module).evaluate("main", *args))
+
+
 @settings(generated, max_examples=30)
 @given(programs(depth=2), programs(depth=2))
 def test_programs_that_differ_have_different_digests(a: Program, b: Program) -> None:
@@ -79,7 +98,8 @@ def test_programs_that_differ_have_different_digests(a: Program, b: Program) -> 
 
 
 @pytest.mark.parametrize(
-    "check", [pytest.param(c, marks=LONG) for c in (check_text_and_json, check_compiled)]
+    "check",
+    [pytest.param(c, marks=LONG) for c in (check_text_and_json, check_compiled, check_placed)],
 )
 @quiet
 def test_many_programs(check: Callable[[Program], None]) -> None:

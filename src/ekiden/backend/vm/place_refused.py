@@ -20,9 +20,9 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, on_device
+from ekiden.relay.transform.device_domains import TABLE
 from ekiden.relay.transform.fuse_ops import alone, is_primitive_call
 from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.plan_devices import TABLE
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.runtime.errors import CompileError
 from ekiden.target import CompilationConfig, Target

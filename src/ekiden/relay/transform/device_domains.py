@@ -12,19 +12,20 @@ tensor whose shape alone is read does not matter.
 
 It is unification as of types, with one difference: a conflict is no error but a copy, so the order
 of what is unified decides where copies are. Hence four rounds: what can never be apart (a variable
-and its value), then marks, then what marks ask of their arguments, then uses in the order of
-evaluation. Union by reference and path shortening make it nearly linear (Joined).
+and its value; all of a type variable that stands for functions), then marks, then what marks ask of
+their arguments, then uses in the order of evaluation. Union by reference and path shortening make
+it nearly linear (Joined).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Memory, Op
 from ekiden.ir.prim_visitor import post_order
-from ekiden.ir.type import FuncType, TensorType, TupleType, Type
+from ekiden.ir.type import FuncType, TensorType, TupleType, Type, TypeVar
 from ekiden.relay.expr import (
     Call,
     Constant,
@@ -45,9 +46,10 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.vm import BindDimsAttrs
+from ekiden.relay.transform.device_generics import bound_variables
 from ekiden.relay.transform.joined import Joined
 from ekiden.relay.transform.scopes import evaluation_order, is_atom
-from ekiden.relay.visitor import children, pattern_vars
+from ekiden.relay.visitor import children, pattern_vars, type_post_order
 from ekiden.runtime import Device
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target.virtual_device import HOST, PARAM_PLACES, RESULT_PLACE, VirtualDevice, Where
@@ -137,11 +139,18 @@ def put(domain: Domain, where: object) -> None:
                 place.where = mark.where if known is None else known.joined(mark.where) or known
 
 
+TABLE = "virtual_devices"
+"""The attribute of a module planned without marks: its devices, the host first. Their places are
+the numbers by which bytecode knows them. What functions of it do not say of their parameters and
+result is on the host, but for functions among these, which are where their callers say."""
+
+
 class Domains:
     """The domains of all expressions of a module whose types are known."""
 
     def __init__(self, module: IRModule, default: Where = HOST.where) -> None:
         self.default = default
+        self._is_planned = TABLE in module.attrs
         self._host = Place(HOST.where)
         self._of: dict[RelayExpr, Domain] = {}
         self._globals: dict[GlobalVar, Parts] = {}
@@ -158,6 +167,7 @@ class Domains:
         every = [e for f in functions.values() for e in self.orders[f]]
         for expr in every:
             self._declare_inside(expr)
+        self._bind_variables(every)
         for expr in every:
             self._connect_inside(expr)
         for function in self.orders:
@@ -171,6 +181,32 @@ class Domains:
         for function, domain in zip(functions.values(), self._globals.values(), strict=True):
             unify(self.of(function.body), domain.items[-1])
         self._decide(functions.values())
+
+    def _bind_variables(self, every: Sequence[RelayExpr]) -> None:
+        """One place for all values of a type variable that cannot be copied."""
+        bound = bound_variables(every)
+        one = {variable: Place() for variable in bound}
+        every = [*self.orders, *every]
+        params = [p for e in every if isinstance(e, Function) for p in e.params]
+        for expr in (*every, *params) if bound else ():
+            kind = expr.checked_type_or_none()
+            if kind is not None and not isinstance(expr, (Op, Constructor, Constant, GlobalVar)):
+                self._bind_parts(self.of(expr), kind, one)
+
+    @staticmethod
+    def _bind_parts(domain: Domain, kind: Type, one: Mapping[TypeVar, Place]) -> None:
+        """Of one value: its parts whose types have such a variable."""
+        stack = [(domain, kind)]
+        while stack:
+            at, of = stack.pop()
+            if isinstance(at, Parts) and isinstance(of, TupleType):
+                stack.extend(zip(at.items, of.fields, strict=True))
+            elif isinstance(at, Parts) and isinstance(of, FuncType):
+                stack.extend(zip(at.items, (*of.arg_types, of.ret_type), strict=True))
+            else:
+                for each in type_post_order(of):
+                    if isinstance(each, TypeVar) and each in one:
+                        unify(at, one[each])
 
     def of(self, expr: RelayExpr) -> Domain:
         """The domain of an expression; a constant is on the host, and on each use a new one."""
@@ -215,6 +251,18 @@ class Domains:
             return self.only(domain.items[-1])
         found = {*self.each(domain)}
         return found.pop() if len(found) == 1 else None
+
+    def said(self, domain: Domain, kind: Type, functions: bool = False) -> object:
+        """Where a value of a type is, as the attributes of functions say it: a virtual device, a
+        tuple of such, None for functions unless they are asked for, whose result says it."""
+        if isinstance(kind, FuncType) and not functions:
+            return None
+        if isinstance(kind, TupleType) and len({*self.each(domain)}) > 1:
+            assert isinstance(domain, Parts)
+            pairs = zip(domain.items, kind.fields, strict=True)
+            return tuple(self.said(at, of, functions) for at, of in pairs)
+        found = self.only(domain)
+        return found.virtual_device() if found else None
 
     def used(self) -> list[Where]:
         """Where something is, each once, the host first."""
@@ -267,14 +315,18 @@ class Domains:
                 result: Domain = self._declare(inner)  # of a lifted closure
             else:
                 result = domain_of(inner.checked_type)
-            self._of[function] = Parts((*params, result), is_function=True)
+            made = self._of[function] = Parts((*params, result), is_function=True)
             given = function.attr(PARAM_PLACES)
             for each, where in zip(params, given if isinstance(given, tuple) else (), strict=False):
                 put(each, where)
             put(result, function.attr(RESULT_PLACE))
-        made = self._of[function]
-        assert isinstance(made, Parts)
-        return made
+            if self._is_planned and not given:
+                for each in made.items:
+                    if not (isinstance(each, Parts) and each.is_function):
+                        put(each, HOST)
+        known = self._of[function]
+        assert isinstance(known, Parts)
+        return known
 
     @staticmethod
     def _one_place_each(domain: Parts) -> None:

@@ -3,7 +3,9 @@
     let %f = fn (%y) { add(%y, %x) }; %f(%z)
 ->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }   and   let %f = @lifted_f(%x); %f(%z)
 
-What shows a named dimension that the function uses is captured too.
+What shows a named dimension that the function uses is captured too. In a program of several devices
+the attributes of the global say where what it captures is, so that functions are one only if that
+is too.
 
 A function that captures nothing becomes a plain global; one that captures becomes a global over
 what it captures, marked Closure, that gives the function. A function that calls itself through its
@@ -32,7 +34,9 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Function, Let, Var
 from ekiden.relay.transform.chains import unchain
+from ekiden.relay.transform.device_domains import Domains
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.scopes import (
     bodies,
     evaluation_order,
@@ -41,13 +45,15 @@ from ekiden.relay.transform.scopes import (
     with_children,
 )
 from ekiden.relay.visitor import bind, free_vars, post_order, type_post_order
+from ekiden.target.virtual_device import PARAM_PLACES, all_on_host
 
 
 class _Lifter:
-    """Lifts the functions inside one global function."""
+    """Lifts the functions inside one global function. `domains` are those of a module planned for
+    several devices."""
 
-    def __init__(self, taken: set[str]) -> None:
-        self.taken = taken
+    def __init__(self, taken: set[str], domains: Domains | None) -> None:
+        self.taken, self.domains = taken, domains
         self.lifted: dict[GlobalVar, BaseFunc] = {}
         self.names: dict[str, GlobalVar] = {}
         """Digest of a lifted function -> its name."""
@@ -97,8 +103,16 @@ class _Lifter:
         if captured:
             marked = inner.with_fields(attrs={**(inner.attrs or {}), "Closure": 1})
             kind = function.checked_type_or_none()  # said, so that it may call itself in any size
-            inner = Function(tuple(fresh.values()), marked, kind, (), {"Closure": 1})
+            attrs = {"Closure": 1, **self._places(captured)}
+            inner = Function(tuple(fresh.values()), marked, kind, (), attrs)
         return _closure(self._keep(name, inner), tuple(captured))
+
+    def _places(self, captured: Sequence[Var]) -> dict[str, object]:
+        """Where what is captured is, unless all is on the host."""
+        if self.domains is None:
+            return {}
+        found = tuple(self.domains.said(self.domains.of(v), v.checked_type) for v in captured)
+        return {} if all_on_host(found) else {PARAM_PLACES: found}
 
     def _keep(self, name: GlobalVar, function: Function) -> GlobalVar:
         """The name of a lifted function: of the first one that is the same."""
@@ -182,7 +196,8 @@ def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:
 
 @module_pass(name="LambdaLift", opt_level=1, required=(InferType(),))
 def _lambda_lift(module: IRModule, context: PassContext) -> IRModule:
-    lifter = _Lifter({g.name_hint for g in module})
+    domains = Domains(module) if len(device_table(module)) > 1 else None
+    lifter = _Lifter({g.name_hint for g in module}, domains)
     lifted = map_functions(module, lifter.lift)
     return lifted.with_functions({**lifted.functions, **lifter.lifted})
 

@@ -39,7 +39,7 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, device_copy, on_device
-from ekiden.relay.transform.device_domains import Domain, Domains, Parts, Place
+from ekiden.relay.transform.device_domains import TABLE, Domain, Domains, Parts, Place
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import evaluation_order, infer_here, is_atom
 from ekiden.relay.visitor import children, pattern_vars, rebuild
@@ -58,10 +58,6 @@ from ekiden.target.virtual_device import (
 
 _UNMARKED = Var, GlobalVar, Op, Constructor, Function
 """What says itself where it is, or is everywhere."""
-
-TABLE = "virtual_devices"
-"""The attribute of a module planned without marks: its devices, the host first. Their places are
-the numbers by which bytecode knows them. Functions of it that say nothing have all on the host."""
 
 
 def device_table(module: IRModule) -> tuple[VirtualDevice, ...]:
@@ -208,20 +204,12 @@ class _Planner:
 
     def _placed(self, function: Function, domain: Parts) -> Function:
         """A function with the places of its domain as attributes."""
-        *params, result = map(self._place, domain.items, _kinds(function))
+        pairs = zip(domain.items, _kinds(function), strict=True)
+        *params, result = (self.domains.said(at, of, self.marks) for at, of in pairs)
         plain = function.without_attr(PARAM_PLACES).without_attr(RESULT_PLACE)
         if not self.marks and all_on_host((*params, result)):
             return plain
         return plain.with_attr({PARAM_PLACES: tuple(params), RESULT_PLACE: result})
-
-    def _place(self, domain: Domain, kind: Type) -> object:
-        if isinstance(kind, FuncType) and not self.marks:
-            return None
-        if isinstance(kind, TupleType) and len({*self.domains.each(domain)}) > 1:
-            assert isinstance(domain, Parts)
-            return tuple(map(self._place, domain.items, kind.fields))
-        found = self.domains.only(domain)
-        return found.virtual_device() if found else None
 
 
 def _kinds(function: Function) -> list[Type]:

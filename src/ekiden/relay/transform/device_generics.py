@@ -1,0 +1,53 @@
+"""Type variables whose values cannot be copied between devices.
+
+    def @id[A](%x: A) -> A { %x }        @id(%x) of a tensor: A may be copied
+    def @id[A](%x: A) -> A { %x }        @id(fn (%y) { ... }): A may not, whoever else calls @id
+
+The code of a generic function is one for all types. A copy of a value of type `A` in it copies data
+and tensors, but neither a closure, which computes where it was compiled for, nor a reference, which
+others hold too. A type variable that stands for such a type, or for one that holds it, in any call
+is bound to one place in all of its function (`device_domains`); who calls wraps functions that are
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.type import FuncType, RelayRefType, Type, TypeVar
+from ekiden.relay.expr import Call
+from ekiden.relay.visitor import type_post_order
+
+
+def _instances(exprs: Iterable[RelayExpr]) -> Iterator[tuple[TypeVar, Type]]:
+    """Type variables of functions that are called, each with what it stands for there."""
+    for expr in exprs:
+        if not isinstance(expr, Call) or not expr.type_args:
+            continue
+        called = expr.op.checked_type_or_none()
+        if isinstance(called, FuncType):
+            yield from zip(called.type_params, expr.type_args, strict=False)
+
+
+def bound_variables(exprs: Iterable[RelayExpr]) -> set[TypeVar]:
+    """Those that stand for a function or a reference in a call among the expressions of a program,
+    directly or by other type variables."""
+    found: set[TypeVar] = set()
+    through: dict[TypeVar, list[TypeVar]] = {}
+    waiting: list[TypeVar] = []
+    for variable, kind in _instances(exprs):
+        for each in type_post_order(kind):
+            if isinstance(each, (FuncType, RelayRefType)):
+                waiting.append(variable)
+            elif isinstance(each, TypeVar):
+                through.setdefault(each, []).append(variable)
+    while waiting:
+        variable = waiting.pop()
+        if variable not in found:
+            found.add(variable)
+            waiting += through.get(variable, ())
+    return found
+
+
+__all__ = ["bound_variables"]
