@@ -80,7 +80,7 @@ class Team:
             statements += [IfThenElse(lane.equal(0), mine), BARRIER]
             statements.append(stores(own, elements(shared, part), (const(0),)))
             statements += self._folds(own, near, combine, warps)
-        if everywhere:  # of the first: had each its own sum, 0 of one could be -0 of another
+        if everywhere and self.size > 1:  # the first's: of their own, one has 0 and another -0
             first = self._taken(own, "tvm_warp_shuffle", 0, min(self.size, WARP))
             statements.append(stores(own, first, (const(0),)))
         return Combined(allocated(seq(*statements), near), elements(own), shared)
