@@ -193,6 +193,28 @@ def test_kernels(fibres: Device, name: str) -> None:
     np.testing.assert_allclose(found.astype(wanted.dtype), wanted, rtol=near, atol=near / 100)
 
 
+def spread(x: RelayExpr) -> RelayExpr:
+    return relay.max(x) - relay.min(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "meaning"),
+    [(relay.nn.softmax, softmax), (spread, lambda x: x.max() - x.min())],
+    ids=["rows", "all"],
+)
+def test_long_rows_of_many_units(
+    fibres: Device, make: Callable[..., RelayExpr], meaning: Callable[..., np.ndarray]
+) -> None:
+    """Elements of few long rows have threads of the whole device, reductions of them a block."""
+    assert fibres.exist
+    x, target = families.numbers(2, 4001), f"{TARGET} -cores=108"
+    texts = [k.code for k in kernels_of(make, x, target)]
+    assert sum(b"__shfl_down_sync" in text for text in texts) == 2
+    var = relay.var("x", shape=x.shape)
+    found = ekiden.compile(IRModule.from_expr(relay.Function([var], make(var))), target)(x)
+    np.testing.assert_allclose(found.numpy(), meaning(x.astype("float64")), 1e-5, 1e-8)
+
+
 def waits(kernel: DeviceKernel) -> int:
     return len(re.findall(r"__syncthreads|barrier\(", kernel.code.decode().partition("void ")[2]))
 

@@ -44,7 +44,7 @@ from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
-from ekiden.topi.rule.thread_joined import joined, runs_of
+from ekiden.topi.rule.thread_joined import is_joined, joined, runs_of
 from ekiden.topi.rule.thread_lanes import coordinates
 from ekiden.topi.rule.thread_parts import MOST_LOCAL, ROW_THREADS, THREADS, Nest, launch, threads_of
 from ekiden.topi.rule.thread_rows import row_of
@@ -63,7 +63,7 @@ def schedule_threads(
         buffers.declare(t)
     statements = []
     for run in runs_of(groups, target):
-        if len(run) > 1:
+        if is_joined(run, target):
             body, inside = joined(run, buffers, _of_none_else(made, run, groups), target)
             made = [t for t in made if t not in inside]
             statements.append(body)

@@ -39,6 +39,7 @@ from ekiden.topi.rule.thread_parts import (
     ROW_THREADS,
     Nest,
     bound,
+    is_long,
     launch,
     serial,
     threads_of,
@@ -58,6 +59,16 @@ TURNS = 4
 
 Group: TypeAlias = Sequence[Tensor]
 """All results of one operation."""
+
+
+def is_joined(run: Sequence[Group], target: Target) -> bool:
+    """Whether `joined` is for a run: of several operations, or of one whose few results have a
+    block of threads each, where threads run together."""
+    if len(run) > 1:
+        return True
+    op = run[0][0].op
+    is_reduction = isinstance(op, ComputeOp) and isinstance(op.body[0], Reduce)
+    return is_reduction and target.thread_warp_size > 1 and is_long(_op(run[0]))
 
 
 def runs_of(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
@@ -387,4 +398,4 @@ def _threads_of_block(length: int | None, target: Target) -> int:
     return threads
 
 
-__all__ = ["joined", "runs_of"]
+__all__ = ["is_joined", "joined", "runs_of"]

@@ -28,6 +28,7 @@ from ekiden.tir.stmt import (
     Stmt,
 )
 from ekiden.tir.visitor import substitute as substitute_statement
+from ekiden.topi.rule.family import size_of
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 from ekiden.topi.rule.thread_lanes import Lanes, coordinates, first_of
@@ -38,6 +39,17 @@ ROW_THREADS = 32
 """Threads of a block, where each walks a whole row."""
 MOST_LOCAL = 1 << 12
 """Bytes of an array that a thread has by itself: registers and the memory behind them."""
+LONG = 512
+"""From so many elements on a result is worth a block of threads."""
+FEW = 256
+"""Up to so many results; of more, a thread for each keeps a device busy."""
+
+
+def is_long(op: ComputeOp) -> bool:
+    """Whether a reduction has few results of many elements each, as far as is known."""
+    results = size_of(simplify(product([a.extent for a in op.axis])))
+    each = size_of(simplify(product([r.extent for r in op.reduce_axis])))
+    return results is not None and each is not None and results <= FEW and each >= LONG
 
 
 @dataclass(frozen=True, slots=True)

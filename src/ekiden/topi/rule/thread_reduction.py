@@ -19,16 +19,11 @@ from ekiden.te.tensor import ComputeOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
-from ekiden.topi.rule.family import Family, size_of
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_lanes import coordinates
-from ekiden.topi.rule.thread_parts import Group, bound, serial
+from ekiden.topi.rule.thread_parts import Group, bound, is_long, serial
 from ekiden.topi.rule.thread_team import Team
-
-LONG = 512
-"""From so many elements on a result is worth a block of threads."""
-FEW = 256
-"""Up to so many results; of more, a thread for each keeps a device busy."""
 
 
 def _accepts(anchor: Tensor, target: Target) -> bool:
@@ -36,17 +31,7 @@ def _accepts(anchor: Tensor, target: Target) -> bool:
     body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
     if not isinstance(op, ComputeOp) or not isinstance(body, Reduce) or not body.kind:
         return False
-    results = [size_of(a.extent) for a in op.axis]
-    steps = [size_of(r.extent) for r in body.axis]
-    known = [n for n in (*results, *steps) if n is not None]
-    if len(known) != len(results) + len(steps):
-        return False
-    total, each = 1, 1
-    for n in known[: len(results)]:
-        total *= n
-    for n in known[len(results) :]:
-        each *= n
-    return total <= FEW and each >= LONG
+    return is_long(op)
 
 
 def _space(anchor: Tensor, target: Target) -> Space:
