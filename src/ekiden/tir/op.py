@@ -241,6 +241,7 @@ def _shuffle(op: str, lane: str) -> Callable[..., PrimExpr]:
     def apply(
         mask: ExprLike, value: ExprLike, lane: ExprLike, width: int, warp_size: int
     ) -> PrimExpr:
+        """The call; what it gives is said below."""
         return _call(op, mask, value, lane, width, warp_size)
 
     apply.__name__ = apply.__qualname__ = op
