@@ -36,6 +36,7 @@ from ekiden.topi.rule.family import size_of
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_lanes import coordinates, has_vectors
 from ekiden.topi.rule.thread_parts import (
+    FEWEST,
     ROW_THREADS,
     Nest,
     bound,
@@ -43,6 +44,7 @@ from ekiden.topi.rule.thread_parts import (
     launch,
     serial,
     threads_of,
+    threads_of_row,
 )
 from ekiden.topi.rule.thread_rows import row_of
 from ekiden.topi.rule.thread_team import Team, elements
@@ -50,13 +52,8 @@ from ekiden.topi.rule.thread_team import Team, elements
 MOST_OWN, MOST_SHARED = 1 << 14, 1 << 13
 """Bytes of a row that a thread keeps, half of what first caches have at least; that a block keeps,
 half of what every device gives one, so that there may be two."""
-FEWEST, MOST = 32, 256
-"""Threads of a block."""
 WORD = 4
 """Bytes of most elements."""
-TURNS = 4
-"""Elements of a row that a thread of a block should have."""
-
 Group: TypeAlias = Sequence[Tensor]
 """All results of one operation."""
 
@@ -178,7 +175,7 @@ def joined(
     """The launch of a run, and which of the tensors that nothing else reads, `own`, it has in
     memory of rows; the others are where `buffers` says."""
     shape = _Shape.of(run, target)
-    team = Team.of(Var("thread"), _threads_of_block(shape.length, target), target)
+    team = Team.of(Var("thread"), threads_of_row(shape.length, target), target)
     row = _Row(run, shape, buffers, target, team)
     moved = _moved(row, own)
     body = (_by_thread if shape.by_thread else _by_block)(row, _InRow(shape.axes, moved))
@@ -386,16 +383,6 @@ def _by_block(row: _Row, inside: _InRow) -> Stmt:
     body = allocated(inside.visit(seq(*statements[:-1])), inside.buffers("local"))
     lanes = allocated(bound(team.thread, team.threads, "threadIdx.x", body), kept)
     return bound(block, simplify(product(rows)), "blockIdx.x", lanes)
-
-
-def _threads_of_block(length: int | None, target: Target) -> int:
-    """As many as have some turns each, and halves."""
-    threads = FEWEST
-    while threads < MOST and (length is None or threads * TURNS < length):
-        threads *= 2
-    while threads > target.max_num_threads:
-        threads //= 2
-    return threads
 
 
 __all__ = ["is_joined", "joined", "runs_of"]

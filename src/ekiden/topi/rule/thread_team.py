@@ -18,26 +18,29 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ekiden.ir.intrinsic import WARP, WHOLE_WARP, call_intrin
-from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim import PrimExpr, Var, const, maximum
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated, stores
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.stmt import IfThenElse, Stmt, seq
+from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
 
 Combine: TypeAlias = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Sequence[PrimExpr]]
 """(values of one, values of another) -> those of both."""
 ABILITY = "warp_shuffles"
+AT = "tvm_warp_shuffle"
 
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """What threads do, the values that all of them then know, and the memory that they share."""
+    """What threads do, the values that all of them then know, and the memory that they share or
+    have by themselves."""
 
     body: Stmt
     values: list[PrimExpr]
     shared: list[Buffer]
+    local: Sequence[Buffer] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,51 @@ class Team:
             statements.append(stores(own, elements(shared, part), (const(0),)))
             statements += self._folds(own, near, combine, warps)
         if everywhere and self.size > 1:  # the first's: of their own, one has 0 and another -0
-            first = self._taken(own, "tvm_warp_shuffle", 0, min(self.size, WARP))
+            first = self._taken(own, AT, 0, min(self.size, WARP))
             statements.append(stores(own, first, (const(0),)))
         return Combined(allocated(seq(*statements), near), elements(own), shared)
+
+    def scanned(self, own: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Combined:
+        """Each thread's value combined with those of all threads before, in their order, in its
+        buffer; known to all is that of all threads. Of whole blocks of warps."""
+        assert self.has_warps and self.size == self.threads
+        zero, lane, warp = (const(0),), self.thread % WARP, self.thread // WARP
+        near, sums = (Buffer(n, (const(1),), own.dtype, "local") for n in ("near", "sums"))
+        statements, warps = self._running(own, near, combine, WARP), self.threads // WARP
+        shared: list[Buffer] = []
+        if warps > 1:
+            shared = [_shared(own, warps)]
+            last = BufferStore(shared[0], own[0], (warp,))
+            statements += [IfThenElse(lane.equal(WARP - 1), last), BARRIER]
+            statements.append(BufferStore(sums, shared[0][lane % warps], zero))
+            statements += self._running(sums, near, combine, warps)
+            before = maximum(warp - 1, 0)
+            statements.append(BufferStore(near, self._taken([sums], AT, before, WARP)[0], zero))
+            joined = BufferStore(own, combine(near[0], own[0]), zero)
+            statements.append(IfThenElse(warp > 0, joined))
+        whole, at = (sums, warps - 1) if warps > 1 else (own, WARP - 1)
+        statements.append(BufferStore(sums, self._taken([whole], AT, at, WARP)[0], zero))
+        if warps > 1:
+            statements.append(BARRIER)  # what they share is written again in the next turn
+        return Combined(allocated(seq(*statements), [near]), [sums[0]], shared, [sums])
+
+    def _running(
+        self,
+        own: Buffer,
+        near: Buffer,
+        combine: Callable[[PrimExpr, PrimExpr], PrimExpr],
+        count: int,
+    ) -> list[Stmt]:
+        """Each of the first `count` lanes gets what those up to it have."""
+        found: list[Stmt] = []
+        zero, by = (const(0),), 1
+        while by < count:
+            taken = self._taken([own], "tvm_warp_shuffle_up", by, WARP)
+            joined = BufferStore(own, combine(near[0], own[0]), zero)
+            found += [BufferStore(near, taken[0], zero)]
+            found += [IfThenElse(self.thread % WARP >= by, joined)]
+            by *= 2
+        return found
 
     def _folds(
         self, own: Sequence[Buffer], near: Sequence[Buffer], combine: Combine, count: int
@@ -99,9 +144,10 @@ class Team:
         return found
 
     @staticmethod
-    def _taken(own: Sequence[Buffer], op: str, lane: int, width: int) -> list[PrimExpr]:
+    def _taken(own: Sequence[Buffer], op: str, lane: PrimExpr | int, width: int) -> list[PrimExpr]:
         """What other threads of the warp have."""
-        of = const(lane, "int32"), const(width, "int32"), const(WARP, "int32")
+        number = const(lane, "int32") if isinstance(lane, int) else lane
+        of = number, const(width, "int32"), const(WARP, "int32")
         return [call_intrin(op, const(WHOLE_WARP, "uint32"), value, *of) for value in elements(own)]
 
     def _by_halves(self, own: Sequence[Buffer], combine: Combine) -> Combined:
