@@ -203,6 +203,7 @@ def spread(x: RelayExpr) -> RelayExpr:
     return relay.max(x) - relay.min(x)
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("make", "meaning"),
     [(relay.nn.softmax, softmax), (spread, lambda x: x.max() - x.min())],
