@@ -22,8 +22,10 @@ struct fibre {
   ucontext_t context;
   fibre_index index;
   char *stack;
-  int state;          /* 0 runs 1 waits 2 ended */
+  int state;          /* 0 runs 1 waits 2 ended 3 waits for its warp */
   unsigned calls;     /* that all threads of its warp make together */
+  unsigned way, mask, lane, width;  /* of a shuffle */
+  uint32_t given, taken;
 };
 static std::vector<fibre> fibres;
 static ucontext_t fibre_home;
@@ -49,6 +51,69 @@ static bool fibre_leads() {
 }
 
 static const char *fibre_wrong;
+
+/* Words that threads of a warp hand each other: each waits until all of its mask have come. What one
+** takes from a thread that has not is no number, so that it shows where it is used. */
+enum { FIBRE_IDX, FIBRE_UP, FIBRE_DOWN };
+
+template <typename T> static T fibre_shuffle(unsigned way, unsigned mask, T value, int lane, int width) {
+  static_assert(sizeof(T) == 4, "threads of a warp exchange words");
+  fibre &f = fibres[fibre_now];
+  f.way = way, f.mask = mask, f.lane = (unsigned)lane, f.width = (unsigned)width, f.state = 3;
+  memcpy(&f.given, &value, 4);
+  swapcontext(&f.context, &fibre_home);
+  memcpy(&value, &fibres[fibre_now].taken, 4);
+  return value;
+}
+
+#define FIBRE_SHUFFLES(T)                                                                          \
+  static T __shfl_sync(unsigned mask, T x, int lane, int width) {                                  \
+    return fibre_shuffle(FIBRE_IDX, mask, x, lane, width);                                         \
+  }                                                                                                \
+  static T __shfl_up_sync(unsigned mask, T x, int by, int width) {                                 \
+    return fibre_shuffle(FIBRE_UP, mask, x, by, width);                                            \
+  }                                                                                                \
+  static T __shfl_down_sync(unsigned mask, T x, int by, int width) {                               \
+    return fibre_shuffle(FIBRE_DOWN, mask, x, by, width);                                          \
+  }
+FIBRE_SHUFFLES(float)
+FIBRE_SHUFFLES(int)
+FIBRE_SHUFFLES(unsigned)
+
+static unsigned __activemask() {
+  unsigned mask = 0;
+  size_t first = fibre_now / 32 * 32;
+  for (size_t i = first; i < fibres.size() && i < first + 32; i++)
+    mask |= (unsigned)(fibres[i].state != 2) << (i - first);
+  return mask;
+}
+
+/* The shuffle that a thread waits in, for all of its mask: NULL, or what is wrong. */
+static const char *fibre_exchange(size_t number) {
+  const fibre call = fibres[number];
+  size_t first = number / 32 * 32;
+  if ((call.mask >> (number - first) & 1) == 0) return "a shuffle by a thread that its mask has not";
+  for (unsigned i = 0; i < 32; i++) {
+    if ((call.mask >> i & 1) == 0) continue;
+    if (first + i >= fibres.size() || fibres[first + i].state != 3)
+      return "a shuffle that not all threads of its mask make";
+    const fibre &f = fibres[first + i];
+    if (f.mask != call.mask || f.way != call.way || f.width != call.width)
+      return "shuffles of a warp that differ";
+  }
+  for (unsigned i = 0; i < 32; i++) {
+    if ((call.mask >> i & 1) == 0) continue;
+    fibre &f = fibres[first + i];
+    unsigned begin = i / f.width * f.width, from = i;
+    if (f.way == FIBRE_IDX) from = begin + f.lane % f.width;
+    if (f.way == FIBRE_UP && i - begin >= f.lane) from = i - f.lane;
+    if (f.way == FIBRE_DOWN && i - begin + f.lane < f.width) from = i + f.lane;
+    f.taken = call.mask >> from & 1 ? fibres[first + from].given : 0x7fc0bad0u;
+  }
+  for (unsigned i = 0; i < 32; i++)
+    if (call.mask >> i & 1) fibres[first + i].state = 0;
+  return NULL;
+}
 
 static void fibre_check(const void *place, int64_t stride, size_t size) {
   bool is_aligned = (uintptr_t)place % (size == 1 ? 16 : 32) == 0 && stride * (int64_t)size % 16 == 0;
@@ -152,21 +217,27 @@ static const char *fibre_block() {
     makecontext(&fibres[i].context, fibre_main, 0);
   }
   while (ended < n) {
-    size_t waiting = 0;
+    size_t waiting = 0, exchanging = 0;
     ended = 0;
     for (fibre_now = 0; fibre_now < n; fibre_now++) {
       fibre &f = fibres[fibre_now];
-      if (f.state != 2) {
+      if (f.state == 0) {
         threadIdx = f.index;
-        f.state = 0;
         swapcontext(&fibre_home, &f.context);
       }
       waiting += f.state == 1;
       ended += f.state == 2;
+      exchanging += f.state == 3;
     }
+    for (size_t i = 0; i < n; i++) {  /* none runs: who is not here does not come */
+      const char *wrong = fibres[i].state == 3 ? fibre_exchange(i) : NULL;
+      if (wrong != NULL) return wrong;
+    }
+    if (exchanging != 0) continue;
     if (waiting != 0 && ended != 0) return "a barrier that not all threads of a block reach";
     for (size_t i = 0; i < n; i++) {
       if (fibres[i].calls != fibres[i / 32 * 32].calls) return "a call that not all threads of a warp make";
+      if (fibres[i].state == 1) fibres[i].state = 0;
     }
   }
   return fibre_wrong;

@@ -22,6 +22,10 @@ inline int atomic_fetch_min_explicit(atomic_int *p, int x, memory_order) {
   if (x < old) p->value = x;
   return old;
 }
+typedef unsigned short ushort;
+typedef unsigned long ulong;
+template <typename T> inline T simd_shuffle(T x, ushort) { return x; }
+inline ulong simd_active_threads_mask() { return 0xffffffff; }
 template <typename T, typename S> inline T as_type(S x) {
   static_assert(sizeof(T) == sizeof(S), "as_type is of one size");
   T made;

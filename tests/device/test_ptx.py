@@ -66,12 +66,18 @@ SHIM = """
 extern "C" {{
 {registers}
 void fibre_barrier(int) {{ __syncthreads(); }}
+{shuffles}
+int fibre_active() {{ return (int)__activemask(); }}
 void {name}({kinds});
 extern const int fibre_args_{name};
 const int fibre_args_{name} = {count};
 void fibre_call_{name}(void **args) {{ {name}({given}); }}
 }}
 """
+SHUFFLE = """
+{kind} fibre_{way}_{short}(int mask, {kind} x, int lane, int within) {{
+  return fibre_shuffle(FIBRE_{way_upper}, (unsigned)mask, x, lane, 32 - (within >> 8));
+}}"""
 NAMES = {"tid": "threadIdx", "ctaid": "blockIdx", "ntid": "blockDim", "nctaid": "gridDim"}
 
 
@@ -87,6 +93,8 @@ def for_fibres(text: thread_kernel.Text, target: Target) -> bytes:
     ir = ir.replace("addrspace(3) ", "").replace("ptx_kernel ", "")
     ir = re.sub(r"llvm\.nvvm\.read\.ptx\.sreg\.(\w+)\.(\w)", r"fibre_\1_\2", ir)
     ir = ir.replace("llvm.nvvm.barrier.cta.sync.aligned.all", "fibre_barrier")
+    ir = re.sub(r"llvm\.nvvm\.shfl\.sync\.(\w+)\.(\w+)", r"fibre_\1_\2", ir)
+    ir = ir.replace("llvm.nvvm.activemask", "fibre_active")
     registers = "\n".join(
         f"int fibre_{short}_{a}() {{ return (int){long}.{a}; }}"
         for short, long in NAMES.items()
@@ -95,6 +103,11 @@ def for_fibres(text: thread_kernel.Text, target: Target) -> bytes:
     shim = SHIM.format(
         header=HERE / "fibre.h",
         registers=registers,
+        shuffles="".join(
+            SHUFFLE.format(kind=kind, way=way, way_upper=way.upper(), short=short)
+            for way in ("idx", "up", "down")
+            for kind, short in (("float", "f32"), ("int", "i32"))
+        ),
         name=name,
         kinds=", ".join("void *" if p.startswith("ptr") else "int64_t" for p in params),
         count=len(params),

@@ -26,7 +26,7 @@ from ekiden.target import Target
 from ekiden.te import Tensor
 from ekiden.tir import PrimFunc, interpreter
 from ekiden.tir.transform import lower
-from ekiden.topi.rule import thread_joined
+from ekiden.topi.rule import thread, thread_joined
 from long_runs import LONG
 
 Array = np.ndarray
@@ -190,7 +190,9 @@ ALONE = {"thread_product": {"shared": 0}}
 
 def _rows_alone(cases: Sequence[Case]) -> list[PrimFunc]:
     """For a device, with a thread for each row however long."""
-    with mock.patch.object(thread_joined, "has_vectors", lambda _: True):
+    rows = mock.patch.object(thread_joined, "has_vectors", lambda _: True)
+    scans = mock.patch.object(thread, "scan_stage", lambda *_: None)
+    with rows, scans:
         return _scheduled(cases, Target(kind="cuda"), ALONE)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from ekiden.codegen.shuffles import is_exchange
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import (
@@ -85,6 +86,7 @@ def check_compiled(e: Intrinsic) -> None:
         return
     called = repr(e.args[0].value) if e.args and isinstance(e.args[0], StringImm) else ""
     hint = "; T.call_packed calls a packed function" if e.op == "call_extern" else ""
+    hint = "; threads of devices that have warps make it" if is_exchange(e) else hint
     raise CompileError(f"no code generator has the call {e.op} {called}".rstrip() + hint)
 
 

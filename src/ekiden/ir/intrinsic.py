@@ -46,9 +46,24 @@ class IntrinsicDef:
     """Whether the addresses that a call is handed say exactly what it touches, and the call itself
     how that lies: buffers may then be laid out in another way."""
 
+    @property
+    def has_meaning(self) -> bool:
+        """Whether its value follows from its arguments alone."""
+        return self.reference is not _not_here
+
 
 LIKE_FIRST = "first"
 """The dtype of intrinsics whose value is like their first argument."""
+
+LIKE_SECOND = "second"
+"""The same of their second, beside which the others are numbers of their own."""
+
+SHUFFLES = ("tvm_warp_shuffle", "tvm_warp_shuffle_up", "tvm_warp_shuffle_down")
+"""What another thread of the warp has: by its number, before, behind."""
+WARP = 32
+"""Threads of a warp: each has a bit of the masks of shuffles."""
+WHOLE_WARP = (1 << WARP) - 1
+"""The mask of all of them."""
 
 ANY = -1
 """The arity of intrinsics that take any number of arguments."""
@@ -109,7 +124,7 @@ def _same_memory(a: object, b: object) -> object:
     return one.ctypes.data == other.ctypes.data
 
 
-def _not_here(x: object) -> object:
+def _not_here(*args: object) -> object:
     raise TypeError("this intrinsic has no meaning without what is around it")
 
 
@@ -212,6 +227,11 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True),  # of the same module
     # waits for all threads of a block, whose memory of a scope is then as they have written it
     IntrinsicDef("tvm_storage_sync", 1, _not_here, "int32", effects=True),
+    # what another thread of the warp has: the threads that take part as bits, all of which call it,
+    # the value, a lane or how far away it is, how many neighbours exchange, threads of a warp
+    *(IntrinsicDef(name, 5, _not_here, LIKE_SECOND, True, is_compiled=False)
+      for name in SHUFFLES),
+    IntrinsicDef("tvm_warp_activemask", 0, _not_here, "uint32", True, is_compiled=False),
     # of how many times their least width the processor's scalable vectors are
     IntrinsicDef("vscale",       0, _not_here, "int64", is_compiled=False),
     IntrinsicDef("call_extern",  ANY, _not_here, "int32", True, is_compiled=False),
@@ -330,6 +350,8 @@ def result_dtype(op: str, args: Sequence[PrimExpr]) -> str:
         return args[-1].dtype if args else "int32"
     if row.dtype == LIKE_FIRST:
         return args[0].dtype
+    if row.dtype == LIKE_SECOND:
+        return args[1].dtype
     return dt.with_lanes("bool", dt.vector(args[-1].dtype)) if row.dtype == "bool" else row.dtype
 
 

@@ -142,21 +142,22 @@ _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by the
                    "smlad", "helium"))              # by name, in words that compilers know
 
 _OF_THREADS = frozenset(("fma", "rounding"))     # functions of the languages of devices
-_OF_WARPS = _OF_THREADS | {"tensor_cores"}
+_OF_WARPS = _OF_THREADS | {"warp_shuffles"}      # of OpenCL no lane is known of a thread
+_OF_TENSORS = _OF_WARPS | {"tensor_cores"}
 _NVIDIA = {"tensor_cores": 80}
 
 KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
-    TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_WARPS,   True, _CUDA,
+    TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_TENSORS, True, _CUDA,
                _NVIDIA, True),
-    TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_THREADS, True, _CUDA,
+    TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_WARPS,   True, _CUDA,
                asks_device=True),
     TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _OPENCL,
                asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
-    TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_THREADS, True, _GPU),
+    TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_WARPS,   True, _GPU),
     TargetKind("rocm",     10, ("rocm", "gpu"),       False, _OF_THREADS, True, _GPU),
     TargetKind("webgpu",   15, ("webgpu", "gpu"),     True,  _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("hexagon",  16, ("hexagon", "cpu"),    own_options=_GPU),

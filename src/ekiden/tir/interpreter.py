@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.intrinsic import INTRINSICS, row_of
 from ekiden.ir.prim import (
     BinaryExpr,
     Cast,
@@ -289,6 +289,8 @@ class _Source:
             return f"{self.constant(self.called)}({', '.join(x)})"
         if e.op == "reinterpret":
             return f"rt.view({x[0]}, {e.dtype!r})"
+        if not row_of(e.op).has_meaning and e.op != "if_then_else":
+            raise TypeError(f"interpreter: {e.op} has no meaning without what is around it")
         if e.op != "if_then_else":
             return (
                 f"rt.cast({self.constant(INTRINSICS[e.op].reference)}({', '.join(x)}), {e.dtype!r})"

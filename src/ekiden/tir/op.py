@@ -235,6 +235,34 @@ ptx_mma, ptx_mma_sp, ptx_ldmatrix, mma_store, mma_fill, ptx_cp_async, ptx_cp_asy
 )
 
 
+def _shuffle(op: str, lane: str) -> Callable[..., PrimExpr]:
+    """A call by which a thread has what another of its warp calls it with."""
+
+    def apply(
+        mask: ExprLike, value: ExprLike, lane: ExprLike, width: int, warp_size: int
+    ) -> PrimExpr:
+        """The call; what it gives is said below."""
+        return _call(op, mask, value, lane, width, warp_size)
+
+    apply.__name__ = apply.__qualname__ = op
+    apply.__doc__ = (
+        f"The value of the thread {lane}, of `width` neighbours in a warp of `warp_size` threads; "
+        "all whose bits are set in `mask` make the call. Of a thread that does not, the value is "
+        "none in particular."
+    )
+    return apply
+
+
+tvm_warp_shuffle = _shuffle("tvm_warp_shuffle", "whose number among them is `lane`")
+tvm_warp_shuffle_up = _shuffle("tvm_warp_shuffle_up", "`lane` before, one's own where none is")
+tvm_warp_shuffle_down = _shuffle("tvm_warp_shuffle_down", "`lane` behind, one's own where none is")
+
+
+def tvm_warp_activemask() -> PrimExpr:
+    """The threads of the warp that are here, as the bits of a uint32."""
+    return _call("tvm_warp_activemask")
+
+
 def reinterpret(dtype: str, value: ExprLike) -> PrimExpr:
     """The bits of a value as another type of the same size. Raises TypeError for other sizes."""
     given = convert(value)
@@ -455,6 +483,10 @@ __all__ = [
     "tvm_mma_sync",
     "tvm_store_matrix_sync",
     "tvm_thread_allreduce",
+    "tvm_warp_activemask",
+    "tvm_warp_shuffle",
+    "tvm_warp_shuffle_down",
+    "tvm_warp_shuffle_up",
     "undef",
     "vectorcombine",
     "vectorhigh",

@@ -2,7 +2,7 @@
 
 Rows run in parallel; along the axis, neighbours of the inner axes go together. A scan could be made
 parallel along its axis (Blelloch 1990) by twice the work; with a few threads and many rows it is
-not.
+not, but on devices whose threads have warps (`rule.thread_scan`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
 from ekiden.topi.elementwise import elementwise
 from ekiden.topi.reduce import accumulator
 from ekiden.topi.rule.loops import Axis, estimate, parallel_outer
+from ekiden.topi.rule.thread_scan import ATTRIBUTE, Scan
 from ekiden.topi.shape import normalize_axis, product
 from ekiden.topi.transform import reshape
 
@@ -46,7 +47,8 @@ def scanop(
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         return _scan(ins[0], outs[0], binop, start, at, bool(exclusive))
 
-    return te.extern_op([data.shape], [data], build, [kind], name=op_name)[0]
+    fixed = {ATTRIBUTE: Scan(binop, start, at, bool(exclusive))}
+    return te.extern_op([data.shape], [data], build, [kind], name=op_name, attrs=fixed)[0]
 
 
 def _scan(

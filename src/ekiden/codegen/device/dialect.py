@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 
 from ekiden.codegen.c.helpers import Form
 from ekiden.codegen.c.types import Syntax
@@ -25,6 +26,9 @@ class Dialect:
     keywords: names that mean something in it. least: atomic minimum of an int in memory, given a
     place and a value. bound: whether memory is bound beside the kernel, not given to it. vectors:
     how vectors are written, and helper functions over them; None where they are loops over lanes.
+    shuffles: intrinsic -> how threads of a warp have each other's values, given mask, value, lane
+    and width (`codegen.shuffles`); masked: whether the mask is said. lane: what is given
+    behind everything to kernels that have them.
     matrices: whether it has those that a warp holds (`codegen.device.fragments`). number: how a
     number is given to a kernel. also: what is given behind everything. missing: types that it has
     not.
@@ -47,6 +51,9 @@ class Dialect:
     number: str = "const int64_t {name}"
     also: str = ""
     missing: frozenset[str] = frozenset()
+    shuffles: Mapping[str, str] = field(default_factory=dict)
+    masked: bool = False
+    lane: str = ""
 
     @property
     def linear(self) -> str:
@@ -139,6 +146,23 @@ METAL_THREADS = (
     ", uint3 ek_threads [[threads_per_threadgroup]]"
 )
 
+CUDA_SHUFFLES = {
+    "tvm_warp_shuffle": "__shfl_sync({mask}, {value}, {lane}, {width})",
+    "tvm_warp_shuffle_up": "__shfl_up_sync({mask}, {value}, {lane}, {width})",
+    "tvm_warp_shuffle_down": "__shfl_down_sync({mask}, {value}, {lane}, {width})",
+    "tvm_warp_activemask": "__activemask()",
+}
+METAL_SHUFFLES = {
+    "tvm_warp_shuffle":
+        "simd_shuffle({value}, (ushort)(ek_lane / {width} * {width} + {lane} % {width}))",
+    "tvm_warp_shuffle_up":
+        "simd_shuffle({value}, (ushort)(ek_lane - ({lane} <= ek_lane % {width} ? {lane} : 0)))",
+    "tvm_warp_shuffle_down":
+        "simd_shuffle({value}, (ushort)(ek_lane + "
+        "(ek_lane % {width} + {lane} < {width} ? {lane} : 0)))",
+    "tvm_warp_activemask": "(uint32_t)(ulong)simd_active_threads_mask()",
+}  # fmt: skip
+
 
 def _opencl_bits(target: str, x: str) -> str:
     """`as_float(x)`: the types of OpenCL have names of one word."""
@@ -192,7 +216,7 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
         },
         barrier="__syncthreads();",
         least="atomicMin({place}, {value});",
-        keywords=_CUDA_WORDS, matrices=True,
+        keywords=_CUDA_WORDS, matrices=True, shuffles=CUDA_SHUFFLES, masked=True,
     ),
     Dialect(
         "metal", METAL_HEAD,
@@ -211,6 +235,7 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
               "memory_order_relaxed);",
         keywords=_CUDA_WORDS | _OPENCL_WORDS | {"device", "thread", "threadgroup", "metal"},
         number="constant int64_t &{name}", also=METAL_THREADS, missing=frozenset(("float64",)),
+        shuffles=METAL_SHUFFLES, lane=", uint ek_lane [[thread_index_in_simdgroup]]",
     ),
     Dialect(
         "webgpu", wgsl.HEAD,

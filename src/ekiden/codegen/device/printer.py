@@ -6,13 +6,20 @@ at the top of the kernel; a check that fails notes what it has seen and ends its
 
 from __future__ import annotations
 
-from ekiden.codegen.c.expression import ExpressionWriter
+from ekiden.codegen.c.expression import ExpressionWriter, stripped
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.c.vector_writer import VectorWriter
 from ekiden.codegen.device import fragments
 from ekiden.codegen.device.dialect import DIALECTS, Dialect
 from ekiden.codegen.device.kernels import DeviceKernel
+from ekiden.codegen.shuffles import (
+    ACTIVE,
+    exchange_of,
+    is_exchange,
+    operands_of,
+    takes_all,
+)
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
 from ekiden.runtime.errors import CompileError, InternalError
@@ -46,6 +53,7 @@ class KernelWriter(VectorWriter):
         self.checks: list[tuple[str, str]] = []
         self.top: list[str] = []
         self.layouts: dict[Buffer, str] = {}
+        self.exchanges = False
         self._used |= dialect.keywords
 
     def prepare(self, body: Stmt) -> None:
@@ -102,6 +110,33 @@ class KernelWriter(VectorWriter):
             for each in made.args
         ]
         return f"{made.name}({', '.join(given)});"
+
+    def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
+        return operands_of(e) if is_exchange(e) else super()._operands(e)
+
+    def intrinsic(self, e: Intrinsic) -> str:
+        """Also what another thread of the warp has."""
+        if not is_exchange(e):
+            return super().intrinsic(e)
+        form = self.dialect.shuffles.get(e.op)
+        if form is None:
+            raise CompileError(
+                f"kernel {self.symbol!r}: {e.op}: kind {self.dialect.name!r} has no shuffles of a "
+                "warp"
+            )
+        self.exchanges = True
+        if e.op == ACTIVE:
+            return self._named(e, form)
+        exchange = exchange_of(e)
+        if not self.dialect.masked and not takes_all(exchange):
+            raise CompileError(
+                f"kernel {self.symbol!r}: {e.op}: kind {self.dialect.name!r} has no masks: threads "
+                "of a warp take part that are there"
+            )
+        mask, value, lane = (stripped(self.of(a)) for a in operands_of(e))
+        lane = lane if lane.isidentifier() or lane.isdigit() else f"({lane})"
+        text = form.format(mask=mask, value=value, lane=lane, width=exchange.width)
+        return self._named(e, text)  # on a line of its own: no side of a `?` is for some alone
 
     def allocate(self, buffer: Buffer) -> None:
         """An array of the thread, or of its block; matrices of a warp."""
@@ -213,7 +248,8 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
             writer.top.append(f"  ek_status = {moved};")
     body = "\n".join([*writer.top, *writer.lines])
     head = f"/* Made by Ekiden for {target.kind.name}. */\n{dialect.head}"
-    kernel = f"{dialect.kernel} {symbol}({', '.join(given)}{dialect.also}) {{\n{body}\n}}"
+    also = dialect.also + (dialect.lane if writer.exchanges else "")
+    kernel = f"{dialect.kernel} {symbol}({', '.join(given)}{also}) {{\n{body}\n}}"
     text = "\n\n".join([head, *helpers.texts.values(), kernel]) + "\n"
     args = "b" * len(func.buffers) + "l" * len(sizes)
     checks = tuple(writer.checks)

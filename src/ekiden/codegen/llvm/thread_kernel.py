@@ -18,7 +18,9 @@ from ekiden.codegen.llvm.compiler import held, machine_of, parsed
 from ekiden.codegen.llvm.expression import DemoteRegisterError
 from ekiden.codegen.llvm.statement import StatementEmitter
 from ekiden.codegen.llvm.types import memory_type
+from ekiden.codegen.shuffles import ACTIVE, exchange_of, is_exchange, operands_of
 from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import WARP
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.late import Late
@@ -46,6 +48,12 @@ REGISTERS = {
     **{f"gridDim.{a}": f"nctaid.{a}" for a in "xyz"},
 }
 """Thread axis -> the register that has the number of the thread, or how many there are."""
+SHUFFLES = {
+    "tvm_warp_shuffle": "idx",
+    "tvm_warp_shuffle_up": "up",
+    "tvm_warp_shuffle_down": "down",
+}
+"""Intrinsic -> PTX's word for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,28 @@ class KernelEmitter(StatementEmitter):
         self.module.declare(register, "i32", [])
         number = self.b.pure(f"call i32 @{register}()")
         return number if dtype == "int32" else self.b.pure(f"sext i32 {number} to i64")
+
+    def operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
+        """Of what another thread of the warp has, all but the sizes."""
+        return operands_of(e) if is_exchange(e) else super().operands(e)
+
+    def emit(self, e: PrimExpr) -> Operand:
+        """Also what another thread of the warp has."""
+        if not isinstance(e, Intrinsic) or not is_exchange(e):
+            return super().emit(e)
+        if e.op == ACTIVE:
+            self.module.declare("llvm.nvvm.activemask", "i32", [])
+            return self.b.value("call i32 @llvm.nvvm.activemask()")
+        exchange = exchange_of(e)
+        way = SHUFFLES[e.op]
+        kind, name = ("float", "f32") if e.dtype == "float32" else ("i32", "i32")
+        last = 0 if way == "up" else WARP - 1
+        within = (WARP - exchange.width) << 8 | last  # of the segment: its bits, its end
+        mask, value, lane = (self.value(a) for a in operands_of(e))
+        function = f"llvm.nvvm.shfl.sync.{way}.{name}"
+        self.module.declare(function, kind, ["i32", kind, "i32", "i32"])
+        given = f"i32 {mask}, {kind} {value}, i32 {lane}, i32 {within}"
+        return self.b.value(f"call {kind} @{function}({given})")
 
     def loop(self, s: For) -> None:
         """A loop over threads is one of them; others are loops."""

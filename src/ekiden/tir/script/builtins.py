@@ -367,7 +367,8 @@ def _intrinsic(op: str) -> Callable[..., PrimExpr]:
             dtype, *args = args  # type: ignore[assignment]  # T.reinterpret("float32", x)
         if row.arity >= 0 and len(args) != row.arity:
             raise TypeError(f"T.{op} takes {row.arity} arguments, got {len(args)}")
-        values = tuple(_numbers(args))
+        apart = row.dtype == intrinsic.LIKE_SECOND
+        values = tuple(map(_call_argument, args) if apart else _numbers(args))
         return Intrinsic(op, values, dtype or intrinsic.result_dtype(op, values))
 
     return call

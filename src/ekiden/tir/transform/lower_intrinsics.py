@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin, shuffle
+from ekiden.ir.intrinsic import SHUFFLES, call_intrin, shuffle
 from ekiden.ir.prim import (
     EQ,
     LT,
@@ -27,11 +28,17 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import rewrite
+from ekiden.runtime.errors import CompileError
 from ekiden.tir.contents import contents
 from ekiden.tir.expr import broadcast
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transcendental import FUNCTIONS, atan2_scalar
 from ekiden.tir.visitor import ExprRewriter
+
+WORD = 4
+"""Bytes."""
+WORDS = frozenset(("float32", "int32", "uint32"))
+"""Types of one."""
 
 
 def _number(value: float, like: PrimExpr) -> PrimExpr:
@@ -181,6 +188,35 @@ def _high(x: PrimExpr) -> PrimExpr:
     return shuffle(x, x, range(lanes // 2, lanes))
 
 
+# A warp's threads exchange words: other values go as one, or as two.
+def _exchanged(op: str, mask: PrimExpr, value: PrimExpr, lane: PrimExpr, *of: PrimExpr) -> PrimExpr:
+    if dt.lanes(value.dtype) > 1:
+        raise CompileError(f"{op}: threads exchange scalars, got {value.dtype}")
+    given = cast(mask, "uint32"), cast(lane, "int32")
+
+    def call(word: PrimExpr) -> PrimExpr:
+        return Intrinsic(op, (given[0], word, given[1], *of), word.dtype)
+
+    if value.dtype in WORDS:
+        return call(value)
+    if value.dtype == "bool" or (dt.is_int(value.dtype) and dt.itemsize(value.dtype) < WORD):
+        return cast(call(cast(value, _word(value.dtype))), value.dtype)
+    bits = f"uint{8 * dt.itemsize(value.dtype)}"
+    whole = value if value.dtype == bits else call_intrin("reinterpret", value, dtype=bits)
+    if dt.itemsize(bits) > WORD:
+        up = const(8 * WORD, bits)
+        parts = cast(whole, "uint32"), cast(call_intrin("right_shift", whole, up), "uint32")
+        low, high = (cast(call(part), bits) for part in parts)
+        made = call_intrin("bitwise_or", low, call_intrin("left_shift", high, up))
+    else:
+        made = cast(call(cast(whole, "uint32")), bits)
+    return made if value.dtype == bits else call_intrin("reinterpret", made, dtype=value.dtype)
+
+
+def _word(dtype: str) -> str:
+    return "int32" if dt.is_int(dtype) and not dt.is_unsigned(dtype) else "uint32"
+
+
 LOWERED: dict[str, Callable[..., PrimExpr]] = {
     "likely": lambda x: x,
     "vectorlow": _low,
@@ -191,6 +227,7 @@ LOWERED: dict[str, Callable[..., PrimExpr]] = {
     "fmod": _fmod,
     "nearbyint": lambda x: _call("round", x),
     **{name: _in_lanes(function) for name, function in _SCALAR.items()},
+    **{name: partial(_exchanged, name) for name in SHUFFLES},
 }
 
 

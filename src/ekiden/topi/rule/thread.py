@@ -44,10 +44,11 @@ from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
-from ekiden.topi.rule.thread_joined import joined, runs_of
+from ekiden.topi.rule.thread_joined import is_joined, joined, runs_of
 from ekiden.topi.rule.thread_lanes import coordinates
 from ekiden.topi.rule.thread_parts import MOST_LOCAL, ROW_THREADS, THREADS, Nest, launch, threads_of
 from ekiden.topi.rule.thread_rows import row_of
+from ekiden.topi.rule.thread_scan import scan_stage
 
 
 def schedule_threads(
@@ -63,7 +64,7 @@ def schedule_threads(
         buffers.declare(t)
     statements = []
     for run in runs_of(groups, target):
-        if len(run) > 1:
+        if is_joined(run, target):
             body, inside = joined(run, buffers, _of_none_else(made, run, groups), target)
             made = [t for t in made if t not in inside]
             statements.append(body)
@@ -73,7 +74,8 @@ def schedule_threads(
         if isinstance(op, ComputeOp):
             statements.append(_stage(op, group, buffers, target))
         elif isinstance(op, ExternOp):
-            statements.append(_bound_statements(extern_stage(op, group, buffers)))
+            scan = scan_stage(op, group, buffers, target)
+            statements.append(scan or _bound_statements(extern_stage(op, group, buffers)))
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
     return PrimFunc(
         params, allocated(sequence(*statements), [buffers.buffers[t] for t in made]), attrs

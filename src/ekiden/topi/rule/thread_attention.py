@@ -8,6 +8,9 @@ A block of threads has some queries of one head, and goes along the keys by tile
     shares: p[r, c] = exp(s[r, c] - m')               total = total * exp(m - m') + sum of p[r]
     results: each thread some columns of one query    acc = acc * exp(m - m') + p[r] . v
 
+Where threads have warps, those of a query tell each other the largest of their own scores
+(`thread_team`); others read all of the tile's once they are there.
+
 A row of which no key is seen has a total of 0, and as its result what 0 / 0 is.
 """
 
@@ -34,7 +37,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.stmt import BufferStore, IfThenElse, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
 from ekiden.topi.rule.attention import Heads, Operand, sizes_of
 from ekiden.topi.rule.by_hand import extern_buffers, tiled_function
@@ -42,11 +45,14 @@ from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_parts import bound, serial
+from ekiden.topi.rule.thread_team import Team
 
 ROWS, LANES, KEYS = 16, 16, 32
 """Queries of a block, threads of each, keys of a tile, where memory of a block has room."""
 ALONE = 64
 """Threads of a block, and keys of a tile, of one query."""
+MOST_OWN = 8
+"""Scores of a tile that a thread keeps in registers."""
 LEAST_SHARED = 1 << 15
 """Bytes of memory of a block where nothing is known of it: what OpenCL grants at least."""
 F32 = "float32"
@@ -98,7 +104,9 @@ def _shared(rows: int, keys: int, depth: int, width: int) -> int:
 class _Kernel:
     """One program being built."""
 
-    def __init__(self, heads: Heads, inputs: Sequence[Buffer], out: Buffer, cut: Decision) -> None:
+    def __init__(
+        self, heads: Heads, inputs: Sequence[Buffer], out: Buffer, cut: Decision, target: Target
+    ) -> None:
         operands = zip((*inputs[:3], out), heads.layouts, strict=True)
         self.heads = heads
         self.q, self.k, self.v, self.out = (Operand.of(b, layout) for b, layout in operands)
@@ -114,6 +122,7 @@ class _Kernel:
         self.depth, self.width = depth.value, width.value
         self.columns = -(-self.width // self.lanes)
         self.block, self.thread = Var("block"), Var("thread")
+        self.team = Team.of(self.thread, self.rows * self.lanes, target, self.lanes)
         self.row, self.lane = self.thread // self.lanes, self.thread % self.lanes
         self.tiles = simplify((self.queries + (self.rows - 1)) // self.rows)
         image = self.block // self.tiles
@@ -132,6 +141,10 @@ class _Kernel:
         self.shares = shared("shares", self.rows * (self.tile + 1))
         self.best, self.next, self.total, self.dot = map(own, ("best", "next", "total", "dot"))
         self.sums = own("sums", self.columns)
+        self.by_warps = self.team.has_warps and self.tile // self.lanes <= MOST_OWN
+        self.mine = own("scores", self.tile // self.lanes)
+        if self.by_warps:
+            self.largest = self.team.combined([self.next], lambda a, b: [maximum(a[0], b[0])])
 
     # Places
 
@@ -218,29 +231,45 @@ class _Kernel:
             self.bring(self.near_k, self.tile, self.depth, self.depth + 1, element(self.k)),
             self.bring(self.near_v, self.tile, self.width, self.width, element(self.v)),
             BARRIER,
-            self.scores(begin),
-            BARRIER,
-            self.rise(),
-            BARRIER,
+            *self.scored(begin),
             self.shared_out(),
         )
 
+    def scored(self, begin: PrimExpr) -> list[Stmt]:
+        """Scores of the tile, and the largest so far."""
+        if not self.by_warps:
+            return [self.scores(begin), BARRIER, self.rise(), BARRIER]
+        return [self.put(self.next, self.get(self.best)), self.scores(begin), self.largest.body]
+
     def scores(self, begin: PrimExpr) -> Stmt:
         """Of the thread's keys of the tile with its query."""
-        turn, d = Var("turn"), Var("d")
-        line = turn * self.lanes + self.lane
-        pair = (
-            self.near(self.near_q, self.row, self.depth + 1, d),
-            self.near(self.near_k, line, self.depth + 1, d),
-        )
-        more = self.put(self.dot, self.get(self.dot) + pair[0] * pair[1])
-        at = self.row * (self.tile + 1) + line
-        body = seq(
-            self.put(self.dot, const(0.0, F32)),
-            serial(d, self.depth, more),
-            BufferStore(self.shares, self.score(begin + line), (at,)),
-        )
-        return serial(turn, self.tile // self.lanes, body)
+        d = Var("d")
+
+        def score_of(turn: PrimExpr) -> Stmt:
+            """One score, where it will be a share, or in registers until then."""
+            line = turn * self.lanes + self.lane
+            pair = (
+                self.near(self.near_q, self.row, self.depth + 1, d),
+                self.near(self.near_k, line, self.depth + 1, d),
+            )
+            more = self.put(self.dot, self.get(self.dot) + pair[0] * pair[1])
+            at, score = self.row * (self.tile + 1) + line, self.score(begin + line)
+            if self.by_warps:
+                mine = BufferLoad(self.mine, (turn,), F32)
+                larger = self.put(self.next, maximum(self.get(self.next), mine))
+                kept = seq(BufferStore(self.mine, score, (turn,)), larger)
+            else:
+                kept = BufferStore(self.shares, score, (at,))
+            return seq(self.put(self.dot, const(0.0, F32)), serial(d, self.depth, more), kept)
+
+        return self.in_turn(score_of)
+
+    def in_turn(self, each: Callable[[PrimExpr], Stmt]) -> Stmt:
+        """What a thread does for each of its keys of a tile; copies, where registers have something
+        for each."""
+        turn = Var("turn")
+        kind = ForKind.UNROLLED if self.by_warps else ForKind.SERIAL
+        return For(turn, const(0), const(self.tile // self.lanes), kind, each(turn))
 
     def score(self, key: PrimExpr) -> PrimExpr:
         """What a product becomes before the softmax; -inf for a key that is not seen."""
@@ -272,13 +301,18 @@ class _Kernel:
     def shared_out(self) -> Stmt:
         """Shares by the largest score, and what they add to all sums."""
         base, factor = Var("base", F32), Var("factor", F32)
-        turn, c = Var("turn"), Var("c")
-        line = turn * self.lanes + self.lane
+        c, share = Var("c"), Var("share", F32)
         none = self.get(self.next).equal(const(-math.inf, F32))
-        score = self.near(self.shares, self.row, self.tile + 1, line)
-        place = (self.row * (self.tile + 1) + line,)
-        shares = BufferStore(self.shares, call_intrin("exp", score - base), place)
-        share = Var("share", F32)
+
+        def share_of(turn: PrimExpr) -> Stmt:
+            """A share of a score."""
+            line = turn * self.lanes + self.lane
+            score = self.near(self.shares, self.row, self.tile + 1, line)
+            if self.by_warps:
+                score = BufferLoad(self.mine, (turn,), F32)
+            place = (self.row * (self.tile + 1) + line,)
+            return BufferStore(self.shares, call_intrin("exp", score - base), place)
+
         added: list[Stmt] = [self.put(self.total, self.get(self.total) + share)]
         for n in range(self.columns):
             column = minimum(self.lane + n * self.lanes, self.width - 1)
@@ -287,7 +321,7 @@ class _Kernel:
         read = self.near(self.shares, self.row, self.tile + 1, c)
         scaled = [self.put(b, self.get(b, n) * factor, n) for b, n in self.all_sums()]
         body = seq(
-            serial(turn, self.tile // self.lanes, shares),
+            self.in_turn(share_of),
             *scaled,
             self.put(self.best, self.get(self.next)),
             BARRIER,
@@ -321,8 +355,10 @@ class _Kernel:
         count = simplify((self.seen(last) + (self.tile - 1)) // self.tile)
         parts = seq(self.start(), serial(tile, count, self.step(tile * self.tile)), self.finish())
         own = [self.best, self.next, self.total, self.dot, self.sums]
+        own += [self.mine] if self.by_warps else []
         inner = bound(self.thread, self.rows * self.lanes, "threadIdx.x", allocated(parts, own))
         near = [self.near_q, self.near_k, self.near_v, self.shares]
+        near += self.largest.shared if self.by_warps else []
         blocks = simplify(product([self.q.dims["b"], self.q.dims["h"], self.tiles]))
         return bound(self.block, blocks, "blockIdx.x", allocated(inner, near))
 
@@ -338,7 +374,7 @@ def build(
     heads = outputs[0].op.attrs["heads"]
     assert isinstance(heads, Heads)
     buffers, operands, (result,) = extern_buffers(inputs, outputs)
-    made = _Kernel(heads, operands, result, decision)
+    made = _Kernel(heads, operands, result, decision, target)
     return tiled_function(name, buffers, made.body(), len(outputs))
 
 

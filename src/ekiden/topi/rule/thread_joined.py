@@ -7,9 +7,10 @@
                                                             for k: y[i, k] = e[k] / s
 
 A row has a thread where threads run one after the other and compute with vectors, or where it is
-shorter than a warp; else a block of threads, which take its elements in turn, reduce by halves, and
-wait for each other before what one has stored is read by others. What no other kernel reads lies in
-memory of the thread or of the block, where that is large enough.
+shorter than a warp; else a block of threads, which take its elements in turn, combine what they
+have reduced (`thread_team`), and wait for each other before what one has stored is read by others.
+What no other kernel reads lies in memory of the thread or of the block, where that is large enough:
+in that of each thread, where threads have warps and all know it.
 """
 
 from __future__ import annotations
@@ -35,27 +36,36 @@ from ekiden.topi.rule.family import size_of
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_lanes import coordinates, has_vectors
 from ekiden.topi.rule.thread_parts import (
+    FEWEST,
     ROW_THREADS,
     Nest,
     bound,
+    is_long,
     launch,
     serial,
     threads_of,
+    threads_of_row,
 )
 from ekiden.topi.rule.thread_rows import row_of
+from ekiden.topi.rule.thread_team import Team, elements
 
 MOST_OWN, MOST_SHARED = 1 << 14, 1 << 13
 """Bytes of a row that a thread keeps, half of what first caches have at least; that a block keeps,
 half of what every device gives one, so that there may be two."""
-FEWEST, MOST = 32, 256
-"""Threads of a block."""
 WORD = 4
 """Bytes of most elements."""
-TURNS = 4
-"""Elements of a row that a thread of a block should have."""
-
 Group: TypeAlias = Sequence[Tensor]
 """All results of one operation."""
+
+
+def is_joined(run: Sequence[Group], target: Target) -> bool:
+    """Whether `joined` is for a run: of several operations, or of one whose few results have a
+    block of threads each, where threads run together."""
+    if len(run) > 1:
+        return True
+    op = run[0][0].op
+    is_reduction = isinstance(op, ComputeOp) and isinstance(op.body[0], Reduce)
+    return is_reduction and target.thread_warp_size > 1 and is_long(_op(run[0]))
 
 
 def runs_of(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
@@ -165,29 +175,32 @@ def joined(
     """The launch of a run, and which of the tensors that nothing else reads, `own`, it has in
     memory of rows; the others are where `buffers` says."""
     shape = _Shape.of(run, target)
-    moved = _moved(run, shape, buffers, own)
-    row = _Row(run, shape, buffers, target)
+    team = Team.of(Var("thread"), threads_of_row(shape.length, target), target)
+    row = _Row(run, shape, buffers, target, team)
+    moved = _moved(row, own)
     body = (_by_thread if shape.by_thread else _by_block)(row, _InRow(shape.axes, moved))
     kept = {t for t in own if buffers.buffers[t] in moved}
     return body, kept
 
 
-def _moved(
-    run: Sequence[Group], shape: _Shape, buffers: BufferMap, own: set[Tensor]
-) -> dict[Buffer, Buffer]:
-    """Buffer of all rows -> that of one, for what has room, small ones first."""
+def _moved(row: _Row, own: set[Tensor]) -> dict[Buffer, Buffer]:
+    """Buffer of all rows -> that of one, for what has room, small ones first. What every thread of
+    a block knows, each has by itself."""
+    shape, buffers = row.shape, row.buffers.buffers
     sizes: dict[Tensor, int] = {}
-    for t in (t for g in run for t in g if t in own and not t.is_part):
+    for t in (t for g in row.run for t in g if t in own and not t.is_part):
         size = size_of(simplify(product(t.shape[shape.axes :]) * dt.itemsize(t.dtype)))
         if size is not None:
             sizes[t] = size
     room, found = shape.room, {}
+    known = {t for g in row.run if row.is_known(g) and sizes.keys() >= set(g) for t in g}
     for t in sorted(sizes, key=lambda t: sizes[t]):
         if sizes[t] <= room:
             room -= sizes[t]
-            whole = buffers.buffers[t]
+            whole = buffers[t]
             inside = whole.shape[shape.axes :] or (const(1),)
-            found[whole] = whole.with_fields(shape=inside, scope=shape.scope)
+            scope = "local" if t in known else shape.scope
+            found[whole] = whole.with_fields(shape=inside, scope=scope)
     return found
 
 
@@ -198,10 +211,13 @@ class _InRow(ExprRewriter):
         super().__init__(self._load)
         self._axes, self._moved = axes, moved
 
-    @property
-    def buffers(self) -> list[Buffer]:
+    def buffers(self, scope: str) -> list[Buffer]:
         """Those of one row."""
-        return list(self._moved.values())
+        return [b for b in self._moved.values() if b.scope == scope]
+
+    def knows(self, whole: Buffer) -> bool:
+        """Whether each thread has a buffer by itself."""
+        return whole in self._moved and self._moved[whole].scope == "local"
 
     def _inside(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         return tuple(indices[self._axes :]) or (const(0),)
@@ -229,6 +245,8 @@ class _Row:
     shape: _Shape
     buffers: BufferMap
     target: Target
+    team: Team
+    """The threads of a block, where a row has one."""
 
     def inner(self, op: ComputeOp) -> list[PrimExpr]:
         """The extents of a computation in a row."""
@@ -250,9 +268,9 @@ class _Row:
         body, count, _ = nest.part(number, at, self.target)
         return serial(number, count, body)
 
-    def in_turn(self, group: Group, at: Sequence[PrimExpr], thread: Var, threads: int) -> Stmt:
+    def in_turn(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
         """A computation at a row, by threads of a block that take its elements in turn."""
-        op = _op(group)
+        op, thread, threads = _op(group), self.team.thread, self.team.threads
         size, turn = simplify(product(self.inner(op))), Var("turn")
         number = turn * threads + thread
         places = (*at, *coordinates(number, self.inner(op)))
@@ -273,7 +291,7 @@ class _Row:
             step = steps[r]
             assert isinstance(step, Var)
             body = serial(step, substitute(r.extent, places), body)
-        kept = self.kept(group, _elements(own, const(0)), at)
+        kept = self.kept(group, elements(own), at)
         return allocated(seq(self.start(group, own), body, kept), own)
 
     def more(self, group: Group, places: Mapping[Var, PrimExpr]) -> tuple[list[Buffer], Stmt]:
@@ -282,7 +300,7 @@ class _Row:
         assert isinstance(reduce, Reduce)
         own = [Buffer("own", (const(1),), t.dtype, "local") for t in group]
         given = [substitute(self.buffers.loads(s), dict(places)) for s in reduce.sources]
-        made = reduce.reducer.combine(_elements(own, const(0)), given)
+        made = reduce.reducer.combine(elements(own), given)
         return own, stores(own, made, (const(0),))
 
     def start(self, group: Group, own: Sequence[Buffer]) -> Stmt:
@@ -296,13 +314,13 @@ class _Row:
         """An element of the results."""
         return stores([self.buffers.buffers[t] for t in group], values, tuple(at))
 
-    def by_halves(
-        self, group: Group, at: Sequence[PrimExpr], thread: Var, threads: int
+    def together(
+        self, group: Group, at: Sequence[PrimExpr], known: bool
     ) -> tuple[Stmt, list[Buffer]]:
         """The one element of a reduction at a row, by all threads of a block, and the memory that
-        they share: each combines a share of its own; then a half of them combines with the other,
-        until one is left."""
-        op, zero = _op(group), const(0)
+        they share: each combines a share of its own, then they combine theirs. Each stores it where
+        that is known, in memory of its own."""
+        op, zero, team = _op(group), const(0), self.team
         reduce = op.body[0]
         assert isinstance(reduce, Reduce)
         where = (*at, *(zero for _ in self.inner(op)))
@@ -310,64 +328,61 @@ class _Row:
         # what a sum runs over may depend on the element it is for
         extents = [substitute(r.extent, places) for r in op.reduce_axis]
         turn, total = Var("turn"), simplify(product(extents))
-        number = turn * threads + thread
+        number = turn * team.threads + team.thread
         places |= dict(zip(op.reduce_axis, coordinates(number, extents), strict=True))
         own, more = self.more(group, places)
-        parts = [Buffer("parts", (const(threads),), t.dtype, "shared") for t in group]
-        turns = simplify((total + (threads - 1)) // threads)
+        turns = simplify((total + (team.threads - 1)) // team.threads)
+        made = team.combined(own, reduce.reducer.combine, everywhere=known)
+        kept = self.kept(group, made.values, where)
         statements: list[Stmt] = [
             self.start(group, own),
             serial(turn, turns, IfThenElse(number < total, more)),
-            stores(parts, _elements(own, zero), (thread,)),
-            BARRIER,
+            made.body,
+            kept if known else IfThenElse(team.thread.equal(0), kept),
         ]
-        half = threads // 2
-        while half:
-            pairs = _elements(parts, thread), _elements(parts, thread + half)
-            joins = stores(parts, reduce.reducer.combine(*pairs), (thread,))
-            statements += [IfThenElse(thread < half, joins), BARRIER]
-            half //= 2
-        kept = self.kept(group, _elements(parts, zero), where)
-        return allocated(seq(*statements, IfThenElse(thread.equal(0), kept)), own), parts
+        return allocated(seq(*statements), own), made.shared
 
+    def is_one(self, group: Group) -> bool:
+        """Whether a computation has one element in a row."""
+        return is_const(simplify(product(self.inner(_op(group)))), 1)
 
-def _elements(buffers: Sequence[Buffer], place: PrimExpr) -> list[PrimExpr]:
-    return [BufferLoad(b, (place,), b.dtype) for b in buffers]
+    def is_known(self, group: Group) -> bool:
+        """Whether all threads of a block may have what a computation makes: one element, which they
+        have together or each by itself."""
+        return self.team.has_warps and not self.shape.by_thread and self.is_one(group)
+
+    def every(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+        """The one element of a computation at a row, by each thread for itself."""
+        op = _op(group)
+        where = (*at, *(const(0) for _ in self.inner(op)))
+        return Nest.of(stage_block(op, group, self.buffers)).at(where)
 
 
 def _by_thread(row: _Row, inside: _InRow) -> Stmt:
     index, rows = Var("index"), row.shape.rows
     at, count = coordinates(index, rows), simplify(product(rows))
     body = seq(*(row.serial(group, at) for group in row.run))
-    body = allocated(inside.visit(body), inside.buffers)
+    body = allocated(inside.visit(body), inside.buffers("local"))
     return launch(index, count, min(threads_of(count, row.target), ROW_THREADS), body)
 
 
 def _by_block(row: _Row, inside: _InRow) -> Stmt:
-    block, thread, rows = Var("block"), Var("thread"), row.shape.rows
-    at, threads = coordinates(block, rows), _threads_of_block(row)
-    statements, kept = [], inside.buffers
+    block, rows, team = Var("block"), row.shape.rows, row.team
+    at, kept = coordinates(block, rows), inside.buffers("shared")
+    statements: list[Stmt] = []
     for group in row.run:
-        op = _op(group)
-        if isinstance(op.body[0], Reduce) and is_const(simplify(product(row.inner(op))), 1):
-            made, parts = row.by_halves(group, at, thread, threads)
+        known = all(inside.knows(row.buffers.buffers[t]) for t in group)
+        if isinstance(_op(group).body[0], Reduce) and row.is_one(group):
+            made, parts = row.together(group, at, known)
             kept = [*kept, *parts]
+        elif known:
+            made = row.every(group, at)
         else:
-            made = row.in_turn(group, at, thread, threads)
-        statements += [made, BARRIER]
-    body = inside.visit(seq(*statements[:-1]))
-    lanes = allocated(bound(thread, threads, "threadIdx.x", body), kept)
+            made = row.in_turn(group, at)
+        statements += [made] if known else [made, BARRIER]
+    body = allocated(inside.visit(seq(*statements[:-1])), inside.buffers("local"))
+    lanes = allocated(bound(team.thread, team.threads, "threadIdx.x", body), kept)
     return bound(block, simplify(product(rows)), "blockIdx.x", lanes)
 
 
-def _threads_of_block(row: _Row) -> int:
-    """As many as have some turns each, and halves."""
-    length, threads = row.shape.length, FEWEST
-    while threads < MOST and (length is None or threads * TURNS < length):
-        threads *= 2
-    while threads > row.target.max_num_threads:
-        threads //= 2
-    return threads
-
-
-__all__ = ["joined", "runs_of"]
+__all__ = ["is_joined", "joined", "runs_of"]

@@ -28,6 +28,7 @@ from ekiden.tir.stmt import (
     Stmt,
 )
 from ekiden.tir.visitor import substitute as substitute_statement
+from ekiden.topi.rule.family import size_of
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 from ekiden.topi.rule.thread_lanes import Lanes, coordinates, first_of
@@ -38,6 +39,21 @@ ROW_THREADS = 32
 """Threads of a block, where each walks a whole row."""
 MOST_LOCAL = 1 << 12
 """Bytes of an array that a thread has by itself: registers and the memory behind them."""
+FEWEST, MOST = 32, 256
+"""Threads of a block that has a row."""
+TURNS = 4
+"""Elements of a row that a thread of a block should have."""
+LONG = 512
+"""From so many elements on a result is worth a block of threads."""
+FEW = 256
+"""Up to so many results; of more, a thread for each keeps a device busy."""
+
+
+def is_long(op: ComputeOp) -> bool:
+    """Whether a reduction has few results of many elements each, as far as is known."""
+    results = size_of(simplify(product([a.extent for a in op.axis])))
+    each = size_of(simplify(product([r.extent for r in op.reduce_axis])))
+    return results is not None and each is not None and results <= FEW and each >= LONG
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +152,17 @@ def threads_of(count: PrimExpr, target: Target) -> int:
     """Threads of a block that run one after the other: few enough that all units have some."""
     threads = THREADS
     while isinstance(count, IntImm) and threads > 1 and count.value < threads * target.cores:
+        threads //= 2
+    return threads
+
+
+def threads_of_row(length: int | None, target: Target) -> int:
+    """Threads of a block that take the elements of a row in turn: as many as have some turns each,
+    by halves."""
+    threads = FEWEST
+    while threads < MOST and (length is None or threads * TURNS < length):
+        threads *= 2
+    while threads > target.max_num_threads:
         threads //= 2
     return threads
 

@@ -2,8 +2,8 @@
 
 out[z] = reduce over k of x[z, k]
 
-for k in steps of the block: each thread its own      ->  memory of the block
-barrier; half of the threads combine with the other half; barrier; ... until one is left
+for k in steps of the block: each thread its own
+threads combine what they have (`thread_team`); the first stores it
 """
 
 from __future__ import annotations
@@ -18,17 +18,12 @@ from ekiden.te.reducer import COMBINE, Reduce, identity
 from ekiden.te.tensor import ComputeOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, Stmt, seq
-from ekiden.tir.transform.thread_sync import BARRIER
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
-from ekiden.topi.rule.family import Family, size_of
+from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_lanes import coordinates
-from ekiden.topi.rule.thread_parts import Group, bound, serial
-
-LONG = 512
-"""From so many elements on a result is worth a block of threads."""
-FEW = 256
-"""Up to so many results; of more, a thread for each keeps a device busy."""
+from ekiden.topi.rule.thread_parts import Group, bound, is_long, serial
+from ekiden.topi.rule.thread_team import Team
 
 
 def _accepts(anchor: Tensor, target: Target) -> bool:
@@ -36,17 +31,7 @@ def _accepts(anchor: Tensor, target: Target) -> bool:
     body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
     if not isinstance(op, ComputeOp) or not isinstance(body, Reduce) or not body.kind:
         return False
-    results = [size_of(a.extent) for a in op.axis]
-    steps = [size_of(r.extent) for r in body.axis]
-    known = [n for n in (*results, *steps) if n is not None]
-    if len(known) != len(results) + len(steps):
-        return False
-    total, each = 1, 1
-    for n in known[: len(results)]:
-        total *= n
-    for n in known[len(results) :]:
-        each *= n
-    return total <= FEW and each >= LONG
+    return is_long(op)
 
 
 def _space(anchor: Tensor, target: Target) -> Space:
@@ -75,7 +60,6 @@ def build(
     block, thread, turn = Var("block"), Var("thread"), Var("turn")
     dtype = reduce.dtype
     own = Buffer("own", (const(1),), dtype, "local")
-    parts = Buffer("parts", (const(threads),), dtype, "shared")
     combine = COMBINE[reduce.kind]
     extents = [r.extent for r in reduce.axis]
     total = simplify(product(extents))
@@ -91,22 +75,13 @@ def build(
     statements = [
         BufferStore(own, identity(reduce.kind, dtype), zero),
         serial(turn, turns, inside),
-        BufferStore(parts, BufferLoad(own, zero, dtype), (thread,)),
-        BARRIER,
     ]
-    half = threads // 2
-    while half:
-        pair = (BufferLoad(parts, (at,), dtype) for at in (thread, thread + half))
-        statements += [
-            IfThenElse(thread < half, BufferStore(parts, combine(*pair), (thread,))),
-            BARRIER,
-        ]
-        half //= 2
-    store = group.store(results, BufferLoad(parts, zero, dtype))
-    statements.append(IfThenElse(thread.equal(0), store))
-    body = allocated(seq(*statements), [own])
+    team = Team.of(thread, threads, target)
+    made = team.combined([own], reduce.reducer.combine, everywhere=False)
+    store = IfThenElse(thread.equal(0), group.store(results, made.values[0]))
+    body = allocated(seq(*statements, made.body, store), [own])
     count = simplify(product([a.extent for a in op.axis])) if op.axis else const(1)
-    lanes = allocated(bound(thread, threads, "threadIdx.x", body), [parts])
+    lanes = allocated(bound(thread, threads, "threadIdx.x", body), made.shared)
     return group.function(bound(block, count, "blockIdx.x", lanes), name)
 
 
@@ -114,7 +89,7 @@ FAMILY = Family(
     name="thread_reduction",
     on_threads=True,
     together=True,
-    why="threads combine halves between barriers: blocks of a schedule know none",
+    why="threads combine what they have between barriers: blocks of a schedule know none",
     accepts=_accepts,
     space=_space,
     default=_default,

@@ -1,0 +1,175 @@
+"""How threads of a block combine their values, into one that all of them know.
+
+Threads that hand each other what is in registers, by warps, with one barrier for all of a block:
+
+    x = combine(x, the x of the thread 16 further), then 8, 4, 2, 1 further
+    the first thread of each warp: parts[warp] = x; barrier
+    every warp likewise: x = parts[lane], 8, 4, 2, 1 further for as many as there are parts
+
+Others by halves, in memory of the block, with a barrier for each:
+
+    parts[thread] = x; barrier
+    half of the threads combine with the other half; barrier; ... until one is left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from ekiden.ir.intrinsic import WARP, WHOLE_WARP, call_intrin
+from ekiden.ir.prim import PrimExpr, Var, const, maximum
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.te.prim_func import allocated, stores
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
+from ekiden.tir.transform.thread_sync import BARRIER
+
+Combine: TypeAlias = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Sequence[PrimExpr]]
+"""(values of one, values of another) -> those of both."""
+ABILITY = "warp_shuffles"
+AT = "tvm_warp_shuffle"
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """What threads do, the values that all of them then know, and the memory that they share or
+    have by themselves."""
+
+    body: Stmt
+    values: list[PrimExpr]
+    shared: list[Buffer]
+    local: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Threads that combine: each `size` neighbours of a block of `threads`."""
+
+    thread: Var
+    threads: int
+    size: int
+    has_warps: bool
+    """Whether they do so by registers."""
+
+    @staticmethod
+    def of(thread: Var, threads: int, target: Target, size: int | None = None) -> Team:
+        """All of a block, or so many; both are powers of 2."""
+        size = threads if size is None else size
+        is_apt = threads % WARP == 0 and size <= WARP * WARP and target.thread_warp_size == WARP
+        return Team(thread, threads, size, is_apt and target.has(ABILITY))
+
+    def combined(
+        self, own: Sequence[Buffer], combine: Combine, everywhere: bool = True
+    ) -> Combined:
+        """The values that threads have in buffers of one element, for all threads or for the first
+        at least. Without warps a team is all of a block."""
+        if self.has_warps:
+            return self._by_warps(own, combine, everywhere)
+        assert self.size == self.threads, (self.size, self.threads)
+        return self._by_halves(own, combine)
+
+    def _by_warps(self, own: Sequence[Buffer], combine: Combine, everywhere: bool) -> Combined:
+        near = [Buffer("near", (const(1),), b.dtype, "local") for b in own]
+        statements = self._folds(own, near, combine, min(self.size, WARP))
+        shared: list[Buffer] = []
+        if self.size > WARP:
+            warps = self.size // WARP
+            shared = [_shared(b, self.threads // WARP) for b in own]
+            lane = self.thread % WARP
+            part = self.thread // self.size * warps + lane % warps
+            mine = stores(shared, elements(own), (self.thread // WARP,))
+            statements += [IfThenElse(lane.equal(0), mine), BARRIER]
+            statements.append(stores(own, elements(shared, part), (const(0),)))
+            statements += self._folds(own, near, combine, warps)
+        if everywhere and self.size > 1:  # the first's: of their own, one has 0 and another -0
+            first = self._taken(own, AT, 0, min(self.size, WARP))
+            statements.append(stores(own, first, (const(0),)))
+        return Combined(allocated(seq(*statements), near), elements(own), shared)
+
+    def scanned(self, own: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Combined:
+        """Each thread's value combined with those of all threads before, in their order, in its
+        buffer; known to all is that of all threads. Of whole blocks of warps."""
+        assert self.has_warps and self.size == self.threads
+        zero, lane, warp = (const(0),), self.thread % WARP, self.thread // WARP
+        near, sums = (Buffer(n, (const(1),), own.dtype, "local") for n in ("near", "sums"))
+        statements, warps = self._running(own, near, combine, WARP), self.threads // WARP
+        shared: list[Buffer] = []
+        if warps > 1:
+            shared = [_shared(own, warps)]
+            last = BufferStore(shared[0], own[0], (warp,))
+            statements += [IfThenElse(lane.equal(WARP - 1), last), BARRIER]
+            statements.append(BufferStore(sums, shared[0][lane % warps], zero))
+            statements += self._running(sums, near, combine, warps)
+            before = maximum(warp - 1, 0)
+            statements.append(BufferStore(near, self._taken([sums], AT, before, WARP)[0], zero))
+            joined = BufferStore(own, combine(near[0], own[0]), zero)
+            statements.append(IfThenElse(warp > 0, joined))
+        whole, at = (sums, warps - 1) if warps > 1 else (own, WARP - 1)
+        statements.append(BufferStore(sums, self._taken([whole], AT, at, WARP)[0], zero))
+        if warps > 1:
+            statements.append(BARRIER)  # what they share is written again in the next turn
+        return Combined(allocated(seq(*statements), [near]), [sums[0]], shared, [sums])
+
+    def _running(
+        self,
+        own: Buffer,
+        near: Buffer,
+        combine: Callable[[PrimExpr, PrimExpr], PrimExpr],
+        count: int,
+    ) -> list[Stmt]:
+        """Each of the first `count` lanes gets what those up to it have."""
+        found: list[Stmt] = []
+        zero, by = (const(0),), 1
+        while by < count:
+            taken = self._taken([own], "tvm_warp_shuffle_up", by, WARP)
+            joined = BufferStore(own, combine(near[0], own[0]), zero)
+            found += [BufferStore(near, taken[0], zero)]
+            found += [IfThenElse(self.thread % WARP >= by, joined)]
+            by *= 2
+        return found
+
+    def _folds(
+        self, own: Sequence[Buffer], near: Sequence[Buffer], combine: Combine, count: int
+    ) -> list[Stmt]:
+        """The first of each `count` lanes gets what all of them have."""
+        found: list[Stmt] = []
+        by = count // 2
+        while by:
+            taken = self._taken(own, "tvm_warp_shuffle_down", by, min(count, WARP))
+            found.append(stores(near, taken, (const(0),)))  # once each: a combination may ask twice
+            found.append(stores(own, combine(elements(own), elements(near)), (const(0),)))
+            by //= 2
+        return found
+
+    @staticmethod
+    def _taken(own: Sequence[Buffer], op: str, lane: PrimExpr | int, width: int) -> list[PrimExpr]:
+        """What other threads of the warp have."""
+        number = const(lane, "int32") if isinstance(lane, int) else lane
+        of = number, const(width, "int32"), const(WARP, "int32")
+        return [call_intrin(op, const(WHOLE_WARP, "uint32"), value, *of) for value in elements(own)]
+
+    def _by_halves(self, own: Sequence[Buffer], combine: Combine) -> Combined:
+        parts = [_shared(b, self.threads) for b in own]
+        statements = [stores(parts, elements(own), (self.thread,)), BARRIER]
+        half = self.threads // 2
+        while half:
+            pair = elements(parts, self.thread), elements(parts, self.thread + half)
+            joins = stores(parts, combine(*pair), (self.thread,))
+            statements += [IfThenElse(self.thread < half, joins), BARRIER]
+            half //= 2
+        return Combined(seq(*statements), elements(parts), parts)
+
+
+def elements(buffers: Sequence[Buffer], place: PrimExpr | None = None) -> list[PrimExpr]:
+    """Those at a place of buffers; the first."""
+    at = const(0) if place is None else place
+    return [BufferLoad(b, (at,), b.dtype) for b in buffers]
+
+
+def _shared(like: Buffer, count: int) -> Buffer:
+    return Buffer("parts", (const(count),), like.dtype, "shared")
+
+
+__all__ = ["Combined", "Team", "elements"]
