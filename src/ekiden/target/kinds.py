@@ -136,7 +136,8 @@ _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by the
                    "smlad", "helium"))              # by name, in words that compilers know
 
 _OF_THREADS = frozenset(("fma", "rounding"))     # functions of the languages of devices
-_OF_WARPS = _OF_THREADS | {"tensor_cores"}
+_OF_NEIGHBOURS = _OF_THREADS | {"near_memory"}
+_OF_WARPS = _OF_NEIGHBOURS | {"tensor_cores"}
 _NVIDIA = {"tensor_cores": 80}
 
 KINDS: dict[str, TargetKind] = {each.name: each for each in (
@@ -145,9 +146,9 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
     TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_WARPS,   True, _CUDA,
                _NVIDIA, True),
-    TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_THREADS, True, _CUDA,
+    TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_NEIGHBOURS, True, _CUDA,
                asks_device=True),
-    TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _OPENCL,
+    TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_NEIGHBOURS, True, _OPENCL,
                asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_THREADS, True, _GPU),
