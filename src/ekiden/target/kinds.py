@@ -46,6 +46,8 @@ class TargetKind:
     own_options: Mapping[str, Option] = field(default_factory=dict, hash=False, repr=False)
     least_arch: Mapping[str, int] = field(default_factory=dict, hash=False, repr=False)
     """Ability -> the number of the first architecture (`-arch=sm_80`) that has it."""
+    block_memory: int = 1 << 14
+    """Bytes that the threads of a block share, of the least device that has threads."""
     asks_device: bool = False
     """Whether a target that names no device has the facts of this machine's, where there is one."""
 
@@ -145,13 +147,14 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
     TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_WARPS,   True, _CUDA,
-               _NVIDIA, True),
+               _NVIDIA, 48 << 10, True),
     TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_NEIGHBOURS, True, _CUDA,
-               asks_device=True),
+               block_memory=48 << 10, asks_device=True),
     TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_NEIGHBOURS, True, _OPENCL,
-               asks_device=True),
+               block_memory=32 << 10, asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
-    TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_THREADS, True, _GPU),
+    TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_THREADS, True, _GPU,
+               block_memory=32 << 10),
     TargetKind("rocm",     10, ("rocm", "gpu"),       False, _OF_THREADS, True, _GPU),
     TargetKind("webgpu",   15, ("webgpu", "gpu"),     True,  _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("hexagon",  16, ("hexagon", "cpu"),    own_options=_GPU),
