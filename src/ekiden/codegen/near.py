@@ -1,6 +1,6 @@
 """Neighbours in memory that a thread of a device accesses as one: how wide an access may be.
 
-    out[i * 4 : +4] = a[i * 4 : +4]    ->   16 bytes at once, where memory begins at a multiple of 16
+    out[i * 4 : +4] = a[i * 4 : +4]   ->   16 bytes at once, where memory begins at a multiple
 
 That an index is a multiple is proven here. Where memory begins only a run knows: what is given to a
 kernel may be a part of other memory, so kernels ask and go element by element there.

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Select, Var, const, is_const
+from ekiden.ir.prim import Intrinsic, PrimExpr, Select, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.target import Target
 from ekiden.te.tensor import ProducerLoad
@@ -67,8 +67,8 @@ def near_at(
     """Of accesses."""
     size = simplify(product(extents)) if extents else const(1)
     first, lane = Var("first"), Var("lane")
-    for lanes in WIDTHS if isinstance(size, IntImm) else ():
-        if lanes > most or size.value % lanes:
+    for lanes in WIDTHS:
+        if lanes > most or not is_const(simplify(size % lanes), 0):
             continue
         at = dict(zip(axes, coordinates(first * lanes + lane, extents), strict=True))
         is_same = all(lane not in free_vars(simplify(substitute(c, at))) for c in conditions)

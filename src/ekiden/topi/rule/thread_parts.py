@@ -120,6 +120,11 @@ def serial(var: Var, extent: PrimExpr | int, body: Stmt) -> Stmt:
     return For(var, const(0), size, ForKind.SERIAL, body)
 
 
+def unrolled(var: Var, count: int, body: Stmt) -> Stmt:
+    """The same of so few steps that each is written out: what is held by number is in registers."""
+    return For(var, const(0), const(count), ForKind.UNROLLED, body)
+
+
 def launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
     """The body for all values of the index below the extent, one thread each; in so many threads a
     block."""

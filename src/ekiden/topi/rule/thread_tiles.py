@@ -34,7 +34,7 @@ from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_factors import Factors, are_neighbours, factors_of
 from ekiden.topi.rule.thread_lanes import coordinates
 from ekiden.topi.rule.thread_near import most_near, near_at, near_in, together
-from ekiden.topi.rule.thread_parts import Group, bound, serial
+from ekiden.topi.rule.thread_parts import Group, bound, serial, unrolled
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,9 @@ class Lines:
         share, lane, made = self.share, Var("lane"), []
         if self.kept is None or (share.by_steps and step % share.read):
             return []
-        lines = range(len(self.numbers)) if share.by_steps else range(0, len(self.numbers), share.read)
+        lines = (
+            range(len(self.numbers)) if share.by_steps else range(0, len(self.numbers), share.read)
+        )
         for n in lines:
             at = share.at(self.numbers[n], first + step) + lane
             value = BufferLoad(share.buffer, (at,), share.value.dtype)
@@ -306,10 +308,10 @@ class TileKernel:
         """The memory of the block for a factor, of which a thread reads so many neighbours among
         its rows or columns as one."""
         reduced, by_steps = self.group.reduce.axis, self.lies_by_steps(value)
-        places = [r.var for r in reduced] if by_steps else list(axes)
-        extents = [r.extent for r in reduced] if by_steps else [self.factors.extents[v] for v in axes]
         line = self.depth if by_steps else tile
-        near = near_in(value, places, extents, math.gcd(self.near, line))
+        own = {v: self.factors.extents[v] for v in axes}
+        places = {r.var: r.extent for r in reduced} if by_steps else own
+        near = near_in(value, list(places), list(places.values()), math.gcd(self.near, line))
         read = math.gcd(self.near, self.depth) if by_steps else beside
         pitch = self.pitch_of(line, read) if by_steps else tile + self.gap // 8 * 8
         count = (tile if by_steps else self.depth) * pitch
@@ -321,7 +323,7 @@ class TileKernel:
         different banks, if what they read as one does not begin at an even number of it."""
         return line + self.gap if read == 1 else line + read * (line // read % 2 == 0)
 
-    def element(self, share: Share, turn: PrimExpr | int) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+    def element(self, share: Share, turn: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """What a thread brings in a turn: its number among all, the first step, row or column."""
         at = turn * self.threads + self.thread
         if share.by_steps:
@@ -339,9 +341,7 @@ class TileKernel:
         count = self.depth * share.tile // share.near
         return body if count % self.threads == 0 else IfThenElse(at < count, body)
 
-    def read(
-        self, share: Share, turn: PrimExpr | int, block: PrimExpr, side: Side, put: Put
-    ) -> Stmt:
+    def read(self, share: Share, turn: PrimExpr, block: PrimExpr, side: Side, put: Put) -> Stmt:
         """Read what a thread brings in a turn, and put it somewhere; 0 stands for what there is
         not."""
         reduced = self.group.reduce.axis
@@ -352,7 +352,10 @@ class TileKernel:
         by = lane if share.near > 1 else const(0)
         k, place = (k + by, place) if share.by_steps else (k, place + by)
         steps = dict(zip(reduced, coordinates(k, extents), strict=True))
-        value, zero = self.factor(share.value, share.axes, place, steps), const(0, share.value.dtype)
+        value, zero = (
+            self.factor(share.value, share.axes, place, steps),
+            const(0, share.value.dtype),
+        )
         if share.near == 1:
             return self.guarded(share, at, put(by, if_then_else(inside, value, zero)))
         sides = [together(lane, share.near, put(lane, v)) for v in (value, zero)]
@@ -369,29 +372,29 @@ class TileKernel:
         side = Side(first, most)
         return serial(turn, self.turns(share), self.read(share, turn, block, side, put))
 
+    def held(self, share: Share) -> Buffer:
+        """What a thread brings of a block of k, in its registers."""
+        count = const(self.turns(share) * share.near)
+        return Buffer(f"{share.buffer.name}_held", (count,), share.value.dtype, "local")
+
     def fetch(self, share: Share, held: Buffer, block: PrimExpr, side: Side) -> Stmt:
         """The same to registers of each thread."""
+        turn = Var("turn")
 
         def put(lane: PrimExpr, value: PrimExpr) -> Stmt:
-            return BufferStore(held, value, (const(turn * share.near) + lane,))
+            return BufferStore(held, value, (turn * share.near + lane,))
 
-        made: list[Stmt] = []
-        for turn in range(self.turns(share)):
-            made.append(self.read(share, turn, block, side, put))
-        return seq(*made)
+        return unrolled(turn, self.turns(share), self.read(share, turn, block, side, put))
 
     def put(self, share: Share, held: Buffer) -> Stmt:
         """From there to memory of the block."""
-        made: list[Stmt] = []
-        for turn in range(self.turns(share)):
-            at, step, number = self.element(share, turn)
-            lane, dtype = Var("lane"), share.value.dtype
-            by = lane if share.near > 1 else const(0)
-            value = BufferLoad(held, (const(turn * share.near) + by,), dtype)
-            body: Stmt = BufferStore(share.buffer, value, (share.at(number, step) + by,))
-            body = together(lane, share.near, body) if share.near > 1 else body
-            made.append(self.guarded(share, at, body))
-        return seq(*made)
+        turn, lane, dtype = Var("turn"), Var("lane"), share.value.dtype
+        at, step, number = self.element(share, turn)
+        by: PrimExpr = lane if share.near > 1 else const(0)
+        value = BufferLoad(held, (turn * share.near + by,), dtype)
+        body: Stmt = BufferStore(share.buffer, value, (share.at(number, step) + by,))
+        body = together(lane, share.near, body) if share.near > 1 else body
+        return unrolled(turn, self.turns(share), self.guarded(share, at, body))
 
     def sides(self) -> tuple[Side, Side]:
         """Where the tiles of a block begin, and where there is no more."""
@@ -430,7 +433,9 @@ class TileKernel:
         """The same with two buffers of each factor: while one is read, the next block comes."""
         halves = self.shares(), self.shares("_next")
         held = [
-            Buffer(f"{s.buffer.name}_held", (const(self.turns(s) * s.near),), s.value.dtype, "local")
+            Buffer(
+                f"{s.buffer.name}_held", (const(self.turns(s) * s.near),), s.value.dtype, "local"
+            )
             for s in halves[0]
         ]
 
