@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.compiler import held, machine_of, parsed
 from ekiden.codegen.llvm.expression import DemoteRegisterError
-from ekiden.codegen.llvm.statement import StatementEmitter
+from ekiden.codegen.llvm.near_emitter import NearEmitter
 from ekiden.codegen.llvm.types import memory_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
@@ -56,7 +56,7 @@ class Text:
     checks: tuple[tuple[str, str], ...]
 
 
-class KernelEmitter(StatementEmitter):
+class KernelEmitter(NearEmitter):
     """Emits one kernel."""
 
     def __init__(self, module: Module, name: str, demoted: frozenset[Buffer]) -> None:
