@@ -1,7 +1,7 @@
 """Neighbours in memory of a device as one access: an address that is a multiple of 16.
 
-    %wide = load <4 x float>, ptr %at, align 16      where the memory of a kernel begins at one, else
-    %one = load float, ptr %at, align 4 ...          element by element
+    %wide = load <4 x float>, ptr %at, align 16     where the memory of a kernel begins at one
+    %one = load float, ptr %at, align 4 ...         elsewhere element by element
 
 What is not proven to be a multiple behind where memory begins (`codegen.near`) is left as it is.
 """
@@ -78,7 +78,7 @@ class NearEmitter(StatementEmitter):
         return near_bytes(buffer, index) if is_given or buffer.scope == SHARED else 0
 
     def _is_aligned(self, buffer: Buffer) -> Operand:
-        """Whether memory that the kernel is given begins where it must: asked once, at its begin."""
+        """Whether memory that the kernel is given begins where it must: asked once, at first."""
         pointer = self.pointers[buffer]
         name = f"%near.{pointer.removeprefix('%buffer.')}"
         if f"  {name} = icmp eq i64 {name}.rest, 0" not in self.b.entry:

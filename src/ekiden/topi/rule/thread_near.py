@@ -12,15 +12,16 @@ from typing import TypeAlias
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import Intrinsic, PrimExpr, Select, Var, const, is_const
+from ekiden.ir.intrinsic import row_of
+from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.target import Target
 from ekiden.te.tensor import ProducerLoad
 from ekiden.tir.expr import Ramp
-from ekiden.tir.stmt import For, ForKind, Stmt
+from ekiden.tir.stmt import Block, BufferStore, For, ForKind, IterKind, Stmt
 from ekiden.tir.transform.vectorize_loops import Vectorizer
 from ekiden.topi.rule.loops import product
-from ekiden.topi.rule.thread_lanes import coordinates
+from ekiden.topi.rule.thread_lanes import Lanes, accesses_of, coordinates
 
 NEAR_BYTES = 16
 """Of one access."""
@@ -48,13 +49,41 @@ def near_in(value: PrimExpr, axes: Sequence[Var], extents: Sequence[PrimExpr], m
     widths = [NEAR_BYTES // dt.itemsize(e.dtype) for e in reads if not dt.is_small(e.dtype)]
     if len(widths) < len(reads):
         return 1
-    conditions = [
-        e.condition if isinstance(e, Select) else e.args[0]
-        for e in post_order(value)
-        if isinstance(e, Select) or (isinstance(e, Intrinsic) and e.op == "if_then_else")
-    ]
     given = [(e.producer.shape, e.indices) for e in reads]
-    return near_at(given, axes, extents, min(most, *widths), conditions)
+    return near_at(given, axes, extents, min([most, *widths]), _conditions(value))
+
+
+def near_lanes(block: Block, target: Target, threads: int) -> Lanes | None:
+    """The axes of a computation, from one on, along which neighbours are one access of a target
+    whose threads run together; None where there are none, or fewer such than its units have
+    threads."""
+    body, axes = block.body, list(block.iter_vars)
+    is_plain = all(i.kind is IterKind.SPATIAL for i in axes) and isinstance(body, BufferStore)
+    if target.thread_warp_size == 1 or not is_plain:
+        return None
+    assert isinstance(body, BufferStore)
+    nodes = post_order(body.value)
+    if any(isinstance(e, Intrinsic) and row_of(e.op).effects for e in nodes):
+        return None
+    loads, stores = accesses_of(body)
+    accesses = [(buffer.shape, at) for buffer, at in (*loads, *stores)]
+    most = most_near(target, *(buffer.dtype for buffer, _ in (*loads, *stores)))
+    whole = simplify(product([i.extent for i in axes])) if axes else const(1)
+    conditions = _conditions(body.value)
+    for first in range(len(axes)) if most > 1 else ():
+        extents = [i.extent for i in axes[first:]]
+        lanes = near_at(accesses, [i.var for i in axes[first:]], extents, most, conditions)
+        if isinstance(whole, IntImm) and whole.value < lanes * threads * target.cores:
+            return None
+        if lanes > 1:
+            return Lanes(first, lanes)
+    return None
+
+
+def _conditions(value: PrimExpr) -> list[PrimExpr]:
+    """Under which parts of an expression are evaluated."""
+    found = [e for e in post_order(value) if isinstance(e, Intrinsic)]
+    return [e.args[0] for e in found if e.op == "if_then_else"]
 
 
 def near_at(
@@ -98,4 +127,4 @@ def together(lane: Var, count: int, body: Stmt) -> Stmt:
     return For(lane, const(0), const(count), ForKind.VECTORIZED, body, {"lanes": count})
 
 
-__all__ = ["ABILITY", "NEAR_BYTES", "most_near", "near_at", "near_in", "reads_of", "together"]
+__all__ = ["most_near", "near_at", "near_in", "near_lanes", "reads_of", "together"]

@@ -31,6 +31,7 @@ from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 from ekiden.topi.rule.thread_lanes import Lanes, coordinates, first_of
+from ekiden.topi.rule.thread_near import near_lanes
 
 THREADS = 256
 """Threads of a block, where elements are independent."""
@@ -176,6 +177,8 @@ class Nest:
         axes, which have places; and how many of these there are."""
         extents = [f.extent for f in self.spatial]
         lanes = Lanes.of(self.block, target, len(at))
+        if not at and lanes is None:
+            lanes = near_lanes(self.block, target, THREADS)
         if lanes is None:
             own = coordinates(number, extents[len(at) :])
             return self.at((*at, *own)), product(extents[len(at) :]), 1

@@ -144,13 +144,12 @@ class TileKernel:
         the target's threads access them so; two buffers where threads run together, there is more
         than a block of k, and a block may have so much."""
         made = {"near": 1, "buffers": 1, **found}
-        if not found["shared"]:
+        if not found["shared"] or target.thread_warp_size == 1:
             return Decision.of(made)
         if "near" not in found:
             made["near"] = most_near(target, cls.kept(factors.a).dtype, cls.kept(factors.b).dtype)
         depth = size_of(factors.depth)
-        has_more = target.thread_warp_size > 1 and (depth is None or depth > int(made["depth"]))
-        if "buffers" not in found and has_more:
+        if "buffers" not in found and (depth is None or depth > int(made["depth"])):
             decision = Decision.of(made | {"buffers": 2})
             made["buffers"] = 2 if cls.most_bytes(factors, decision) <= target.block_memory else 1
         return Decision.of(made)
