@@ -362,14 +362,23 @@ class TileKernel:
 
     def bring(self, share: Share, block: PrimExpr, first: PrimExpr, most: PrimExpr) -> Stmt:
         """Every thread brings its part of a block of k."""
-        turn = Var("turn")
+        turn, side = Var("turn"), Side(first, most)
         _, step, number = self.element(share, turn)
 
-        def put(lane: PrimExpr, value: PrimExpr) -> Stmt:
+        def direct(lane: PrimExpr, value: PrimExpr) -> Stmt:
             return BufferStore(share.buffer, value, (share.at(number, step) + lane,))
 
-        side = Side(first, most)
-        return serial(turn, self.turns(share), self.read(share, turn, block, side, put))
+        if share.near == 1:
+            return serial(turn, self.turns(share), self.read(share, turn, block, side, direct))
+        held = Buffer(f"{share.buffer.name}_held", (const(share.near),), share.value.dtype, "local")
+
+        def hold(lane: PrimExpr, value: PrimExpr) -> Stmt:
+            return BufferStore(held, value, (lane,))
+
+        # one statement writes memory of the block: between two, threads would wait for each other
+        read = self.read(share, turn, block, side, hold)
+        body = seq(read, self.placed(share, turn, held, const(0)))
+        return serial(turn, self.turns(share), allocated(body, [held]))
 
     def held(self, share: Share) -> Buffer:
         """What a thread brings of a block of k, in its registers."""
@@ -387,13 +396,19 @@ class TileKernel:
 
     def put(self, share: Share, held: Buffer) -> Stmt:
         """From there to memory of the block."""
-        turn, lane, dtype = Var("turn"), Var("lane"), share.value.dtype
+        turn = Var("turn")
+        body = self.placed(share, turn, held, turn * share.near)
+        return unrolled(turn, self.turns(share), body)
+
+    def placed(self, share: Share, turn: PrimExpr, held: Buffer, first: PrimExpr) -> Stmt:
+        """What a thread has read in a turn, in registers from one on, to memory of the block."""
         at, step, number = self.element(share, turn)
+        lane = Var("lane")
         by: PrimExpr = lane if share.near > 1 else const(0)
-        value = BufferLoad(held, (turn * share.near + by,), dtype)
+        value = BufferLoad(held, (first + by,), share.value.dtype)
         body: Stmt = BufferStore(share.buffer, value, (share.at(number, step) + by,))
         body = together(lane, share.near, body) if share.near > 1 else body
-        return unrolled(turn, self.turns(share), self.guarded(share, at, body))
+        return self.guarded(share, at, body)
 
     def sides(self) -> tuple[Side, Side]:
         """Where the tiles of a block begin, and where there is no more."""
