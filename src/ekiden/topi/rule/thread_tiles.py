@@ -463,6 +463,7 @@ class TileKernel:
             return each(lambda s, h, side: self.put(s, h), half)
 
         def turn(block: PrimExpr, half: int) -> Stmt:
+            """One block of k: the next one comes meanwhile."""
             is_next = block + 1 < count
             return seq(
                 IfThenElse(is_next, fetch(block + 1)),
