@@ -92,6 +92,7 @@ class TensorKernel(TileKernel):
     """One program being built; rows and columns of a warp are squares."""
 
     side = SIDE
+    threads_each = WARP
     gap = 8
     """Instructions load lines of 16 bytes, and other banks for each."""
 

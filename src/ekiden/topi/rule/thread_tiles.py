@@ -36,6 +36,10 @@ from ekiden.topi.rule.thread_lanes import coordinates
 from ekiden.topi.rule.thread_near import most_near, near_at, near_in, together
 from ekiden.topi.rule.thread_parts import Group, bound, serial, unrolled
 
+HELD = 128
+"""Bytes of the next block of k that a thread may hold: 32 registers, beside the sums and what it
+multiplies. Blocks of few threads would hold much more, and spill."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -117,6 +121,8 @@ class TileKernel:
 
     side = 1
     """Rows and columns of what rows, columns, lanes and lines count."""
+    threads_each = 1
+    """Threads of what lanes and lines count."""
     gap = 1
     """Elements between lines of steps in memory of the block: then threads that read the same step
     of different lines read different banks."""
@@ -151,7 +157,8 @@ class TileKernel:
         depth = size_of(factors.depth)
         if "buffers" not in found and (depth is None or depth > int(made["depth"])):
             decision = Decision.of(made | {"buffers": 2})
-            made["buffers"] = 2 if cls.most_bytes(factors, decision) <= target.block_memory else 1
+            has_room = cls.most_bytes(factors, decision) <= target.block_memory
+            made["buffers"] = 2 if has_room and cls.held_bytes(factors, decision) <= HELD else 1
         return Decision.of(made)
 
     @classmethod
@@ -166,6 +173,16 @@ class TileKernel:
             room = tile * depth + max(tile, depth) * max(cls.gap, decision.number("near"))
             size += room * dt.itemsize(cls.kept(factor).dtype)
         return buffers * size + cls.beyond(rows * lines * cls.side, columns * lanes * cls.side)
+
+    @classmethod
+    def held_bytes(cls, factors: Factors, decision: Decision) -> int:
+        """Bytes of registers in which a thread holds what it brings of a block of k."""
+        rows, columns, lines, lanes, depth = (
+            decision.number(n) for n in ("rows", "columns", "lines", "lanes", "depth")
+        )
+        each = ((factors.a, rows * lines), (factors.b, columns * lanes))
+        size = sum(tile * dt.itemsize(cls.kept(factor).dtype) for factor, tile in each)
+        return -(-size * cls.side * depth // (lines * lanes * cls.threads_each))
 
     @staticmethod
     def beyond(tile_m: int, tile_n: int) -> int:
