@@ -198,6 +198,22 @@ FIBRE_FACTOR(bf16, float, uint16_t, f32)
 FIBRE_FACTOR(s8, int32_t, int8_t, s32)
 FIBRE_FACTOR(u8, int32_t, uint8_t, s32)
 
+/* Neighbours as one access, which must be aligned. */
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+#define EK_NEAR
+template <typename W> static void fibre_check_near(const void *place) {
+  if ((uintptr_t)place % sizeof(W) != 0) fibre_wrong = "an access of neighbours that is not aligned";
+}
+template <typename W, int N, typename T> static void ek_load_near(T (&to)[N], const T *from, bool near) {
+  if (near) fibre_check_near<W>(from);
+  memcpy(to, from, sizeof to);
+}
+template <typename W, int N, typename T> static void ek_store_near(T *to, const T (&from)[N], bool near) {
+  if (near) fibre_check_near<W>(to);
+  memcpy(to, from, sizeof from);
+}
+
 static void fibre_main() {
   fibre_body(fibre_args);
   fibres[fibre_now].state = 2;

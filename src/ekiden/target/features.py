@@ -227,6 +227,7 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "flush_subnormals": {X86: ("",),                ARM: ("",)},
     "tensor_cores": {},
     "warp_shuffles": {},
+    "near_memory": {},
     "permute_u8":  {X86: ("avx512vbmi",),           ARM: ("",),          RISCV: ("v",)},
 }
 """fma: a * b + c rounded once. madd: the same rounded once or twice. broadcasts: loads of
@@ -240,7 +241,8 @@ dot2_bf16: of two of bfloat16 into float32. dot2_s16: pmaddwd that adds. i8mm: p
 numbers in vectors of 256 bits, where AVX alone has floats.
 scalef: a * 2**b. shuffles: elements of two vectors in any order (C has loops for it).
 tensor_cores: products of matrices that a warp holds, of devices alone. warp_shuffles: threads of a
-warp hand each other what is in registers, likewise.
+warp hand each other what is in registers, likewise. near_memory: neighbours of up to 16 bytes that
+a thread of a device loads or stores as one.
 flush_subnormals: a mode of the thread in which they are 0. masks: loads, stores and arithmetic of
 some lanes.
 """

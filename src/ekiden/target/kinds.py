@@ -50,6 +50,8 @@ class TargetKind:
     own_options: Mapping[str, Option] = field(default_factory=dict, hash=False, repr=False)
     least_arch: Mapping[str, int] = field(default_factory=dict, hash=False, repr=False)
     """Ability -> the number of the first architecture (`-arch=sm_80`) that has it."""
+    block_memory: int = 1 << 14
+    """Bytes that the threads of a block share, of the least device that has threads."""
     asks_device: bool = False
     """Whether a target that names no device has the facts of this machine's, where there is one."""
 
@@ -142,22 +144,25 @@ _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by the
                    "smlad", "helium"))              # by name, in words that compilers know
 
 _OF_THREADS = frozenset(("fma", "rounding"))     # functions of the languages of devices
-_OF_WARPS = _OF_THREADS | {"warp_shuffles"}      # of OpenCL no lane is known of a thread
-_OF_TENSORS = _OF_WARPS | {"tensor_cores"}
+_OF_OPENCL = _OF_THREADS | {"near_memory"}       # of a thread no lane is known
+_OF_METAL = _OF_THREADS | {"warp_shuffles"}
+_OF_PTX = _OF_OPENCL | _OF_METAL
+_OF_CUDA = _OF_PTX | {"tensor_cores"}
 _NVIDIA = {"tensor_cores": 80}
 
 KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
-    TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_TENSORS, True, _CUDA,
-               _NVIDIA, True),
-    TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_WARPS,   True, _CUDA,
-               asks_device=True),
-    TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _OPENCL,
-               asks_device=True),
+    TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_CUDA,    True, _CUDA,
+               _NVIDIA, 48 << 10, True),
+    TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_PTX,     True, _CUDA,
+               block_memory=48 << 10, asks_device=True),
+    TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_OPENCL,  True, _OPENCL,
+               block_memory=32 << 10, asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
-    TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_WARPS,   True, _GPU),
+    TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_METAL,   True, _GPU,
+               block_memory=32 << 10),
     TargetKind("rocm",     10, ("rocm", "gpu"),       False, _OF_THREADS, True, _GPU),
     TargetKind("webgpu",   15, ("webgpu", "gpu"),     True,  _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("hexagon",  16, ("hexagon", "cpu"),    own_options=_GPU),

@@ -356,6 +356,12 @@ class Target:
         return int(self.attrs["max_shared_memory_per_block"])
 
     @property
+    def block_memory(self) -> int:
+        """The same; where it is not said, what every device of the kind has."""
+        said = self.attrs.get("max_shared_memory_per_block")
+        return int(said) if said else self.kind.block_memory
+
+    @property
     def l2_cache_size_bytes(self) -> int:
         """Of a GPU where it is said, of a processor its second cache; else 0."""
         return int(self.attrs.get("l2_cache_size_bytes", self.l2 if self.kind.is_cpu else 0))

@@ -31,7 +31,8 @@ class Dialect:
     behind everything to kernels that have them.
     matrices: whether it has those that a warp holds (`codegen.device.fragments`). number: how a
     number is given to a kernel. also: what is given behind everything. missing: types that it has
-    not.
+    not. near, near_text: bytes -> the type of an access of neighbours, and the functions that are
+    such accesses (`codegen.device.near_writer`).
     """
 
     name: str
@@ -54,6 +55,8 @@ class Dialect:
     shuffles: Mapping[str, str] = field(default_factory=dict)
     masked: bool = False
     lane: str = ""
+    near: Mapping[int, str] = field(default_factory=dict)
+    near_text: str = ""
 
     @property
     def linear(self) -> str:
@@ -122,6 +125,36 @@ template <typename T, typename S> EK_DEVICE T ek_bits(S x) {
 EK_DEVICE float ek_word_to_float(uint32_t x) { return ek_bits<float>(x); }
 EK_DEVICE uint32_t ek_float_to_word(float x) { return ek_bits<uint32_t>(x); }
 """
+CUDA_NEAR = """\
+#ifndef EK_NEAR
+template <typename W, int N, typename T>
+EK_DEVICE void ek_load_near(T (&to)[N], const T *from, bool near) {
+  const int each = sizeof(W) / sizeof(T);
+  union { W word; T at[each]; } both;
+  if (near) {
+    for (int i = 0; i < N; i += each) {
+      both.word = *(const W *)(from + i);
+      for (int k = 0; k < each; ++k) to[i + k] = both.at[k];
+    }
+  } else {
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+  }
+}
+template <typename W, int N, typename T>
+EK_DEVICE void ek_store_near(T *to, const T (&from)[N], bool near) {
+  const int each = sizeof(W) / sizeof(T);
+  union { W word; T at[each]; } both;
+  if (near) {
+    for (int i = 0; i < N; i += each) {
+      for (int k = 0; k < each; ++k) both.at[k] = from[i + k];
+      *(W *)(to + i) = both.word;
+    }
+  } else {
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+  }
+}
+#endif"""
+CUDA_WORDS_OF = {16: "uint4", 8: "uint2", 4: "uint32_t", 2: "uint16_t"}
 METAL_HEAD = """\
 #include <metal_stdlib>
 using namespace metal;
@@ -216,7 +249,8 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
         },
         barrier="__syncthreads();",
         least="atomicMin({place}, {value});",
-        keywords=_CUDA_WORDS, matrices=True, shuffles=CUDA_SHUFFLES, masked=True,
+        keywords=_CUDA_WORDS, matrices=True, near=CUDA_WORDS_OF, near_text=CUDA_NEAR,
+        shuffles=CUDA_SHUFFLES, masked=True,
     ),
     Dialect(
         "metal", METAL_HEAD,

@@ -6,13 +6,13 @@ at the top of the kernel; a check that fails notes what it has seen and ends its
 
 from __future__ import annotations
 
-from ekiden.codegen.c.expression import ExpressionWriter, stripped
+from ekiden.codegen.c.expression import stripped
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.c.types import memory_type
-from ekiden.codegen.c.vector_writer import VectorWriter
 from ekiden.codegen.device import fragments
 from ekiden.codegen.device.dialect import DIALECTS, Dialect
 from ekiden.codegen.device.kernels import DeviceKernel
+from ekiden.codegen.device.near_writer import NearWriter
 from ekiden.codegen.shuffles import (
     ACTIVE,
     exchange_of,
@@ -43,15 +43,13 @@ MOST_LOCAL = 1 << 16
 """Bytes of arrays of one thread."""
 
 
-class KernelWriter(VectorWriter):
+class KernelWriter(NearWriter):
     """Writes the body of one kernel."""
 
     def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
-        super().__init__(helpers, symbol, dialect.vectors)
-        self.dialect = dialect
+        super().__init__(helpers, symbol, dialect)
         self.in_parallel = True  # loops that a processor would share run in the thread
         self.checks: list[tuple[str, str]] = []
-        self.top: list[str] = []
         self.layouts: dict[Buffer, str] = {}
         self.exchanges = False
         self._used |= dialect.keywords
@@ -265,9 +263,10 @@ def _check_types(func: PrimFunc, dialect: Dialect, symbol: str) -> None:
             raise CompileError(f"kernel {symbol!r}: {dialect.name} has no {dt.element(dtype)}")
 
 
-def _declare(writer: ExpressionWriter, dialect: Dialect, buffer: Buffer, given: list[str]) -> None:
+def _declare(writer: KernelWriter, dialect: Dialect, buffer: Buffer, given: list[str]) -> None:
     """The parameter of a buffer, and how it is called in the body."""
     kind, name = memory_type(buffer.dtype), writer.define(buffer)
+    writer.given[buffer] = ""
     pointer = f"{dialect.memory}{kind} *"
     if not dialect.offsets:
         given.append(f"{pointer}{name}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.compiler import held, machine_of, parsed
 from ekiden.codegen.llvm.expression import DemoteRegisterError
-from ekiden.codegen.llvm.statement import StatementEmitter
+from ekiden.codegen.llvm.near_emitter import NearEmitter
 from ekiden.codegen.llvm.types import memory_type
 from ekiden.codegen.shuffles import ACTIVE, exchange_of, is_exchange, operands_of
 from ekiden.ir import dtype as dt
@@ -64,7 +64,7 @@ class Text:
     checks: tuple[tuple[str, str], ...]
 
 
-class KernelEmitter(StatementEmitter):
+class KernelEmitter(NearEmitter):
     """Emits one kernel."""
 
     def __init__(self, module: Module, name: str, demoted: frozenset[Buffer]) -> None:

@@ -106,7 +106,8 @@ def _bound_block(nest: Stmt, target: Target) -> Stmt:
     """A computation's loops: the spatial ones become threads, the others stay inside."""
     index = Var("index")
     body, count, lanes = Nest.of(nest).part(index, (), target)
-    return launch(index, count, THREADS if lanes == 1 else threads_of(count, target), body)
+    alone = lanes > 1 and target.thread_warp_size == 1
+    return launch(index, count, threads_of(count, target) if alone else THREADS, body)
 
 
 def _bound_statements(body: Stmt) -> Stmt:

@@ -32,6 +32,7 @@ from ekiden.topi.rule.family import size_of
 from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 from ekiden.topi.rule.thread_lanes import Lanes, coordinates, first_of
+from ekiden.topi.rule.thread_near import near_lanes
 
 THREADS = 256
 """Threads of a block, where elements are independent."""
@@ -136,6 +137,11 @@ def serial(var: Var, extent: PrimExpr | int, body: Stmt) -> Stmt:
     return For(var, const(0), size, ForKind.SERIAL, body)
 
 
+def unrolled(var: Var, count: int, body: Stmt) -> Stmt:
+    """The same of so few steps that each is written out: what is held by number is in registers."""
+    return For(var, const(0), const(count), ForKind.UNROLLED, body)
+
+
 def launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
     """The body for all values of the index below the extent, one thread each; in so many threads a
     block."""
@@ -198,6 +204,8 @@ class Nest:
         axes, which have places; and how many of these there are."""
         extents = [f.extent for f in self.spatial]
         lanes = Lanes.of(self.block, target, len(at))
+        if not at and lanes is None:
+            lanes = near_lanes(self.block, target, THREADS)
         if lanes is None:
             own = coordinates(number, extents[len(at) :])
             return self.at((*at, *own)), product(extents[len(at) :]), 1

@@ -12,8 +12,9 @@ neighbouring threads write neighbouring elements.
     vector>1   one thread a block, whose columns or steps of k are vectors (`thread_vectors`)
     shared=0   for k: a, b of the thread's rows and columns; sums in registers
     tensor=1   warps multiply squares on tensor cores (`thread_tensor`)
-    shared=1   for blocks of k: all threads bring their share of a and b into memory of the block;
-               barrier; for k in the block: sums in registers; barrier
+    shared=1   for blocks of k: all threads bring their share of a and b into memory of the block,
+               `near` neighbours at a time; barrier; for k in the block: sums in registers; barrier
+    buffers=2  the next block comes while one is multiplied; one barrier for each
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ ALONE_ROWS, ALONE_COLUMNS, ALONE_LANES = 8, 2, 64
 vectors along the threads of a block (512x512x512 on a Zen 4: 2.9 GFLOP/s, 1.3 with the above)."""
 DEPTH_OF_BLOCK = 16
 """Steps of k between two barriers."""
+OF_BLOCKS = ("lanes", "lines", "depth", "shared", "buffers", "near")
+"""Choices of kernels whose blocks have several threads."""
 
 
 def _space(anchor: Tensor, target: Target) -> Space:
@@ -62,6 +65,12 @@ def _space(anchor: Tensor, target: Target) -> Space:
         Choice("lines", (64, 32, 16, 8, 4, 2, 1), "threads above each other along rows"),
         Choice("depth", (32, 16, 8, 4), "steps between two barriers, of shared=1"),
         Choice("shared", (1, 0), "whether blocks of k come into memory of the block"),
+        Choice("buffers", (2, 1), "blocks of k in memory of the block, of shared=1"),
+        Choice(
+            "near",
+            (16, 8, 4, 2, 1),
+            "neighbours that a thread brings, reads or writes as one, of shared=1",
+        ),
         Choice("vector", (16, 8, 4, 2, 1), "lanes of the vectors of a thread alone in its block"),
         Choice("along", (COLUMNS, DEPTH), "what its vectors run over"),
         Choice(
@@ -106,12 +115,13 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     lines = _down(LANES if has_warps else 1, None if m is None else -(-m // rows))
     while lanes * lines > target.max_num_threads:
         lines //= 2
+    shared = has_warps or fixed.get("buffers", 1) != 1 or fixed.get("near", 1) != 1
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines,
-        "depth": DEPTH_OF_BLOCK, "shared": int(has_warps), "vector": 1, "along": COLUMNS,
+        "depth": DEPTH_OF_BLOCK, "shared": int(shared), "vector": 1, "along": COLUMNS,
         "band": 0, "panel": 0, "tensor": 0,
     }  # fmt: skip
-    return Decision.of(found | dict(fixed))
+    return TileKernel.with_memory(factors, target, found | dict(fixed))
 
 
 def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
@@ -119,7 +129,7 @@ def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) 
     or something is fixed that only the other kernels have."""
     most = target.lanes(factors.a.dtype)
     asked = fixed.get("vector", most if target.thread_warp_size == 1 else 1)
-    if asked == 1 or not fixed.keys().isdisjoint(("lanes", "lines", "depth", "shared")):
+    if asked == 1 or not fixed.keys().isdisjoint(OF_BLOCKS):
         return None
     along, lanes = way_of(factors, int(asked))
     if lanes == 1 and "vector" not in fixed:
@@ -153,6 +163,7 @@ def build(
         if decision.number("panel"):
             return PanelKernel(group, decision).build(name)
         return VectorKernel(group, decision).build(name)
+    kind = TileKernel
     if decision.number("tensor"):
         factors = factors_of(group.anchor)
         if factors is None or not thread_tensor.can_multiply(factors, target):
@@ -160,8 +171,11 @@ def build(
                 f"decisions: 'thread_product' {decision}: target {str(target)!r} has no tensor "
                 f"cores for these factors, which must be {' or '.join(thread_tensor.FACTORS)}"
             )
-        return thread_tensor.TensorKernel(group, decision).build(name)
-    return TileKernel(group, decision).build(name, bool(decision.number("shared")))
+        kind = thread_tensor.TensorKernel
+    try:
+        return kind(group, decision).checked(target).build(name, bool(decision.number("shared")))
+    except CompileError as error:
+        raise CompileError(f"decisions: 'thread_product' {decision}: {error}") from error
 
 
 FAMILY = Family(

@@ -10,6 +10,7 @@ square is 0 in memory of the block, so any sizes are served.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ekiden.ir.intrinsic import call_intrin
@@ -23,6 +24,7 @@ from ekiden.tir.transform.thread_sync import BARRIER
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.family import size_of
 from ekiden.topi.rule.thread_factors import Factors
+from ekiden.topi.rule.thread_near import together
 from ekiden.topi.rule.thread_parts import Group, serial
 from ekiden.topi.rule.thread_tiles import Share, TileKernel
 
@@ -33,6 +35,8 @@ WARP = 32
 FACTORS = ("float16", "bfloat16")
 """What is multiplied, with sums in float32."""
 ABILITY = "tensor_cores"
+SUMS_GAP = 4
+"""Elements between rows of sums in memory of the block."""
 ROWS, COLUMNS, LINES, LANES, DEPTH = 2, 2, 2, 2, 32
 """Squares of a warp and warps of a block: 64 x 64 sums, of which 4 warps have 16 each thread, and a
 block of k takes 10 KB for both factors."""
@@ -73,7 +77,7 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines, "depth": DEPTH,
         "shared": 1, "vector": 1, "along": "columns", "tensor": 1,
     }  # fmt: skip
-    return Decision.of(found | dict(fixed))
+    return TensorKernel.with_memory(factors, target, found | dict(fixed))
 
 
 def _parted(size: int | None, warps: int, squares: int) -> tuple[int, int]:
@@ -87,6 +91,8 @@ def _parted(size: int | None, warps: int, squares: int) -> tuple[int, int]:
 class TensorKernel(TileKernel):
     """One program being built; rows and columns of a warp are squares."""
 
+    side = SIDE
+    threads_each = WARP
     gap = 8
     """Instructions load lines of 16 bytes, and other banks for each."""
 
@@ -94,7 +100,7 @@ class TensorKernel(TileKernel):
         super().__init__(group, decision)
         squares = self.rows * self.columns
         dtype = self.kept(self.factors.a).dtype
-        self.pitch = self.tile_n + 4
+        self.pitch = self.tile_n + SUMS_GAP
         self.a = _squares("a", self.rows, dtype, "matrix_a")
         self.b = _squares("b", self.columns, dtype, "matrix_b")
         self.sums = _squares("sums", squares, self.dtype, "accumulator")
@@ -116,7 +122,21 @@ class TensorKernel(TileKernel):
         """Columns of a block."""
         return self.columns * self.lanes * SIDE
 
-    def kept(self, factor: PrimExpr) -> PrimExpr:
+    def neighbours(self) -> tuple[int, int]:
+        """Columns that a thread writes as one; rows and columns of squares are what they are."""
+        return 1, self.written(math.gcd(self.near, SIDE))
+
+    def pitch_of(self, line: int, read: int) -> int:
+        """How far apart lines of steps lie."""
+        return line + self.gap
+
+    @staticmethod
+    def beyond(tile_m: int, tile_n: int) -> int:
+        """Bytes of the sums that threads make results of."""
+        return tile_m * (tile_n + SUMS_GAP) * 4
+
+    @staticmethod
+    def kept(factor: PrimExpr) -> PrimExpr:
         """A factor as it is in memory."""
         found = narrow(factor)
         assert found is not None, factor
@@ -164,21 +184,24 @@ class TensorKernel(TileKernel):
                 number, row = i * self.columns + j, StringImm("row_major")
                 given = (place, const(self.pitch), row)
                 stored.append(_call("tvm_store_matrix_sync", self.sums, number, *given, access="r"))
-        turn = Var("turn")
+        turn, lane = Var("turn"), Var("lane")
         at = turn * self.threads + self.thread
-        store = self.result(at // self.tile_n, at % self.tile_n)
-        count = self.tile_m * self.tile_n // self.threads
-        return seq(*stored, BARRIER, serial(turn, count, store))
+        line, count = self.tile_n // self.beside, self.tile_m * self.tile_n // self.beside
+        store = self.result(at // line, at % line * self.beside, lane)
+        store = store if count % self.threads == 0 else IfThenElse(at < count, store)
+        return seq(*stored, BARRIER, serial(turn, -(-count // self.threads), store))
 
-    def result(self, row: PrimExpr, column: PrimExpr) -> Stmt:
-        """What is made of a sum."""
+    def result(self, row: PrimExpr, column: PrimExpr, lane: Var) -> Stmt:
+        """What is made of a sum, or of neighbours."""
         f, anchor = self.factors, self.group.anchor.op
         assert isinstance(anchor, ComputeOp)
+        by: PrimExpr = lane if self.beside > 1 else const(0)
         m, n = self.block_m * self.tile_m + row, self.block_n * self.tile_n + column
-        at = self.places(f.rows, m) | self.places(f.columns, n)
+        at = self.places(f.rows, m) | self.places(f.columns, n + by)
         at |= self.places(f.batch, self.block_z)
-        value = BufferLoad(self.totals, (row * self.pitch + column,), self.dtype)
+        value = BufferLoad(self.totals, (row * self.pitch + column + by,), self.dtype)
         store = self.group.store([at[a.var] for a in anchor.axis], value)
+        store = together(lane, self.beside, store) if self.beside > 1 else store
         return IfThenElse(logical_and(m < self.m, n < self.n), store)
 
     def build(self, name: str, shared: bool = True) -> PrimFunc:

@@ -1,0 +1,113 @@
+"""Neighbours in memory of a device as one access, in dialects whose vectors are loops over lanes.
+
+    b[i * 4 : +4] = a[i * 4 : +4] * 2
+
+        float near[4];                                 /* 16 bytes at once where a begins at a */
+        ek_load_near<uint4>(near, &a[i * 4], a_near);  /* multiple of 16, else element by element */
+        float wide[4];
+        for (int lane = 0; lane < 4; ++lane) { wide[lane] = near[lane] * 2.0f; }
+        ek_store_near<uint4>(&b[i * 4], wide, b_near);
+
+What is not proven to be aligned (`codegen.near`), and what a condition guards, is left to the loop.
+"""
+
+from __future__ import annotations
+
+from ekiden.codegen.c.helpers import Helpers
+from ekiden.codegen.c.types import memory_type
+from ekiden.codegen.c.vector_writer import VectorWriter
+from ekiden.codegen.common import stored_value
+from ekiden.codegen.device.dialect import Dialect
+from ekiden.codegen.near import MOST_BYTES, near_bytes
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import PrimExpr, is_const
+from ekiden.ir.prim_visitor import post_order
+from ekiden.tir.expr import Buffer, BufferLoad, Ramp
+from ekiden.tir.stmt import BufferStore
+from ekiden.tir.visitor import guarded_nodes
+
+SHARED = "shared"
+
+
+class NearWriter(VectorWriter):
+    """Writes a kernel in a dialect that may have such accesses."""
+
+    def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
+        super().__init__(helpers, symbol, dialect.vectors)
+        self.dialect = dialect
+        self.top: list[str] = []
+        self.given: dict[Buffer, str] = {}
+        """Memory that the kernel is given -> the name of whether it is aligned, once asked for."""
+        self._near: dict[PrimExpr, str] = {}
+        """Loads that are done -> the arrays of their lanes."""
+
+    def forget(self) -> None:
+        """Memory may have changed."""
+        super().forget()
+        self._near = {}
+
+    def _known(self, e: PrimExpr) -> str | None:
+        if isinstance(e, BufferLoad) and e in self._near:
+            return f"{self._near[e]}[lane]"
+        return super()._known(e)
+
+    def reduce_first(self, *values: PrimExpr) -> None:
+        """Before a loop over lanes neighbours are loaded at once, too."""
+        super().reduce_first(*values)
+        for value in values if self.dialect.near else ():
+            order = post_order(value)
+            guarded = guarded_nodes(value, order)
+            for e in order:
+                if isinstance(e, BufferLoad) and id(e) not in guarded and e not in self._near:
+                    self._load_near(e)
+
+    def _load_near(self, e: BufferLoad) -> None:
+        index = e.indices[0]
+        word = self._word(e.buffer, index)
+        if not word:
+            return
+        assert isinstance(index, Ramp)
+        place, name = self.text(index.base), self.unique("near")
+        self.put(self.syntax.var(memory_type(e.dtype), name, dt.lanes(e.dtype)))
+        guard = self._is_aligned(e.buffer)
+        self.put(f"ek_load_near<{word}>({name}, &{self.name(e.buffer)}[{place}], {guard});")
+        self._near[e] = name
+
+    def store(self, s: BufferStore) -> None:
+        """Lanes first, then all of them at once."""
+        word = self._word(s.buffer, s.indices[0]) if self.dialect.near else ""
+        is_whole = s.predicate is None or is_const(s.predicate, 1)
+        value = stored_value(s)
+        if not word or not is_whole or dt.lanes(value.dtype) != dt.lanes(s.indices[0].dtype):
+            super().store(s)
+            return
+        index = s.indices[0]
+        assert isinstance(index, Ramp)
+        self.reduce_first(value)
+        place, name = self.text(index.base), self._near.get(value, "")
+        if not name:
+            name = self.unique("wide")
+            self.put(self.syntax.var(memory_type(s.buffer.dtype), name, dt.lanes(value.dtype)))
+            self.lane_loop(dt.lanes(value.dtype), lambda: f"{name}[lane] = {self.text(value)};")
+        guard = self._is_aligned(s.buffer)
+        self.put(f"ek_store_near<{word}>(&{self.name(s.buffer)}[{place}], {name}, {guard});")
+        self.forget()
+
+    def _word(self, buffer: Buffer, index: PrimExpr) -> str:
+        """The type of an access of the neighbours at an index; "" where there is none."""
+        size = near_bytes(buffer, index) if buffer in self.given or buffer.scope == SHARED else 0
+        return self.dialect.near.get(size, "")
+
+    def _is_aligned(self, buffer: Buffer) -> str:
+        """Whether memory begins where it must, a name: asked once for each that is given."""
+        self.helpers.texts.setdefault("near", self.dialect.near_text)
+        if buffer not in self.given:
+            return "true"
+        if not self.given[buffer]:
+            self.given[buffer] = self.unique(f"{self.name(buffer)}_near")
+            at = f"(uint64_t){self.name(buffer)} % {MOST_BYTES}"
+            self.top.append(f"  const bool {self.given[buffer]} = {at} == 0;")
+        return self.given[buffer]
+
+
+__all__ = ["NearWriter"]
