@@ -136,17 +136,18 @@ _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by the
                    "smlad", "helium"))              # by name, in words that compilers know
 
 _OF_THREADS = frozenset(("fma", "rounding"))     # functions of the languages of devices
+_DOTS = ("dot4_s8s8", "dot4_u8u8", "dot4_u8s8")
 _OF_WARPS = _OF_THREADS | {"tensor_cores"}
-_NVIDIA = {"tensor_cores": 80}
+_NVIDIA = {"tensor_cores": 80, **dict.fromkeys(_DOTS, 61)}
 
 KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
-    TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_WARPS,   True, _CUDA,
+    TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_WARPS | {*_DOTS}, True, _CUDA,
                _NVIDIA, True),
-    TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_THREADS, True, _CUDA,
-               asks_device=True),
+    TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_THREADS | {*_DOTS}, True, _CUDA,
+               _NVIDIA, True),
     TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _OPENCL,
                asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),

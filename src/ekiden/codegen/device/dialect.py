@@ -140,6 +140,23 @@ METAL_THREADS = (
 )
 
 
+CUDA_DOT = """\
+#ifndef EK_MATRICES
+EK_DEVICE int32_t {name}(int32_t sum, int32_t x, int32_t y) {{
+  int32_t found;
+  asm("dp4a.{x}32.{y}32 %0, %1, %2, %3;" : "=r"(found) : "r"(x), "r"(y), "r"(sum));
+  return found;
+}}
+#endif"""
+"""A sum of the products of four bytes and a number, which CUDA's own functions have for two of the
+three ways; with a sign (s) or without (u)."""
+
+
+def _cuda_dots() -> dict[str, str]:
+    names = {(x, y): f"ek_dot4_{x}8{y}8_int32" for x, y in ("ss", "uu", "us")}
+    return {name: CUDA_DOT.format(name=name, x=x, y=y) for (x, y), name in names.items()}
+
+
 def _opencl_bits(target: str, x: str) -> str:
     """`as_float(x)`: the types of OpenCL have names of one word."""
     short = {"bool": "uchar", "float": "float", "double": "double"}
@@ -182,7 +199,8 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
     ),
     Dialect(
         "cuda", CUDA_HEAD,
-        Form("EK_DEVICE ", "EK_TABLE ", lambda target, x: f"ek_bits<{target}>({x})"),
+        Form("EK_DEVICE ", "EK_TABLE ", lambda target, x: f"ek_bits<{target}>({x})",
+             own=_cuda_dots()),
         kernel='extern "C" __global__ void', memory="", shared="EK_SHARED ", offsets=False,
         threads={
             **{f"{k}.{a}": f"(int64_t){k}.{a}" for k in ("blockIdx", "threadIdx") for a in AXES},

@@ -14,18 +14,20 @@ neighbouring threads write neighbouring elements.
     tensor=1   warps multiply squares on tensor cores (`thread_tensor`)
     shared=1   for blocks of k: all threads bring their share of a and b into memory of the block;
                barrier; for k in the block: sums in registers; barrier
+    dot=1      the same of words of four bytes (`thread_words`)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.tensor import Tensor
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.rule import thread_tensor
+from ekiden.topi.rule import thread_tensor, thread_words
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.thread_factors import Factors, factors_of
@@ -60,7 +62,7 @@ def _space(anchor: Tensor, target: Target) -> Space:
         Choice("columns", (12, 8, 6, 4, 3, 2, 1), "columns of a thread"),
         Choice("lanes", (64, 32, 16, 8, 4, 2, 1), "threads beside each other along columns"),
         Choice("lines", (64, 32, 16, 8, 4, 2, 1), "threads above each other along rows"),
-        Choice("depth", (32, 16, 8, 4), "steps between two barriers, of shared=1"),
+        Choice("depth", (64, 32, 16, 8, 4), "steps between two barriers, of shared=1"),
         Choice("shared", (1, 0), "whether blocks of k come into memory of the block"),
         Choice("vector", (16, 8, 4, 2, 1), "lanes of the vectors of a thread alone in its block"),
         Choice("along", (COLUMNS, DEPTH), "what its vectors run over"),
@@ -80,6 +82,7 @@ def _space(anchor: Tensor, target: Target) -> Space:
             "whether warps multiply squares of 16 x 16: rows and columns are"
             " those of a warp, lanes and lines count warps",
         ),
+        Choice("dot", (1, 0), "whether words of four bytes are multiplied in one instruction"),
     )
 
 
@@ -106,10 +109,13 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     lines = _down(LANES if has_warps else 1, None if m is None else -(-m // rows))
     while lanes * lines > target.max_num_threads:
         lines //= 2
+    has_dot = has_warps and thread_words.can_multiply(factors, target) and fixed.get("shared", 1)
+    dot = fixed.get("dot", int(bool(has_dot)))
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines,
-        "depth": DEPTH_OF_BLOCK, "shared": int(has_warps), "vector": 1, "along": COLUMNS,
-        "band": 0, "panel": 0, "tensor": 0,
+        "depth": thread_words.depth_of(factors) if dot else DEPTH_OF_BLOCK,
+        "shared": int(has_warps or bool(dot)), "vector": 1, "along": COLUMNS,
+        "band": 0, "panel": 0, "tensor": 0, "dot": dot,
     }  # fmt: skip
     return Decision.of(found | dict(fixed))
 
@@ -119,7 +125,7 @@ def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) 
     or something is fixed that only the other kernels have."""
     most = target.lanes(factors.a.dtype)
     asked = fixed.get("vector", most if target.thread_warp_size == 1 else 1)
-    if asked == 1 or not fixed.keys().isdisjoint(("lanes", "lines", "depth", "shared")):
+    if asked == 1 or not fixed.keys().isdisjoint(("lanes", "lines", "depth", "shared", "dot")):
         return None
     along, lanes = way_of(factors, int(asked))
     if lanes == 1 and "vector" not in fixed:
@@ -132,7 +138,7 @@ def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) 
     tiles = None if m is None else -(-m // rows)
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": DEPTH_OF_BLOCK,
-        "shared": 0, "vector": lanes, "along": along, "tensor": 0,
+        "shared": 0, "vector": lanes, "along": along, "tensor": 0, "dot": 0,
         "band": band_of(target, rows, tiles, depth, factors.a.dtype), "panel": 0,
     }  # fmt: skip
     if fixed.keys().isdisjoint(("along", "panel")):
@@ -154,14 +160,33 @@ def build(
             return PanelKernel(group, decision).build(name)
         return VectorKernel(group, decision).build(name)
     if decision.number("tensor"):
-        factors = factors_of(group.anchor)
-        if factors is None or not thread_tensor.can_multiply(factors, target):
-            raise CompileError(
-                f"decisions: 'thread_product' {decision}: target {str(target)!r} has no tensor "
-                f"cores for these factors, which must be {' or '.join(thread_tensor.FACTORS)}"
-            )
+        _check(thread_tensor, "tensor cores", group, target, decision)
         return thread_tensor.TensorKernel(group, decision).build(name)
+    if decision.number("dot"):
+        _check(thread_words, "products of words", group, target, decision)
+        return thread_words.WordKernel(group, decision).build(name)
     return TileKernel(group, decision).build(name, bool(decision.number("shared")))
+
+
+class _Kernels(Protocol):
+    """A file of kernels for factors of some types."""
+
+    FACTORS: Mapping[str, str]
+
+    def can_multiply(self, factors: Factors, target: Target) -> bool:
+        """Whether a target has what they need."""
+
+
+def _check(
+    kernels: _Kernels, what: str, group: Group, target: Target, decision: Decision
+) -> None:
+    """Raises CompileError where a decision asks for kernels that there are not."""
+    factors = factors_of(group.anchor)
+    if factors is None or not kernels.can_multiply(factors, target):
+        raise CompileError(
+            f"decisions: 'thread_product' {decision}: target {str(target)!r} has no {what} for "
+            f"these factors, which must be {' or '.join(kernels.FACTORS)}"
+        )
 
 
 FAMILY = Family(

@@ -10,10 +10,11 @@ square is 0 in memory of the block, so any sizes are served.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import Cast, PrimExpr, StringImm, Var, const, logical_and
+from ekiden.ir.prim import PrimExpr, StringImm, Var, const, logical_and
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
 from ekiden.te.tensor import ComputeOp
@@ -22,7 +23,7 @@ from ekiden.tir.stmt import Evaluate, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.family import size_of
-from ekiden.topi.rule.thread_factors import Factors
+from ekiden.topi.rule.thread_factors import Factors, narrow
 from ekiden.topi.rule.thread_parts import Group, serial
 from ekiden.topi.rule.thread_tiles import Share, TileKernel
 
@@ -30,25 +31,24 @@ SIDE = 16
 """Rows and columns of a square."""
 WARP = 32
 """Threads that hold one together."""
-FACTORS = ("float16", "bfloat16")
-"""What is multiplied, with sums in float32."""
+FACTORS: Mapping[str, str] = {
+    "float16": "float32",
+    "bfloat16": "float32",
+    "int8": "int32",
+    "uint8": "int32",
+}
+"""What is multiplied -> the type of sums."""
 ABILITY = "tensor_cores"
-ROWS, COLUMNS, LINES, LANES, DEPTH = 2, 2, 2, 2, 32
-"""Squares of a warp and warps of a block: 64 x 64 sums, of which 4 warps have 16 each thread, and a
-block of k takes 10 KB for both factors."""
-
-
-def narrow(factor: PrimExpr) -> PrimExpr | None:
-    """A factor in the type that it has in memory, if tensor cores multiply that."""
-    if isinstance(factor, Cast) and factor.dtype == "float32" and factor.value.dtype in FACTORS:
-        return factor.value
-    return None
+ROWS, COLUMNS, LINES, LANES, DEPTH = 2, 2, 2, 2, 64
+"""Squares of a warp and warps of a block: 64 x 64 sums, of which 4 warps have 16 each thread, and
+bytes of a line of a block of k, which takes 10 KB for both factors."""
+LINE = 16
+"""Bytes that an instruction loads of a line of a square."""
 
 
 def can_multiply(factors: Factors, target: Target) -> bool:
     """Whether a target's tensor cores compute such sums."""
-    kept = [narrow(factors.a), narrow(factors.b)]
-    a, b = kept
+    a, b = narrow(factors.a, FACTORS), narrow(factors.b, FACTORS)
     return a is not None and b is not None and a.dtype == b.dtype and target.has(ABILITY)
 
 
@@ -56,7 +56,7 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
     """With tensor cores, where they are and squares are filled to a half at least; None elsewhere,
     or where something is fixed to another kind of kernel."""
     asked = fixed.get("tensor", 1)
-    of_others = {"rows", "columns", "lanes", "lines", "depth"} & fixed.keys()
+    of_others = {"rows", "columns", "lanes", "lines", "depth", "dot"} & fixed.keys()
     if not asked or fixed.get("vector", 1) != 1 or not fixed.get("shared", 1):
         return None
     if of_others and "tensor" not in fixed:
@@ -69,11 +69,21 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
         return None
     lines, rows = _parted(m, LINES, ROWS)
     lanes, columns = _parted(n, LANES, COLUMNS)
+    depth, size = DEPTH // dt.itemsize(_kept(factors.a).dtype), size_of(factors.depth)
+    while size is not None and depth > SIDE and size <= depth // 2:
+        depth //= 2
     found: dict[str, int | str] = {
-        "rows": rows, "columns": columns, "lanes": lanes, "lines": lines, "depth": DEPTH,
-        "shared": 1, "vector": 1, "along": "columns", "tensor": 1,
+        "rows": rows, "columns": columns, "lanes": lanes, "lines": lines, "depth": depth,
+        "shared": 1, "vector": 1, "along": "columns", "tensor": 1, "dot": 0,
     }  # fmt: skip
     return Decision.of(found | dict(fixed))
+
+
+def _kept(factor: PrimExpr) -> PrimExpr:
+    """A factor as it is in memory."""
+    found = narrow(factor, FACTORS)
+    assert found is not None, factor
+    return found
 
 
 def _parted(size: int | None, warps: int, squares: int) -> tuple[int, int]:
@@ -87,13 +97,11 @@ def _parted(size: int | None, warps: int, squares: int) -> tuple[int, int]:
 class TensorKernel(TileKernel):
     """One program being built; rows and columns of a warp are squares."""
 
-    gap = 8
-    """Instructions load lines of 16 bytes, and other banks for each."""
-
     def __init__(self, group: Group, decision: Decision) -> None:
         super().__init__(group, decision)
         squares = self.rows * self.columns
         dtype = self.kept(self.factors.a).dtype
+        self.gap = LINE // dt.itemsize(dtype)  # other banks for each line
         self.pitch = self.tile_n + 4
         self.a = _squares("a", self.rows, dtype, "matrix_a")
         self.b = _squares("b", self.columns, dtype, "matrix_b")
@@ -118,9 +126,7 @@ class TensorKernel(TileKernel):
 
     def kept(self, factor: PrimExpr) -> PrimExpr:
         """A factor as it is in memory."""
-        found = narrow(factor)
-        assert found is not None, factor
-        return found
+        return _kept(factor)
 
     def own_row(self, i: int) -> PrimExpr:
         """The first row of a square of this thread's warp."""
