@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import Cast, IntImm, Mul, PrimExpr, Var, const, is_const
+from ekiden.ir.prim import IntImm, Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.runtime.late_methods import dataclass
 from ekiden.te.reducer import Reduce
@@ -64,13 +64,6 @@ def factors_of(anchor: Tensor) -> Factors | None:
     return Factors(source.a, source.b, batch, rows, columns, extents, body)
 
 
-def narrow(factor: PrimExpr, sums: Mapping[str, str]) -> PrimExpr | None:
-    """A factor in the type that it has in memory, where that is one of a table, which has the type
-    of its sums."""
-    is_one = isinstance(factor, Cast) and sums.get(factor.value.dtype) == factor.dtype
-    return factor.value if is_one and isinstance(factor, Cast) else None
-
-
 def are_neighbours(value: PrimExpr, places: Mapping[Var, PrimExpr], step: Var) -> bool:
     """Whether what an expression over tensors reads at the next value of a variable, which its own
     variables are given in terms of, lies behind what it reads at this one, or is the same."""
@@ -88,4 +81,4 @@ def distance_in(value: PrimExpr, axis: Var) -> int:
     return max((abs(d.value) for d in distances if isinstance(d, IntImm)), default=0)
 
 
-__all__ = ["Factors", "are_neighbours", "distance_in", "factors_of", "narrow"]
+__all__ = ["Factors", "are_neighbours", "distance_in", "factors_of"]

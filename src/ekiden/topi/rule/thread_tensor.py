@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import PrimExpr, StringImm, Var, const, logical_and
+from ekiden.ir.prim import Cast, PrimExpr, StringImm, Var, const, logical_and
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
 from ekiden.te.tensor import ComputeOp
@@ -23,7 +23,7 @@ from ekiden.tir.stmt import Evaluate, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
 from ekiden.topi.rule.decision import Decision, Fixed
 from ekiden.topi.rule.family import size_of
-from ekiden.topi.rule.thread_factors import Factors, narrow
+from ekiden.topi.rule.thread_factors import Factors
 from ekiden.topi.rule.thread_parts import Group, serial
 from ekiden.topi.rule.thread_tiles import Share, TileKernel
 
@@ -39,16 +39,24 @@ FACTORS: Mapping[str, str] = {
 }
 """What is multiplied -> the type of sums."""
 ABILITY = "tensor_cores"
-ROWS, COLUMNS, LINES, LANES, DEPTH = 2, 2, 2, 2, 64
-"""Squares of a warp and warps of a block: 64 x 64 sums, of which 4 warps have 16 each thread, and
-bytes of a line of a block of k, which takes 10 KB for both factors."""
+ROWS, COLUMNS, LINES, LANES, DEPTH = 2, 2, 2, 2, 32
+"""Squares of a warp and warps of a block: 64 x 64 sums, of which 4 warps have 16 each thread, and a
+block of k takes 10 KB for both factors of two bytes, which are half as deep as those of one."""
 LINE = 16
 """Bytes that an instruction loads of a line of a square."""
 
 
+def narrow(factor: PrimExpr) -> PrimExpr | None:
+    """A factor in the type that it has in memory, if tensor cores multiply that."""
+    if isinstance(factor, Cast) and FACTORS.get(factor.value.dtype) == factor.dtype:
+        return factor.value
+    return None
+
+
 def can_multiply(factors: Factors, target: Target) -> bool:
     """Whether a target's tensor cores compute such sums."""
-    a, b = narrow(factors.a, FACTORS), narrow(factors.b, FACTORS)
+    kept = [narrow(factors.a), narrow(factors.b)]
+    a, b = kept
     return a is not None and b is not None and a.dtype == b.dtype and target.has(ABILITY)
 
 
@@ -69,21 +77,13 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
         return None
     lines, rows = _parted(m, LINES, ROWS)
     lanes, columns = _parted(n, LANES, COLUMNS)
-    depth, size = DEPTH // dt.itemsize(_kept(factors.a).dtype), size_of(factors.depth)
-    while size is not None and depth > SIDE and size <= depth // 2:
-        depth //= 2
+    kept = narrow(factors.a)
+    depth = DEPTH if kept is None else DEPTH * 2 // dt.itemsize(kept.dtype)
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines, "depth": depth,
         "shared": 1, "vector": 1, "along": "columns", "tensor": 1, "dot": 0,
     }  # fmt: skip
     return Decision.of(found | dict(fixed))
-
-
-def _kept(factor: PrimExpr) -> PrimExpr:
-    """A factor as it is in memory."""
-    found = narrow(factor, FACTORS)
-    assert found is not None, factor
-    return found
 
 
 def _parted(size: int | None, warps: int, squares: int) -> tuple[int, int]:
@@ -97,11 +97,14 @@ def _parted(size: int | None, warps: int, squares: int) -> tuple[int, int]:
 class TensorKernel(TileKernel):
     """One program being built; rows and columns of a warp are squares."""
 
+    gap = LINE // 2
+    """Instructions load whole lines, and other banks for each."""
+
     def __init__(self, group: Group, decision: Decision) -> None:
         super().__init__(group, decision)
         squares = self.rows * self.columns
         dtype = self.kept(self.factors.a).dtype
-        self.gap = LINE // dt.itemsize(dtype)  # other banks for each line
+        self.gap = LINE // dt.itemsize(dtype)
         self.pitch = self.tile_n + 4
         self.a = _squares("a", self.rows, dtype, "matrix_a")
         self.b = _squares("b", self.columns, dtype, "matrix_b")
@@ -126,7 +129,9 @@ class TensorKernel(TileKernel):
 
     def kept(self, factor: PrimExpr) -> PrimExpr:
         """A factor as it is in memory."""
-        return _kept(factor)
+        found = narrow(factor)
+        assert found is not None, factor
+        return found
 
     def own_row(self, i: int) -> PrimExpr:
         """The first row of a square of this thread's warp."""

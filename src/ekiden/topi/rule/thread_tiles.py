@@ -16,6 +16,7 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, LetStmt, PrimFunc, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
 from ekiden.topi.rule.decision import Decision
+from ekiden.topi.rule.loops import product
 from ekiden.topi.rule.thread_factors import are_neighbours, factors_of
 from ekiden.topi.rule.thread_lanes import coordinates
 from ekiden.topi.rule.thread_parts import Group, bound, serial
@@ -44,7 +45,7 @@ class Share:
 
     def load(self, number: PrimExpr, step: PrimExpr) -> PrimExpr:
         """The element."""
-        return BufferLoad(self.buffer, (self.at(number, step),), self.buffer.dtype)
+        return BufferLoad(self.buffer, (self.at(number, step),), self.value.dtype)
 
 
 class TileKernel:
@@ -67,16 +68,6 @@ class TileKernel:
         self.sums = Buffer("sums", (count,), self.dtype, "local")
         self.thread = Var("thread")
         self.block_m, self.block_n, self.block_z = Var("tile"), Var("part"), Var("batch")
-
-    @property
-    def held(self) -> list[Buffer]:
-        """What a thread has by itself."""
-        return [self.sums]
-
-    @property
-    def steps_of_k(self) -> PrimExpr:
-        """Steps of k, as memory of the block has them."""
-        return self.factors.depth
 
     @property
     def threads(self) -> int:
@@ -130,24 +121,17 @@ class TileKernel:
         """Every sum gets its product."""
         names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
         names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
-        body = seq(*self.products(names_a, names_b))
+        stores: list[Stmt] = []
+        for i, x in enumerate(names_a):
+            for j, y in enumerate(names_b):
+                at = (const(i * self.columns + j),)
+                stores.append(
+                    BufferStore(self.sums, BufferLoad(self.sums, at, self.dtype) + x * y, at)
+                )
+        body = seq(*stores)
         for name, value in reversed([*zip(names_a, a, strict=True), *zip(names_b, b, strict=True)]):
             body = LetStmt(name, value, body)
         return body
-
-    def products(self, a: Sequence[Var], b: Sequence[Var]) -> list[Stmt]:
-        """The same, of elements that have names."""
-        stores: list[Stmt] = []
-        for i, x in enumerate(a):
-            for j, y in enumerate(b):
-                at = (const(i * self.columns + j),)
-                value = self.added(BufferLoad(self.sums, at, self.dtype), x, y)
-                stores.append(BufferStore(self.sums, value, at))
-        return stores
-
-    def added(self, total: PrimExpr, x: Var, y: Var) -> PrimExpr:
-        """A sum and a product."""
-        return total + x * y
 
     def alone(self) -> Stmt:
         """Each thread reads what it needs; beyond the last row and column the last again."""
@@ -167,19 +151,21 @@ class TileKernel:
 
     def share(self, name: str, value: PrimExpr, axes: Sequence[Var], tile: int) -> Share:
         """The memory of the block for a factor."""
-        step = Var("step")
-        by_steps = are_neighbours(value, {self.group.reduce.axis[-1]: step}, step)
+        by_steps = self.lies_by_steps(value)
         pitch = self.depth + self.gap if by_steps else tile + self.gap // 8 * 8
         count = (tile if by_steps else self.depth) * pitch
-        buffer = Buffer(name, (const(count),), self.stored(value.dtype), "shared")
+        buffer = Buffer(name, (const(count),), value.dtype, "shared")
         return Share(buffer, value, axes, tile, pitch, by_steps)
 
-    def stored(self, dtype: str) -> str:
-        """The type of an element of memory of the block."""
-        return dtype
+    def lies_by_steps(self, factor: PrimExpr) -> bool:
+        """Whether steps are neighbours in the memory that a factor comes from."""
+        step = Var("step")
+        return are_neighbours(factor, {self.group.reduce.axis[-1]: step}, step)
 
     def bring(self, share: Share, block: Var, first: PrimExpr, most: PrimExpr) -> Stmt:
         """Every thread brings its part of a block of k; 0 stands for what there is not."""
+        reduced = self.group.reduce.axis
+        extents = [r.extent for r in reduced]
         turn, count = Var("turn"), self.depth * share.tile
         at = turn * self.threads + self.thread
         if share.by_steps:
@@ -187,17 +173,13 @@ class TileKernel:
         else:
             step, number = at // share.tile, at % share.tile
         k, place = block * self.depth + step, first + number
-        inside = logical_and(k < self.steps_of_k, place < most)
-        value = if_then_else(inside, self.brought(share, place, k), const(0, share.buffer.dtype))
+        steps = dict(zip(reduced, coordinates(k, extents), strict=True))
+        inside = logical_and(k < simplify(product(extents)), place < most)
+        read = self.factor(share.value, share.axes, place, steps)
+        value = if_then_else(inside, read, const(0, share.value.dtype))
         store = BufferStore(share.buffer, value, (share.at(number, step),))
         guarded = store if count % self.threads == 0 else IfThenElse(at < count, store)
         return serial(turn, -(-count // self.threads), guarded)
-
-    def brought(self, share: Share, place: PrimExpr, k: PrimExpr) -> PrimExpr:
-        """An element of a factor."""
-        reduced = self.group.reduce.axis
-        at = coordinates(k, [r.extent for r in reduced])
-        return self.factor(share.value, share.axes, place, dict(zip(reduced, at, strict=True)))
 
     def blocks(self, steps: Callable[[Share, Share], Stmt]) -> tuple[Stmt, list[Buffer]]:
         """What is done with each block of k that is in memory of the block, and that memory."""
@@ -211,7 +193,8 @@ class TileKernel:
             steps(left, right),
             BARRIER,
         )
-        count = simplify((self.steps_of_k + (self.depth - 1)) // self.depth)
+        total = simplify(product([r.extent for r in self.group.reduce.axis]))
+        count = simplify((total + (self.depth - 1)) // self.depth)
         return serial(block, count, body), [left.buffer, right.buffer]
 
     def kept(self, factor: PrimExpr) -> PrimExpr:
@@ -234,19 +217,16 @@ class TileKernel:
             for j in range(self.columns):
                 at = self.places(f.rows, self.row(i)) | self.places(f.columns, self.column(j))
                 at |= self.places(f.batch, self.block_z)
-                store = self.group.store([at[a.var] for a in anchor.axis], self.total(i, j))
+                value = BufferLoad(self.sums, (const(i * self.columns + j),), self.dtype)
+                store = self.group.store([at[a.var] for a in anchor.axis], value)
                 inside = logical_and(self.row(i) < self.m, self.column(j) < self.n)
                 stores.append(IfThenElse(inside, store))
         return seq(*stores)
 
-    def total(self, i: int, j: int) -> PrimExpr:
-        """A sum, as it is at the end."""
-        return BufferLoad(self.sums, (const(i * self.columns + j),), self.dtype)
-
     def build(self, name: str, shared: bool) -> PrimFunc:
         """The program."""
         sums, kept = self.blocks(self.steps) if shared else (self.alone(), [])
-        body = allocated(seq(self.start(), sums, self.finish()), self.held)
+        body = allocated(seq(self.start(), sums, self.finish()), [self.sums])
         return self.launched(body, kept, name)
 
     def launched(self, body: Stmt, kept: Sequence[Buffer], name: str) -> PrimFunc:
