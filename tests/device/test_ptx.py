@@ -66,6 +66,7 @@ SHIM = """
 extern "C" {{
 {registers}
 void fibre_barrier(int) {{ __syncthreads(); }}
+{dots}
 void {name}({kinds});
 extern const int fibre_args_{name};
 const int fibre_args_{name} = {count};
@@ -87,6 +88,11 @@ def for_fibres(text: thread_kernel.Text, target: Target) -> bytes:
     ir = ir.replace("addrspace(3) ", "").replace("ptx_kernel ", "")
     ir = re.sub(r"llvm\.nvvm\.read\.ptx\.sreg\.(\w+)\.(\w)", r"fibre_\1_\2", ir)
     ir = ir.replace("llvm.nvvm.barrier.cta.sync.aligned.all", "fibre_barrier")
+    ir = re.sub(r"llvm\.nvvm\.idp4a\.(\w)\.(\w)", r"fibre_dot_\1\2", ir)
+    dots = "\n".join(
+        f"int fibre_dot_{x}{y}(int a, int b, int sum) {{ return ek_dot4_{x}8{y}8_int32(sum, a, b); }}"
+        for x, y in ("ss", "uu", "us")
+    )
     registers = "\n".join(
         f"int fibre_{short}_{a}() {{ return (int){long}.{a}; }}"
         for short, long in NAMES.items()
@@ -95,6 +101,7 @@ def for_fibres(text: thread_kernel.Text, target: Target) -> bytes:
     shim = SHIM.format(
         header=HERE / "fibre.h",
         registers=registers,
+        dots=dots,
         name=name,
         kinds=", ".join("void *" if p.startswith("ptr") else "int64_t" for p in params),
         count=len(params),
