@@ -90,7 +90,7 @@ def for_fibres(text: thread_kernel.Text, target: Target) -> bytes:
     ir = ir.replace("llvm.nvvm.barrier.cta.sync.aligned.all", "fibre_barrier")
     ir = re.sub(r"llvm\.nvvm\.idp4a\.(\w)\.(\w)", r"fibre_dot_\1\2", ir)
     dots = "\n".join(
-        f"int fibre_dot_{x}{y}(int a, int b, int sum) {{ return ek_dot4_{x}8{y}8_int32(sum, a, b); }}"
+        f"int fibre_dot_{x}{y}(int a, int b, int c) {{ return ek_dot4_{x}8{y}8_int32(c, a, b); }}"
         for x, y in ("ss", "uu", "us")
     )
     registers = "\n".join(

@@ -13,7 +13,7 @@ on processors without them they stay exact, and so do convolutions that Winograd
 with fewer products than twice as many at a time make up for. Products whose `out_dtype` is
 float64 or an integer take their operands as that, and stay. Tensor cores of devices multiply both
 small types, with sums in float32; of bytes those of one kind alone, which products of uint8 with
-int8 become (`signed_bytes`).
+int8 become (`byte_products`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
+from ekiden.relay.transform.byte_products import product_of_bytes
 from ekiden.relay.transform.calls import Rewrite, rewrite_calls
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
-from ekiden.relay.transform.signed_bytes import signed_product
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 from ekiden.topi.nn.winograd import TAPS
@@ -92,7 +92,7 @@ def _rewrite(target: Target, asked: str) -> Rewrite:
         is_brief = _is_brief(call, target)
         dtypes = {_dtype(data), _dtype(weight)}
         if _dtype(call) not in (*SMALL, WIDE):
-            return signed_product(call) if target.has("tensor_cores") else None
+            return product_of_bytes(call, target)
         if is_brief and dtypes == {BRIEF}:
             return None if _sums(call) == WIDE else _in(call, [*call.args])
         if len(dtypes) == 1 and dtypes.issubset(SMALL) and target.has("tensor_cores"):

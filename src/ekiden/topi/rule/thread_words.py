@@ -5,12 +5,6 @@
 A word is four bytes that follow each other along k, put together when a thread brings it into
 memory of the block, be they neighbours in memory or not; bytes behind the last step of k are 0, so
 any k is served. The rest is as in `thread_tiles`, of int32 along words.
-
-A zero point that is subtracted from bytes before they are multiplied is taken off the sums:
-
-    sum (a - p) (b - q)  ->  sum a b - p sum b - q sum a + k p q
-
-whose sums of bytes are products of words, too: with four ones.
 """
 
 from __future__ import annotations
@@ -19,14 +13,13 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import call_intrin, if_then_else
-from ekiden.ir.prim import Add, Cast, PrimExpr, Sub, Var, cast, const, is_const, minimum
-from ekiden.ir.prim_visitor import free_vars, post_order, substitute
+from ekiden.ir.prim import Cast, PrimExpr, Var, cast, const, is_const
+from ekiden.ir.prim_visitor import post_order, substitute
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
-from ekiden.te.prim_func import allocated
 from ekiden.te.reducer import Reduce, ReduceAxis, reduce_axis
 from ekiden.te.tensor import ProducerLoad
-from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import BufferStore, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.family import size_of
@@ -42,30 +35,9 @@ DEPTH = 16
 LEAST_DEPTH = 4
 FACTORS: Mapping[str, str] = {"int8": "s8", "uint8": "u8"}
 """What is multiplied, with sums in int32 -> how instructions name it."""
-ONES = 0x01010101
-"""Four bytes of 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bytes:
-    """A factor: bytes, less a number that is the same for all steps of k if there is one."""
-
-    value: PrimExpr
-    point: PrimExpr | None = None
-
-    @staticmethod
-    def of(factor: PrimExpr, factors: Factors) -> Bytes | None:
-        """That of an expression; None for another one."""
-        if not isinstance(factor, (Add, Sub)):
-            value = _narrow(factor)
-            return None if value is None else Bytes(value)
-        value, point = _narrow(factor.a), factor.b
-        if value is None or not free_vars(point).isdisjoint(factors.reduce.axis):
-            return None
-        return Bytes(value, point if isinstance(factor, Sub) else const(0, point.dtype) - point)
-
-
-def _narrow(factor: PrimExpr) -> PrimExpr | None:
+def narrow(factor: PrimExpr) -> PrimExpr | None:
     """Bytes that are widened to int32."""
     is_wide = isinstance(factor, Cast) and factor.dtype == "int32"
     return factor.value if is_wide and factor.value.dtype in FACTORS else None
@@ -79,8 +51,8 @@ def ability(a: str, b: str) -> str:
 
 def can_multiply(factors: Factors, target: Target) -> bool:
     """Whether a target has an instruction for such sums."""
-    a, b = (Bytes.of(each, factors) for each in (factors.a, factors.b))
-    return a is not None and b is not None and target.has(ability(a.value.dtype, b.value.dtype))
+    a, b = narrow(factors.a), narrow(factors.b)
+    return a is not None and b is not None and target.has(ability(a.dtype, b.dtype))
 
 
 def depth_of(factors: Factors) -> int:
@@ -146,22 +118,14 @@ class WordKernel(TileKernel):
     def __init__(self, group: Group, decision: Decision) -> None:
         super().__init__(group, decision)
         f = self.factors
-        a, b = Bytes.of(f.a, f), Bytes.of(f.b, f)
+        a, b = narrow(f.a), narrow(f.b)
         assert a is not None and b is not None
-        steps, self.depth_of_k = Steps(f), f.depth
-        self.left, self.right = a, b
-        x, y = steps.packed(a.value), steps.packed(b.value)
+        self.kinds = a.dtype, b.dtype
+        steps = Steps(f)
+        x, y = steps.packed(a), steps.packed(b)
         words = f.reduce.with_fields(sources=(x * y,), axis=steps.words)
         self.group = WordGroup(group.params, group.inputs, group.output, group.anchor, words)
         self.factors = Factors(x, y, f.batch, f.rows, f.columns, f.extents, words)
-        self.of_rows = Buffer("of_rows", (const(self.rows),), self.dtype, "local")
-        self.of_columns = Buffer("of_columns", (const(self.columns),), self.dtype, "local")
-
-    @property
-    def bytes_sums(self) -> list[tuple[Buffer, Bytes]]:
-        """Sums of bytes of rows and of columns: where the other factor has a zero point."""
-        of_rows = [] if self.right.point is None else [(self.of_rows, self.left)]
-        return of_rows + ([] if self.left.point is None else [(self.of_columns, self.right)])
 
     def lies_by_steps(self, factor: PrimExpr) -> bool:
         """Whether words are neighbours in the memory that a factor comes from."""
@@ -170,82 +134,31 @@ class WordKernel(TileKernel):
         distances = [distance_of(e.producer.shape, e.indices, {at: step}, step) for e in found]
         return all(is_const(d, 0) or is_const(d, WORD) for d in distances)
 
-    def start(self) -> Stmt:
-        """All sums are 0."""
-        zero, made = const(0, self.dtype), [super().start()]
-        for buffer, _ in self.bytes_sums:
-            made += [BufferStore(buffer, zero, (const(n),)) for n in range(_count(buffer))]
-        return seq(*made)
-
     def step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
-        """Every sum gets the products of two words, and sums of bytes those of one."""
+        """Every sum gets the products of two words."""
         names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
         names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
-        kind_a, kind_b = self.left.value.dtype, self.right.value.dtype
-        made: list[Stmt] = []
-        for i, x in enumerate(names_a):
-            for j, y in enumerate(names_b):
-                made.append(_added(self.sums, i * self.columns + j, (x, kind_a), (y, kind_b)))
-        ones = const(ONES, "int32"), "uint8"
-        for buffer, side in self.bytes_sums:
-            names = names_a if side is self.left else names_b
-            for n, name in enumerate(names):
-                made.append(_added(buffer, n, ones, (name, side.value.dtype)))
-        body = seq(*made)
+        body = seq(
+            *(
+                self._added(i * self.columns + j, x, y)
+                for i, x in enumerate(names_a)
+                for j, y in enumerate(names_b)
+            )
+        )
         for name, value in reversed([*zip(names_a, a, strict=True), *zip(names_b, b, strict=True)]):
             body = LetStmt(name, value, body)
         return body
 
-    def centred(self) -> Stmt:
-        """Take off the sums what zero points have added."""
-        f, made = self.factors, list[Stmt]()
-        for i in range(self.rows):
-            for j in range(self.columns):
-                at = (const(i * self.columns + j),)
-                row, column = minimum(self.row(i), self.m - 1), minimum(self.column(j), self.n - 1)
-                points = [
-                    None if side.point is None else self.factor(side.point, axes, number, {})
-                    for side, axes, number in (
-                        (self.left, f.rows, row),
-                        (self.right, f.columns, column),
-                    )
-                ]
-                value = self._without(BufferLoad(self.sums, at, self.dtype), i, j, *points)
-                made.append(BufferStore(self.sums, value, at))
-        return seq(*made)
-
-    def _without(
-        self, total: PrimExpr, i: int, j: int, p: PrimExpr | None, q: PrimExpr | None
-    ) -> PrimExpr:
-        if p is not None:
-            total = total - p * BufferLoad(self.of_columns, (const(j),), self.dtype)
-        if q is not None:
-            total = total - q * BufferLoad(self.of_rows, (const(i),), self.dtype)
-        if p is not None and q is not None:
-            total = total + cast(self.depth_of_k, self.dtype) * p * q
-        return total
+    def _added(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
+        """A sum gets the products of two words."""
+        at, op = (const(number),), ability(*self.kinds)
+        total = BufferLoad(self.sums, at, self.dtype)
+        x, y = (y, x) if self.kinds == ("int8", "uint8") else (x, y)
+        return BufferStore(self.sums, call_intrin(op, total, x, y, dtype="int32"), at)
 
     def build(self, name: str, shared: bool = True) -> PrimFunc:
         """The program."""
-        sums, kept = self.blocks(self.steps)
-        others = [buffer for buffer, _ in self.bytes_sums]
-        centred = [self.centred()] if others else []
-        body = seq(self.start(), sums, *centred, self.finish())
-        return self.launched(allocated(body, [self.sums, *others]), kept, name)
-
-
-def _count(buffer: Buffer) -> int:
-    found = size_of(buffer.shape[0])
-    assert found is not None
-    return found
-
-
-def _added(buffer: Buffer, n: int, x: tuple[PrimExpr, str], y: tuple[PrimExpr, str]) -> Stmt:
-    """A sum gets the products of the bytes of two words, whose types are given."""
-    at, op = (const(n),), ability(x[1], y[1])
-    left, right = (x, y) if op == f"dot4_{FACTORS[x[1]]}{FACTORS[y[1]]}" else (y, x)
-    total = BufferLoad(buffer, at, "int32")
-    return BufferStore(buffer, call_intrin(op, total, left[0], right[0], dtype="int32"), at)
+        return super().build(name, shared=True)
 
 
 __all__ = ["FACTORS", "WordKernel", "can_multiply", "depth_of"]
