@@ -58,6 +58,11 @@ def centred(x: RelayExpr, y: RelayExpr) -> RelayExpr:
     return qnn.op.batch_matmul(x, y, point(7), point(-3), ONE, ONE)
 
 
+def later(x: RelayExpr) -> RelayExpr:
+    """Rows that begin one byte behind where memory does."""
+    return relay.reshape(relay.strided_slice(x, [1], [97]), (12, 8))
+
+
 def of_channels(x: RelayExpr, w: RelayExpr) -> RelayExpr:
     """A weight that is no constant, with a zero point for each of its rows."""
     points = point(list(range(-9, 10)))
@@ -104,6 +109,8 @@ CASES: dict[str, tuple[Callable[..., RelayExpr], tuple[np.ndarray, ...]]] = {
                       (ints("uint8", 1, 9, 8, 12), ints("uint8", 3, 3, 12, 9))),
     "grouped":       (conv("NCHW", "OIHW", 2),
                       (ints("int8", 1, 8, 7, 6), ints("int8", 12, 4, 3, 3))),
+    "not aligned":   (lambda x, w: relay.nn.dense(later(x), w, out_dtype="int32"),
+                      (ints("int8", 97), ints("int8", 9, 8))),
     "quantised":     (quantised(ints("int8", 9, 8, 3, 3), 3, 0), (ints("int8", 1, 8, 6, 9),)),
     "quantised, without signs": (quantised(ints("uint8", 9, 8, 3, 3), 7, 121),
                                  (ints("uint8", 1, 8, 6, 9),)),

@@ -26,7 +26,8 @@ class Dialect:
     place and a value. bound: whether memory is bound beside the kernel, not given to it. vectors:
     how vectors are written, and helper functions over them; None where they are loops over lanes.
     matrices: whether it has those that a warp holds (`codegen.device.fragments`). number: how a
-    number is given to a kernel. also: what is given behind everything. missing: types that it has
+    number is given to a kernel. word: a function that reads four bytes of any place, where pointers
+    to all memory are of one kind. also: what is given behind everything. missing: types that it has
     not.
     """
 
@@ -45,6 +46,7 @@ class Dialect:
     vectors: VectorSyntax | None = None
     matrices: bool = False
     number: str = "const int64_t {name}"
+    word: str = ""
     also: str = ""
     missing: frozenset[str] = frozenset()
 
@@ -140,6 +142,12 @@ METAL_THREADS = (
 )
 
 
+CUDA_WORD = """\
+EK_DEVICE int32_t ek_word(const void *from) {
+  if (((uint64_t)from & 3) == 0) return *(const int32_t *)from;
+  const uint8_t *at = (const uint8_t *)from;
+  return (int32_t)(at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24);
+}"""
 CUDA_DOT = """\
 #ifndef EK_MATRICES
 EK_DEVICE int32_t {name}(int32_t sum, int32_t x, int32_t y) {{
@@ -210,7 +218,7 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
         },
         barrier="__syncthreads();",
         least="atomicMin({place}, {value});",
-        keywords=_CUDA_WORDS, matrices=True,
+        keywords=_CUDA_WORDS, matrices=True, word=CUDA_WORD,
     ),
     Dialect(
         "metal", METAL_HEAD,

@@ -177,9 +177,7 @@ class _Kernels(Protocol):
         """Whether a target has what they need."""
 
 
-def _check(
-    kernels: _Kernels, what: str, group: Group, target: Target, decision: Decision
-) -> None:
+def _check(kernels: _Kernels, what: str, group: Group, target: Target, decision: Decision) -> None:
     """Raises CompileError where a decision asks for kernels that there are not."""
     factors = factors_of(group.anchor)
     if factors is None or not kernels.can_multiply(factors, target):

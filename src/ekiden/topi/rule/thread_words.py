@@ -12,19 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
-from ekiden.ir.prim import Cast, PrimExpr, Var, cast, const, is_const
-from ekiden.ir.prim_visitor import post_order, substitute
+from ekiden.ir.prim import Cast, Intrinsic, PrimExpr, Var, cast, const, is_const
+from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.te.reducer import Reduce, ReduceAxis, reduce_axis
 from ekiden.te.tensor import ProducerLoad
-from ekiden.tir.expr import BufferLoad
+from ekiden.tir.expr import BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.family import size_of
-from ekiden.topi.rule.thread_factors import Factors
-from ekiden.topi.rule.thread_lanes import coordinates, distance_of
+from ekiden.topi.rule.thread_factors import Factors, are_neighbours
+from ekiden.topi.rule.thread_lanes import coordinates
 from ekiden.topi.rule.thread_parts import Group
 from ekiden.topi.rule.thread_tiles import TileKernel
 
@@ -93,11 +94,33 @@ class Steps:
 
     def packed(self, value: PrimExpr) -> PrimExpr:
         """A word of a factor, its first byte the lowest."""
+        if self.are_whole and (near := self._near(value)) is not None:
+            return near
         word = self.byte(value, 0)
         for number in range(1, WORD):
             moved = call_intrin("left_shift", self.byte(value, number), const(8 * number, "uint32"))
             word = call_intrin("bitwise_or", word, moved)
         return cast(word, "int32")
+
+    def _near(self, value: PrimExpr) -> PrimExpr | None:
+        """The same of bytes that are neighbours in memory, where a condition for all of them
+        stands before them if any does: then they are read as one."""
+        last = self.axes[-1]
+        match value:
+            case Intrinsic(op="if_then_else", args=(condition, inside, outside)):
+                near = None if last in free_vars(condition) else self._near(inside)
+                if near is None or not is_const(outside, 0):
+                    return None
+                return if_then_else(condition, near, const(0, "int32"))
+            case ProducerLoad(producer=tensor, indices=(*outer, index)):
+                is_near = is_const(simplify(substitute(index, {last: last + 1}) - index), 1)
+                if not is_near or any(last in free_vars(each) for each in outer):
+                    return None
+                first = substitute(index, {last: self.word * WORD})
+                kind = dt.with_lanes(value.dtype, WORD)
+                read = ProducerLoad(tensor, (*outer, ramp(first, 1, WORD)), kind)
+                return Intrinsic("reinterpret", (read,), "int32")
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +143,7 @@ class WordKernel(TileKernel):
         f = self.factors
         a, b = narrow(f.a), narrow(f.b)
         assert a is not None and b is not None
+        self.bytes_, self.last = (a, b), f.reduce.axis[-1]
         self.kinds = a.dtype, b.dtype
         steps = Steps(f)
         x, y = steps.packed(a), steps.packed(b)
@@ -129,10 +153,9 @@ class WordKernel(TileKernel):
 
     def lies_by_steps(self, factor: PrimExpr) -> bool:
         """Whether words are neighbours in the memory that a factor comes from."""
-        found = [e for e in post_order(factor) if isinstance(e, ProducerLoad)]
-        at, step = self.factors.reduce.axis[-1], Var("step")
-        distances = [distance_of(e.producer.shape, e.indices, {at: step}, step) for e in found]
-        return all(is_const(d, 0) or is_const(d, WORD) for d in distances)
+        step = Var("step")
+        read = self.bytes_[0 if factor is self.factors.a else 1]
+        return are_neighbours(read, {self.last: step}, step)
 
     def step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
         """Every sum gets the products of two words."""
