@@ -18,6 +18,7 @@ from test_ptx import as_fibres as as_fibres
 
 import ekiden
 from ekiden import relay
+from ekiden.codegen.device import DeviceKernel
 from ekiden.ir.module import IRModule
 from ekiden.relay import qnn
 from ekiden.relay.expr import Constant, RelayExpr
@@ -119,6 +120,18 @@ CASES: dict[str, tuple[Callable[..., RelayExpr], tuple[np.ndarray, ...]]] = {
 # fmt: on
 
 
+FIGURES = ("of no sign", "zero points", "conv2d NHWC", "quantised")
+"""Those in the table of CUDA's kernels."""
+INSTRUCTIONS = {WORDS: "IDP.4A", SQUARES: "IMMA.16816"}
+
+
+def instruction_of(kernel: DeviceKernel) -> str:
+    """The one that multiplies in a kernel; nothing for kernels that are no such product."""
+    text = kernel.code.decode().partition("__global__")[2]
+    ways = {"ek_dot4": INSTRUCTIONS[WORDS], "ek_multiply": INSTRUCTIONS[SQUARES]}
+    return next((found for call, found in ways.items() if call in text), "")
+
+
 def program(name: str) -> IRModule:
     return tensors.program(*(CASES[name][0], *CASES[name][1]))
 
@@ -203,13 +216,12 @@ def test_instructions(nvrtc: ctypes.CDLL, tmp_path: Path, name: str) -> None:
     """Nothing is spilled, and the products are instructions for words or squares."""
     for target in (WORDS, SQUARES):
         for kernel in cuda.kernels_of(program(name), Target(target)):
-            text = kernel.code.decode().partition("__global__")[2]
-            wanted = ["IDP.4A"] * ("ek_dot4" in text) + ["IMMA.16816"] * ("ek_multiply" in text)
+            wanted = instruction_of(kernel)
             for architecture in cuda.ARCHITECTURES:
                 said = cuda.compiled(nvrtc, kernel, architecture)
                 assert re.findall(r"(\d+) bytes spill", said) == ["0", "0"], said
                 made = tensors.disassembled(nvrtc, kernel, architecture, tmp_path) if wanted else ""
-                assert all(each in made for each in wanted), (architecture, wanted)
+                assert wanted in made, architecture
 
 
 def test_instructions_of_ptx() -> None:

@@ -40,8 +40,9 @@ FACTORS: Mapping[str, str] = {"int8": "s8", "uint8": "u8"}
 
 def narrow(factor: PrimExpr) -> PrimExpr | None:
     """Bytes that are widened to int32."""
-    is_wide = isinstance(factor, Cast) and factor.dtype == "int32"
-    return factor.value if is_wide and factor.value.dtype in FACTORS else None
+    if not isinstance(factor, Cast) or factor.dtype != "int32":
+        return None
+    return factor.value if factor.value.dtype in FACTORS else None
 
 
 def ability(a: str, b: str) -> str:
@@ -82,7 +83,7 @@ class Steps:
     def byte(self, value: PrimExpr, number: int) -> PrimExpr:
         """A byte of a word of a factor, as a number without sign; 0 behind the last step."""
         step = self.word * WORD + number
-        at = {self.axes[-1]: step} if self.are_whole else self._places(step)
+        at: dict[Var, PrimExpr] = {self.axes[-1]: step} if self.are_whole else self._places(step)
         found = cast(cast(substitute(value, at), "uint8"), "uint32")
         if self.are_whole or number == 0 or is_const(simplify(self.depth % WORD), 0):
             return found
