@@ -150,14 +150,14 @@ def check(name: str, target: str) -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", CASES)
 def test_words(fibres: Device, name: str) -> None:
     assert fibres.exist
     check(name, WORDS)
 
 
-@alike(3)
+@alike(5)
 @pytest.mark.parametrize("name", CASES)
 def test_squares(fibres: Device, name: str) -> None:
     assert fibres.exist
@@ -202,12 +202,15 @@ def test_devices_that_have_no_such_instruction() -> None:
         ekiden.compile(floats, WORDS, decisions={"thread_product": {"dot": 1}})
 
 
-def test_bytes_one_by_one_where_that_is_asked_for(fibres: Device) -> None:
-    """A decision changes the kernel, not its result."""
-    module, given = program("zero points"), CASES["zero points"][1]
-    plain = ekiden.compile(module, WORDS, decisions={"thread_product": {"dot": 0}})(*given)
-    words = ekiden.compile(module, WORDS, decisions={"thread_product": {"depth": 4}})(*given)
-    np.testing.assert_array_equal(plain.numpy(), words.numpy())
+def test_other_decisions(fibres: Device) -> None:
+    """They change the kernel, not its result: bytes one by one, and words in shallow blocks."""
+    assert fibres.exist
+    module, given = program("conv2d NHWC"), CASES["conv2d NHWC"][1]
+    found = [
+        ekiden.compile(module, WORDS, decisions={"thread_product": fixed})(*given).numpy()
+        for fixed in ({"dot": 0}, {"depth": 4, "rows": 3})
+    ]
+    np.testing.assert_array_equal(*found)
 
 
 @alike(3)
