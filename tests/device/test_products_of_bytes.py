@@ -17,8 +17,9 @@ from test_cuda_text import nvrtc as nvrtc  # the fixture
 from test_ptx import as_fibres as as_fibres
 
 import ekiden
-from ekiden import relay
+from ekiden import relay, runtime, te
 from ekiden.codegen.device import DeviceKernel
+from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.module import IRModule
 from ekiden.relay import qnn
 from ekiden.relay.expr import Constant, RelayExpr
@@ -231,3 +232,15 @@ def test_instructions_of_ptx() -> None:
     kernels = cuda.kernels_of(program("zero points"), Target(ptx.TARGET))
     text = "".join(kernel.code.decode() for kernel in kernels)
     assert "dp4a.s32.s32" in text
+
+
+@pytest.mark.parametrize("op", ["dot4_s8s8", "dot4_u8u8"])
+def test_sums_of_words_on_processors(op: str) -> None:
+    """Programs that say them run there, too."""
+    names = [te.placeholder((33,), "int32", n) for n in "abc"]
+    a, b, total = names
+    out = te.compute((33,), lambda i: call_intrin(op, total[i], a[i], b[i], dtype="int32"))
+    x, y, z = (ints("int32", 33) for _ in range(3))
+    given = [runtime.nd.array(each) for each in (x, y, z, np.zeros(33, "int32"))]
+    ekiden.build(te.create_prim_func([*names, out]), "llvm")["main"](*given)
+    np.testing.assert_array_equal(given[-1].numpy(), INTRINSICS[op].reference(z, x, y))
