@@ -24,7 +24,7 @@ from ekiden.tir.expr import BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.rule.decision import Decision
 from ekiden.topi.rule.family import size_of
-from ekiden.topi.rule.thread_factors import Factors, are_neighbours
+from ekiden.topi.rule.thread_factors import Factors, are_neighbours, factors_of
 from ekiden.topi.rule.thread_lanes import coordinates
 from ekiden.topi.rule.thread_parts import Group
 from ekiden.topi.rule.thread_tiles import TileKernel
@@ -140,12 +140,13 @@ class WordKernel(TileKernel):
     """One program being built."""
 
     def __init__(self, group: Group, decision: Decision) -> None:
-        super().__init__(group, decision)
-        f = self.factors
+        f = factors_of(group.anchor)
+        assert f is not None
         a, b = narrow(f.a), narrow(f.b)
         assert a is not None and b is not None
         self.bytes_, self.last = (a, b), f.reduce.axis[-1]
         self.kinds = a.dtype, b.dtype
+        super().__init__(group, decision)
         steps = Steps(f)
         x, y = steps.packed(a), steps.packed(b)
         words = f.reduce.with_fields(sources=(x * y,), axis=steps.words)
@@ -155,7 +156,7 @@ class WordKernel(TileKernel):
     def lies_by_steps(self, factor: PrimExpr) -> bool:
         """Whether words are neighbours in the memory that a factor comes from."""
         step = Var("step")
-        read = self.bytes_[0 if factor is self.factors.a else 1]
+        read = self.bytes_[0 if factor is self.factors.a else 1]  # of bytes, or of words
         return are_neighbours(read, {self.last: step}, step)
 
     def step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
