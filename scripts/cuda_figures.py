@@ -4,8 +4,8 @@
 scripts/cuda_figures.py            print the table
 scripts/cuda_figures.py --write    and put it into docs/cuda-kernels.md
 
-The families are the cases of tests/device/test_thread_families.py. No GPU is needed; the figures
-are those of the compiler's version, which the page names.
+The families are the cases of tests/device/test_thread_families.py and of tests beside it. No GPU is
+needed; the figures are those of the compiler's version, which the page names.
 """
 
 import argparse
@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "device"), str(ROOT / "tests")]
 
 import test_cuda_text as cuda  # noqa: E402
+import test_products_of_bytes as bytes_  # noqa: E402
 import test_tensor_cores as tensors  # noqa: E402
 import test_thread_families as families  # noqa: E402
 
@@ -57,6 +58,11 @@ def kernels() -> Iterator[tuple[str, DeviceKernel]]:
         module = tensors.program(build, *given)
         for kernel in cuda.kernels_of(module, Target(tensors.TARGET)):
             yield f"{name}, tensor cores", kernel
+    for name in bytes_.FIGURES:
+        for way, target in (("words", bytes_.WORDS), ("tensor cores", bytes_.SQUARES)):
+            for kernel in cuda.kernels_of(bytes_.program(name), Target(target)):
+                if bytes_.instruction_of(kernel) == bytes_.INSTRUCTIONS[target]:
+                    yield f"bytes: {name}, {way}", kernel
 
 
 def rows(nvrtc: ctypes.CDLL) -> Iterator[str]:

@@ -164,6 +164,17 @@ static float fibre_bf16(uint16_t x) {
 static int32_t fibre_s8(int8_t x) { return x; }
 static int32_t fibre_u8(uint8_t x) { return x; }
 
+/* Products of four bytes. */
+#define FIBRE_DOT(ways, left, right)                                              \
+  static int32_t ek_dot4_##ways##_int32(int32_t sum, int32_t x, int32_t y) {      \
+    for (int n = 0; n < 32; n += 8)                                               \
+      sum += (int32_t)(left)((uint32_t)x >> n) * (right)((uint32_t)y >> n);       \
+    return sum;                                                                   \
+  }
+FIBRE_DOT(s8s8, int8_t, int8_t)
+FIBRE_DOT(u8u8, uint8_t, uint8_t)
+FIBRE_DOT(u8s8, uint8_t, int8_t)
+
 #define EK_MATRICES
 #define FIBRE_LOAD(which, word, type, kind, layout)                                               \
   static void ek_load_##which##_##word##_##layout(ek_factor_##word *d, const kind *p, int64_t n) { \

@@ -68,6 +68,7 @@ extern "C" {{
 void fibre_barrier(int) {{ __syncthreads(); }}
 {shuffles}
 int fibre_active() {{ return (int)__activemask(); }}
+{dots}
 void {name}({kinds});
 extern const int fibre_args_{name};
 const int fibre_args_{name} = {count};
@@ -95,6 +96,11 @@ def for_fibres(text: thread_kernel.Text, target: Target) -> bytes:
     ir = ir.replace("llvm.nvvm.barrier.cta.sync.aligned.all", "fibre_barrier")
     ir = re.sub(r"llvm\.nvvm\.shfl\.sync\.(\w+)\.(\w+)", r"fibre_\1_\2", ir)
     ir = ir.replace("llvm.nvvm.activemask", "fibre_active")
+    ir = re.sub(r"llvm\.nvvm\.idp4a\.(\w)\.(\w)", r"fibre_dot_\1\2", ir)
+    dots = "\n".join(
+        f"int fibre_dot_{x}{y}(int a, int b, int c) {{ return ek_dot4_{x}8{y}8_int32(c, a, b); }}"
+        for x, y in ("ss", "uu", "us")
+    )
     registers = "\n".join(
         f"int fibre_{short}_{a}() {{ return (int){long}.{a}; }}"
         for short, long in NAMES.items()
@@ -108,6 +114,7 @@ def for_fibres(text: thread_kernel.Text, target: Target) -> bytes:
             for way in ("idx", "up", "down")
             for kind, short in (("float", "f32"), ("int", "i32"))
         ),
+        dots=dots,
         name=name,
         kinds=", ".join("void *" if p.startswith("ptr") else "int64_t" for p in params),
         count=len(params),

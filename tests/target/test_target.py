@@ -122,7 +122,9 @@ def test_abilities_follow_the_processor() -> None:
         "llvm -mcpu=neoverse-v2": "fma float16 rounding dot4_u8s8 dot4_s8s8 dot2_bf16",
         "llvm -mtriple=aarch64-linux-gnu -mcpu=generic": "fma float16 rounding",
         "llvm -mtriple=riscv64-linux-gnu": "fma",
-        "cuda": "fma rounding",
+        "cuda -model=any": "fma rounding",
+        "cuda -model=any -arch=sm_60": "fma rounding",
+        "nvptx -model=any -arch=sm_61": "fma rounding dot4_u8s8 dot4_s8s8",
     }
     for text, expected in table.items():
         target = Target.parse(text)

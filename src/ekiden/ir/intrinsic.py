@@ -84,6 +84,14 @@ def _signed_dot4(total: object, a: object, b: object) -> object:
     return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
 
 
+def _unsigned_dot4(total: object, a: object, b: object) -> object:
+    """`_dot4` of bytes that have a sign in neither word."""
+    left, right = (
+        np.asarray(x, np.int32)[..., None].view(np.uint8).astype(np.int32) for x in (a, b)
+    )
+    return np.asarray(total, np.int32) + (left * right).sum(-1, dtype=np.int32)
+
+
 def _pair_sums(total: object, a: object, b: object) -> object:
     """Per half of words, the sum of the products of its two bytes and a number."""
     left = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int16)
@@ -207,6 +215,8 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
     IntrinsicDef("dot4_u8s8",    3, _dot4),           # acc + 4 products of bytes in words a, b
+    IntrinsicDef("dot4_s8s8",    3, _signed_dot4),    # the same, both with a sign
+    IntrinsicDef("dot4_u8u8",    3, _unsigned_dot4),  # neither
     IntrinsicDef("madd_u8s8",    3, _dot4),           # of bytes whose sums of two fit int16
     IntrinsicDef("madd_s8s8",    3, _signed_dot4),    # the same, both with a sign; a or b not -128
     IntrinsicDef("sum2_u8s8",    3, _pair_sums),      # acc int16 + 2 products of bytes, which fit

@@ -144,11 +144,12 @@ _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by the
                    "smlad", "helium"))              # by name, in words that compilers know
 
 _OF_THREADS = frozenset(("fma", "rounding"))     # functions of the languages of devices
+_DOTS = ("dot4_s8s8", "dot4_u8u8", "dot4_u8s8")
 _OF_OPENCL = _OF_THREADS | {"near_memory"}       # of a thread no lane is known
 _OF_METAL = _OF_THREADS | {"warp_shuffles"}
-_OF_PTX = _OF_OPENCL | _OF_METAL
+_OF_PTX = _OF_OPENCL | _OF_METAL | {*_DOTS}
 _OF_CUDA = _OF_PTX | {"tensor_cores"}
-_NVIDIA = {"tensor_cores": 80}
+_NVIDIA = {"tensor_cores": 80, **dict.fromkeys(_DOTS, 61)}
 
 KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator
@@ -157,7 +158,7 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_CUDA,    True, _CUDA,
                _NVIDIA, 48 << 10, True),
     TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_PTX,     True, _CUDA,
-               block_memory=48 << 10, asks_device=True),
+               _NVIDIA, 48 << 10, True),
     TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_OPENCL,  True, _OPENCL,
                block_memory=32 << 10, asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),

@@ -7,7 +7,8 @@ They are written by the same emitters as LLVM's instructions (`codegen.llvm.oper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 
 from ekiden.codegen.c.types import KEYWORDS, C, Syntax, c_type, constant, is_macro_like
 from ekiden.codegen.c.vectors import NoVectorsError
@@ -185,13 +186,15 @@ class Form:
     """How helper functions are written in a dialect of C. function: what stands before them.
     table: before tables of constants, which then stand beside functions; "" for C's, inside. bits:
     the expression for the bits of a value as a type; None for C's, which takes lines. syntax: the
-    rest. reorders: whether compilers of the dialect compute sums in another order."""
+    rest. reorders: whether compilers of the dialect compute sums in another order. own: functions
+    that it has instructions for, by name: their texts."""
 
     function: str = "static inline "
     table: str = ""
     bits: Callable[[str, str], str] | None = None
     syntax: Syntax = C
     reorders: bool = False
+    own: Mapping[str, str] = field(default_factory=dict)
 
 
 class HelperBuilder(Builder):
@@ -401,6 +404,8 @@ class Helpers:
         if name == "ek_dot4_u8s8_int32" and target is not None and target.has("smlad"):
             self.texts.setdefault("smlad", SMLAD)
             self.texts.setdefault(name, DOT_OF_HALVES)
+        if name in self.form.own:
+            self.texts.setdefault(name, self.form.own[name])
         kinds = [argument] * len(xs)
         self._define(name, kinds, dtype, lambda b, o: emit_intrinsic(b, op, dtype, argument, o))
         return f"{name}({', '.join(xs)})"

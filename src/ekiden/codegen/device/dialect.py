@@ -30,7 +30,8 @@ class Dialect:
     and width (`codegen.shuffles`); masked: whether the mask is said. lane: what is given
     behind everything to kernels that have them.
     matrices: whether it has those that a warp holds (`codegen.device.fragments`). number: how a
-    number is given to a kernel. also: what is given behind everything. missing: types that it has
+    number is given to a kernel. word: a function that reads four bytes of any place, where pointers
+    to all memory are of one kind. also: what is given behind everything. missing: types that it has
     not. near, near_text: bytes -> the type of an access of neighbours, and the functions that are
     such accesses (`codegen.device.near_writer`).
     """
@@ -50,6 +51,7 @@ class Dialect:
     vectors: VectorSyntax | None = None
     matrices: bool = False
     number: str = "const int64_t {name}"
+    word: str = ""
     also: str = ""
     missing: frozenset[str] = frozenset()
     shuffles: Mapping[str, str] = field(default_factory=dict)
@@ -197,6 +199,29 @@ METAL_SHUFFLES = {
 }  # fmt: skip
 
 
+CUDA_WORD = """\
+EK_DEVICE int32_t ek_word(const void *from) {
+  if (((uint64_t)from & 3) == 0) return *(const int32_t *)from;
+  const uint8_t *at = (const uint8_t *)from;
+  return (int32_t)(at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24);
+}"""
+CUDA_DOT = """\
+#ifndef EK_MATRICES
+EK_DEVICE int32_t {name}(int32_t sum, int32_t x, int32_t y) {{
+  int32_t found;
+  asm("dp4a.{x}32.{y}32 %0, %1, %2, %3;" : "=r"(found) : "r"(x), "r"(y), "r"(sum));
+  return found;
+}}
+#endif"""
+"""A sum of the products of four bytes and a number, which CUDA's own functions have for two of the
+three ways; with a sign (s) or without (u)."""
+
+
+def _cuda_dots() -> dict[str, str]:
+    names = {(x, y): f"ek_dot4_{x}8{y}8_int32" for x, y in ("ss", "uu", "us")}
+    return {name: CUDA_DOT.format(name=name, x=x, y=y) for (x, y), name in names.items()}
+
+
 def _opencl_bits(target: str, x: str) -> str:
     """`as_float(x)`: the types of OpenCL have names of one word."""
     short = {"bool": "uchar", "float": "float", "double": "double"}
@@ -239,7 +264,8 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
     ),
     Dialect(
         "cuda", CUDA_HEAD,
-        Form("EK_DEVICE ", "EK_TABLE ", lambda target, x: f"ek_bits<{target}>({x})"),
+        Form("EK_DEVICE ", "EK_TABLE ", lambda target, x: f"ek_bits<{target}>({x})",
+             own=_cuda_dots()),
         kernel='extern "C" __global__ void', memory="", shared="EK_SHARED ", offsets=False,
         threads={
             **{f"{k}.{a}": f"(int64_t){k}.{a}" for k in ("blockIdx", "threadIdx") for a in AXES},
@@ -250,7 +276,7 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
         barrier="__syncthreads();",
         least="atomicMin({place}, {value});",
         keywords=_CUDA_WORDS, matrices=True, near=CUDA_WORDS_OF, near_text=CUDA_NEAR,
-        shuffles=CUDA_SHUFFLES, masked=True,
+        shuffles=CUDA_SHUFFLES, masked=True, word=CUDA_WORD,
     ),
     Dialect(
         "metal", METAL_HEAD,

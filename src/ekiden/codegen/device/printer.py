@@ -92,6 +92,9 @@ class KernelWriter(NearWriter):
         if self.vectors is not None:
             near = self.vectors.load(name, index, f"{source}x{count}")
             return self.vectors.bits(self.vectors.word(target), near)
+        if self.dialect.word and (dt.itemsize(source) * count, target) == (4, "int32"):
+            self.helpers.texts.setdefault("ek_word", self.dialect.word)
+            return f"ek_word(&{name}[{index}])"
         bits, whole = dt.SCALAR_BITS[source], f"uint{dt.SCALAR_BITS[target]}"
         wide, narrow = self.syntax.type(whole), self.syntax.type(f"uint{bits}")
         parts = [f"(({wide})({narrow}){name}[{index} + {n}] << {bits * n})" for n in range(count)]

@@ -151,6 +151,9 @@ INSTRUCTIONS: dict[tuple[str, str, int], str] = {
     ("dot4_u8s8", "x86-64", 16): "llvm.x86.avx512.vpdpbusd.512",
     ("dot4_u8s8", "x86-64", 8): "llvm.x86.avx512.vpdpbusd.256",
     ("dot4_u8s8", "aarch64", 4): "llvm.aarch64.neon.usdot.v4i32.v16i8",
+    ("dot4_u8s8", "nvptx", 1): "llvm.nvvm.idp4a.u.s",
+    ("dot4_s8s8", "nvptx", 1): "llvm.nvvm.idp4a.s.s",
+    ("dot4_u8u8", "nvptx", 1): "llvm.nvvm.idp4a.u.u",
     ("madd_u8s8", "x86-64", 16): "llvm.x86.avx512.pmaddubs.w.512",
     ("madd_u8s8", "x86-64", 8): "llvm.x86.avx2.pmadd.ub.sw",
     ("madd_u8s8", "x86-64", 4): "llvm.x86.ssse3.pmadd.ub.sw.128",
@@ -163,7 +166,8 @@ INSTRUCTIONS: dict[tuple[str, str, int], str] = {
     ("dot2_bf16", "x86-64", 16): "llvm.x86.avx512bf16.dpbf16ps.512",
     ("dot2_bf16", "x86-64", 8): "llvm.x86.avx512bf16.dpbf16ps.256",
 }
-"""(ability of a target, architecture, lanes of the sums) -> LLVM's intrinsic."""
+"""(ability of a target, its architecture or kind of devices, lanes of the sums) -> LLVM's
+intrinsic."""
 
 
 def _instruction(b: Builder, ability: str, lanes: int) -> str | None:
@@ -171,6 +175,8 @@ def _instruction(b: Builder, ability: str, lanes: int) -> str | None:
     target = b.module.target
     if target is None or not target.has(ability) or 32 * lanes > target.vector_bits:
         return None
+    if target.kind.has_threads:
+        return INSTRUCTIONS.get((ability, target.kind.name, lanes))
     if target.architecture == "x86-64" and lanes == 8 and not target.has("integers_256"):
         return None
     return INSTRUCTIONS.get((ability, target.architecture, lanes))
@@ -209,22 +215,41 @@ def _part(b: Builder, dtype: str, value: Operand, number: int) -> Operand:
     return b.pure(f"shufflevector {kind} {value}, {kind} poison, <{count} x i32> <{order}>")
 
 
-def _dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
-    """total + the products of the four bytes of x, unsigned, with those of y, signed."""
-    lanes = dt.lanes(dtype)
-    name = _instruction(b, "dot4_u8s8", lanes)
-    if name is not None:
-        words, bytes_ = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
-        b.module.declare(name, words, [words, bytes_, bytes_])
-        a, c = (b.convert("bitcast", dtype, f"int8x{4 * lanes}", o) for o in (x, y))
-        return b.pure(f"call {words} @{name}({words} {total}, {bytes_} {a}, {bytes_} {c})")
-    for byte in range(4):
-        left = b.binary("lshr", dtype, x, b.const(8 * byte, dtype))
-        left = b.binary("and", dtype, left, b.const(255, dtype))
-        right = b.binary("shl", dtype, y, b.const(24 - 8 * byte, dtype))
-        right = b.binary("ashr", dtype, right, b.const(24, dtype))
-        total = b.binary("add", dtype, total, b.binary("mul", dtype, left, right))
-    return total
+def _dot4_of(left: str, right: str) -> Callable[..., Operand]:
+    """What emits total + the products of the four bytes of x with those of y, each with a sign
+    ("s") or without ("u")."""
+
+    def emit(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
+        """In one instruction, or byte by byte."""
+        lanes = dt.lanes(dtype)
+        name = _instruction(b, f"dot4_{left}8{right}8", lanes)
+        if name is not None and lanes == 1:
+            b.module.declare(name, "i32", ["i32"] * 3)
+            return b.pure(f"call i32 @{name}(i32 {x}, i32 {y}, i32 {total})")
+        if name is not None:
+            words, bytes_ = f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+            b.module.declare(name, words, [words, bytes_, bytes_])
+            a, c = (b.convert("bitcast", dtype, f"int8x{4 * lanes}", o) for o in (x, y))
+            return b.pure(f"call {words} @{name}({words} {total}, {bytes_} {a}, {bytes_} {c})")
+        for byte in range(4):
+            one = _byte(b, dtype, x, byte, left)
+            other = _byte(b, dtype, y, byte, right)
+            total = b.binary("add", dtype, total, b.binary("mul", dtype, one, other))
+        return total
+
+    return emit
+
+
+def _byte(b: Builder, dtype: str, x: Operand, number: int, sign: str) -> Operand:
+    """A byte of each word as a number."""
+    if sign == "u":
+        moved = b.binary("lshr", dtype, x, b.const(8 * number, dtype))
+        return b.binary("and", dtype, moved, b.const(255, dtype))
+    moved = b.binary("shl", dtype, x, b.const(24 - 8 * number, dtype))
+    return b.binary("ashr", dtype, moved, b.const(24, dtype))
+
+
+_dot4 = _dot4_of("u", "s")
 
 
 def _narrow_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
@@ -364,7 +389,8 @@ AT_MOST_ZERO: dict[str, Callable[..., Operand]] = {"exp": exp_at_most_one}
 TESTS = ("isnan", "isinf")
 INTEGER: dict[str, Callable[..., Operand]] = {
     "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"),
-    "dot4_u8s8": _dot4, "madd_u8s8": _in_halves(_narrow_dot4),
+    "dot4_u8s8": _dot4, "dot4_s8s8": _dot4_of("s", "s"), "dot4_u8u8": _dot4_of("u", "u"),
+    "madd_u8s8": _in_halves(_narrow_dot4),
     "madd_s8s8": _in_halves(_signed_dot4), "sum2_u8s8": _in_halves(_pair_sums),
     "madd_s16": _madd, "dot2_bf16": _dot2,
     "left_shift": _left_shift, "right_shift": _right_shift,

@@ -12,7 +12,8 @@ them. Where the option `relay.ProductPrecision.dtype` is "bfloat16", those of fl
 on processors without them they stay exact, and so do convolutions that Winograd's method computes
 with fewer products than twice as many at a time make up for. Products whose `out_dtype` is
 float64 or an integer take their operands as that, and stay. Tensor cores of devices multiply both
-small types, with sums in float32.
+small types, with sums in float32; of bytes those of one kind alone, which products of uint8 with
+int8 become (`byte_products`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
+from ekiden.relay.transform.byte_products import product_of_bytes
 from ekiden.relay.transform.calls import Rewrite, rewrite_calls
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
@@ -90,7 +92,7 @@ def _rewrite(target: Target, asked: str) -> Rewrite:
         is_brief = _is_brief(call, target)
         dtypes = {_dtype(data), _dtype(weight)}
         if _dtype(call) not in (*SMALL, WIDE):
-            return None
+            return product_of_bytes(call, target)
         if is_brief and dtypes == {BRIEF}:
             return None if _sums(call) == WIDE else _in(call, [*call.args])
         if len(dtypes) == 1 and dtypes.issubset(SMALL) and target.has("tensor_cores"):

@@ -15,18 +15,20 @@ neighbouring threads write neighbouring elements.
     shared=1   for blocks of k: all threads bring their share of a and b into memory of the block,
                `near` neighbours at a time; barrier; for k in the block: sums in registers; barrier
     buffers=2  the next block comes while one is multiplied; one barrier for each
+    dot=1      the same of words of four bytes (`thread_words`), one at a time
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.tensor import Tensor
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.rule import thread_tensor
+from ekiden.topi.rule import thread_tensor, thread_words
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.thread_factors import Factors, factors_of
@@ -53,7 +55,7 @@ ALONE_ROWS, ALONE_COLUMNS, ALONE_LANES = 8, 2, 64
 vectors along the threads of a block (512x512x512 on a Zen 4: 2.9 GFLOP/s, 1.3 with the above)."""
 DEPTH_OF_BLOCK = 16
 """Steps of k between two barriers."""
-OF_BLOCKS = ("lanes", "lines", "depth", "shared", "buffers", "near")
+OF_BLOCKS = ("lanes", "lines", "depth", "shared", "buffers", "near", "dot")
 """Choices of kernels whose blocks have several threads."""
 
 
@@ -63,7 +65,7 @@ def _space(anchor: Tensor, target: Target) -> Space:
         Choice("columns", (12, 8, 6, 4, 3, 2, 1), "columns of a thread"),
         Choice("lanes", (64, 32, 16, 8, 4, 2, 1), "threads beside each other along columns"),
         Choice("lines", (64, 32, 16, 8, 4, 2, 1), "threads above each other along rows"),
-        Choice("depth", (32, 16, 8, 4), "steps between two barriers, of shared=1"),
+        Choice("depth", (64, 32, 16, 8, 4), "steps between two barriers, of shared=1"),
         Choice("shared", (1, 0), "whether blocks of k come into memory of the block"),
         Choice("buffers", (2, 1), "blocks of k in memory of the block, of shared=1"),
         Choice(
@@ -89,6 +91,7 @@ def _space(anchor: Tensor, target: Target) -> Space:
             "whether warps multiply squares of 16 x 16: rows and columns are"
             " those of a warp, lanes and lines count warps",
         ),
+        Choice("dot", (1, 0), "whether words of four bytes are multiplied in one instruction"),
     )
 
 
@@ -115,13 +118,17 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     lines = _down(LANES if has_warps else 1, None if m is None else -(-m // rows))
     while lanes * lines > target.max_num_threads:
         lines //= 2
-    shared = has_warps or fixed.get("buffers", 1) != 1 or fixed.get("near", 1) != 1
+    has_dot = has_warps and thread_words.can_multiply(factors, target) and fixed.get("shared", 1)
+    dot = int(fixed.get("dot", int(bool(has_dot))))
+    needs_shared = dot or fixed.get("buffers", 1) != 1 or fixed.get("near", 1) != 1
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines,
-        "depth": DEPTH_OF_BLOCK, "shared": int(shared), "vector": 1, "along": COLUMNS,
-        "band": 0, "panel": 0, "tensor": 0,
+        "depth": thread_words.depth_of(factors) if dot else DEPTH_OF_BLOCK,
+        "shared": int(has_warps or needs_shared), "vector": 1, "along": COLUMNS,
+        "band": 0, "panel": 0, "tensor": 0, "dot": dot,
     }  # fmt: skip
-    return TileKernel.with_memory(factors, target, found | dict(fixed))
+    kind = thread_words.WordKernel if dot else TileKernel
+    return kind.with_memory(factors, target, found | dict(fixed))
 
 
 def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
@@ -142,7 +149,7 @@ def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) 
     tiles = None if m is None else -(-m // rows)
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": DEPTH_OF_BLOCK,
-        "shared": 0, "vector": lanes, "along": along, "tensor": 0,
+        "shared": 0, "vector": lanes, "along": along, "tensor": 0, "dot": 0,
         "band": band_of(target, rows, tiles, depth, factors.a.dtype), "panel": 0,
     }  # fmt: skip
     if fixed.keys().isdisjoint(("along", "panel")):
@@ -163,19 +170,36 @@ def build(
         if decision.number("panel"):
             return PanelKernel(group, decision).build(name)
         return VectorKernel(group, decision).build(name)
-    kind = TileKernel
+    kind: type[TileKernel] = TileKernel
     if decision.number("tensor"):
-        factors = factors_of(group.anchor)
-        if factors is None or not thread_tensor.can_multiply(factors, target):
-            raise CompileError(
-                f"decisions: 'thread_product' {decision}: target {str(target)!r} has no tensor "
-                f"cores for these factors, which must be {' or '.join(thread_tensor.FACTORS)}"
-            )
+        _check(thread_tensor, "tensor cores", group, target, decision)
         kind = thread_tensor.TensorKernel
+    elif decision.number("dot"):
+        _check(thread_words, "products of words", group, target, decision)
+        kind = thread_words.WordKernel
     try:
         return kind(group, decision).checked(target).build(name, bool(decision.number("shared")))
     except CompileError as error:
         raise CompileError(f"decisions: 'thread_product' {decision}: {error}") from error
+
+
+class _Kernels(Protocol):
+    """A file of kernels for factors of some types."""
+
+    FACTORS: Mapping[str, str]
+
+    def can_multiply(self, factors: Factors, target: Target) -> bool:
+        """Whether a target has what they need."""
+
+
+def _check(kernels: _Kernels, what: str, group: Group, target: Target, decision: Decision) -> None:
+    """Raises CompileError where a decision asks for kernels that there are not."""
+    factors = factors_of(group.anchor)
+    if factors is None or not kernels.can_multiply(factors, target):
+        raise CompileError(
+            f"decisions: 'thread_product' {decision}: target {str(target)!r} has no {what} for "
+            f"these factors, which must be {' or '.join(kernels.FACTORS)}"
+        )
 
 
 FAMILY = Family(

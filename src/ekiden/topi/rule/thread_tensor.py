@@ -11,8 +11,9 @@ square is 0 in memory of the block, so any sizes are served.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, PrimExpr, StringImm, Var, const, logical_and
 from ekiden.target import Target
@@ -32,19 +33,26 @@ SIDE = 16
 """Rows and columns of a square."""
 WARP = 32
 """Threads that hold one together."""
-FACTORS = ("float16", "bfloat16")
-"""What is multiplied, with sums in float32."""
+FACTORS: Mapping[str, str] = {
+    "float16": "float32",
+    "bfloat16": "float32",
+    "int8": "int32",
+    "uint8": "int32",
+}
+"""What is multiplied -> the type of sums."""
 ABILITY = "tensor_cores"
 SUMS_GAP = 4
 """Elements between rows of sums in memory of the block."""
 ROWS, COLUMNS, LINES, LANES, DEPTH = 2, 2, 2, 2, 32
 """Squares of a warp and warps of a block: 64 x 64 sums, of which 4 warps have 16 each thread, and a
-block of k takes 10 KB for both factors."""
+block of k takes 10 KB for both factors of two bytes, which are half as deep as those of one."""
+LINE = 16
+"""Bytes that an instruction loads of a line of a square."""
 
 
 def narrow(factor: PrimExpr) -> PrimExpr | None:
     """A factor in the type that it has in memory, if tensor cores multiply that."""
-    if isinstance(factor, Cast) and factor.dtype == "float32" and factor.value.dtype in FACTORS:
+    if isinstance(factor, Cast) and FACTORS.get(factor.value.dtype) == factor.dtype:
         return factor.value
     return None
 
@@ -60,7 +68,7 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
     """With tensor cores, where they are and squares are filled to a half at least; None elsewhere,
     or where something is fixed to another kind of kernel."""
     asked = fixed.get("tensor", 1)
-    of_others = {"rows", "columns", "lanes", "lines", "depth"} & fixed.keys()
+    of_others = {"rows", "columns", "lanes", "lines", "depth", "dot"} & fixed.keys()
     if not asked or fixed.get("vector", 1) != 1 or not fixed.get("shared", 1):
         return None
     if of_others and "tensor" not in fixed:
@@ -73,9 +81,11 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
         return None
     lines, rows = _parted(m, LINES, ROWS)
     lanes, columns = _parted(n, LANES, COLUMNS)
+    kept = narrow(factors.a)
+    depth = DEPTH if kept is None else DEPTH * 2 // dt.itemsize(kept.dtype)
     found: dict[str, int | str] = {
-        "rows": rows, "columns": columns, "lanes": lanes, "lines": lines, "depth": DEPTH,
-        "shared": 1, "vector": 1, "along": "columns", "tensor": 1,
+        "rows": rows, "columns": columns, "lanes": lanes, "lines": lines, "depth": depth,
+        "shared": 1, "vector": 1, "along": "columns", "tensor": 1, "dot": 0,
     }  # fmt: skip
     return TensorKernel.with_memory(factors, target, found | dict(fixed))
 
@@ -93,13 +103,14 @@ class TensorKernel(TileKernel):
 
     side = SIDE
     threads_each = WARP
-    gap = 8
-    """Instructions load lines of 16 bytes, and other banks for each."""
+    gap = LINE // 2
+    """Instructions load whole lines, and other banks for each."""
 
     def __init__(self, group: Group, decision: Decision) -> None:
         super().__init__(group, decision)
         squares = self.rows * self.columns
         dtype = self.kept(self.factors.a).dtype
+        self.gap = LINE // dt.itemsize(dtype)
         self.pitch = self.tile_n + SUMS_GAP
         self.a = _squares("a", self.rows, dtype, "matrix_a")
         self.b = _squares("b", self.columns, dtype, "matrix_b")

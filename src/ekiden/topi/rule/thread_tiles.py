@@ -123,6 +123,8 @@ class TileKernel:
     """Rows and columns of what rows, columns, lanes and lines count."""
     threads_each = 1
     """Threads of what lanes and lines count."""
+    steps_each = 1
+    """Steps of k of what depth counts."""
     gap = 1
     """Elements between lines of steps in memory of the block: then threads that read the same step
     of different lines read different banks."""
@@ -153,13 +155,20 @@ class TileKernel:
         if not found["shared"] or target.thread_warp_size == 1:
             return Decision.of(made)
         if "near" not in found:
-            made["near"] = most_near(target, cls.kept(factors.a).dtype, cls.kept(factors.b).dtype)
+            made["near"] = cls.most_near(target, factors)
         depth = size_of(factors.depth)
-        if "buffers" not in found and (depth is None or depth > int(made["depth"])):
+        if "buffers" not in found and (
+            depth is None or depth > int(made["depth"]) * cls.steps_each
+        ):
             decision = Decision.of(made | {"buffers": 2})
             has_room = cls.most_bytes(factors, decision) <= target.block_memory
             made["buffers"] = 2 if has_room and cls.held_bytes(factors, decision) <= HELD else 1
         return Decision.of(made)
+
+    @classmethod
+    def most_near(cls, target: Target, factors: Factors) -> int:
+        """Neighbours of both factors that threads access as one, at most."""
+        return most_near(target, cls.kept(factors.a).dtype, cls.kept(factors.b).dtype)
 
     @classmethod
     def most_bytes(cls, factors: Factors, decision: Decision) -> int:
@@ -191,10 +200,10 @@ class TileKernel:
 
     def checked(self, target: Target) -> Self:
         """This. Raises CompileError for what a target has not, or not so much of."""
-        dtypes = [self.kept(factor).dtype for factor in (self.factors.a, self.factors.b)]
         if not self.shared and (self.near > 1 or self.buffers > 1):
             raise CompileError("near and buffers are about memory of the block, of shared=1")
-        if self.near > (most := most_near(target, *dtypes)):
+        if self.near > (most := self.most_near(target, self.factors)):
+            dtypes = [self.kept(factor).dtype for factor in (self.factors.a, self.factors.b)]
             raise CompileError(
                 f"threads of target {str(target)!r} access at most {most} neighbours of "
                 f"{' and '.join(dict.fromkeys(dtypes))} as one"
