@@ -99,7 +99,7 @@ def _typed(kind: TargetKind, name: str, value: object) -> object:
     if option is None:
         return value
     if option.type is str:
-        return str(value)
+        return str(value).removesuffix(option.usual)
     if option.type is bool and str(value).lower() in ("1", "true", "0", "false"):
         return str(value).lower() in ("1", "true")
     if option.type is int and re.fullmatch(r"-?[0-9]+", str(value)):

@@ -27,6 +27,8 @@ class Option:
     default: int | None = None
     least: int = 0
     """Of numbers."""
+    usual: str = ""
+    """The end of a text that says nothing: it may be left out, and is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class TargetKind:
     own_options: Mapping[str, Option] = field(default_factory=dict, hash=False, repr=False)
     least_arch: Mapping[str, int] = field(default_factory=dict, hash=False, repr=False)
     """Ability -> the number of the first architecture (`-arch=sm_80`) that has it."""
+    triples: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    """LLVM's triple (`-mtriple=spirv64`) -> the format of the code that it asks for."""
     asks_device: bool = False
     """Whether a target that names no device has the facts of this machine's, where there is one."""
 
@@ -129,7 +133,10 @@ _WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256, 1),
                "thread_warp_size": Option(int, None, 1, 1), "vector-bits": Option(int, None, 32, 8)}
 """A device of which nothing is known computes with one number at a time."""
 _CUDA = {**_GPU, "cores": Option(int, None, 1)}
-_OPENCL = {**_WARPS_OF_1, "cores": Option(int, None, 1, 1), "local_memory": Option(int, None, 1)}
+_SPIRV = {f"spirv64{version}": "spirv" for version in ("", *(f"v1.{n}" for n in range(5)))}
+"""LLVM's triples of SPIR-V for OpenCL, a version may be said -> the format of the code."""
+_OPENCL = {**_WARPS_OF_1, "cores": Option(int, None, 1, 1), "local_memory": Option(int, None, 1),
+           "mtriple": Option(str, ("", *_SPIRV), usual="-unknown-unknown")}
 
 _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
                    "flush_subnormals",
@@ -144,11 +151,11 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
     TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_WARPS,   True, _CUDA,
-               _NVIDIA, True),
+               _NVIDIA, asks_device=True),
     TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_THREADS, True, _CUDA,
                asks_device=True),
     TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_THREADS, True, _OPENCL,
-               asks_device=True),
+               triples=_SPIRV, asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_THREADS, True, _GPU),
     TargetKind("rocm",     10, ("rocm", "gpu"),       False, _OF_THREADS, True, _GPU),

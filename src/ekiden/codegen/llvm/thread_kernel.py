@@ -1,11 +1,11 @@
-"""Kernels of NVIDIA's devices through LLVM: a device function to PTX.
+"""Kernels of devices through LLVM: a device function to PTX or SPIR-V, as a row of `roads` says.
 
     for t in thread_binding(64, "threadIdx.x"):  ->  %t = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
         b[t] = a[t]                                  ... ret void
 
-What has a place in memory of a block is a global of address space 3, seen through a generic
-address, as all memory is: LLVM finds out which it is. A check that fails notes what it has seen and
-ends its thread, as in CUDA C.
+Memory that is given lies in address space 1, memory of a block is a global of address space 3, and
+what a thread keeps for itself is on its stack. A check that fails notes what it has seen and ends
+its thread, as in the languages of C.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ekiden.codegen.llvm.builder import Module, Operand
-from ekiden.codegen.llvm.compiler import held, machine_of, parsed
+from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.compiler import held, machine_of, new_machine, parsed
 from ekiden.codegen.llvm.expression import DemoteRegisterError
+from ekiden.codegen.llvm.roads import MEMORY, SHARED, Road
 from ekiden.codegen.llvm.statement import StatementEmitter
 from ekiden.codegen.llvm.types import memory_type
 from ekiden.ir import dtype as dt
@@ -32,20 +34,10 @@ if TYPE_CHECKING:
 else:
     llvm = Late("llvmlite.binding")
 
-TRIPLE = "nvptx64-nvidia-cuda"
-LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"
-OLDEST = "sm_75"
-"""The architecture of code for devices of which nothing is said: later ones run its PTX too."""
+GIVEN = f"ptr addrspace({MEMORY})"
+STATUS = f"{GIVEN} %ek_status"
 MOST_LOCAL = 1 << 16
 """Bytes of arrays of one thread."""
-SHARED = "shared"
-REGISTERS = {
-    **{f"threadIdx.{a}": f"tid.{a}" for a in "xyz"},
-    **{f"blockIdx.{a}": f"ctaid.{a}" for a in "xyz"},
-    **{f"blockDim.{a}": f"ntid.{a}" for a in "xyz"},
-    **{f"gridDim.{a}": f"nctaid.{a}" for a in "xyz"},
-}
-"""Thread axis -> the register that has the number of the thread, or how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +51,9 @@ class Text:
 class KernelEmitter(StatementEmitter):
     """Emits one kernel."""
 
-    def __init__(self, module: Module, name: str, demoted: frozenset[Buffer]) -> None:
+    def __init__(self, module: Module, name: str, demoted: frozenset[Buffer], road: Road) -> None:
         super().__init__(module, name, demoted)
+        self.road = road
         self.checks: list[tuple[str, str]] = []
         self.globals: list[str] = []
         self.b.entry = []
@@ -82,8 +75,7 @@ class KernelEmitter(StatementEmitter):
         """Emit one statement; a barrier is one."""
         value = s.value if isinstance(s, Evaluate) else None
         if isinstance(value, Intrinsic) and value.op == "tvm_storage_sync":
-            self.module.declare("llvm.nvvm.barrier.cta.sync.aligned.all", "void", ["i32"])
-            self.b.effect("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+            self.b.effect(self.called("barrier", "there is no barrier"))
             self.b.touch_memory()
             return
         if isinstance(value, Intrinsic) and value.op in ("call_packed", "call_function"):
@@ -91,14 +83,20 @@ class KernelEmitter(StatementEmitter):
             raise CompileError(f"kernel {self.name!r}: a thread cannot call {name!r} of the host")
         super().statement(s)
 
+    def called(self, word: str, missing: str) -> str:
+        """The call that a word of the road is. Raises CompileError where it has none."""
+        call = self.road.calls.get(word)
+        if call is None:
+            raise CompileError(f"kernel {self.name!r}: {missing}")
+        kinds = ", ".join(each.split()[0] for each in call.given)
+        declared = f"declare {call.result} @{call.name}({kinds}) {call.attributes}".rstrip()
+        self.module.declarations.setdefault(call.name, declared)
+        return f"call {call.result} @{call.name}({', '.join(call.given)})"
+
     def thread(self, axis: str, dtype: str = "int64") -> Operand:
         """The number of the thread along an axis, or how many there are."""
-        if axis not in REGISTERS:
-            raise CompileError(f"kernel {self.name!r}: there is no thread axis {axis!r}")
-        register = f"llvm.nvvm.read.ptx.sreg.{REGISTERS[axis]}"
-        self.module.declare(register, "i32", [])
-        number = self.b.pure(f"call i32 @{register}()")
-        return number if dtype == "int32" else self.b.pure(f"sext i32 {number} to i64")
+        number = self.b.pure(self.called(axis, f"there is no thread axis {axis!r}"))
+        return emit_cast(self.b, number, self.road.numbers, dtype)
 
     def loop(self, s: For) -> None:
         """A loop over threads is one of them; others are loops."""
@@ -115,9 +113,9 @@ class KernelEmitter(StatementEmitter):
         if buffer.scope in FRAGMENTS:
             raise CompileError(
                 f"kernel {self.name!r}: buffer {buffer.name!r} of scope {buffer.scope!r}: kind "
-                "'nvptx' has no matrices of a warp; kind 'cuda' has"
+                f"{self.road.kind!r} has no matrices of a warp; kind 'cuda' has"
             )
-        if buffer.scope not in ("global", SHARED):
+        if buffer.scope not in ("global", "shared"):
             super().allocate(buffer)
             return
         extent: PrimExpr = const(1)
@@ -131,9 +129,10 @@ class KernelEmitter(StatementEmitter):
         if buffer.scope == "global":
             self._own(buffer, kind, extent.value * dt.itemsize(buffer.dtype))
             return
-        name = f"@shared.{len(self.globals)}"
-        self.globals.append(f"{name} = internal addrspace(3) global {kind} undef, align 64")
-        self.pointers[buffer] = self.b.pure(f"addrspacecast ptr addrspace(3) {name} to ptr")
+        self.pointers[buffer] = name = f"@{self.name}.shared.{len(self.globals)}"
+        self.spaces[buffer] = SHARED
+        space = f"addrspace({SHARED})"
+        self.globals.append(f"{name} = internal {space} global {kind} undef, align 64")
 
     def _own(self, buffer: Buffer, kind: str, size: int) -> None:
         if size > MOST_LOCAL:
@@ -155,16 +154,16 @@ class KernelEmitter(StatementEmitter):
     def _tell(self, told: Sequence[Operand]) -> None:
         b = self.b
         least = b.value(f"trunc i64 {self._linear()} to i32")
-        b.effect(f"%{b.fresh('before')} = atomicrmw min ptr %ek_status, i32 {least} monotonic")
+        b.effect(f"%{b.fresh('before')} = atomicrmw min {STATUS}, i32 {least} monotonic")
         first, mine, others = (b.fresh(n) for n in ("first", "mine", "others"))
-        b.effect(f"%{first}.at = getelementptr i32, ptr %ek_status, i64 1")
-        b.effect(f"%{first} = load volatile i32, ptr %{first}.at, align 4")
+        b.effect(f"%{first}.at = getelementptr i32, {STATUS}, i64 1")
+        b.effect(f"%{first} = load volatile i32, {GIVEN} %{first}.at, align 4")
         is_first = b.value(f"icmp eq i32 %{first}, {least}")
         b.branch_if(is_first, mine, others)
         b.start(mine)
         for at, value in enumerate(told, start=1):
-            place = b.value(f"getelementptr i64, ptr %ek_status, i64 {at}")
-            b.effect(f"store i64 {value}, ptr {place}, align 8")
+            place = b.value(f"getelementptr i64, {STATUS}, i64 {at}")
+            b.effect(f"store i64 {value}, {GIVEN} {place}, align 8")
         b.branch(others)
         b.start(others)
 
@@ -182,10 +181,10 @@ class KernelEmitter(StatementEmitter):
 
     def write(self, func: PrimFunc, sizes: Sequence[Var]) -> str:
         """The kernel of a function."""
-        given = []
+        given: list[str] = []
         for n, buffer in enumerate(func.buffers):
-            given.append(f"ptr %buffer.{n}")
-            self.pointers[buffer] = f"%buffer.{n}"
+            self.pointers[buffer] = self.given(f"buffer.{n}", given)
+            self.spaces[buffer] = MEMORY
         for n, size in enumerate(sizes):
             given.append(f"i64 %size.{n}")
             kind = {"int64": f"%size.{n}"}.get(size.dtype)
@@ -195,9 +194,19 @@ class KernelEmitter(StatementEmitter):
         self.statement(func.body)
         self.leave(0)
         if self.checks:
-            given.append("ptr %ek_status")
-        head = f"define ptx_kernel void @{self.name}({', '.join(given)}) #0 {{"
+            self.given("ek_status", given)
+        head = f"define {self.road.convention} void @{self.name}({', '.join(given)}) #0 {{"
         return "\n".join([head, "entry:", *self.b.entry, *self.b.lines, "}"])
+
+    def given(self, name: str, given: list[str]) -> Operand:
+        """Memory that the kernel is given, which adds its parameters."""
+        if not self.road.offsets:
+            given.append(f"{GIVEN} %{name}")
+            return f"%{name}"
+        given += [f"{GIVEN} %{name}.memory", f"i64 %{name}.at"]
+        place = f"getelementptr i8, {GIVEN} %{name}.memory, i64 %{name}.at"
+        self.b.entry.append(f"  %{name} = {place}")
+        return f"%{name}"
 
 
 def _bits(var: Var) -> int:
@@ -207,7 +216,9 @@ def _bits(var: Var) -> int:
     return bits
 
 
-def kernel_text(func: PrimFunc, name: str, sizes: Sequence[Var], target: Target) -> Text:
+def kernel_text(
+    func: PrimFunc, name: str, sizes: Sequence[Var], target: Target, road: Road
+) -> Text:
     """A lowered device function in LLVM's language; its arguments are its buffers, then `sizes`.
 
     Raises CompileError for what a device cannot do.
@@ -215,26 +226,34 @@ def kernel_text(func: PrimFunc, name: str, sizes: Sequence[Var], target: Target)
     demoted: frozenset[Buffer] = frozenset()
     while True:
         module = Module(target)
-        emitter = KernelEmitter(module, name, demoted)
+        module.constants = road.constants
+        emitter = KernelEmitter(module, name, demoted, road)
         try:
             text = emitter.write(func, sizes)
             break
         except DemoteRegisterError as found:
             demoted |= {found.buffer}
     module.functions.append("\n".join([*emitter.globals, text]))
-    head = [f"; for {target}", f'target triple = "{TRIPLE}"', f'target datalayout = "{LAYOUT}"']
+    head = [f"; for {target}", f'target triple = "{road.triple_of(target)}"']
+    head.append(f'target datalayout = "{road.layout}"')
     return Text(module.text(head) + "attributes #0 = { nounwind }\n", tuple(emitter.checks))
 
 
-def ptx(text: Text, target: Target) -> bytes:
-    """PTX of a kernel."""
+# SPIR-V goes to a compiler that optimises, and LLVM 22 computes wrong masks for it when it does so
+# itself; a machine remembers values of the module before, which is gone, and crashes on the next.
+def device_code(text: Text, target: Target, road: Road) -> bytes:
+    """The code of a kernel, as its device takes it."""
+    triple, cpu = road.triple_of(target), road.cpu(target)
     with held():
-        machine = machine_of(TRIPLE, target.arch or str(target.attrs.get("mcpu") or OLDEST))
         module = parsed(text.ir)
+        if road.binary:
+            code: bytes = new_machine(triple, cpu, opt=0).emit_object(module)
+            return code
+        machine = machine_of(triple, cpu)
         builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
         builder.getModulePassManager().run(module, builder)
         made: str = machine.emit_assembly(module)
     return made.encode()
 
 
-__all__ = ["KernelEmitter", "Text", "kernel_text", "ptx"]
+__all__ = ["KernelEmitter", "Text", "device_code", "kernel_text"]
