@@ -134,9 +134,10 @@ _WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256, 1),
 """A device of which nothing is known computes with one number at a time."""
 _CUDA = {**_GPU, "cores": Option(int, None, 1)}
 _SPIRV = {f"spirv64{version}": "spirv" for version in ("", *(f"v1.{n}" for n in range(5)))}
-"""LLVM's triples of SPIR-V for OpenCL, a version may be said -> the format of the code."""
+"""LLVM's triples of SPIR-V for OpenCL -> the format of the code. One without a version is the
+oldest, which every driver of SPIR-V takes."""
 _OPENCL = {**_WARPS_OF_1, "cores": Option(int, None, 1, 1), "local_memory": Option(int, None, 1),
-           "mtriple": Option(str, ("", *_SPIRV), usual="-unknown-unknown")}
+           "mtriple": Option(str, tuple(_SPIRV), usual="-unknown-unknown")}
 
 _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
                    "flush_subnormals",

@@ -13,6 +13,8 @@ FORMATS: Mapping[str, str] = {
     if kind.has_threads and kind.has_generator
 }
 """Kind of target -> the format that its kernels are in, where its triple asks for no other."""
+KNOWN = frozenset(FORMATS.values()).union(*(kind.triples.values() for kind in KINDS.values()))
+"""All formats that kernels are made in."""
 
 
 def format_of(target: Target) -> str:
@@ -20,4 +22,4 @@ def format_of(target: Target) -> str:
     return target.kind.triples.get(str(target.attrs.get("mtriple")), FORMATS[target.kind.name])
 
 
-__all__ = ["FORMATS", "format_of"]
+__all__ = ["FORMATS", "KNOWN", "format_of"]

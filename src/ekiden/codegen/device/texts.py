@@ -168,18 +168,21 @@ _BLOCK = (
 )
 
 
-def print_by_llvm(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
+def print_by_llvm(func: PrimFunc, sizes: list[Var], target: Target, readable: bool) -> DeviceKernel:
     """The kernel through LLVM. Raises CompileError for what a device cannot do."""
     symbol, road = c_symbol(func.name), ROADS[format_of(target)]
     text = thread_kernel.kernel_text(func, symbol, sizes, target, road)
     args, device = "b" * len(func.buffers) + "l" * len(sizes), target.kind.device_type
-    code = thread_kernel.device_code(text, target, road)
+    made = thread_kernel.readable_code if readable else thread_kernel.device_code
+    code = made(text, target, road)
     return DeviceKernel(symbol, device, road.format, args, code, text.checks)
 
 
-def print_for(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
-    """The kernel in the language of the target's kind. Raises CompileError for one of more
-    arguments than devices take."""
+def print_for(
+    func: PrimFunc, sizes: list[Var], target: Target, readable: bool = False
+) -> DeviceKernel:
+    """The kernel in the language of the target, `readable` as text where that is bytes. Raises
+    CompileError for one of more arguments than devices take."""
     count = len(func.buffers) + len(sizes)
     if count > MOST_ARGUMENTS:
         raise CompileError(
@@ -188,7 +191,7 @@ def print_for(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
         )
     dialect = DIALECTS.get(format_of(target))
     if dialect is None:
-        return print_by_llvm(func, sizes, target)
+        return print_by_llvm(func, sizes, target, readable)
     return (print_wgsl if dialect.bound else print_kernel)(func, sizes, target)
 
 

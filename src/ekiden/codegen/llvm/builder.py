@@ -43,6 +43,8 @@ class Module:
         self.metadata: list[str] = []
         self.constants = 0
         """The address space of tables."""
+        self.gathers = True
+        """Whether an instruction may take several addresses."""
         self._names: dict[str, int] = {}
 
     @property
@@ -302,6 +304,8 @@ class Builder:
         word = register_type(dt.with_lanes("int64", lanes))
         space = self.module.constants
         pointer = f"ptr addrspace({space})" if space else "ptr"
+        if lanes > 1 and not self.module.gathers:
+            return self._element_by_lanes(values, index, lanes)
         place = self.pure(f"getelementptr double, {pointer} {table}, {word} {index}")
         if lanes == 1:
             return self.pure(f"load double, {pointer} {place}")
@@ -311,6 +315,15 @@ class Builder:
         return self.pure(
             f"call {kind} @{name}({places} {place}, i32 8, {bits} splat (i1 true), {kind} poison)"
         )
+
+    def _element_by_lanes(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
+        kind, word = (register_type(dt.with_lanes(t, lanes)) for t in ("float64", "int64"))
+        made = "poison"
+        for n in range(lanes):
+            at = self.pure(f"extractelement {word} {index}, i64 {n}")
+            one = self.element(values, at, 1)
+            made = self.pure(f"insertelement {kind} {made}, double {one}, i64 {n}")
+        return made
 
     def has_scalef(self, dtype: str) -> bool:
         """Whether `scalef` can be used: the instruction of AVX-512, on whole vectors, of which

@@ -36,8 +36,8 @@ class Road:
     processor where none is said. layout: of data. convention: what makes a function a kernel.
     numbers: the type of a thread's. offsets: whether memory comes as a pointer and a distance in
     bytes. constants: the address space of constants. binary: whether its code is bytes for a
-    compiler of the device that optimises, else text that LLVM's passes have gone over. calls: word
-    -> what is called.
+    compiler of the device that optimises, else text that LLVM's passes have gone over. lanes: of
+    vectors, where not any number is possible. calls: word -> what is called.
     """
 
     format: str
@@ -51,15 +51,17 @@ class Road:
     constants: int
     binary: bool
     calls: Mapping[str, Call]
+    lanes: frozenset[int] = frozenset()
 
     def cpu(self, target: Target) -> str:
         """LLVM's name of the processor."""
         return target.arch or self.oldest
 
     def triple_of(self, target: Target) -> str:
-        """LLVM's triple, the first word of which a target may say."""
+        """LLVM's triple, the first word of which a target may say, more exactly than the row."""
         machine, dash, rest = self.triple.partition("-")
-        return f"{target.attrs.get('mtriple') or machine}{dash}{rest}"
+        said = str(target.attrs.get("mtriple", ""))
+        return f"{machine if machine.startswith(said) else said}{dash}{rest}"
 
 
 MEMORY, SHARED = 1, 3
@@ -100,7 +102,7 @@ ROADS: dict[str, Road] = {each.format: each for each in (
         },
     ),
     Road(
-        "spirv", "opencl", "spirv64-unknown-unknown", oldest="",
+        "spirv", "opencl", "spirv64v1.0-unknown-unknown", oldest="",
         layout="e-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024"
                "-n8:16:32:64-G1",
         convention="spir_kernel", numbers="int64", offsets=True, constants=2, binary=True,
@@ -108,6 +110,7 @@ ROADS: dict[str, Road] = {each.format: each for each in (
             **_numbers(OF_OPENCL, "_Z{length}{name}j", "i64", by_number=True),
             "barrier": Call("_Z7barrierj", "void", (f"i32 {ALL_FENCES}",), "convergent nounwind"),
         },
+        lanes=frozenset((2, 3, 4, 8, 16)),
     ),
 )}
 # fmt: on

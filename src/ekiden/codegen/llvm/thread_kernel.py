@@ -10,24 +10,25 @@ its thread, as in the languages of C.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.compiler import held, machine_of, new_machine, parsed
-from ekiden.codegen.llvm.expression import DemoteRegisterError
+from ekiden.codegen.llvm.expression import DemoteRegisterError, is_contiguous
 from ekiden.codegen.llvm.roads import MEMORY, SHARED, Road
 from ekiden.codegen.llvm.statement import StatementEmitter
-from ekiden.codegen.llvm.types import memory_type
+from ekiden.codegen.llvm.types import memory_type, register_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
-from ekiden.tir.expr import FRAGMENTS, Buffer
-from ekiden.tir.stmt import AssertStmt, Evaluate, For, ForKind, PrimFunc, Stmt
+from ekiden.tir.expr import FRAGMENTS, Buffer, Ramp
+from ekiden.tir.stmt import AssertStmt, BufferStore, Evaluate, For, ForKind, PrimFunc, Stmt
 
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
@@ -143,6 +144,82 @@ class KernelEmitter(StatementEmitter):
         self.pointers[buffer] = name = f"%{self.b.fresh('stack')}"
         self.b.entry.append(f"  {name} = alloca {kind}, align 16")
 
+    # Threads have no instructions that take several addresses or leave lanes out: each lane is an
+    # access of its own, behind a branch where a mask may leave it out.
+
+    def is_whole(self, index: PrimExpr) -> bool:
+        """Whether an access is of one element, or of neighbours."""
+        return dt.lanes(index.dtype) == 1 or (isinstance(index, Ramp) and is_contiguous(index))
+
+    def masked_load(
+        self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
+    ) -> Operand:
+        """A load of the lanes that a mask has; of all without one."""
+        index = self.affine(index)
+        if self.is_whole(index) and (mask is None or dt.lanes(index.dtype) == 1):
+            return super().masked_load(buffer, index, dtype, mask)
+        b, kind, element = self.b, register_type(dtype), register_type(dt.element(dtype))
+        made = "zeroinitializer"
+        for lane, place in enumerate(self.places(buffer, index)):
+            load = f"load {element}, {self.pointer_type(buffer)} {place}"
+            load += f", align {dt.itemsize(dt.element(dtype))}{self.scope_of(buffer)}"
+            if mask is None:
+                one = b.load(load, self.place_of(buffer))
+            else:
+                before, then, after = b.block, b.fresh("on"), b.fresh("lane")
+                b.branch_if(self.lane(mask, "bool", dt.lanes(dtype), lane), then, after)
+                b.start(then)
+                loaded = b.value(load)
+                b.branch(after)
+                b.start(after)
+                none = b.const(0, dt.element(dtype))
+                one = b.phi(dt.element(dtype), (none, before), (loaded, then))
+            made = b.pure(f"insertelement {kind} {made}, {element} {one}, i64 {lane}")
+        return made
+
+    def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
+        """A store of the lanes that a predicate has; of all without one."""
+        b, index, lanes = self.b, self.affine(s.indices[0]), dt.lanes(s.indices[0].dtype)
+        if self.is_whole(index) and (s.predicate is None or lanes == 1):
+            super().memory_store(s, dtype, value)
+            return
+        mask = None if s.predicate is None else self.value(s.predicate)
+        element = register_type(dt.element(dtype))
+        for lane, place in enumerate(self.places(s.buffer, index)):
+            one = self.lane(value, dt.element(dtype), lanes, lane)
+            where = f"{self.pointer_type(s.buffer)} {place}, align {dt.itemsize(dt.element(dtype))}"
+            store = f"store {element} {one}, {where}{self.scope_of(s.buffer)}"
+            if mask is None:
+                b.effect(store)
+                continue
+            then, after = b.fresh("on"), b.fresh("lane")
+            b.branch_if(self.lane(mask, "bool", lanes, lane), then, after)
+            b.start(then)
+            b.effect(store)
+            b.branch(after)
+            b.start(after)
+
+    def lane(self, vector: Operand, element: str, lanes: int, number: int) -> Operand:
+        """One lane of a vector."""
+        kind = register_type(dt.with_lanes(element, lanes))
+        return self.b.pure(f"extractelement {kind} {vector}, i64 {number}")
+
+    def places(self, buffer: Buffer, index: PrimExpr) -> list[Operand]:
+        """The address of each lane of an access."""
+        lanes = dt.lanes(index.dtype)
+        if isinstance(index, Ramp):
+            each = [index.base + index.stride * n for n in range(lanes)]
+            return [self.address(buffer, one)[0] for one in each]
+        many = self.value(index)
+        kind, pointer = memory_type(buffer.dtype), self.pointer_type(buffer)
+        found = []
+        for n in range(lanes):
+            one = self.lane(many, dt.element(index.dtype), lanes, n)
+            at = emit_cast(self.b, one, dt.element(index.dtype), "int64")
+            base = self.pointer(buffer)
+            found.append(self.b.pure(f"getelementptr {kind}, {pointer} {base}, i64 {at}"))
+        return found
+
     def assertion(self, s: AssertStmt) -> None:
         """The first thread that fails tells which check it was, and its values."""
         number = len(self.checks)
@@ -216,6 +293,16 @@ def _bits(var: Var) -> int:
     return bits
 
 
+# Of what its generator for SPIR-V has not, LLVM says so by ending the process.
+def _check_lanes(name: str, text: str, road: Road) -> None:
+    wrong = {int(n) for n in re.findall(r"<(\d+) x ", text)} - road.lanes
+    if road.lanes and wrong:
+        known = ", ".join(map(str, sorted(road.lanes)))
+        raise CompileError(
+            f"kernel {name!r}: it has vectors of {max(wrong)} lanes; {road.format} has {known}"
+        )
+
+
 def kernel_text(
     func: PrimFunc, name: str, sizes: Sequence[Var], target: Target, road: Road
 ) -> Text:
@@ -226,13 +313,14 @@ def kernel_text(
     demoted: frozenset[Buffer] = frozenset()
     while True:
         module = Module(target)
-        module.constants = road.constants
+        module.constants, module.gathers = road.constants, False
         emitter = KernelEmitter(module, name, demoted, road)
         try:
             text = emitter.write(func, sizes)
             break
         except DemoteRegisterError as found:
             demoted |= {found.buffer}
+    _check_lanes(name, text, road)
     module.functions.append("\n".join([*emitter.globals, text]))
     head = [f"; for {target}", f'target triple = "{road.triple_of(target)}"']
     head.append(f'target datalayout = "{road.layout}"')
@@ -241,19 +329,29 @@ def kernel_text(
 
 # SPIR-V goes to a compiler that optimises, and LLVM 22 computes wrong masks for it when it does so
 # itself; a machine remembers values of the module before, which is gone, and crashes on the next.
-def device_code(text: Text, target: Target, road: Road) -> bytes:
-    """The code of a kernel, as its device takes it."""
+def _made(text: Text, target: Target, road: Road, readable: bool) -> bytes:
     triple, cpu = road.triple_of(target), road.cpu(target)
     with held():
         module = parsed(text.ir)
-        if road.binary:
-            code: bytes = new_machine(triple, cpu, opt=0).emit_object(module)
+        machine = new_machine(triple, cpu, opt=0) if road.binary else machine_of(triple, cpu)
+        if road.binary and not readable:
+            code: bytes = machine.emit_object(module)
             return code
-        machine = machine_of(triple, cpu)
-        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
-        builder.getModulePassManager().run(module, builder)
+        if not road.binary:
+            builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
+            builder.getModulePassManager().run(module, builder)
         made: str = machine.emit_assembly(module)
     return made.encode()
 
 
-__all__ = ["KernelEmitter", "Text", "device_code", "kernel_text"]
+def device_code(text: Text, target: Target, road: Road) -> bytes:
+    """The code of a kernel, as its device takes it."""
+    return _made(text, target, road, readable=False)
+
+
+def readable_code(text: Text, target: Target, road: Road) -> bytes:
+    """The same to read: LLVM's assembly."""
+    return _made(text, target, road, readable=True)
+
+
+__all__ = ["KernelEmitter", "Text", "device_code", "kernel_text", "readable_code"]
