@@ -573,6 +573,13 @@ static cl_program built(ek_device device, const device_state *state, const code_
   cl_int status = CL_SUCCESS;
   if (!form->is_text && check_il(device, state, name, code, size) != 0) return NULL;
   cl_program program = form->make(state, code, size, &status);
+  if (status == CL_INVALID_VALUE && !form->is_text) {
+    char vendor[128];
+    device_text(state, CL_DEVICE_NAME, vendor, sizeof vendor);
+    host->error("DeviceError", "opencl(%d): kernel '%s': the driver of '%s' refuses its SPIR-V (error %d)",
+                device.id, name, vendor, status);
+    return NULL;
+  }
   if (status != CL_SUCCESS || program == NULL) {
     fail_kernel(device, name, status);
     return NULL;

@@ -135,17 +135,21 @@ def test_results(as_fibres: str, name: str) -> None:
     families.check(name, Target(as_fibres), None)
 
 
-def test_a_check_that_fails(as_fibres: str) -> None:
-    """The first thread tells its values."""
+def a_function() -> PrimFunc:
+    """64 threads in two blocks, of which those from the 40th on fail."""
     out, thread, block = Buffer("out", (const(64),), "float32"), Var("thread"), Var("block")
     index = block * 32 + thread
     wrong = AssertStmt(index < 40, "at {} of {}", "ValueError", (index, const(40)))
     body = seq(wrong, BufferStore(out, const(1.0), (index,)))
     threads = bound(thread, 32, "threadIdx.x", body)
-    func = PrimFunc((out,), bound(block, 2, "blockIdx.x", threads), {"global_symbol": "f"})
+    return PrimFunc((out,), bound(block, 2, "blockIdx.x", threads), {"global_symbol": "f"})
+
+
+def test_a_check_that_fails(as_fibres: str) -> None:
+    """The first thread tells its values."""
     there = runtime.nd.array(np.zeros(64, "float32"), runtime.device("cuda"))
     with pytest.raises(ValueError, match="at 40 of 40"):
-        ekiden.build(func, as_fibres)["f"](there)
+        ekiden.build(a_function(), as_fibres)["f"](there)
 
 
 def test_what_it_has_not() -> None:

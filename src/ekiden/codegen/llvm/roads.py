@@ -36,8 +36,8 @@ class Road:
     processor where none is said. layout: of data. convention: what makes a function a kernel.
     numbers: the type of a thread's. offsets: whether memory comes as a pointer and a distance in
     bytes. constants: the address space of constants. binary: whether its code is bytes for a
-    compiler of the device that optimises, else text that LLVM's passes have gone over. lanes: of
-    vectors, where not any number is possible. calls: word -> what is called.
+    compiler of the device that optimises, else text that LLVM's passes have gone over. calls: word
+    -> what is called.
     """
 
     format: str
@@ -51,7 +51,6 @@ class Road:
     constants: int
     binary: bool
     calls: Mapping[str, Call]
-    lanes: frozenset[int] = frozenset()
 
     def cpu(self, target: Target) -> str:
         """LLVM's name of the processor."""
@@ -110,7 +109,6 @@ ROADS: dict[str, Road] = {each.format: each for each in (
             **_numbers(OF_OPENCL, "_Z{length}{name}j", "i64", by_number=True),
             "barrier": Call("_Z7barrierj", "void", (f"i32 {ALL_FENCES}",), "convergent nounwind"),
         },
-        lanes=frozenset((2, 3, 4, 8, 16)),
     ),
 )}
 # fmt: on

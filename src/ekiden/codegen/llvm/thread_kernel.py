@@ -10,10 +10,10 @@ its thread, as in the languages of C.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ekiden.codegen.llvm.apart import made_apart
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.compiler import held, machine_of, new_machine, parsed
@@ -45,6 +45,7 @@ MOST_LOCAL = 1 << 16
 class Text:
     """A kernel as LLVM's text, and the kind and format of C of each error it may report."""
 
+    name: str
     ir: str
     checks: tuple[tuple[str, str], ...]
 
@@ -293,16 +294,6 @@ def _bits(var: Var) -> int:
     return bits
 
 
-# Of what its generator for SPIR-V has not, LLVM says so by ending the process.
-def _check_lanes(name: str, text: str, road: Road) -> None:
-    wrong = {int(n) for n in re.findall(r"<(\d+) x ", text)} - road.lanes
-    if road.lanes and wrong:
-        known = ", ".join(map(str, sorted(road.lanes)))
-        raise CompileError(
-            f"kernel {name!r}: it has vectors of {max(wrong)} lanes; {road.format} has {known}"
-        )
-
-
 def kernel_text(
     func: PrimFunc, name: str, sizes: Sequence[Var], target: Target, road: Road
 ) -> Text:
@@ -320,26 +311,33 @@ def kernel_text(
             break
         except DemoteRegisterError as found:
             demoted |= {found.buffer}
-    _check_lanes(name, text, road)
     module.functions.append("\n".join([*emitter.globals, text]))
     head = [f"; for {target}", f'target triple = "{road.triple_of(target)}"']
     head.append(f'target datalayout = "{road.layout}"')
-    return Text(module.text(head) + "attributes #0 = { nounwind }\n", tuple(emitter.checks))
+    ir = module.text(head) + "attributes #0 = { nounwind }\n"
+    return Text(name, ir, tuple(emitter.checks))
 
 
 # SPIR-V goes to a compiler that optimises, and LLVM 22 computes wrong masks for it when it does so
-# itself; a machine remembers values of the module before, which is gone, and crashes on the next.
+# itself. Its generator keeps addresses of the module before: of the next ones one in three came out
+# wrong, and some crashed. And what it has not, as vectors of 32 lanes, ends
+# the process. So each module is the first of a process of its own.
 def _made(text: Text, target: Target, road: Road, readable: bool) -> bytes:
     triple, cpu = road.triple_of(target), road.cpu(target)
+
+    def code() -> bytes:
+        """Of a machine of its own."""
+        machine = new_machine(triple, cpu, opt=0)
+        made = machine.emit_assembly(module).encode() if readable else machine.emit_object(module)
+        return bytes(made)
+
     with held():
         module = parsed(text.ir)
-        machine = new_machine(triple, cpu, opt=0) if road.binary else machine_of(triple, cpu)
-        if road.binary and not readable:
-            code: bytes = machine.emit_object(module)
-            return code
-        if not road.binary:
-            builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
-            builder.getModulePassManager().run(module, builder)
+        if road.binary:
+            return made_apart(code, f"kernel {text.name!r}: as {road.format}")
+        machine = machine_of(triple, cpu)
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
+        builder.getModulePassManager().run(module, builder)
         made: str = machine.emit_assembly(module)
     return made.encode()
 
