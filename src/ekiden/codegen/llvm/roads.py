@@ -37,7 +37,7 @@ class Road:
     numbers: the type of a thread's. offsets: whether memory comes as a pointer and a distance in
     bytes. constants: the address space of constants. binary: whether its code is bytes for a
     compiler of the device that optimises, else text that LLVM's passes have gone over. calls: word
-    -> what is called.
+    -> what is called. hint: the metadata of the vectors that a kernel computes in.
     """
 
     format: str
@@ -51,6 +51,7 @@ class Road:
     constants: int
     binary: bool
     calls: Mapping[str, Call]
+    hint: str = ""
 
     def cpu(self, target: Target) -> str:
         """LLVM's name of the processor."""
@@ -109,6 +110,7 @@ ROADS: dict[str, Road] = {each.format: each for each in (
             **_numbers(OF_OPENCL, "_Z{length}{name}j", "i64", by_number=True),
             "barrier": Call("_Z7barrierj", "void", (f"i32 {ALL_FENCES}",), "convergent nounwind"),
         },
+        hint="vec_type_hint",
     ),
 )}
 # fmt: on
