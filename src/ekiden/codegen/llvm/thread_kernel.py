@@ -14,6 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ekiden.arith import simplify
+from ekiden.codegen.common import flat_extent
 from ekiden.codegen.llvm.apart import made_apart
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
@@ -147,24 +149,51 @@ class KernelEmitter(StatementEmitter):
         self.b.entry.append(f"  {name} = alloca {kind}, align 16")
 
     # Threads have no instructions that take several addresses or leave lanes out: each lane is an
-    # access of its own, behind a branch where a mask may leave it out.
-
-    def is_whole(self, index: PrimExpr) -> bool:
-        """Whether an access is of one element, or of neighbours."""
-        return dt.lanes(index.dtype) == 1 or (isinstance(index, Ramp) and is_contiguous(index))
+    # access of its own, behind a branch where a mask may leave it out. Of neighbours that are all
+    # in the buffer, as nearly always, all are read.
 
     def masked_load(
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
     ) -> Operand:
-        """A load of the lanes that a mask has; of all without one."""
+        """A load of the lanes that a mask has, anything in the others; of all without one."""
         index = self.affine(index)
-        if self.is_whole(index) and (mask is None or dt.lanes(index.dtype) == 1):
+        if dt.lanes(index.dtype) == 1 or (mask is None and is_near(index)):
             return super().masked_load(buffer, index, dtype, mask)
-        b, kind, element = self.b, register_type(dtype), register_type(dt.element(dtype))
-        made = "zeroinitializer"
+        inside = None if mask is None else self.inside(buffer, index)
+        if inside is None:
+            return self.load_lanes(buffer, index, dtype, mask)
+        b, found = self.b, []
+        whole, each, after = (b.fresh(n) for n in ("whole", "each", "join"))
+        b.branch_if(inside, whole, each)
+        for label, kept in ((whole, None), (each, mask)):
+            b.start(label)
+            with self.region(self.mask):
+                load = super().masked_load if kept is None else self.load_lanes
+                found.append((load(buffer, index, dtype, kept), b.block))
+            b.branch(after)
+        b.start(after)
+        return b.phi(dtype, *found)
+
+    def inside(self, buffer: Buffer, index: PrimExpr) -> Operand | None:
+        """Whether all elements of an access are the buffer's; None where that is not looked at."""
+        extent, lanes = simplify(flat_extent(buffer)), dt.lanes(index.dtype)
+        if not is_near(index) or dt.lanes(buffer.dtype) > 1:
+            return None
+        if not isinstance(extent, IntImm) or extent.value < lanes:
+            return None
+        assert isinstance(index, Ramp)
+        last = self.b.const(extent.value - lanes, index.base.dtype)
+        return self.b.compare("ule", index.base.dtype, self.value(index.base), last)
+
+    def load_lanes(
+        self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
+    ) -> Operand:
+        """Each lane by itself; 0 where a mask has it not."""
+        b, kind, scalar = self.b, register_type(dtype), dt.element(dtype)
+        made, element = "zeroinitializer", register_type(scalar)
         for lane, place in enumerate(self.places(buffer, index)):
             load = f"load {element}, {self.pointer_type(buffer)} {place}"
-            load += f", align {dt.itemsize(dt.element(dtype))}{self.scope_of(buffer)}"
+            load += f", align {dt.itemsize(scalar)}{self.scope_of(buffer)}"
             if mask is None:
                 one = b.load(load, self.place_of(buffer))
             else:
@@ -174,15 +203,14 @@ class KernelEmitter(StatementEmitter):
                 loaded = b.value(load)
                 b.branch(after)
                 b.start(after)
-                none = b.const(0, dt.element(dtype))
-                one = b.phi(dt.element(dtype), (none, before), (loaded, then))
+                one = b.phi(scalar, (b.const(0, scalar), before), (loaded, then))
             made = b.pure(f"insertelement {kind} {made}, {element} {one}, i64 {lane}")
         return made
 
     def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
         """A store of the lanes that a predicate has; of all without one."""
         b, index, lanes = self.b, self.affine(s.indices[0]), dt.lanes(s.indices[0].dtype)
-        if self.is_whole(index) and (s.predicate is None or lanes == 1):
+        if lanes == 1 or (s.predicate is None and is_near(index)):
             super().memory_store(s, dtype, value)
             return
         mask = None if s.predicate is None else self.value(s.predicate)
@@ -297,6 +325,11 @@ class KernelEmitter(StatementEmitter):
         place = f"getelementptr i8, {GIVEN} %{name}.memory, i64 %{name}.at"
         self.b.entry.append(f"  %{name} = {place}")
         return f"%{name}"
+
+
+def is_near(index: PrimExpr) -> bool:
+    """Whether the elements of an access are neighbours."""
+    return isinstance(index, Ramp) and is_contiguous(index)
 
 
 def _bits(var: Var) -> int:
