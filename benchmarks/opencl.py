@@ -3,6 +3,8 @@
     python benchmarks/opencl.py [NAME...]
 
 On a processor with PoCL both run on the same cores, so that the share tells what the kernels lose.
+A device that takes SPIR-V, as Intel's for processors (docs/guides/devices.md), gets the kernels as
+that too.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from ekiden.runtime import Tensor, get_global_func
 from ekiden.target import Target
 
 TURNS = 10
+ABILITIES = 4
+"""The number of ek_device_attribute for what code may ask a device for."""
 RNG = np.random.default_rng(0)
 Case = tuple[Callable[..., RelayExpr], tuple[tuple[int, ...], ...], float]
 """The program, the shapes that it is given, multiply-adds in millions (0: none to speak of)."""
@@ -67,10 +71,19 @@ def made(case: Case) -> list[Callable[[], float]]:
     given = [RNG.standard_normal(shape).astype("float32") for shape in shapes]
     device = ekiden.opencl(0)
     ways: list[Callable[[], float]] = []
-    for target, place in (("llvm", ekiden.cpu(0)), ("opencl", device)):
-        tensors = [ekiden.runtime.nd.array(g, place) for g in given]
+    for target in targets():
+        tensors = [
+            ekiden.runtime.nd.array(g, ekiden.cpu(0) if target == "llvm" else device) for g in given
+        ]
         ways.append(partial(once, ekiden.compile(module, target), tensors))
     return ways
+
+
+def targets() -> list[str]:
+    """This machine, the device by OpenCL C and, where it takes that, by SPIR-V."""
+    abilities = get_global_func("ek.device.attribute")(ekiden.opencl(0), ABILITIES)
+    spirv = ["opencl -mtriple=spirv64"] if "spirv" in str(abilities).split() else []
+    return ["llvm", "opencl", *spirv]
 
 
 def once(exe: Callable[..., object], given: list[Tensor]) -> float:
@@ -87,18 +100,22 @@ def main() -> None:
     print(f"processor {Target('llvm').cpu}, device", end=" ")
     print(get_global_func("ek.device.attribute")(ekiden.opencl(0), 0), Target("opencl"))
     ways = {name: made(CASES[name]) for name in names}
-    best = {name: [float("inf")] * 2 for name in names}
+    best = {name: [float("inf")] * len(targets()) for name in names}
     for _ in range(TURNS):
         for name in names:
             for n, way in enumerate(ways[name]):
                 best[name][n] = min(best[name][n], way())
-    print("| kernel | processor's code, ms | OpenCL, ms | share | GFLOP/s of each |")
-    print("|---|---|---|---|---|")
+    there = ["OpenCL", "SPIR-V"][: len(targets()) - 1]
+    print("| kernel | processor's code, ms |", *(f"{n}, ms |" for n in there), end=" ")
+    print("share |" * len(there), "GFLOP/s of each |")
+    print("|---|" + "---|" * (2 + 2 * len(there)))
     for name in names:
-        here, there = best[name]
+        here, *others = best[name]
         million = CASES[name][2]
-        each = f"{million * 2e-3 / here:.0f}, {million * 2e-3 / there:.0f}" if million else ""
-        print(f"| {name} | {here * 1e3:.2f} | {there * 1e3:.2f} | {here / there:.2f} | {each} |")
+        each = ", ".join(f"{million * 2e-3 / t:.0f}" for t in best[name]) if million else ""
+        times = " | ".join(f"{t * 1e3:.2f}" for t in best[name])
+        shares = " | ".join(f"{here / t:.2f}" for t in others)
+        print(f"| {name} | {times} | {shares} | {each} |")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ typedef struct device_state {
 
 static const ek_driver_host *host;
 static opencl_api cl;
+static opencl_from_il *from_il; /* of the library; NULL in one before 2.1 */
 static device_state devices[MAX_DEVICES];
 static int32_t n_devices;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards contexts and blocks */
@@ -43,12 +44,15 @@ static bool is_forked;         /* this process is a copy of one that had devices
 
 /* Errors --------------------------------------------------------------------------------------- */
 
+static bool is_memory(cl_int code) {
+  return code == CL_MEM_OBJECT_ALLOCATION_FAILURE || code == CL_OUT_OF_HOST_MEMORY ||
+         code == CL_OUT_OF_RESOURCES || code == CL_INVALID_BUFFER_SIZE;
+}
+
 static int fail(ek_device device, const char *doing, cl_int code) {
-  bool is_memory = code == CL_MEM_OBJECT_ALLOCATION_FAILURE || code == CL_OUT_OF_HOST_MEMORY ||
-                   code == CL_OUT_OF_RESOURCES || code == CL_INVALID_BUFFER_SIZE;
-  return host->error(is_memory ? "MemoryError" : "DeviceError", "opencl(%d): %s: %s (error %d)",
-                     device.id, doing, is_memory ? "it has too little memory" : "the driver failed",
-                     code);
+  return host->error(is_memory(code) ? "MemoryError" : "DeviceError", "opencl(%d): %s: %s (error %d)",
+                     device.id, doing,
+                     is_memory(code) ? "it has too little memory" : "the driver failed", code);
 }
 
 /* Devices -------------------------------------------------------------------------------------- */
@@ -103,16 +107,53 @@ static int64_t device_number(const device_state *state, cl_uint which, size_t si
   return cl.clGetDeviceInfo(state->id, which, size, &number, NULL) == CL_SUCCESS ? (int64_t)number : 0;
 }
 
-/* The extensions that code may ask for, by short names. */
+/* Whether a device is of OpenCL 2.1, or later: its text is "OpenCL 3.0 of somebody". */
+static bool has_core_il(const device_state *state) {
+  char version[128];
+  int major = 0, minor = 0;
+  device_text(state, CL_DEVICE_VERSION, version, sizeof version);
+  return sscanf(version, "OpenCL %d.%d", &major, &minor) == 2 && (major > 2 || (major == 2 && minor >= 1));
+}
+
+/* What makes a program of SPIR-V for a device; NULL where nothing does. A device of before 2.1 is not
+** asked through the library, which may call what is not there. */
+static opencl_from_il *il_of(const device_state *state) {
+  cl_platform_id platform = NULL;
+  if (from_il != NULL && has_core_il(state)) return from_il;
+  if (cl.clGetDeviceInfo(state->id, CL_DEVICE_PLATFORM, sizeof platform, &platform, NULL) != CL_SUCCESS) {
+    return NULL;
+  }
+  void *found = cl.clGetExtensionFunctionAddressForPlatform(platform, "clCreateProgramWithILKHR");
+  opencl_from_il *made;
+  memcpy(&made, &found, sizeof made);
+  return made;
+}
+
+/* The newest version of SPIR-V that a device takes, as the second word of a module has it: 0x10200 is
+** 1.2. 0 for none. The device says a list, "SPIR-V_1.0 SPIR-V_1.2". */
+static uint32_t newest_il(const device_state *state) {
+  char list[1024] = "";
+  uint32_t newest = 0;
+  device_text(state, CL_DEVICE_IL_VERSION, list, sizeof list);
+  list[sizeof list - 1] = '\0';
+  for (const char *at = list; (at = strstr(at, "SPIR-V_")) != NULL; at++) {
+    unsigned major, minor;
+    if (sscanf(at, "SPIR-V_%3u.%3u", &major, &minor) != 2) continue;
+    uint32_t found = (uint32_t)major << 16 | (uint32_t)minor << 8;
+    if (found > newest) newest = found;
+  }
+  return newest == 0 || il_of(state) == NULL ? 0 : newest;
+}
+
+/* The extensions that code may ask for, by short names, and whether it may be SPIR-V. */
 static void abilities(const device_state *state, char *text, size_t capacity) {
   static const char *const known[][2] = {{"cl_khr_fp16", "fp16"},
                                          {"cl_khr_fp64", "fp64"},
                                          {"cl_khr_subgroups", "subgroups"},
                                          {"cl_khr_int64_base_atomics", "atomics64"},
-                                         {"cl_khr_il_program", "spirv"},
                                          {"cl_khr_integer_dot_product", "dot4"}};
   char *list = malloc(1 << 16);
-  text[0] = '\0';
+  snprintf(text, capacity, "%s", newest_il(state) != 0 ? "spirv" : "");
   if (list == NULL) return;
   device_text(state, CL_DEVICE_EXTENSIONS, list, 1 << 16);
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
@@ -391,7 +432,71 @@ static void event_free(ek_device device, void *event) {
 
 /* Code ----------------------------------------------------------------------------------------- */
 
-static const char options[] = "-cl-std=CL1.2 -w";
+/* A form that code comes in. */
+typedef struct code_form {
+  const char *name, *options;
+  bool is_text;
+  cl_program (*make)(const device_state *state, const void *code, size_t size, cl_int *status);
+} code_form;
+
+static cl_program program_of_text(const device_state *state, const void *code, size_t size,
+                                  cl_int *status) {
+  const char *texts[1] = {code};
+  return cl.clCreateProgramWithSource(state->context, 1, texts, &size, status);
+}
+
+static cl_program program_of_il(const device_state *state, const void *code, size_t size,
+                                cl_int *status) {
+  return il_of(state)(state->context, code, size, status);
+}
+
+static const code_form forms[] = {
+    {"opencl", "-cl-std=CL1.2 -w", true, program_of_text},
+    {"spirv", "", false, program_of_il},
+};
+
+/* Of an instruction, its first word says how many it has. What is wrong with a module, or NULL: a
+** compiler may not look itself. */
+static const char *spirv_fault(const unsigned char *code, size_t size, uint32_t *version) {
+  enum { HEAD = 5 };
+  uint32_t word;
+  size_t n = size / 4;
+  if (size % 4 != 0 || n < HEAD) return "it is cut";
+  memcpy(&word, code, sizeof word);
+  if (word != 0x07230203) return "its first word is another";
+  memcpy(version, code + 4, sizeof *version);
+  for (size_t at = HEAD; at < n;) {
+    memcpy(&word, code + 4 * at, sizeof word);
+    size_t words = word >> 16;
+    if (words == 0 || words > n - at) return "an instruction does not end in it";
+    at += words;
+  }
+  return NULL;
+}
+
+/* 0 where a device takes a module of SPIR-V, else -1 with an error that says what it would take. */
+static int check_il(ek_device device, const device_state *state, const char *name, const void *code,
+                    size_t size) {
+  char vendor[128];
+  uint32_t wanted = 0, newest = newest_il(state);
+  const char *fault = spirv_fault(code, size, &wanted);
+  if (fault != NULL) {
+    return host->error("DeviceError", "opencl(%d): kernel '%s': its code is no SPIR-V: %s", device.id,
+                       name, fault);
+  }
+  if (newest >= wanted) return 0;
+  device_text(state, CL_DEVICE_NAME, vendor, sizeof vendor);
+  if (newest == 0) {
+    return host->error("DeviceError", "opencl(%d): kernel '%s': the driver of '%s' takes no SPIR-V "
+                       "(clCreateProgramWithIL); compile for 'opencl' without -mtriple, which makes "
+                       "OpenCL C", device.id, name, vendor);
+  }
+  return host->error("DeviceError", "opencl(%d): kernel '%s': it is SPIR-V %u.%u, of which the driver "
+                     "of '%s' takes %u.%u at most; compile for 'opencl -mtriple=spirv64v%u.%u', or for "
+                     "'opencl', which makes OpenCL C", device.id, name, wanted >> 16 & 255,
+                     wanted >> 8 & 255, vendor, newest >> 16, newest >> 8 & 255, newest >> 16,
+                     newest >> 8 & 255);
+}
 
 /* A text of the first bytes of what the compiler says. */
 static int build_error(ek_device device, const device_state *state, cl_program program,
@@ -411,7 +516,7 @@ static int build_error(ek_device device, const device_state *state, cl_program p
 }
 
 /* The program that was built before, or NULL. */
-static cl_program program_of_cache(const device_state *state, const char *key) {
+static cl_program program_of_cache(const device_state *state, const code_form *form, const char *key) {
   size_t size = 0;
   cl_int status, code = CL_SUCCESS;
   unsigned char *binary = cache_read(key, &size);
@@ -421,7 +526,7 @@ static cl_program program_of_cache(const device_state *state, const char *key) {
                                                     &status, &code);
   free(binary);
   if (code != CL_SUCCESS) return NULL;
-  if (cl.clBuildProgram(program, 1, &state->id, options, NULL, NULL) == CL_SUCCESS) return program;
+  if (cl.clBuildProgram(program, 1, &state->id, form->options, NULL, NULL) == CL_SUCCESS) return program;
   cl.clReleaseProgram(program);
   return NULL;
 }
@@ -437,57 +542,14 @@ static void keep_program(cl_program program, const char *key) {
   free(binary);
 }
 
-static void cache_name(const device_state *state, const void *code, size_t size, char *key,
-                       size_t capacity) {
+static void cache_name(const device_state *state, const code_form *form, const void *code, size_t size,
+                       char *key, size_t capacity) {
   char names[3][256];
   device_text(state, CL_DEVICE_NAME, names[0], sizeof names[0]);
   device_text(state, CL_DRIVER_VERSION, names[1], sizeof names[1]);
   device_text(state, CL_DEVICE_VERSION, names[2], sizeof names[2]);
-  cache_key(code, size, names, 3, options, key, capacity);
+  cache_key(code, size, names, 3, form->options, key, capacity);
 }
-
-static int device_load(ek_device device, const char *format, const char *name, const void *code,
-                       size_t size, void **out) {
-  char key[CACHE_KEY];
-  const char *texts[1] = {code};
-  cl_int status;
-  const device_state *state = state_of(device);
-  if (state == NULL) return -1;
-  if (strcmp(format, "opencl") != 0) {
-    return host->error("DeviceError", "opencl(%d): kernel '%s': code of format 'opencl' expected, "
-                       "got '%s'", device.id, name, format);
-  }
-  cache_name(state, code, size, key, sizeof key);
-  cl_program program = program_of_cache(state, key);
-  if (program != NULL) {
-    *out = program;
-    return 0;
-  }
-  program = cl.clCreateProgramWithSource(state->context, 1, texts, &size, &status);
-  if (status != CL_SUCCESS) return fail(device, "load code", status);
-  status = cl.clBuildProgram(program, 1, &state->id, options, NULL, NULL);
-  if (status != CL_SUCCESS) {
-    int failed = build_error(device, state, program, name, code, size, status);
-    cl.clReleaseProgram(program);
-    return failed;
-  }
-  keep_program(program, key);
-  *out = program;
-  return 0;
-}
-
-static void device_unload(ek_device device, void *module) {
-  (void)device;
-  if (!is_forked) cl.clReleaseProgram(module);
-}
-
-/* A kernel, whose arguments are its own state: one launch at a time sets them. */
-typedef struct device_kernel {
-  cl_kernel kernel;
-  size_t most;                 /* threads of a block */
-  pthread_mutex_t lock;
-  char name[96];
-} device_kernel;
 
 /* What went wrong with a kernel, by its name. */
 static int fail_kernel(ek_device device, const char *name, cl_int code) {
@@ -504,6 +566,68 @@ static int fail_kernel(ek_device device, const char *name, cl_int code) {
   snprintf(doing, sizeof doing, "kernel '%.96s'", name);
   return fail(device, doing, code);
 }
+
+/* A program by the driver's compiler; NULL with an error. */
+static cl_program built(ek_device device, const device_state *state, const code_form *form,
+                        const char *name, const void *code, size_t size) {
+  cl_int status = CL_SUCCESS;
+  if (!form->is_text && check_il(device, state, name, code, size) != 0) return NULL;
+  cl_program program = form->make(state, code, size, &status);
+  if (status == CL_INVALID_VALUE && !form->is_text) {
+    char vendor[128];
+    device_text(state, CL_DEVICE_NAME, vendor, sizeof vendor);
+    host->error("DeviceError", "opencl(%d): kernel '%s': the driver of '%s' refuses its SPIR-V (error %d)",
+                device.id, name, vendor, status);
+    return NULL;
+  }
+  if (status != CL_SUCCESS || program == NULL) {
+    fail_kernel(device, name, status);
+    return NULL;
+  }
+  status = cl.clBuildProgram(program, 1, &state->id, form->options, NULL, NULL);
+  if (status == CL_SUCCESS) return program;
+  if (is_memory(status)) fail_kernel(device, name, status);
+  else build_error(device, state, program, name, form->is_text ? code : "", form->is_text ? size : 0, status);
+  cl.clReleaseProgram(program);
+  return NULL;
+}
+
+static int device_load(ek_device device, const char *format, const char *name, const void *code,
+                       size_t size, void **out) {
+  char key[CACHE_KEY];
+  const code_form *form = NULL;
+  const device_state *state = state_of(device);
+  if (state == NULL) return -1;
+  for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+    if (strcmp(format, forms[i].name) == 0) form = &forms[i];
+  }
+  if (form == NULL) {
+    return host->error("DeviceError", "opencl(%d): kernel '%s': code of format 'opencl' or 'spirv' "
+                       "expected, got '%s'", device.id, name, format);
+  }
+  cache_name(state, form, code, size, key, sizeof key);
+  cl_program program = program_of_cache(state, form, key);
+  if (program == NULL) {
+    program = built(device, state, form, name, code, size);
+    if (program == NULL) return -1;
+    keep_program(program, key);
+  }
+  *out = program;
+  return 0;
+}
+
+static void device_unload(ek_device device, void *module) {
+  (void)device;
+  if (!is_forked) cl.clReleaseProgram(module);
+}
+
+/* A kernel, whose arguments are its own state: one launch at a time sets them. */
+typedef struct device_kernel {
+  cl_kernel kernel;
+  size_t most;                 /* threads of a block */
+  pthread_mutex_t lock;
+  char name[96];
+} device_kernel;
 
 static int kernel_of(ek_device device, void *module, const char *name, void **out) {
   cl_int code;
@@ -621,6 +745,8 @@ int ek_driver_open(const ek_driver_host *given) {
                         "system says: %s", why);
   }
   missing = opencl_api_load(&cl, library);
+  void *found = dlsym(library, "clCreateProgramWithIL");
+  memcpy(&from_il, &found, sizeof from_il);
   if (missing != NULL) {
     return given->error("DeviceError", "opencl: libOpenCL.so.1 has no '%s'; install one of OpenCL 1.2 "
                         "or later", missing);

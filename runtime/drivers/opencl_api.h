@@ -1,5 +1,5 @@
-/* The part of OpenCL 1.2 that the driver uses: types, numbers, and functions, found in a library at
-** run time. The numbers are those of the specification. */
+/* The part of OpenCL 1.2 that the driver uses, and what of 2.1 takes SPIR-V: types, numbers, and
+** functions, found in a library at run time. The numbers are those of the specification. */
 #ifndef EK_OPENCL_API_H_
 #define EK_OPENCL_API_H_
 
@@ -25,6 +25,7 @@ enum {
   CL_MEM_OBJECT_ALLOCATION_FAILURE = -4,
   CL_OUT_OF_RESOURCES = -5,
   CL_OUT_OF_HOST_MEMORY = -6,
+  CL_INVALID_VALUE = -30,
   CL_INVALID_KERNEL_NAME = -46,
   CL_INVALID_ARG_INDEX = -49,
   CL_INVALID_ARG_SIZE = -51,
@@ -56,7 +57,9 @@ enum {
   CL_DRIVER_VERSION = 0x102D,
   CL_DEVICE_VERSION = 0x102F,
   CL_DEVICE_EXTENSIONS = 0x1030,
+  CL_DEVICE_PLATFORM = 0x1031,
   CL_DEVICE_OPENCL_C_VERSION = 0x103D,
+  CL_DEVICE_IL_VERSION = 0x105B, /* of OpenCL 2.1, or of cl_khr_il_program */
   CL_DEVICE_PREFERRED_WORK_GROUP_SIZE_MULTIPLE = 0x1067, /* of OpenCL 3.0 */
   CL_DEVICE_WARP_SIZE_NV = 0x4003,
   CL_DEVICE_WAVEFRONT_WIDTH_AMD = 0x4043,
@@ -98,6 +101,7 @@ enum {
          cl_int *))                                                                                 \
   OPENCL(cl_program, clCreateProgramWithBinary, (cl_context, cl_uint, const cl_device_id *,         \
          const size_t *, const unsigned char **, cl_int *, cl_int *))                               \
+  OPENCL(void *, clGetExtensionFunctionAddressForPlatform, (cl_platform_id, const char *))          \
   OPENCL(cl_int, clBuildProgram, (cl_program, cl_uint, const cl_device_id *, const char *,          \
          void (*)(cl_program, void *), void *))                                                     \
   OPENCL(cl_int, clGetProgramInfo, (cl_program, cl_uint, size_t, void *, size_t *))                 \
@@ -110,6 +114,9 @@ enum {
   OPENCL(cl_int, clSetKernelArg, (cl_kernel, cl_uint, size_t, const void *))                        \
   OPENCL(cl_int, clEnqueueNDRangeKernel, (cl_command_queue, cl_kernel, cl_uint, const size_t *,     \
          const size_t *, const size_t *, cl_uint, const cl_event *, cl_event *))
+
+/* clCreateProgramWithIL, which a library of OpenCL 2.1 has; before it was an extension. */
+typedef cl_program opencl_from_il(cl_context, const void *, size_t, cl_int *);
 
 typedef struct opencl_api {
   OPENCL_FUNCTIONS(DRIVER_MEMBER)

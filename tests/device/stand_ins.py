@@ -1,4 +1,4 @@
-"""Stand-ins for NVIDIA's libraries, compiled for a test."""
+"""Stand-ins for the libraries of devices, compiled for a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DRIVERS = HERE.parents[1] / "runtime" / "drivers"
 
 
 def stand_in(kind: str, library: Path, flags: Sequence[str] = ()) -> None:
-    """Compile the stand-in for one of NVIDIA's libraries, "cuda" or "nvrtc"."""
+    """Compile the stand-in for one of the libraries, "cuda", "nvrtc" or "opencl"."""
     command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-g1", "-shared", "-fPIC", *flags]
     command += ["-fvisibility=hidden", f"-I{DRIVERS}", f"-I{runtime.include_dir()}"]
     command += [f'-DFIBRE_HEADER="{HERE / "fibre.h"}"', str(HERE / f"{kind}_stand_in.c")]

@@ -19,6 +19,7 @@ import ekiden
 from ekiden import relay, runtime
 from ekiden.codegen import llvm
 from ekiden.codegen.llvm import thread_kernel
+from ekiden.codegen.llvm.roads import Road
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var, const
 from ekiden.runtime import Device
@@ -82,16 +83,14 @@ SHUFFLE = """
 NAMES = {"tid": "threadIdx", "ctaid": "blockIdx", "ntid": "blockDim", "nctaid": "gridDim"}
 
 
-def for_fibres(text: thread_kernel.Text, target: Target) -> bytes:
+def for_fibres(text: thread_kernel.Text, target: Target, road: Road) -> bytes:
     """What stand-ins for NVIDIA's libraries load, of a kernel as it is before it becomes PTX."""
-    name = text.ir.partition("ptx_kernel void @")[2].partition("(")[0]
-    params = text.ir.partition(f"@{name}(")[2].partition(")")[0].split(", ")
     host = Target.host()
-    ir = re.sub(r"target datalayout.*\n", "", text.ir).replace(thread_kernel.TRIPLE, host.triple)
-    ir = re.sub(
-        r"addrspacecast ptr addrspace\(3\) (\S+) to ptr", r"getelementptr i8, ptr \1, i64 0", ir
-    )
-    ir = ir.replace("addrspace(3) ", "").replace("ptx_kernel ", "")
+    ir = re.sub(r"target datalayout.*\n", "", text.ir).replace(road.triple, host.triple)
+    ir = re.sub(r" addrspace\(\d\)", "", ir)
+    name = ir.partition("ptx_kernel void @")[2].partition("(")[0]
+    params = ir.partition(f"@{name}(")[2].partition(")")[0].split(", ")
+    ir = ir.replace("ptx_kernel ", "")
     ir = re.sub(r"llvm\.nvvm\.read\.ptx\.sreg\.(\w+)\.(\w)", r"fibre_\1_\2", ir)
     ir = ir.replace("llvm.nvvm.barrier.cta.sync.aligned.all", "fibre_barrier")
     ir = re.sub(r"llvm\.nvvm\.shfl\.sync\.(\w+)\.(\w+)", r"fibre_\1_\2", ir)
@@ -147,7 +146,7 @@ def for_fibres(text: thread_kernel.Text, target: Target) -> bytes:
 @pytest.fixture
 def as_fibres(fibres: Device, monkeypatch: pytest.MonkeyPatch) -> str:
     """A target of its own, whose kernels are made for fibres."""
-    monkeypatch.setattr(thread_kernel, "ptx", for_fibres)
+    monkeypatch.setattr(thread_kernel, "device_code", for_fibres)
     return "nvptx -arch=sm_80 -model=fibres"
 
 
@@ -156,17 +155,21 @@ def test_results(as_fibres: str, name: str) -> None:
     families.check(name, Target(as_fibres), None)
 
 
-def test_a_check_that_fails(as_fibres: str) -> None:
-    """The first thread tells its values."""
+def a_function() -> PrimFunc:
+    """64 threads in two blocks, of which those from the 40th on fail."""
     out, thread, block = Buffer("out", (const(64),), "float32"), Var("thread"), Var("block")
     index = block * 32 + thread
     wrong = AssertStmt(index < 40, "at {} of {}", "ValueError", (index, const(40)))
     body = seq(wrong, BufferStore(out, const(1.0), (index,)))
     threads = bound(thread, 32, "threadIdx.x", body)
-    func = PrimFunc((out,), bound(block, 2, "blockIdx.x", threads), {"global_symbol": "f"})
+    return PrimFunc((out,), bound(block, 2, "blockIdx.x", threads), {"global_symbol": "f"})
+
+
+def test_a_check_that_fails(as_fibres: str) -> None:
+    """The first thread tells its values."""
     there = runtime.nd.array(np.zeros(64, "float32"), runtime.device("cuda"))
     with pytest.raises(ValueError, match="at 40 of 40"):
-        ekiden.build(func, as_fibres)["f"](there)
+        ekiden.build(a_function(), as_fibres)["f"](there)
 
 
 def test_what_it_has_not() -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ekiden.codegen import c, device, llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
-from ekiden.codegen.device.formats import FORMATS
+from ekiden.codegen.device.formats import FORMATS, format_of
+from ekiden.codegen.llvm.roads import ROADS
 from ekiden.codegen.parallel import Progress, Task, compile_tasks
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim_visitor import free_vars
@@ -28,13 +29,16 @@ else:
     debug_library = Late("ekiden.codegen.debug_library")
 
 
+Sources = Mapping[str, Callable[[Sequence[PrimFunc], Target], str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Generator:
     """One kind of target: what its code generator makes of lowered functions."""
 
     compile: Callable[[Sequence[PrimFunc], Target], bytes]
     """A relocatable object."""
-    sources: Mapping[str, Callable[[Sequence[PrimFunc], Target], str]]
+    sources: Callable[[Target], Sources]
     """Format -> text, for `Module.get_source`; the first is the default."""
     version: Callable[[], str]
     """What compiled code depends on besides this package."""
@@ -77,7 +81,12 @@ def _llvm_text(funcs: Sequence[PrimFunc], target: Target) -> str:
     return llvm.emit_all(funcs, target)
 
 
-_LLVM_SOURCES = {"ll": _llvm_text, "asm": llvm.assembly}
+def _llvm_sources(target: Target) -> Sources:
+    return {"ll": _llvm_text, "asm": llvm.assembly}
+
+
+def _c_sources(target: Target) -> Sources:
+    return {"c": _c_text}
 
 
 def _compile_threads(funcs: Sequence[PrimFunc], target: Target) -> bytes:
@@ -94,6 +103,9 @@ def _debug_threads(
 
 def _check_threads(target: Target, what: str) -> None:
     generator_of(target.code_host, what)
+    road = ROADS.get(format_of(target))
+    if road is not None:
+        llvm.check_triple(road.triple_of(target), what)
 
 
 def _threads_version() -> str:
@@ -101,18 +113,22 @@ def _threads_version() -> str:
 
 
 def kernel_texts(funcs: Sequence[PrimFunc], target: Target) -> str:
-    """The kernels of scheduled programs, as the target's device gets them."""
-    made = [k for f in funcs for k in device.split_program(f, target).kernels]
+    """The kernels of scheduled programs, as the target's device gets them; bytes as text."""
+    made = [k for f in funcs for k in device.split_program(f, target, readable=True).kernels]
     return "\n".join(k.code.decode() for k in made)
+
+
+def _thread_sources(target: Target) -> Sources:
+    return {format_of(target): kernel_texts}
 
 
 # fmt: off
 GENERATORS: dict[str, Generator] = {
-    "llvm": Generator(llvm.compile_object, _LLVM_SOURCES, str, llvm.check_target, _debug_llvm),
-    "c":    Generator(_compile_c, {"c": _c_text}, _c_version, _check_c, _debug_c),
-    **{name: Generator(_compile_threads, {form: kernel_texts}, _threads_version, _check_threads,
+    "llvm": Generator(llvm.compile_object, _llvm_sources, str, llvm.check_target, _debug_llvm),
+    "c":    Generator(_compile_c, _c_sources, _c_version, _check_c, _debug_c),
+    **{name: Generator(_compile_threads, _thread_sources, _threads_version, _check_threads,
                        _debug_threads)
-       for name, form in FORMATS.items()},
+       for name in FORMATS},
 }
 # fmt: on
 
@@ -231,9 +247,8 @@ def build(
         module = debug_library.build_library(
             lowered, folder, lambda path, lines: generator.debug(lowered, chosen, path, lines)
         )
-    module.sources = {
-        kind: partial(_source, show, funcs, chosen) for kind, show in generator.sources.items()
-    }
+    shown = generator.sources(chosen)
+    module.sources = {n: partial(_source, show, funcs, chosen) for n, show in shown.items()}
     return module
 
 

@@ -99,10 +99,11 @@ def _typed(kind: TargetKind, name: str, value: object) -> object:
     if option is None:
         return value
     if option.type is str:
-        if option.form and not re.fullmatch(option.form, str(value)):
+        text = str(value).removesuffix(option.usual)
+        if option.form and not re.fullmatch(option.form, text):
             expected = option.expected
-            raise CompileError(f"target: option -{name} must be {expected}, got {str(value)!r}")
-        return str(value)
+            raise CompileError(f"target: option -{name} must be {expected}, got {text!r}")
+        return text
     if option.type is bool and str(value).lower() in ("1", "true", "0", "false"):
         return str(value).lower() in ("1", "true")
     if option.type is int and re.fullmatch(r"-?[0-9]+", str(value)):

@@ -31,6 +31,8 @@ class Option:
     """Of texts: a regular expression for all of it."""
     expected: str = ""
     """The same in words."""
+    usual: str = ""
+    """The end of a text that says nothing: it may be left out, and is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class TargetKind:
     """Ability -> the number of the first architecture (`-arch=sm_80`) that has it."""
     block_memory: int = 1 << 14
     """Bytes that the threads of a block share, of the least device that has threads."""
+    triples: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    """LLVM's triple (`-mtriple=spirv64`) -> the format of the code that it asks for."""
     asks_device: bool = False
     """Whether a target that names no device has the facts of this machine's, where there is one."""
 
@@ -137,7 +141,11 @@ _WARPS_OF_1 = {**_GPU, "max_num_threads": Option(int, None, 256, 1),
 _CUDA = {**_GPU, "cores": Option(int, None, 1),
          "arch": Option(str, None, form=r"sm_([5-9]\d|1\d\d)[af]?",
                         expected="an architecture from 'sm_50' on, as 'sm_80' or 'sm_90a'")}
-_OPENCL = {**_WARPS_OF_1, "cores": Option(int, None, 1, 1), "local_memory": Option(int, None, 1)}
+_SPIRV = {f"spirv64{version}": "spirv" for version in ("", *(f"v1.{n}" for n in range(5)))}
+"""LLVM's triples of SPIR-V for OpenCL -> the format of the code. One without a version is the
+oldest, which every driver of SPIR-V takes."""
+_OPENCL = {**_WARPS_OF_1, "cores": Option(int, None, 1, 1), "local_memory": Option(int, None, 1),
+           "mtriple": Option(str, tuple(_SPIRV), usual="-unknown-unknown")}
 
 _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
                    "flush_subnormals",
@@ -156,11 +164,11 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
     TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_CUDA,    True, _CUDA,
-               _NVIDIA, 48 << 10, True),
+               _NVIDIA, 48 << 10, asks_device=True),
     TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_PTX,     True, _CUDA,
-               _NVIDIA, 48 << 10, True),
+               _NVIDIA, 48 << 10, asks_device=True),
     TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_OPENCL,  True, _OPENCL,
-               block_memory=32 << 10, asks_device=True),
+               block_memory=32 << 10, triples=_SPIRV, asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
     TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_METAL,   True, _GPU,
                block_memory=32 << 10),

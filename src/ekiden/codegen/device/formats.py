@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ekiden.target import Target
 from ekiden.target.kinds import KINDS
 
 FORMATS: Mapping[str, str] = {
@@ -11,6 +12,14 @@ FORMATS: Mapping[str, str] = {
     for kind in KINDS.values()
     if kind.has_threads and kind.has_generator
 }
-"""Kind of target -> the format that its kernels are in."""
+"""Kind of target -> the format that its kernels are in, where its triple asks for no other."""
+KNOWN = frozenset(FORMATS.values()).union(*(kind.triples.values() for kind in KINDS.values()))
+"""All formats that kernels are made in."""
 
-__all__ = ["FORMATS"]
+
+def format_of(target: Target) -> str:
+    """The format of a target's kernels."""
+    return target.kind.triples.get(str(target.attrs.get("mtriple")), FORMATS[target.kind.name])
+
+
+__all__ = ["FORMATS", "KNOWN", "format_of"]

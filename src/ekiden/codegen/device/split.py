@@ -43,8 +43,9 @@ class Split:
     kernels: list[DeviceKernel]
 
 
-def split_program(func: PrimFunc, target: Target) -> Split:
-    """The host's function and the kernels of a scheduled program.
+def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Split:
+    """The host's function and the kernels of a scheduled program, `readable` as text where their
+    code is bytes.
 
     Raises CompileError for what a device cannot do; what stands outside of threads and reads or
     writes elements is such a thing.
@@ -72,7 +73,7 @@ def split_program(func: PrimFunc, target: Target) -> Split:
         buffers, numbers = free_things(each.body)
         params = tuple(b for b in each.buffers if b in buffers)
         body, sizes, given = _as_integers(each.body, numbers)
-        kernel = print_for(each.with_fields(params=params, body=body), sizes, target)
+        kernel = print_for(each.with_fields(params=params, body=body), sizes, target, readable)
         kernels.append(kernel)
         used = tuple(n for n, b in enumerate(each.params) if b in buffers)
         calls[name.name_hint] = _Call(kernel, grids[name.name_hint], used, given)

@@ -1,15 +1,16 @@
-"""The text of a kernel in the language of its target: those of C by `printer`, PTX by LLVM, WGSL
-here."""
+"""The text of a kernel in the language of its target: those of C by `printer`, PTX and SPIR-V by
+LLVM, WGSL here."""
 
 from __future__ import annotations
 
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.device.dialect import AXES, DIALECTS, Dialect
-from ekiden.codegen.device.formats import FORMATS
+from ekiden.codegen.device.formats import format_of
 from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.device.printer import MOST_SHOWN, KernelWriter, print_kernel
 from ekiden.codegen.device.wgsl import STORED, NarrowIndices
 from ekiden.codegen.llvm import thread_kernel
+from ekiden.codegen.llvm.roads import ROADS
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, const
 from ekiden.runtime.errors import CompileError, InternalError
@@ -167,28 +168,31 @@ _BLOCK = (
 )
 
 
-def print_ptx(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
+def print_by_llvm(func: PrimFunc, sizes: list[Var], target: Target, readable: bool) -> DeviceKernel:
     """The kernel through LLVM. Raises CompileError for what a device cannot do."""
-    symbol = c_symbol(func.name)
-    text = thread_kernel.kernel_text(func, symbol, sizes, target)
+    symbol, road = c_symbol(func.name), ROADS[format_of(target)]
+    text = thread_kernel.kernel_text(func, symbol, sizes, target, road)
     args, device = "b" * len(func.buffers) + "l" * len(sizes), target.kind.device_type
-    code = thread_kernel.ptx(text, target)
-    return DeviceKernel(symbol, device, FORMATS[target.kind.name], args, code, text.checks)
+    made = thread_kernel.readable_code if readable else thread_kernel.device_code
+    code = made(text, target, road)
+    return DeviceKernel(symbol, device, road.format, args, code, text.checks)
 
 
-def print_for(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
-    """The kernel in the language of the target's kind. Raises CompileError for one of more
-    arguments than devices take."""
+def print_for(
+    func: PrimFunc, sizes: list[Var], target: Target, readable: bool = False
+) -> DeviceKernel:
+    """The kernel in the language of the target, `readable` as text where that is bytes. Raises
+    CompileError for one of more arguments than devices take."""
     count = len(func.buffers) + len(sizes)
     if count > MOST_ARGUMENTS:
         raise CompileError(
             f"kernel {c_symbol(func.name)!r}: it has {count} arguments, and devices take"
             f" {MOST_ARGUMENTS}"
         )
-    dialect = DIALECTS.get(target.kind.name)
+    dialect = DIALECTS.get(format_of(target))
     if dialect is None:
-        return print_ptx(func, sizes, target)
+        return print_by_llvm(func, sizes, target, readable)
     return (print_wgsl if dialect.bound else print_kernel)(func, sizes, target)
 
 
-__all__ = ["print_for", "print_ptx", "print_wgsl"]
+__all__ = ["print_by_llvm", "print_for", "print_wgsl"]

@@ -41,6 +41,10 @@ class Module:
         self.functions: list[str] = []
         self.defined: set[str] = set()
         self.metadata: list[str] = []
+        self.constants = 0
+        """The address space of tables."""
+        self.gathers = True
+        """Whether an instruction may take several addresses."""
         self._names: dict[str, int] = {}
 
     @property
@@ -99,12 +103,13 @@ class Module:
 
     def text(self, head: Sequence[str]) -> str:
         """The module as LLVM IR."""
+        space = f"addrspace({self.constants}) " if self.constants else ""
         strings = [
             f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{escaped(data)}"'
             for data, name in self.strings.items()
         ]
         tables = [
-            f"{name} = private unnamed_addr constant [{len(values)} x double]"
+            f"{name} = private unnamed_addr {space}constant [{len(values)} x double]"
             f" [{', '.join('double ' + constant(v, 'float64') for v in values)}]"
             for values, name in self.tables.items()
         ]
@@ -297,15 +302,28 @@ class Builder:
         """`values[index]` in float64 per lane, for an index (int64) in range."""
         table, kind = self.module.table(values), register_type(dt.with_lanes("float64", lanes))
         word = register_type(dt.with_lanes("int64", lanes))
-        place = self.pure(f"getelementptr double, ptr {table}, {word} {index}")
+        space = self.module.constants
+        pointer = f"ptr addrspace({space})" if space else "ptr"
+        if lanes > 1 and not self.module.gathers:
+            return self._element_by_lanes(values, index, lanes)
+        place = self.pure(f"getelementptr double, {pointer} {table}, {word} {index}")
         if lanes == 1:
-            return self.pure(f"load double, ptr {place}")
-        places, bits = f"<{lanes} x ptr>", f"<{lanes} x i1>"
-        name = f"llvm.masked.gather.v{lanes}f64.v{lanes}p0"
+            return self.pure(f"load double, {pointer} {place}")
+        places, bits = f"<{lanes} x {pointer}>", f"<{lanes} x i1>"
+        name = f"llvm.masked.gather.v{lanes}f64.v{lanes}p{space}"
         self.module.declare(name, kind, [places, "i32", bits, kind])
         return self.pure(
             f"call {kind} @{name}({places} {place}, i32 8, {bits} splat (i1 true), {kind} poison)"
         )
+
+    def _element_by_lanes(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
+        kind, word = (register_type(dt.with_lanes(t, lanes)) for t in ("float64", "int64"))
+        made = "poison"
+        for n in range(lanes):
+            at = self.pure(f"extractelement {word} {index}, i64 {n}")
+            one = self.element(values, at, 1)
+            made = self.pure(f"insertelement {kind} {made}, double {one}, i64 {n}")
+        return made
 
     def has_scalef(self, dtype: str) -> bool:
         """Whether `scalef` can be used: the instruction of AVX-512, on whole vectors, of which

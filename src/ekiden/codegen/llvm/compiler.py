@@ -60,11 +60,17 @@ def check_target(target: Target, what: str) -> None:
     """
     if target.architecture == Target.host().architecture:
         return  # which llvmlite is built for
+    check_triple(target.triple, what)
+
+
+def check_triple(triple: str, what: str) -> None:
+    """The same for a triple of LLVM's."""
     _initialize()
     try:
-        llvm.Target.from_triple(target.triple)
+        llvm.Target.from_triple(triple)
     except RuntimeError as error:
-        raise CompileError(f"{what}: LLVM makes no code for {target.triple!r}: {error}") from error
+        made = f"LLVM makes no code for {triple!r} in {VERSION} as it was built here"
+        raise CompileError(f"{what}: {made}: {error}") from error
 
 
 def _machine(target: Target) -> llvm.TargetMachine:
@@ -78,9 +84,16 @@ def _machine(target: Target) -> llvm.TargetMachine:
 def machine_of(triple: str, cpu: str, features: str = "", abi: str = "") -> llvm.TargetMachine:
     """What makes code for a processor. Kept: to make one anew takes 0.5 ms, a twentieth of a small
     kernel (Zen 4)."""
+    return new_machine(triple, cpu, features, abi)
+
+
+def new_machine(
+    triple: str, cpu: str, features: str = "", abi: str = "", opt: int = 3
+) -> llvm.TargetMachine:
+    """The same, of its own."""
     _initialize()
     return llvm.Target.from_triple(triple).create_target_machine(
-        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small", abiname=abi
+        cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small", abiname=abi
     )
 
 

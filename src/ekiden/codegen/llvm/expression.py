@@ -72,6 +72,8 @@ class ExpressionEmitter:
         self.b = Builder(module)
         self.variables: dict[Var, Operand] = {}
         self.pointers: dict[Buffer, Operand] = {}
+        self.spaces: dict[Buffer, int] = {}
+        """Address spaces of buffers, where it is not the usual one."""
         self.registers: dict[RegisterKey, Operand] = {}
         self.register_lanes: dict[Buffer, int] = {}
         self.positive: set[Var] = set()
@@ -94,6 +96,11 @@ class ExpressionEmitter:
         if buffer not in self.pointers:
             self.capture_buffer(buffer)
         return self.pointers[buffer]
+
+    def pointer_type(self, buffer: Buffer) -> str:
+        """The type of the address of a buffer."""
+        space = self.spaces.get(buffer, 0)
+        return f"ptr addrspace({space})" if space else "ptr"
 
     def capture_variable(self, var: Var) -> None:
         """Called for a variable that is not in scope."""
@@ -239,8 +246,9 @@ class ExpressionEmitter:
             case Intrinsic(op="if_then_else"):
                 return self.guarded(e)
             case Intrinsic(op="same_memory"):
-                one, other = (self.pointer(buffer) for buffer in addressed(e))
-                return b.value(f"icmp eq ptr {one}, {other}")
+                buffers = addressed(e)
+                one, other = (self.pointer(buffer) for buffer in buffers)
+                return b.value(f"icmp eq {self.pointer_type(buffers[0])} {one}, {other}")
             case Intrinsic(op="call_packed" | "call_function"):
                 return self.call_packed(e)
             case Intrinsic(op="shuffle"):
@@ -381,18 +389,20 @@ class ExpressionEmitter:
         align = dt.itemsize(dt.element(dtype))
         self.check_access(buffer, index, mask)
         address, gathers = self.address(buffer, index)
+        pointer = self.pointer_type(buffer)
         if lanes == 1 or (mask is None and not gathers):
             return b.load(
-                f"load {kind}, ptr {address}, align {align}{self.scope_of(buffer)}",
+                f"load {kind}, {pointer} {address}, align {align}{self.scope_of(buffer)}",
                 self.place_of(buffer),
             )
         bits = dt.with_lanes("bool", lanes)
+        space = self.spaces.get(buffer, 0)
         name = (
-            f"llvm.masked.gather.{suffix(dtype)}.v{lanes}p0"
+            f"llvm.masked.gather.{suffix(dtype)}.v{lanes}p{space}"
             if gathers
-            else f"llvm.masked.load.{suffix(dtype)}.p0"
+            else f"llvm.masked.load.{suffix(dtype)}.p{space}"
         )
-        place = f"<{lanes} x ptr>" if gathers else "ptr"
+        place = f"<{lanes} x {pointer}>" if gathers else pointer
         mask = mask or b.const(True, bits)
         b.module.declare(name, kind, [place, "i32", register_type(bits), kind])
         zero = "zeroinitializer"
@@ -432,23 +442,24 @@ class ExpressionEmitter:
         """(address, whether it is a vector of addresses) of an access."""
         index = self.affine(index)
         base, kind = self.pointer(buffer), memory_type(buffer.dtype)
+        pointer = self.pointer_type(buffer)
         if isinstance(index, Ramp) and is_contiguous(index):
             index = index.base
         lanes = dt.lanes(index.dtype)
         if lanes > 1:
             offsets = dt.with_lanes("int64", lanes)
             many = emit_cast(self.b, self.value(index), index.dtype, offsets)
-            places = f"getelementptr {kind}, ptr {base}, {register_type(offsets)} {many}"
+            places = f"getelementptr {kind}, {pointer} {base}, {register_type(offsets)} {many}"
             return self.b.pure(places), True
         variable, offset = split_offset(index)
         place = base
         if not isinstance(variable, IntImm) or variable.value != 0:
             one = emit_cast(self.b, self.value(variable), variable.dtype, "int64")
-            place = self.b.pure(f"getelementptr {kind}, ptr {base}, i64 {one}")
+            place = self.b.pure(f"getelementptr {kind}, {pointer} {base}, i64 {one}")
         if offset:
             # loads of WebAssembly add a constant in more bits than an address has: it may not wrap
             flag = "nuw " if offset > 0 and self.b.module.is_wasm else ""
-            place = self.b.pure(f"getelementptr {flag}{kind}, ptr {place}, i64 {offset}")
+            place = self.b.pure(f"getelementptr {flag}{kind}, {pointer} {place}, i64 {offset}")
         return place, False
 
     def register_key(self, buffer: Buffer, index: PrimExpr) -> RegisterKey:

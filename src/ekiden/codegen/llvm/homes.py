@@ -2,7 +2,8 @@
 
 NAMES = {
     "compiler": """
-        VERSION assembly assembly_of_text check_target compile_object compile_text held
+        VERSION assembly assembly_of_text check_target check_triple compile_object compile_text
+        held
     """,
     "debug": """
         DebugLines

@@ -9,6 +9,7 @@ What is not proven to be a multiple behind where memory begins (`codegen.near`) 
 from __future__ import annotations
 
 from ekiden.codegen.llvm.builder import Operand
+from ekiden.codegen.llvm.roads import Road
 from ekiden.codegen.llvm.statement import StatementEmitter
 from ekiden.codegen.llvm.types import memory_type, register_type
 from ekiden.codegen.near import MOST_BYTES, near_bytes
@@ -22,7 +23,9 @@ SHARED = "shared"
 
 
 class NearEmitter(StatementEmitter):
-    """Emits a kernel with such accesses."""
+    """Emits a kernel, with such accesses where the road has them."""
+
+    road: Road
 
     def masked_load(
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
@@ -31,18 +34,20 @@ class NearEmitter(StatementEmitter):
         align = self._alignment(buffer, index) if mask is None else 0
         if not align:
             return super().masked_load(buffer, index, dtype, mask)
-        b, kind, (place, _) = self.b, register_type(dtype), self.address(buffer, index)
+        b, kind, (at, _) = self.b, register_type(dtype), self.address(buffer, index)
+        place = f"{self.pointer_type(buffer)} {at}"
         if buffer.scope == SHARED:
-            return b.load(f"load {kind}, ptr {place}, align {align}", self.place_of(buffer))
+            return b.load(f"load {kind}, {place}, align {align}", self.place_of(buffer))
         wide, each, done = (b.fresh(n) for n in ("wide", "each", "done"))
         b.branch_if(self._is_aligned(buffer), wide, each)
         b.start(wide)
-        whole = b.value(f"load {kind}, ptr {place}, align {align}")
+        whole = b.value(f"load {kind}, {place}, align {align}")
         b.branch(done)
         b.start(each)
         joined: Operand = "poison"
-        for lane, at in enumerate(self._places(buffer, place, dt.lanes(dtype))):
-            one = f"{memory_type(buffer.dtype)} {b.value(_load(buffer, at))}"
+        own, size = memory_type(buffer.dtype), dt.itemsize(buffer.dtype)
+        for lane, each_at in enumerate(self._places(buffer, place, dt.lanes(dtype))):
+            one = f"{own} {b.value(f'load {own}, {each_at}, align {size}')}"
             joined = b.value(f"insertelement {kind} {joined}, {one}, i64 {lane}")
         b.branch(done)
         b.start(done)
@@ -54,25 +59,28 @@ class NearEmitter(StatementEmitter):
         if not align:
             super().memory_store(s, dtype, value)
             return
-        b, kind, (place, _) = self.b, register_type(dtype), self.address(s.buffer, s.indices[0])
+        b, kind, (at, _) = self.b, register_type(dtype), self.address(s.buffer, s.indices[0])
+        place = f"{self.pointer_type(s.buffer)} {at}"
         if s.buffer.scope == SHARED:
-            b.effect(f"store {kind} {value}, ptr {place}, align {align}")
+            b.effect(f"store {kind} {value}, {place}, align {align}")
             return
         wide, each, done = (b.fresh(n) for n in ("wide", "each", "done"))
         b.branch_if(self._is_aligned(s.buffer), wide, each)
         b.start(wide)
-        b.effect(f"store {kind} {value}, ptr {place}, align {align}")
+        b.effect(f"store {kind} {value}, {place}, align {align}")
         b.branch(done)
         b.start(each)
         own, size = memory_type(s.buffer.dtype), dt.itemsize(s.buffer.dtype)
-        for lane, at in enumerate(self._places(s.buffer, place, dt.lanes(dtype))):
+        for lane, each_at in enumerate(self._places(s.buffer, place, dt.lanes(dtype))):
             one = b.value(f"extractelement {kind} {value}, i64 {lane}")
-            b.effect(f"store {own} {one}, ptr {at}, align {size}")
+            b.effect(f"store {own} {one}, {each_at}, align {size}")
         b.branch(done)
         b.start(done)
 
     def _alignment(self, buffer: Buffer, index: PrimExpr) -> int:
         """That of the first of neighbours; 0 where they are not one access."""
+        if not self.road.near:
+            return 0
         is_given = self.pointers.get(buffer, "").startswith("%buffer.")
         index = self.affine(index)
         return near_bytes(buffer, index) if is_given or buffer.scope == SHARED else 0
@@ -83,21 +91,17 @@ class NearEmitter(StatementEmitter):
         name = f"%near.{pointer.removeprefix('%buffer.')}"
         if f"  {name} = icmp eq i64 {name}.rest, 0" not in self.b.entry:
             self.b.entry += [
-                f"  {name}.at = ptrtoint ptr {pointer} to i64",
+                f"  {name}.at = ptrtoint {self.pointer_type(buffer)} {pointer} to i64",
                 f"  {name}.rest = and i64 {name}.at, {MOST_BYTES - 1}",
                 f"  {name} = icmp eq i64 {name}.rest, 0",
             ]
         return name
 
-    def _places(self, buffer: Buffer, place: Operand, lanes: int) -> list[Operand]:
-        """The addresses of lanes."""
-        kind = memory_type(buffer.dtype)
-        at = [f"getelementptr {kind}, ptr {place}, i64 {lane}" for lane in range(lanes)]
-        return [self.b.value(text) for text in at]
-
-
-def _load(buffer: Buffer, place: Operand) -> str:
-    return f"load {memory_type(buffer.dtype)}, ptr {place}, align {dt.itemsize(buffer.dtype)}"
+    def _places(self, buffer: Buffer, place: str, lanes: int) -> list[str]:
+        """The addresses of lanes behind that of the first, with their types."""
+        kind, pointer = memory_type(buffer.dtype), self.pointer_type(buffer)
+        at = [f"getelementptr {kind}, {place}, i64 {lane}" for lane in range(lanes)]
+        return [f"{pointer} {self.b.value(text)}" for text in at]
 
 
 __all__ = ["NearEmitter"]

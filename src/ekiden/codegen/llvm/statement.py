@@ -341,12 +341,15 @@ class StatementEmitter(PackedCallEmitter):
         if not scatters and s.predicate is not None and is_first_lane(s.predicate):
             lanes, element = 1, register_type(dt.element(dtype))
             kind, value = element, b.pure(f"extractelement {kind} {value}, i64 0")
+        pointer, space = self.pointer_type(s.buffer), self.spaces.get(s.buffer, 0)
         if lanes == 1 or (mask is None and not scatters):
-            b.effect(f"store {kind} {value}, ptr {address}, align {align}{self.scope_of(s.buffer)}")
+            where = f"{pointer} {address}, align {align}{self.scope_of(s.buffer)}"
+            b.effect(f"store {kind} {value}, {where}")
             return
         bits = register_type(dt.with_lanes("bool", lanes))
-        form = f"scatter.{suffix(dtype)}.v{lanes}p0" if scatters else f"store.{suffix(dtype)}.p0"
-        place = f"<{lanes} x ptr>" if scatters else "ptr"
+        form = f"scatter.{suffix(dtype)}.v{lanes}p" if scatters else f"store.{suffix(dtype)}.p"
+        form = f"{form}{space}"
+        place = f"<{lanes} x {pointer}>" if scatters else pointer
         mask = mask or b.const(True, dt.with_lanes("bool", lanes))
         b.module.declare(f"llvm.masked.{form}", "void", [kind, place, "i32", bits])
         b.effect(

@@ -1,23 +1,29 @@
-"""Kernels of NVIDIA's devices through LLVM: a device function to PTX.
+"""Kernels of devices through LLVM: a device function to PTX or SPIR-V, as a row of `roads` says.
 
     for t in thread_binding(64, "threadIdx.x"):  ->  %t = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
         b[t] = a[t]                                  ... ret void
 
-What has a place in memory of a block is a global of address space 3, seen through a generic
-address, as all memory is: LLVM finds out which it is. A check that fails notes what it has seen and
-ends its thread, as in CUDA C.
+Memory that is given lies in address space 1, memory of a block is a global of address space 3, and
+what a thread keeps for itself is on its stack. A check that fails notes what it has seen and ends
+its thread, as in the languages of C.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ekiden.arith import simplify
+from ekiden.codegen.common import flat_extent
+from ekiden.codegen.llvm.apart import made_apart
 from ekiden.codegen.llvm.builder import Module, Operand
-from ekiden.codegen.llvm.compiler import held, machine_of, parsed
-from ekiden.codegen.llvm.expression import DemoteRegisterError
+from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.compiler import held, machine_of, new_machine, parsed
+from ekiden.codegen.llvm.expression import DemoteRegisterError, is_contiguous
 from ekiden.codegen.llvm.near_emitter import NearEmitter
-from ekiden.codegen.llvm.types import memory_type
+from ekiden.codegen.llvm.roads import MEMORY, SHARED, Road
+from ekiden.codegen.llvm.types import memory_type, register_type
 from ekiden.codegen.shuffles import ACTIVE, exchange_of, is_exchange, operands_of
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import WARP
@@ -26,40 +32,25 @@ from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
-from ekiden.tir.expr import FRAGMENTS, Buffer
-from ekiden.tir.stmt import AssertStmt, Evaluate, For, ForKind, PrimFunc, Stmt
+from ekiden.tir.expr import FRAGMENTS, Buffer, Ramp
+from ekiden.tir.stmt import AssertStmt, BufferStore, Evaluate, For, ForKind, PrimFunc, Stmt
 
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 else:
     llvm = Late("llvmlite.binding")
 
-TRIPLE = "nvptx64-nvidia-cuda"
-LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"
-OLDEST = "sm_75"
-"""The architecture of code for devices of which nothing is said: later ones run its PTX too."""
+GIVEN = f"ptr addrspace({MEMORY})"
+STATUS = f"{GIVEN} %ek_status"
 MOST_LOCAL = 1 << 16
 """Bytes of arrays of one thread."""
-SHARED = "shared"
-REGISTERS = {
-    **{f"threadIdx.{a}": f"tid.{a}" for a in "xyz"},
-    **{f"blockIdx.{a}": f"ctaid.{a}" for a in "xyz"},
-    **{f"blockDim.{a}": f"ntid.{a}" for a in "xyz"},
-    **{f"gridDim.{a}": f"nctaid.{a}" for a in "xyz"},
-}
-"""Thread axis -> the register that has the number of the thread, or how many there are."""
-SHUFFLES = {
-    "tvm_warp_shuffle": "idx",
-    "tvm_warp_shuffle_up": "up",
-    "tvm_warp_shuffle_down": "down",
-}
-"""Intrinsic -> PTX's word for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
     """A kernel as LLVM's text, and the kind and format of C of each error it may report."""
 
+    name: str
     ir: str
     checks: tuple[tuple[str, str], ...]
 
@@ -67,8 +58,9 @@ class Text:
 class KernelEmitter(NearEmitter):
     """Emits one kernel."""
 
-    def __init__(self, module: Module, name: str, demoted: frozenset[Buffer]) -> None:
+    def __init__(self, module: Module, name: str, demoted: frozenset[Buffer], road: Road) -> None:
         super().__init__(module, name, demoted)
+        self.road = road
         self.checks: list[tuple[str, str]] = []
         self.globals: list[str] = []
         self.b.entry = []
@@ -90,8 +82,7 @@ class KernelEmitter(NearEmitter):
         """Emit one statement; a barrier is one."""
         value = s.value if isinstance(s, Evaluate) else None
         if isinstance(value, Intrinsic) and value.op == "tvm_storage_sync":
-            self.module.declare("llvm.nvvm.barrier.cta.sync.aligned.all", "void", ["i32"])
-            self.b.effect("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+            self.b.effect(self.called("barrier", "there is no barrier"))
             self.b.touch_memory()
             return
         if isinstance(value, Intrinsic) and value.op in ("call_packed", "call_function"):
@@ -99,14 +90,22 @@ class KernelEmitter(NearEmitter):
             raise CompileError(f"kernel {self.name!r}: a thread cannot call {name!r} of the host")
         super().statement(s)
 
+    def called(self, word: str, missing: str, *computed: str) -> str:
+        """The call that a word of the road is, given what is computed, each with its type. Raises
+        CompileError where it has none."""
+        call = self.road.calls.get(word)
+        if call is None:
+            raise CompileError(f"kernel {self.name!r}: {missing}")
+        given = (*computed, *call.given)
+        kinds = ", ".join(each.split()[0] for each in given)
+        declared = f"declare {call.result} @{call.name}({kinds}) {call.attributes}".rstrip()
+        self.module.declarations.setdefault(call.name, declared)
+        return f"call {call.result} @{call.name}({', '.join(given)})"
+
     def thread(self, axis: str, dtype: str = "int64") -> Operand:
         """The number of the thread along an axis, or how many there are."""
-        if axis not in REGISTERS:
-            raise CompileError(f"kernel {self.name!r}: there is no thread axis {axis!r}")
-        register = f"llvm.nvvm.read.ptx.sreg.{REGISTERS[axis]}"
-        self.module.declare(register, "i32", [])
-        number = self.b.pure(f"call i32 @{register}()")
-        return number if dtype == "int32" else self.b.pure(f"sext i32 {number} to i64")
+        number = self.b.pure(self.called(axis, f"there is no thread axis {axis!r}"))
+        return emit_cast(self.b, number, self.road.numbers, dtype)
 
     def operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
         """Of what another thread of the warp has, all but the sizes."""
@@ -116,19 +115,16 @@ class KernelEmitter(NearEmitter):
         """Also what another thread of the warp has."""
         if not isinstance(e, Intrinsic) or not is_exchange(e):
             return super().emit(e)
+        missing = f"{e.op}: kind {self.road.kind!r} has no shuffles of a warp"
         if e.op == ACTIVE:
-            self.module.declare("llvm.nvvm.activemask", "i32", [])
-            return self.b.value("call i32 @llvm.nvvm.activemask()")
+            return self.b.value(self.called(ACTIVE, missing))
         exchange = exchange_of(e)
-        way = SHUFFLES[e.op]
         kind, name = ("float", "f32") if e.dtype == "float32" else ("i32", "i32")
-        last = 0 if way == "up" else WARP - 1
+        last = 0 if e.op.endswith("_up") else WARP - 1
         within = (WARP - exchange.width) << 8 | last  # of the segment: its bits, its end
         mask, value, lane = (self.value(a) for a in operands_of(e))
-        function = f"llvm.nvvm.shfl.sync.{way}.{name}"
-        self.module.declare(function, kind, ["i32", kind, "i32", "i32"])
-        given = f"i32 {mask}, {kind} {value}, i32 {lane}, i32 {within}"
-        return self.b.value(f"call {kind} @{function}({given})")
+        given = f"i32 {mask}", f"{kind} {value}", f"i32 {lane}", f"i32 {within}"
+        return self.b.value(self.called(f"{e.op}.{name}", missing, *given))
 
     def loop(self, s: For) -> None:
         """A loop over threads is one of them; others are loops."""
@@ -145,9 +141,9 @@ class KernelEmitter(NearEmitter):
         if buffer.scope in FRAGMENTS:
             raise CompileError(
                 f"kernel {self.name!r}: buffer {buffer.name!r} of scope {buffer.scope!r}: kind "
-                "'nvptx' has no matrices of a warp; kind 'cuda' has"
+                f"{self.road.kind!r} has no matrices of a warp; kind 'cuda' has"
             )
-        if buffer.scope not in ("global", SHARED):
+        if buffer.scope not in ("global", "shared"):
             super().allocate(buffer)
             return
         extent: PrimExpr = const(1)
@@ -161,9 +157,10 @@ class KernelEmitter(NearEmitter):
         if buffer.scope == "global":
             self._own(buffer, kind, extent.value * dt.itemsize(buffer.dtype))
             return
-        name = f"@shared.{len(self.globals)}"
-        self.globals.append(f"{name} = internal addrspace(3) global {kind} undef, align 64")
-        self.pointers[buffer] = self.b.pure(f"addrspacecast ptr addrspace(3) {name} to ptr")
+        self.pointers[buffer] = name = f"@{self.name}.shared.{len(self.globals)}"
+        self.spaces[buffer] = SHARED
+        space = f"addrspace({SHARED})"
+        self.globals.append(f"{name} = internal {space} global {kind} undef, align 64")
 
     def _own(self, buffer: Buffer, kind: str, size: int) -> None:
         if size > MOST_LOCAL:
@@ -173,6 +170,108 @@ class KernelEmitter(NearEmitter):
             )
         self.pointers[buffer] = name = f"%{self.b.fresh('stack')}"
         self.b.entry.append(f"  {name} = alloca {kind}, align 16")
+
+    # Threads have no instructions that take several addresses or leave lanes out: each lane is an
+    # access of its own, behind a branch where a mask may leave it out. Of neighbours that are all
+    # in the buffer, as nearly always, all are read.
+
+    def masked_load(
+        self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
+    ) -> Operand:
+        """A load of the lanes that a mask has, anything in the others; of all without one."""
+        index = self.affine(index)
+        if dt.lanes(index.dtype) == 1 or (mask is None and is_near(index)):
+            return super().masked_load(buffer, index, dtype, mask)
+        inside = None if mask is None else self.inside(buffer, index)
+        if inside is None:
+            return self.load_lanes(buffer, index, dtype, mask)
+        b, found = self.b, []
+        whole, each, after = (b.fresh(n) for n in ("whole", "each", "join"))
+        b.branch_if(inside, whole, each)
+        for label, kept in ((whole, None), (each, mask)):
+            b.start(label)
+            with self.region(self.mask):
+                load = super().masked_load if kept is None else self.load_lanes
+                found.append((load(buffer, index, dtype, kept), b.block))
+            b.branch(after)
+        b.start(after)
+        return b.phi(dtype, *found)
+
+    def inside(self, buffer: Buffer, index: PrimExpr) -> Operand | None:
+        """Whether all elements of an access are the buffer's; None where that is not looked at."""
+        extent, lanes = simplify(flat_extent(buffer)), dt.lanes(index.dtype)
+        if not is_near(index) or dt.lanes(buffer.dtype) > 1:
+            return None
+        if not isinstance(extent, IntImm) or extent.value < lanes:
+            return None
+        assert isinstance(index, Ramp)
+        last = self.b.const(extent.value - lanes, index.base.dtype)
+        return self.b.compare("ule", index.base.dtype, self.value(index.base), last)
+
+    def load_lanes(
+        self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
+    ) -> Operand:
+        """Each lane by itself; 0 where a mask has it not."""
+        b, kind, scalar = self.b, register_type(dtype), dt.element(dtype)
+        made, element = "zeroinitializer", register_type(scalar)
+        for lane, place in enumerate(self.places(buffer, index)):
+            load = f"load {element}, {self.pointer_type(buffer)} {place}"
+            load += f", align {dt.itemsize(scalar)}{self.scope_of(buffer)}"
+            if mask is None:
+                one = b.load(load, self.place_of(buffer))
+            else:
+                before, then, after = b.block, b.fresh("on"), b.fresh("lane")
+                b.branch_if(self.lane(mask, "bool", dt.lanes(dtype), lane), then, after)
+                b.start(then)
+                loaded = b.value(load)
+                b.branch(after)
+                b.start(after)
+                one = b.phi(scalar, (b.const(0, scalar), before), (loaded, then))
+            made = b.pure(f"insertelement {kind} {made}, {element} {one}, i64 {lane}")
+        return made
+
+    def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
+        """A store of the lanes that a predicate has; of all without one."""
+        b, index, lanes = self.b, self.affine(s.indices[0]), dt.lanes(s.indices[0].dtype)
+        if lanes == 1 or (s.predicate is None and is_near(index)):
+            super().memory_store(s, dtype, value)
+            return
+        mask = None if s.predicate is None else self.value(s.predicate)
+        element = register_type(dt.element(dtype))
+        for lane, place in enumerate(self.places(s.buffer, index)):
+            one = self.lane(value, dt.element(dtype), lanes, lane)
+            where = f"{self.pointer_type(s.buffer)} {place}, align {dt.itemsize(dt.element(dtype))}"
+            store = f"store {element} {one}, {where}{self.scope_of(s.buffer)}"
+            if mask is None:
+                b.effect(store)
+                continue
+            then, after = b.fresh("on"), b.fresh("lane")
+            b.branch_if(self.lane(mask, "bool", lanes, lane), then, after)
+            b.start(then)
+            b.effect(store)
+            b.branch(after)
+            b.start(after)
+
+    def lane(self, vector: Operand, element: str, lanes: int, number: int) -> Operand:
+        """One lane of a vector."""
+        kind = register_type(dt.with_lanes(element, lanes))
+        return self.b.pure(f"extractelement {kind} {vector}, i64 {number}")
+
+    def places(self, buffer: Buffer, index: PrimExpr) -> list[Operand]:
+        """The address of each lane of an access."""
+        lanes = dt.lanes(index.dtype)
+        if isinstance(index, Ramp):
+            each = [index.base + index.stride * n for n in range(lanes)]
+            return [self.address(buffer, one)[0] for one in each]
+        many = self.value(index)
+        kind, pointer = memory_type(buffer.dtype), self.pointer_type(buffer)
+        found = []
+        for n in range(lanes):
+            one = self.lane(many, dt.element(index.dtype), lanes, n)
+            at = emit_cast(self.b, one, dt.element(index.dtype), "int64")
+            base = self.pointer(buffer)
+            found.append(self.b.pure(f"getelementptr {kind}, {pointer} {base}, i64 {at}"))
+        return found
 
     def assertion(self, s: AssertStmt) -> None:
         """The first thread that fails tells which check it was, and its values."""
@@ -185,16 +284,16 @@ class KernelEmitter(NearEmitter):
     def _tell(self, told: Sequence[Operand]) -> None:
         b = self.b
         least = b.value(f"trunc i64 {self._linear()} to i32")
-        b.effect(f"%{b.fresh('before')} = atomicrmw min ptr %ek_status, i32 {least} monotonic")
+        b.effect(f"%{b.fresh('before')} = atomicrmw min {STATUS}, i32 {least} monotonic")
         first, mine, others = (b.fresh(n) for n in ("first", "mine", "others"))
-        b.effect(f"%{first}.at = getelementptr i32, ptr %ek_status, i64 1")
-        b.effect(f"%{first} = load volatile i32, ptr %{first}.at, align 4")
+        b.effect(f"%{first}.at = getelementptr i32, {STATUS}, i64 1")
+        b.effect(f"%{first} = load volatile i32, {GIVEN} %{first}.at, align 4")
         is_first = b.value(f"icmp eq i32 %{first}, {least}")
         b.branch_if(is_first, mine, others)
         b.start(mine)
         for at, value in enumerate(told, start=1):
-            place = b.value(f"getelementptr i64, ptr %ek_status, i64 {at}")
-            b.effect(f"store i64 {value}, ptr {place}, align 8")
+            place = b.value(f"getelementptr i64, {STATUS}, i64 {at}")
+            b.effect(f"store i64 {value}, {GIVEN} {place}, align 8")
         b.branch(others)
         b.start(others)
 
@@ -212,10 +311,10 @@ class KernelEmitter(NearEmitter):
 
     def write(self, func: PrimFunc, sizes: Sequence[Var]) -> str:
         """The kernel of a function."""
-        given = []
+        given: list[str] = []
         for n, buffer in enumerate(func.buffers):
-            given.append(f"ptr %buffer.{n}")
-            self.pointers[buffer] = f"%buffer.{n}"
+            self.pointers[buffer] = self.given(f"buffer.{n}", given)
+            self.spaces[buffer] = MEMORY
         for n, size in enumerate(sizes):
             given.append(f"i64 %size.{n}")
             kind = {"int64": f"%size.{n}"}.get(size.dtype)
@@ -225,9 +324,35 @@ class KernelEmitter(NearEmitter):
         self.statement(func.body)
         self.leave(0)
         if self.checks:
-            given.append("ptr %ek_status")
-        head = f"define ptx_kernel void @{self.name}({', '.join(given)}) #0 {{"
+            self.given("ek_status", given)
+        hint = self.hint()
+        head = f"define {self.road.convention} void @{self.name}({', '.join(given)}) #0{hint} {{"
         return "\n".join([head, "entry:", *self.b.entry, *self.b.lines, "}"])
+
+    # Intel's compiler for processors makes vectors across threads else, of vectors too: a softmax
+    # took four times as long (Zen 3).
+    def hint(self) -> str:
+        """What says that a kernel computes in vectors, if it does and the road has words for it."""
+        found = re.findall(r"<(\d+) x float>", "\n".join(self.b.lines)) if self.road.hint else []
+        if not found:
+            return ""
+        self.module.metadata.append(f"!0 = !{{<{max(map(int, found))} x float> poison, i32 1}}")
+        return f" !{self.road.hint} !0"
+
+    def given(self, name: str, given: list[str]) -> Operand:
+        """Memory that the kernel is given, which adds its parameters."""
+        if not self.road.offsets:
+            given.append(f"{GIVEN} %{name}")
+            return f"%{name}"
+        given += [f"{GIVEN} %{name}.memory", f"i64 %{name}.at"]
+        place = f"getelementptr i8, {GIVEN} %{name}.memory, i64 %{name}.at"
+        self.b.entry.append(f"  %{name} = {place}")
+        return f"%{name}"
+
+
+def is_near(index: PrimExpr) -> bool:
+    """Whether the elements of an access are neighbours."""
+    return isinstance(index, Ramp) and is_contiguous(index)
 
 
 def _bits(var: Var) -> int:
@@ -237,7 +362,9 @@ def _bits(var: Var) -> int:
     return bits
 
 
-def kernel_text(func: PrimFunc, name: str, sizes: Sequence[Var], target: Target) -> Text:
+def kernel_text(
+    func: PrimFunc, name: str, sizes: Sequence[Var], target: Target, road: Road
+) -> Text:
     """A lowered device function in LLVM's language; its arguments are its buffers, then `sizes`.
 
     Raises CompileError for what a device cannot do.
@@ -245,26 +372,52 @@ def kernel_text(func: PrimFunc, name: str, sizes: Sequence[Var], target: Target)
     demoted: frozenset[Buffer] = frozenset()
     while True:
         module = Module(target)
-        emitter = KernelEmitter(module, name, demoted)
+        module.constants, module.gathers = road.constants, False
+        emitter = KernelEmitter(module, name, demoted, road)
         try:
             text = emitter.write(func, sizes)
             break
         except DemoteRegisterError as found:
             demoted |= {found.buffer}
     module.functions.append("\n".join([*emitter.globals, text]))
-    head = [f"; for {target}", f'target triple = "{TRIPLE}"', f'target datalayout = "{LAYOUT}"']
-    return Text(module.text(head) + "attributes #0 = { nounwind }\n", tuple(emitter.checks))
+    head = [f"; for {target}", f'target triple = "{road.triple_of(target)}"']
+    head.append(f'target datalayout = "{road.layout}"')
+    ir = module.text(head) + "attributes #0 = { nounwind }\n"
+    return Text(name, ir, tuple(emitter.checks))
 
 
-def ptx(text: Text, target: Target) -> bytes:
-    """PTX of a kernel."""
+# SPIR-V goes to a compiler that optimises, and LLVM 22 computes wrong masks for it when it does so
+# itself. Its generator keeps addresses of the module before: of the next ones one in three came out
+# wrong, and some crashed. And what it has not, as vectors of 32 lanes, ends
+# the process. So each module is the first of a process of its own.
+def _made(text: Text, target: Target, road: Road, readable: bool) -> bytes:
+    triple, cpu = road.triple_of(target), road.cpu(target)
+
+    def code() -> bytes:
+        """Of a machine of its own."""
+        machine = new_machine(triple, cpu, opt=0)
+        made = machine.emit_assembly(module).encode() if readable else machine.emit_object(module)
+        return bytes(made)
+
     with held():
-        machine = machine_of(TRIPLE, target.arch or str(target.attrs.get("mcpu") or OLDEST))
         module = parsed(text.ir)
+        if road.binary:
+            return made_apart(code, f"kernel {text.name!r}: as {road.format}")
+        machine = machine_of(triple, cpu)
         builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
         builder.getModulePassManager().run(module, builder)
         made: str = machine.emit_assembly(module)
     return made.encode()
 
 
-__all__ = ["KernelEmitter", "Text", "kernel_text", "ptx"]
+def device_code(text: Text, target: Target, road: Road) -> bytes:
+    """The code of a kernel, as its device takes it."""
+    return _made(text, target, road, readable=False)
+
+
+def readable_code(text: Text, target: Target, road: Road) -> bytes:
+    """The same to read: LLVM's assembly."""
+    return _made(text, target, road, readable=True)
+
+
+__all__ = ["KernelEmitter", "Text", "device_code", "kernel_text", "readable_code"]

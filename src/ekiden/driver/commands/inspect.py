@@ -5,6 +5,8 @@ before or after any pass.
 from __future__ import annotations
 
 import argparse
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from ekiden.backend.kernels.lower import (
 from ekiden.backend.vm.module_kernels import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
 from ekiden.codegen.build import generator_of
-from ekiden.codegen.device.formats import FORMATS
+from ekiden.codegen.device.formats import KNOWN
 from ekiden.codegen.device.kernels import unpack_kernels
 from ekiden.driver.build import import_model
 from ekiden.driver.commands.options import add_decisions, decisions_config, is_artifact
@@ -43,9 +45,12 @@ from ekiden.topi.rule.families import given_decisions
 
 KERNEL_STAGES = {
     "tir": "", "llvm": "ll", "asm": "asm", "c": "c", "opencl": "opencl", "cuda": "cuda",
-    "wgsl": "webgpu", "ptx": "ptx", "metal": "metal",
+    "wgsl": "webgpu", "ptx": "ptx", "spirv": "spirv", "metal": "metal",
 }  # fmt: skip
 """Stage of a kernel -> the source of the target's code generator that shows it."""
+
+DISASSEMBLERS = {"spirv": ("spirv-dis", "apt-get install spirv-tools")}
+"""Format of kernels that is bytes -> what reads them from an artifact, and where it comes from."""
 
 CHOICE_STAGES = ("decisions", "schedule")
 """Stages of a kernel that say how it is made."""
@@ -68,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     """
     _check_usage(options)
     if is_artifact(options.file):
-        if KERNEL_STAGES.get(options.stage) in FORMATS.values():
+        if KERNEL_STAGES.get(options.stage) in KNOWN:
             _print_device_code(options)
             return 0
         if options.stage not in (None, "bytecode") or options.before or options.after:
@@ -76,12 +81,18 @@ def run(options: argparse.Namespace) -> int:
         _print_bytecode(ekiden.load(options.file))
         return 0
     target = target_or_current(options.target)
-    sources = generator_of(target, "inspect").sources
+    sources = generator_of(target, "inspect").sources(target)
     stage = KERNEL_STAGES.get(options.stage, "")
     if stage and stage not in sources:
         there = ", ".join(name for name, of in KERNEL_STAGES.items() if not of or of in sources)
         kind = target.kind.name
-        raise InputError(f"--stage {options.stage}: target kind {kind!r} has none; it has {there}")
+        ask = next(
+            (f"; -mtriple={t} asks for it" for t, of in target.kind.triples.items() if of == stage),
+            "",
+        )
+        raise InputError(
+            f"--stage {options.stage}: target kind {kind!r} has none; it has {there}{ask}"
+        )
     if options.before or options.after:
         _print_passes(options, target)
     elif options.stage == "bytecode":
@@ -118,7 +129,24 @@ def _print_device_code(options: argparse.Namespace) -> None:
     if not found:
         raise InputError(f"--stage {options.stage}: the artifact has no kernels of that format")
     for each in found:
-        print(each.code.decode())
+        print(_text_of(each.code, wanted))
+
+
+def _text_of(code: bytes, form: str) -> str:
+    """The code of a kernel as text. Raises InputError where what reads its bytes is missing."""
+    if form not in DISASSEMBLERS:
+        return code.decode()
+    tool, source = DISASSEMBLERS[form]
+    if shutil.which(tool) is None:
+        raise InputError(
+            f"--stage {form}: the artifact has bytes, which {tool!r} reads, and it is not here: "
+            f"{source}; of a model --stage {form} needs nothing"
+        )
+    read = subprocess.run([tool], input=code, capture_output=True, check=False)
+    if read.returncode:
+        said = read.stderr.decode(errors="replace").strip()
+        raise InputError(f"--stage {form}: {tool!r} does not read a kernel of the artifact: {said}")
+    return read.stdout.decode()
 
 
 def _print_bytecode(executable: ekiden.Executable) -> None:
@@ -175,7 +203,7 @@ def _print_kernels(module: IRModule, options: argparse.Namespace, target: Target
 def _shown(kernel: PrimFunc, stage: str, target: Target) -> str:
     if not KERNEL_STAGES[stage]:
         return tir.astext(kernel)
-    show = generator_of(target, "inspect").sources[KERNEL_STAGES[stage]]
+    show = generator_of(target, "inspect").sources(target)[KERNEL_STAGES[stage]]
     if target.kind.has_threads:
         return show([kernel], target)
     return show([tir_transform.lower(kernel, target)], target)

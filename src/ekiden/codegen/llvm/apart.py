@@ -1,0 +1,50 @@
+"""Bytes that are made in a fork of this process, for parts of LLVM that may end it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from tempfile import TemporaryFile
+
+from ekiden.runtime.errors import CompileError
+
+MOST_SAID = 600
+"""Bytes shown of what a child said before it ended."""
+
+
+def made_apart(make: Callable[[], bytes], what: str) -> bytes:
+    """What `make` gives in a child. Raises CompileError, for which thing, where that ends."""
+    read, write = os.pipe()
+    with TemporaryFile() as said:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+            pid = os.fork()
+        if pid == 0:
+            _run(make, read, write, said.fileno())
+        os.close(write)
+        with os.fdopen(read, "rb") as results:
+            made = results.read()
+        _, status = os.waitpid(pid, 0)
+        if status == 0:
+            return made
+        said.seek(0)
+        heard = said.read(MOST_SAID).decode(errors="replace").strip()
+    raise CompileError(f"{what}: LLVM gave up: {heard or os.waitstatus_to_exitcode(status)}")
+
+
+def _run(make: Callable[[], bytes], read: int, write: int, errors: int) -> None:
+    """The child; it ends here, and nothing of the parent's is undone."""
+    try:
+        os.close(read)
+        os.dup2(errors, 2)
+        with os.fdopen(write, "wb") as results:
+            results.write(make())
+        os._exit(0)
+    except BaseException as error:
+        os.write(2, str(error).encode())
+    finally:
+        os._exit(1)
+
+
+__all__ = ["made_apart"]
