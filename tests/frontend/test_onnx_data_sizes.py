@@ -784,7 +784,7 @@ def same(found: object, wanted: list[Array]) -> None:
 
 
 @pytest.mark.slow
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_flow_on(name: str) -> None:
     model, feed = CASES[name]()
@@ -808,7 +808,7 @@ NOTHING: dict[str, Feed] = {
 
 
 @pytest.mark.slow
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", NOTHING)
 def test_sizes_of_nothing(name: str) -> None:
     """No box is left, no element is there: what follows computes on nothing."""

@@ -157,7 +157,7 @@ def _model(name: str, case: Case) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_indices_out_of_range_are_refused(name: str, kind: str) -> None:

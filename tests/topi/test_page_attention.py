@@ -19,6 +19,7 @@ from ekiden.topi.nn import paged_attention
 from ekiden.topi.rule import schedule
 from ekiden.topi.rule.page_planes import FORMATS, Format, Plane
 from ekiden.topi.rule.pages import Pages
+from long_runs import alike
 from processor import processors
 
 Array = np.ndarray
@@ -89,6 +90,7 @@ def check_at_ends(name: str, targets: Sequence[str]) -> None:
         assert np.abs(found - wanted).max() <= most, target
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("cpu", "name", "way"),
     [

@@ -24,7 +24,7 @@ from ekiden.runtime.errors import (
     TypeInferenceError,
 )
 from ekiden.runtime.text import encode, sorted_texts
-from long_runs import alike
+from long_runs import alike, share
 
 pytestmark = pytest.mark.quick
 Build = Callable[..., relay.Expr]
@@ -68,6 +68,7 @@ NUMBERS = np.array([1.5, -1.5, 0.0, -0.0, 1e-40, 7.0, -7.0], "float32")
 DIVISORS = np.array([[np.inf], [-np.inf], [2.0], [-2.0], [1e4]], "float32")
 
 
+@share(3)
 @pytest.mark.parametrize("name", ["floor_mod", "floor_divide", "mod", "trunc_mod", "trunc_divide"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_remainders_by_infinity(name: str, dtype: str) -> None:
@@ -357,7 +358,7 @@ def test_padding_is_not_below_zero(name: str) -> None:
 
 
 @pytest.mark.slow
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("out", ["int32", "int8", "float64"])
 def test_products_of_brief_floats_in_another_dtype(dtype: str, out: str) -> None:
@@ -501,6 +502,7 @@ def test_variance_along_an_axis_that_is_named_twice() -> None:
     np.testing.assert_allclose(found, x.var(1, keepdims=True))
 
 
+@share(3)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("exponent", [-1.0, -0.5, 0.5, 2.0, 3.0])
 def test_powers_of_what_has_no_end(dtype: str, exponent: float) -> None:
@@ -723,7 +725,7 @@ def test_multipliers_of_an_axis_are_as_many_as_it_has() -> None:
 
 
 @pytest.mark.slow
-@alike(3)
+@alike(6)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_channels_of_symbols_are_multiples_of_groups(rank: int, is_transposed: bool) -> None:

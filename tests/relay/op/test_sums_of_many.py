@@ -14,6 +14,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
 from ekiden.runtime.errors import InputError
+from long_runs import share
 
 pytestmark = pytest.mark.quick
 HALVES = pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -60,6 +61,7 @@ def test_running_sums_are_made_in_float32(dtype: type) -> None:
     assert both(lambda x: op.cumprod(x, 0, exclusive=True), eighth)[:2] == [1, 1.125]
 
 
+@share(2)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"])
 @pytest.mark.parametrize("is_symbol", [False, True])
 def test_means_of_integers_do_not_wrap_around(dtype: str, is_symbol: bool) -> None:
