@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-import time
 from typing import IO, Any
 
 import pytest
@@ -15,8 +14,6 @@ GRACE = 60
 
 _stderr: list[IO[str]] = []
 """Where the stacks of a test that is stuck are written, as no test's output is."""
-_gives_up = 0.0
-"""When the process is given up, by the clock of `time.monotonic`; 0 if never."""
 
 
 def open_stderr(config: pytest.Config) -> None:
@@ -25,34 +22,20 @@ def open_stderr(config: pytest.Config) -> None:
     with capture.global_and_fixture_disabled():
         _stderr.append(os.fdopen(os.dup(2), "w"))
     config.add_cleanup(lambda: _stderr.pop().close())
-    config.add_cleanup(cancel)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:  # noqa: ANN401
     """Python's timeout waits for the code in C that hangs; after it the process is given up, which
-    pytest-xdist reports as the failure of this test.
-
-    A time that was set for an earlier test stays where it leaves this one a half of the grace at
-    least: to set one begins a thread and ends another, as long as many a test.
-    """
-    global _gives_up
-    ends = time.monotonic() + settings.timeout
-    if _stderr and not ends + GRACE / 2 <= _gives_up <= ends + GRACE:
+    pytest-xdist reports as the failure of this test."""
+    if _stderr:
         faulthandler.dump_traceback_later(settings.timeout + GRACE, exit=True, file=_stderr[0])
-        _gives_up = ends + GRACE
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
-    """The time stays for the tests that follow; what comes between them does not hang in C."""
-
-
-def cancel() -> None:
-    """The tests have ended."""
-    global _gives_up
+    """The test has ended."""
     faulthandler.cancel_dump_traceback_later()
-    _gives_up = 0.0
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
