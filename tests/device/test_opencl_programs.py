@@ -19,6 +19,7 @@ from ekiden.tir.expr import Buffer, BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
 from ekiden.topi.rule.thread import schedule_threads
 from ekiden.topi.rule.thread_parts import bound
+from long_runs import alike
 
 RNG = np.random.default_rng(3)
 
@@ -53,6 +54,7 @@ def test_a_loop_program(opencl: Device) -> None:
         module["f"](ekiden.runtime.tensor(given), y)
 
 
+@alike(3)
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_a_network(opencl: Device, executor: str, tmp_path: Path) -> None:
     module, x = layers(), numbers(2, 3, 9, 7)

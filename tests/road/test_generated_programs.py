@@ -19,7 +19,7 @@ from ekiden.relay.transform import InferType
 from long_runs import LONG
 
 generated = settings(
-    max_examples=30,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     database=None,

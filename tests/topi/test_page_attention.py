@@ -57,6 +57,7 @@ def expected(of: Plane, planes: Array, tokens: Array, positions: Array) -> Array
     return made
 
 
+@alike(2)
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_bytes_at_their_ends(name: str) -> None:
     check_at_ends(name, processors())
