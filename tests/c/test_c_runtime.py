@@ -71,7 +71,7 @@ def run(program: Path, *arguments: object, timeout: int = TIMEOUT, leaks: bool =
 
 OF_ADDRESSES = ("test_vm", "test_alloc", "test_limit", "test_program")
 """How the names of tests begin that usually run under `address`: of the machine's loop and of what
-keeps memory, which are others under `hard`. All else `hard` watches too, with failing allocations."""
+keeps memory, which are others under `hard`. All else `hard` watches too, where allocations fail."""
 
 
 def is_usual(build: str, test: str) -> bool:
