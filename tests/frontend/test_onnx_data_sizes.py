@@ -819,6 +819,7 @@ def test_sizes_of_nothing(name: str) -> None:
     same(ekiden.compile(model)(**feed), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong", "text"),
     [
@@ -837,6 +838,7 @@ def test_a_size_that_cannot_be_names_its_node(name: str, wrong: Feed, text: str)
         ekiden.compile(model)(**{**feed, **wrong})
 
 
+@pytest.mark.slow
 def test_slice_by_scalars() -> None:
     """As PyTorch writes bounds that it has gathered; ONNX Runtime takes vectors alone."""
     feed = {"x": normal(7, 3), "k": ints(1, 5)}

@@ -44,6 +44,7 @@ def message(
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_good_model_runs_from_each_form(tmp_path: Path) -> None:
     onnx.save(model(GOOD), tmp_path / "m.onnx")
     x = normal(2, 3)

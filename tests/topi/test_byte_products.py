@@ -220,6 +220,7 @@ def convolved(x: Array, w: Array, stride: int) -> Array:
     return np.einsum("nyxcij,ocij->nyxo", windows[:, ::stride, ::stride], w.astype("int64"))
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 @pytest.mark.parametrize("cpu", ["x86-64", "nehalem", "sandybridge", "haswell", "alderlake"])
 def test_there_is_code_for_every_class(cpu: str) -> None:
