@@ -1,4 +1,4 @@
-"""One in 24 of the loop programs that the tests lower is printed, parsed back and compared,
+"""One in 60 of the loop programs that the tests lower is printed, parsed back and compared,
 before and after; `--texts 1` takes each, `-m quick` none. Models are compiled each time, not taken
 from the cache of artifacts; kernels are cached for the run, in one folder for all its workers, each
 of which compiles by itself. `-m long` runs what is left out otherwise.
@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--texts",
         type=int,
         metavar="N",
-        help="print and parse back one in N loop programs; 24, or each with -m long",
+        help="print and parse back one in N loop programs; 60, or each with -m long",
     )
 
 
@@ -172,7 +172,7 @@ def text_round_trip(request: pytest.FixtureRequest) -> Iterator[None]:
     if marks == "quick":
         yield
         return
-    _round_trip.one_in = request.config.getoption("texts") or (1 if "long" in marks else 24)
+    _round_trip.one_in = request.config.getoption("texts") or (1 if "long" in marks else 60)
     pipelines = (transform.PASSES, transform.TILED_PASSES)
     checked = Pass("RoundTrip", _round_trip)
     for passes in pipelines:

@@ -33,10 +33,12 @@ def alike(one_in: int) -> pytest.MarkDecorator:
 
 
 def mark_what_is_not_shared(items: Iterable[pytest.Item]) -> None:
-    """Mark as `long` the cases of tests with a share that are not in it."""
+    """Mark as `long` the cases of tests with a share that are not in it, of those that are not long
+    anyway."""
     tests = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("share"):
+        marked = {mark.name for mark in item.iter_markers()}
+        if isinstance(item, pytest.Function) and "share" in marked and "long" not in marked:
             tests[item.nodeid.partition("[")[0]].append(item)
     for name, cases in tests.items():
         ordered = sorted(cases, key=lambda case: case.nodeid)

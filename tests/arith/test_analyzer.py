@@ -184,6 +184,7 @@ def test_bits_are_counted_in_the_width_of_their_number() -> None:
     assert [children(analyzer.simplify(e))[0].dtype for e in (narrow, wide)] == ["int32", "int64"]
 
 
+@pytest.mark.slow
 def test_deep_sums_do_not_recurse() -> None:
     total: PrimExpr = const(0)
     for _ in range(20_000):

@@ -79,7 +79,7 @@ def forms(analyzer: Analyzer, expr: PrimExpr) -> dict[str, PrimExpr]:
     return {"simplify": analyzer.simplify(expr), "rewrite": analyzer.rewrite_simplify(expr)}
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("part", range(PARTS))
 @sizes("count", 400, 20_000)
 def test_no_wrong_result(part: int, count: int) -> None:

@@ -96,7 +96,7 @@ def random_program(seed: int) -> Function:
     return Function([x], relay.Tuple(known[-6:]))
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_programs_give_the_same_bits(seed: int) -> None:
     exe = agree(random_program(seed), RNG.standard_normal((5, 48)).astype("float32"))
@@ -106,7 +106,7 @@ def test_random_programs_give_the_same_bits(seed: int) -> None:
         same(exe(x), expected)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("count, depth, width", [(2, 4, 64), (3, 30, 32), (1, 80, 16), (90, 1, 16)])
 def test_towers_give_the_same_bits(count: int, depth: int, width: int) -> None:
     agree(towers(count, depth, width), RNG.standard_normal((3, width)).astype("float32"))

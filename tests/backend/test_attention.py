@@ -102,7 +102,7 @@ def test_fixed_sizes(sizes: str, bias: str, options: dict[str, Any]) -> None:
     check(compiled(dims, bias, "", options), dims, bias, options)
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("bias", "options"),
     [

@@ -53,6 +53,7 @@ def jobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     yield request.param
 
 
+@pytest.mark.slow
 def test_kernels_compile_and_run(jobs: str) -> None:
     scales = [1.0, 2.0, 3.0, 4.0, 5.0]
     made = build_kernels([primitive(s) for s in scales], TARGET, cache=KernelCache(None))
@@ -102,6 +103,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert build_kernels([primitive(1.0)], TARGET, cache=cache).link(TARGET)
 
 
+@pytest.mark.slow
 def test_progress_counts_what_is_compiled(jobs: str) -> None:
     seen: list[tuple[int, int]] = []
     functions = [primitive(s) for s in (1.0, 2.0, 3.0, 4.0, 5.0)]
@@ -109,6 +111,7 @@ def test_progress_counts_what_is_compiled(jobs: str) -> None:
     assert seen == [(i, 5) for i in range(1, 6)]
 
 
+@pytest.mark.slow
 def test_progress_may_compile_other_kernels(jobs: str) -> None:
     """Of a thread that shows progress in a way that is a program itself, say."""
     seen: list[int] = []

@@ -95,6 +95,7 @@ def test_where_there_are_no_processes_this_one_compiles(
     assert f"kernels are compiled in this process: {reason}" in caplog.messages
 
 
+@pytest.mark.slow
 def test_no_process_is_forked_while_another_thread_is_inside_llvm() -> None:
     """Its lock would be closed in the child, for ever."""
     inside, go_on = threading.Event(), threading.Event()
@@ -127,6 +128,7 @@ def test_no_process_is_forked_while_another_thread_is_inside_llvm() -> None:
         releasing.join()
 
 
+@pytest.mark.slow
 def test_a_child_compiles_though_a_thread_did_when_it_was_forked() -> None:
     with parallel.LOCK:
         done: list[int] = []
@@ -164,6 +166,7 @@ work()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, "background"])
 def test_workers_go_with_the_process_that_waits_and_leave_nothing(
     how: signal.Signals | str, tmp_path: Path

@@ -142,7 +142,7 @@ def check(
         np.testing.assert_allclose(also.numpy(), want, rtol=2e-5, atol=2e-5)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("size", [(5, 1, 4, 16), (1, 1, 3, 5), (4, 9, 7, 37), (3, 2, 5, 300)])
 def test_layers(kind: str, size: tuple[int, int, int, int]) -> None:
@@ -184,7 +184,7 @@ def test_weights_that_are_computed() -> None:
     check("gru", (4, 1, 3, 9), weights_given=True, dynamic=False)
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activations(name: str) -> None:
     check("rnn", (3, 1, 4, 18), activations=(name,), alphas=(0.3,), betas=(0.6,))

@@ -25,6 +25,7 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, BufferStore, For, ForKind, PrimFunc, seq
 from ekiden.tir.transform import lower
+from long_runs import share
 from processor import processors
 
 UNDERFLOW = 0x10
@@ -155,6 +156,7 @@ def check_flushed(run: Callable[..., object], flushed: bool = True) -> None:
     assert is_kept()
 
 
+@share(2)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_models_flush_where_it_is_asked_for(executor: str, text: str) -> None:

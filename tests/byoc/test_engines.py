@@ -24,6 +24,7 @@ from ekiden.relay.expr import Function
 from ekiden.relay.transform.merge_composite import Entry
 from ekiden.runtime.engines import ENGINES
 from ekiden.runtime.errors import CompileError, LoadError, RunError
+from long_runs import share
 
 Array = np.ndarray[Any, Any]
 MLP = """def @main(%x: Tensor[(n, 3), float32], %w: Tensor[(4, 3), float32],
@@ -62,6 +63,7 @@ def check(engine: str, text: str, args: Sequence[Array], count: int = 1) -> IRMo
     return made
 
 
+@share(2)
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_region_of_several_operators_and_results(engine: str, rows: int) -> None:
     made = check(engine, MLP, whole((rows, 3), (4, 3), (4,)))
@@ -93,6 +95,7 @@ def test_a_convolution_with_a_constant(engine: str, dtype: str, count: int) -> N
     np.testing.assert_array_equal(got, expected)
 
 
+@share(2)
 @pytest.mark.parametrize("name", ["tanh", "sigmoid", "exp", "sqrt"])
 def test_operators_of_one_argument(engine: str, name: str) -> None:
     text = f"def @main(%x: Tensor[(2, 3), float32]) {{ {name}(%x) }}"

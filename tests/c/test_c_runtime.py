@@ -69,10 +69,27 @@ def run(program: Path, *arguments: object, timeout: int = TIMEOUT, leaks: bool =
     return result.stdout
 
 
-@pytest.mark.parametrize("test", TESTS)
+OF_ADDRESSES = ("test_vm", "test_alloc", "test_limit", "test_program")
+"""How the names of tests begin that usually run under `address`: of the machine's loop and of what
+keeps memory, which are others under `hard`. All else `hard` watches too, where allocations fail."""
+
+
+def is_usual(build: str, test: str) -> bool:
+    """Whether a build runs a test usually."""
+    return build != "plain" and (build != "address" or test.startswith(OF_ADDRESSES))
+
+
+@pytest.mark.parametrize(
+    ("built", "test"),
+    [
+        pytest.param(name, test, marks=() if is_usual(name, test) else LONG)
+        for name, build in BUILDS.items()
+        for test in TESTS
+        if build.only is None or test in build.only
+    ],
+    indirect=["built"],
+)
 def test_c(built: Path, test: str) -> None:
-    if not (built / test).exists():
-        pytest.skip("this build runs the tests of threads alone")
     print(run(built / test, built / "library.so"), end="")
 
 

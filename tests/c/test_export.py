@@ -16,6 +16,7 @@ import ekiden
 from ekiden import runtime
 from ekiden.driver.library import export_library
 from ekiden.runtime.errors import ExportError, InputError
+from long_runs import LONG
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 120
@@ -244,7 +245,11 @@ def test_the_runtime_installs_without_python(exported: Path, tmp_path: Path) -> 
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", "-O0", "-g1"]
 
 
-@pytest.mark.parametrize("sanitize", [[], ["-fsanitize=address,undefined"]], ids=["plain", "asan"])
+@pytest.mark.parametrize(
+    "sanitize",
+    [pytest.param([], marks=LONG), ["-fsanitize=address,undefined"]],
+    ids=["plain", "asan"],
+)
 def test_the_cpp_face(tmp_path: Path, sanitize: list[str]) -> None:
     compiler = shutil.which("c++")
     if compiler is None:

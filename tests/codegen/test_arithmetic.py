@@ -44,7 +44,7 @@ def operands(dtype: str) -> tuple[np.ndarray, np.ndarray]:
     return x.ravel(), y.ravel()
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("kind", NUMPY, ids=lambda k: k.__name__)
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_binary(kind: type[BinaryExpr], dtype: str) -> None:
@@ -111,6 +111,7 @@ def test_bool_operations(dtype: str, lanes: int) -> None:
     np.testing.assert_array_equal(got, ~x)
 
 
+@share(3)
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "float16", "bfloat16"])
 def test_reduction_of_lanes(kind: str, dtype: str) -> None:

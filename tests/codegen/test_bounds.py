@@ -205,6 +205,7 @@ def test_the_option_is_part_of_the_key_and_of_the_text() -> None:
         build(shifted, "llvm -bounds=all", cache=NO_CACHE)
 
 
+@pytest.mark.slow
 def test_the_command_line_has_it(tmp_path: object) -> None:
     x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [3])
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3])

@@ -68,6 +68,7 @@ def test_an_assertion_shows_values(target: str) -> None:
     assert got.tolist() == [1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_module_becomes_a_module(target: str) -> None:
     funcs = {f"f{i}": scaled(float(i), f"f{i}") for i in range(1, 6)}
@@ -151,6 +152,7 @@ def test_names_of_c_are_free_for_buffers(name: str) -> None:
     np.testing.assert_array_equal(out, np.floor(np.sqrt(given)))
 
 
+@pytest.mark.slow
 def test_names_that_mean_something_in_c() -> None:
     x = te.placeholder((SizeVar("n"), 4), name="NAN")
     y = te.compute(x.shape, lambda i, j: x[i, j] * 2.0, name="INT64_MIN")

@@ -14,7 +14,7 @@ from long_runs import share
 DTYPES = [d for d in dt.SCALAR_BITS if d != "handle" and not dt.is_small(d)]
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("source", DTYPES)
 @pytest.mark.parametrize("target", DTYPES)
 def test_cast_agrees_with_numpy(source: str, target: str) -> None:

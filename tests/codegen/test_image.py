@@ -25,6 +25,7 @@ def fill(name: str, value: float) -> PrimFunc:
     return PrimFunc((out,), Allocate(scratch, loop), {"global_symbol": name})
 
 
+@pytest.mark.slow
 def test_many_objects_make_one_image() -> None:
     names = [f"fill_{i}" for i in range(20)]
     objects = [compile_object([fill(n, float(i))], TARGET) for i, n in enumerate(names)]

@@ -59,7 +59,7 @@ def call(name: str, dtype: str) -> object:
     return lambda *x: call_intrin(name, *x, dtype=x[0].dtype)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("name", ULP)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_accuracy(name: str, dtype: str, lanes: int) -> None:
@@ -78,7 +78,7 @@ def test_accuracy(name: str, dtype: str, lanes: int) -> None:
     assert error[worst] <= (single if dtype == "float32" else double), (x[worst], got[worst])
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("name", ULP)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_edges(name: str, dtype: str, lanes: int) -> None:
@@ -195,7 +195,7 @@ def test_pow_special_cases(lanes: int) -> None:
     assert (np.signbit(got) == np.signbit(want))[~np.isnan(want)].all()
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("name", ["floor", "ceil", "round", "trunc", "abs"])
 @pytest.mark.parametrize(
     "dtype", ["float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64"]
@@ -223,6 +223,7 @@ def _bool(v: PrimExpr) -> str:
     return v.dtype.replace("float32", "bool")
 
 
+@share(2)
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "uint32", "int8"])
 def test_bits(dtype: str, lanes: int) -> None:
     random = np.random.default_rng(3)

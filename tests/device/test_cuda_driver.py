@@ -59,7 +59,7 @@ def ran(paths: Path, name: str, tmp_path: Path, **environment: str) -> None:
     assert found.returncode == 0, found.stderr
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     "name",
     ["attributes", "memory", "streams", "code", "cached", "lost", "suspects", "no context",

@@ -56,7 +56,7 @@ def watched(folder: Path, target: str, *names: str) -> str:
     return said
 
 
-@alike(2)
+@alike(12)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", TARGETS)
 def test_families_are_clean(tmp_path: Path, kind: str, part: int) -> None:

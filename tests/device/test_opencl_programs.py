@@ -19,6 +19,7 @@ from ekiden.tir.expr import Buffer, BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
 from ekiden.topi.rule.thread import schedule_threads
 from ekiden.topi.rule.thread_parts import bound
+from long_runs import alike
 
 RNG = np.random.default_rng(3)
 
@@ -68,6 +69,7 @@ def test_a_program_of_two_kernels_whose_host_is_c(opencl: Device) -> None:
         np.testing.assert_allclose(found.numpy(), np.exp(sign * given).sum(), rtol=1e-5)
 
 
+@alike(3)
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_a_network(opencl: Device, executor: str, tmp_path: Path) -> None:
     module, x = layers(), numbers(2, 3, 9, 7)

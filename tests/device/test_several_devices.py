@@ -23,6 +23,7 @@ from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, InputError, LoadError
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
+from long_runs import share
 
 GPU = os.environ.get("EKIDEN_TEST_CUDA") == "1"
 RNG = np.random.default_rng(7)
@@ -87,6 +88,7 @@ def check(exe: ekiden.Executable, wanted: list[np.ndarray]) -> None:
         np.testing.assert_allclose(exe(X, np.int32(n)).numpy(), right, rtol=1e-4, atol=1e-5)
 
 
+@share(4)
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_every_executor(place: Device, executor: str, wanted: list[np.ndarray]) -> None:
     exe = ekiden.compile(loop(place, cpu(0)), [cpu(0), place], executor=executor)

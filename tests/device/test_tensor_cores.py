@@ -186,7 +186,7 @@ def disassembled(nvrtc: ctypes.CDLL, kernel: DeviceKernel, architecture: str, fo
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@alike(3)
+@alike(6)
 @pytest.mark.parametrize("name", CASES)
 def test_instructions_of_tensor_cores(nvrtc: ctypes.CDLL, tmp_path: Path, name: str) -> None:
     """Nothing is spilled, and the products are instructions of tensor cores."""

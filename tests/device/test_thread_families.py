@@ -161,20 +161,20 @@ SHARED = [(n, s) for n in PRODUCTS for s in (0, 1)]
 OTHERS = [(n, None) for n in CASES if n not in PRODUCTS]
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(("name", "shared"), SHARED + OTHERS)
 def test_families_on_opencl(opencl: Device, name: str, shared: int | None) -> None:
     check(name, Target("opencl"), shared)
 
 
-@alike(3)
+@alike(6)
 @pytest.mark.parametrize("name", CASES)
 def test_families_by_vectors(opencl: Device, name: str) -> None:
     """Of another width than the device prefers."""
     check(name, Target("opencl -device=any -vector-bits=256"), None)
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(("name", "shared"), SHARED + OTHERS)
 def test_families_as_cuda(fibres: Device, name: str, shared: int | None) -> None:
     assert fibres.exist

@@ -38,7 +38,7 @@ def run(build: object, given: list[np.ndarray], shapes: list[tuple[object, ...]]
     return np.asarray(found.numpy())
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 9), (3, 5, 7), (17, 2, 1), (40, 100, 33)])
 def test_matrices(opencl: Device, m: int, n: int, k: int, is_known: bool) -> None:
@@ -51,7 +51,7 @@ def test_matrices(opencl: Device, m: int, n: int, k: int, is_known: bool) -> Non
         np.testing.assert_array_equal(run(op, [a, weight], shapes), right)
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(
     ("m", "n", "k", "asked"),
@@ -81,7 +81,7 @@ def test_elements_of_columns_are_brought_once() -> None:
     assert "panel" not in few
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("dtype", ["int8", "int32", "float64", "float16"])
 def test_types(opencl: Device, dtype: str) -> None:
     a, b = numbers(9, 21).astype(dtype), numbers(33, 21).astype(dtype)

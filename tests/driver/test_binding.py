@@ -80,6 +80,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_kernels_write_where_results_go(executor: str, dtype: str, sources: list[int]) -> None:
@@ -105,6 +106,7 @@ def test_kernels_write_where_results_go(executor: str, dtype: str, sources: list
         assert _address(first) != _address(later[0]) and (later[0] == abs(x)).all()
 
 
+@pytest.mark.slow
 def test_what_is_read_is_not_written_before(sources: list[int]) -> None:
     """A softmax reads its rows more than once."""
     exe = ekiden.compile(
@@ -272,6 +274,7 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         assert str(caught.value) == message
 
 
+@pytest.mark.slow
 def test_whatever_names_a_file_is_a_path(artifact: Path, tmp_path: Path) -> None:
     def at(name: str) -> Named:
         return Named(tmp_path / name)

@@ -56,6 +56,7 @@ def test_compile_writes_an_artifact(
     assert out.read_bytes()[:8] == b"\x89EKIDEN\n"
 
 
+@pytest.mark.slow
 def test_compile_says_what_took_how_long(
     onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +222,7 @@ def test_files_that_are_no_artifacts(
     assert fails(capsys, "run", str(nothing)) == f"load '{nothing}': no such file or directory"
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_compiling_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -308,6 +310,7 @@ def test_a_folder_is_a_model_or_nothing(tmp_path: Path, capsys: pytest.CaptureFi
     assert message == f"import '{tmp_path}': it is a folder, in which there is no model"
 
 
+@pytest.mark.slow
 def test_names_of_files_need_not_be_text(onnx_file: Path, tmp_path: Path) -> None:
     out = os.fsencode(tmp_path / "a") + b"\xff.eki"
     done = subprocess.run(
@@ -319,6 +322,7 @@ def test_names_of_files_need_not_be_text(onnx_file: Path, tmp_path: Path) -> Non
     assert os.path.exists(out) and b"a\\udcff.eki: " in done.stdout
 
 
+@pytest.mark.slow
 def test_an_output_that_takes_nothing_is_an_error(artifact: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -357,6 +361,7 @@ def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str])
     assert f"usage: ekiden {command}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_running_loads_no_compiler(artifact: Path) -> None:
     code = (
         f"import sys, ekiden; ekiden.load({str(artifact)!r})\n"

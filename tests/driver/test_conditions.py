@@ -98,6 +98,7 @@ def test_functions_that_are_called_are_checked_too() -> None:
         exe(np.ones((1, 7), np.float32), weight)
 
 
+@pytest.mark.slow
 def test_a_size_that_is_no_multiple_is_refused() -> None:
     """A dimension that is an expression of a symbol which no other shows."""
     text = "%x: Tensor[(n * 2, 3), float32], %y: Tensor[(m * 3 + n,), float32]"

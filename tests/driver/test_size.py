@@ -85,6 +85,7 @@ def test_small_variants_have_what_each_is_made_of(convolution: Path) -> None:
     np.testing.assert_allclose(small(X).numpy(), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_is_made_of_nothing_and_of_what_is_made() -> None:
     """A chain of constants, each larger than what it is made of, and one that is made of none."""
     x = relay.var("x", shape=(64, 64))

@@ -29,6 +29,7 @@ def wrong(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_model_is_verified() -> None:
     found = ekiden.verify(model(), dims={"n": 3}, inputs=arguments(3))
     assert found and found.first_difference is None and found.against == "onnxruntime"

@@ -93,6 +93,7 @@ def test_content_and_folders_tell_a_row(tmp_path: Path, monkeypatch: pytest.Monk
     assert frontend_of("x.odd") is other
 
 
+@pytest.mark.slow
 def test_options_that_a_row_does_not_honour_are_refused() -> None:
     with pytest.raises(CompileError) as caught:
         ekiden.compile(model(), dynamic_shapes={"x": 3})

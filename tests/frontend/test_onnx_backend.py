@@ -133,13 +133,13 @@ def one_in(count: int, found: list[tuple[str, object]]) -> list[tuple[str, objec
     return kept
 
 
-@sizes("one_of", 10, 1)
+@sizes("one_of", 40, 1)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_node_tests_pass(part: int, one_of: int) -> None:
     check_cases("node", one_in(one_of, node_cases(False))[part::PARTS])
 
 
-@share(8, by=lambda part: None)
+@share(16, by=lambda part: None)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_expanded_node_tests_pass(part: int) -> None:
     check_cases("node", node_cases(True)[part::PARTS])
@@ -168,9 +168,10 @@ def test_node_tests_pass_on_opencl(opencl: None, part: int) -> None:
     check("node", part, OPENCL_PARTS, "OPENCL")
 
 
+@sizes("one_of", 3, 1)
 @pytest.mark.parametrize("kind", ["simple", "pytorch-converted", "pytorch-operator"])
-def test_model_tests_pass(kind: str) -> None:
-    check(kind, 0, 1)
+def test_model_tests_pass(kind: str, one_of: int) -> None:
+    check(kind, 0, one_of)
 
 
 @pytest.mark.parametrize("kind", ["node", "simple", "pytorch-converted", "pytorch-operator"])

@@ -69,7 +69,7 @@ POINT, SCALE = scalar(120, np.uint8), scalar(0.0217)
 RESULT = [scalar(3.1), scalar(100, np.uint8)]
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_qlinear_conv(last: bool, per_channel: bool) -> None:
@@ -176,7 +176,7 @@ def nibbles(packed: Array, points: Array | None, columns: int) -> tuple[Array, A
     return levels, np.stack([both & 15, both >> 4], -1).reshape(rows, -1)[:, :blocks, None]
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(
     ("shape", "rows", "block"), [((1, 40), 130, 16), ((2, 5, 64), 5, 32), ((13, 128), 70, 128)]

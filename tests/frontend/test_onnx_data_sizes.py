@@ -784,7 +784,7 @@ def same(found: object, wanted: list[Array]) -> None:
 
 
 @pytest.mark.slow
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_flow_on(name: str) -> None:
     model, feed = CASES[name]()
@@ -808,7 +808,7 @@ NOTHING: dict[str, Feed] = {
 
 
 @pytest.mark.slow
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", NOTHING)
 def test_sizes_of_nothing(name: str) -> None:
     """No box is left, no element is there: what follows computes on nothing."""
@@ -819,6 +819,7 @@ def test_sizes_of_nothing(name: str) -> None:
     same(ekiden.compile(model)(**feed), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong", "text"),
     [
@@ -837,6 +838,7 @@ def test_a_size_that_cannot_be_names_its_node(name: str, wrong: Feed, text: str)
         ekiden.compile(model)(**{**feed, **wrong})
 
 
+@pytest.mark.slow
 def test_slice_by_scalars() -> None:
     """As PyTorch writes bounds that it has gathered; ONNX Runtime takes vectors alone."""
     feed = {"x": normal(7, 3), "k": ints(1, 5)}

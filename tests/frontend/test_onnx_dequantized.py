@@ -180,7 +180,7 @@ def product(case: Case, data: Array, weight: Array, bias: Array) -> Array:
     return np.asarray(found)
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", CASES)
 def test_products(name: str) -> None:
     case = CASES[name]

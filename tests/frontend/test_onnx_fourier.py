@@ -40,7 +40,7 @@ def close(found: Array, wanted: Array) -> None:
     np.testing.assert_allclose(found, wanted, atol=2e-6 * np.abs(wanted).max())
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(("extent", "length"), [(1, None), (37, 50), (50, 37)])
 def test_dft(extent: int, length: int | None, parts: int) -> None:
@@ -53,7 +53,7 @@ def test_dft(extent: int, length: int | None, parts: int) -> None:
         close(run("DFT", x, weights, onesided=1), pairs(np.fft.rfft(numbers.real, length, axis=1)))
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize(("shape", "onesided"), [((2, 90), 1), ((1, 90, 1), 0), ((2, 90, 2), 0)])
 @pytest.mark.parametrize("is_windowed", [False, True])
 def test_stft(shape: tuple[int, ...], onesided: int, is_windowed: bool) -> None:

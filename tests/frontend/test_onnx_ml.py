@@ -15,7 +15,7 @@ import ekiden
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.onnx.trees import Questions, forest
 from ekiden.runtime.errors import UnsupportedError
-from long_runs import share, sizes
+from long_runs import alike, share, sizes
 from onnx_runtime import run_onnx_runtime
 
 Array = np.ndarray[Any, Any]
@@ -96,6 +96,7 @@ def test_label_encoder(x: Array, keys: dict[str, Any], values: dict[str, Any]) -
     check("LabelEncoder", x, **keys, **values)
 
 
+@alike(3)
 @pytest.mark.parametrize(("op", "x", "attributes"), [
     ("LabelEncoder", WORDS, {"classes_strings": ["a", "b"], "version": 1}),
     ("LabelEncoder", np.array([1, 0, 5]), {"classes_strings": ["a", "b"], "version": 1}),
@@ -148,6 +149,7 @@ def test_counts_of_ngrams(mode: str) -> None:
 # Linear models and support vectors.
 
 
+@alike(3)
 @pytest.mark.parametrize("post", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT"])
 def test_linear(post: str) -> None:
     weights = RNG.normal(size=12).astype(np.float32).tolist()
@@ -174,6 +176,7 @@ def test_probit_is_the_inverse_of_the_normal_distribution() -> None:
 KERNELS = ["LINEAR", "POLY", "RBF", "SIGMOID"]
 
 
+@alike(2)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_support_vector_regressor(kernel: str) -> None:
     vectors, weights = RNG.normal(size=20), RNG.normal(size=5)
@@ -185,7 +188,7 @@ def test_support_vector_regressor(kernel: str) -> None:
           kernel_params=[0.3, 0.5, 3.0])  # fmt: skip
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("proba", [False, True])
@@ -237,7 +240,7 @@ ALL = ["LEQ", "LT", "GTE", "GT", "EQ", "NEQ"]
 HOLED = np.where(X > 1.2, np.nan, np.round(X, 1)).astype(np.float32)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize("modes", [["LEQ"], ALL])
 def test_tree_regressor(how: str, modes: list[str]) -> None:

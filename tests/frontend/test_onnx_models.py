@@ -93,7 +93,7 @@ def feed_for(name: str, case: str) -> Iterator[np.ndarray[Any, Any]]:
         yield made.astype(spec["dtype"])
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_imports_with_symbolic_dimensions(name: str) -> None:
     path = path_of(name)
@@ -122,7 +122,7 @@ def any_select(found: object) -> bool:
     return any(isinstance(e, Select) for e in prim_post_order(*shape))
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("name", "case"), [(n, c) for n, cases in INTERPRETED.items() for c in cases]
 )
@@ -147,7 +147,7 @@ def size_of(module: IRModule) -> int:
     return sum(e.data.nbytes for e in every if isinstance(e, Constant))
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("large", [False, pytest.param(True, marks=LONG)])
 def test_text_of_the_model_reads_back(name: str, large: bool) -> None:

@@ -12,6 +12,7 @@ from test_onnx_operators import CASES, Case, case, scalar
 
 from ekiden.frontend.onnx.converters import control, ml_features, recurrent, sequence, text
 from ekiden.frontend.onnx.registry import TABLE
+from long_runs import alike
 
 X = normal(2, 3, 4)
 SMALL = np.clip(X, -0.9, 0.9)
@@ -234,6 +235,7 @@ def test_boxes_that_stay_are_more_than_a_vector(count: int) -> None:
     check_node("NonMaxSuppression", [boxes, scores, *limits], constants=(2, 3))
 
 
+@alike(2)
 @pytest.mark.parametrize("op_type", ["RandomNormal", "RandomUniform"])
 def test_random_numbers_follow_from_the_seed(op_type: str) -> None:
     def drawn(seed: float) -> Array:

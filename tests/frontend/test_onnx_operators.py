@@ -426,6 +426,7 @@ def test_arithmetic_broadcasts_as_numpy_does(shape: list[int], ones: list[bool],
     check_node("Add", [normal(*shape), normal(*other, seed=1)])
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=30, deadline=None)
 def test_slices_are_those_of_numpy(data: st.DataObject) -> None:

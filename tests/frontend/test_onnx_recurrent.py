@@ -49,7 +49,7 @@ def weights(op_type: str, directions: int, inputs: int, hidden: int) -> dict[str
     return {n: rng.normal(size=s).astype("f") * 0.4 for n, s in shapes.items()}
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("op_type", GATES)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_lengths_and_first_states(op_type: str, direction: str) -> None:
@@ -71,7 +71,7 @@ FUNCTIONS = {
 }
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("op_type", "names"), [(k, names) for k, rows in FUNCTIONS.items() for names in rows]
 )

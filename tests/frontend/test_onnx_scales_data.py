@@ -39,7 +39,7 @@ def node(op_type: str, inputs: str, outputs: str, **attributes: object) -> onnx.
     return helper.make_node(op_type, names, outputs.split(), name=called, **attributes)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("coordinates", MODES)
 def test_resize_by_scales_from_data(mode: str, coordinates: str) -> None:
@@ -51,7 +51,7 @@ def test_resize_by_scales_from_data(mode: str, coordinates: str) -> None:
     compare(graph_model([node("Resize", "x - s", "y", **attributes)], feeds[0], ["y"]), *feeds)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("given", ["data", "constant", "constant, of a dynamic image"])
 def test_corners_are_aligned_by_the_scaled_extents_unrounded(mode: str, given: str) -> None:
@@ -212,7 +212,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], list[Feed], Feed]] = {
 }
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_from_data_flow_on(name: str) -> None:
     nodes, feeds, weights = CASES[name]

@@ -123,6 +123,7 @@ def test_dimensions_that_must_agree_become_one() -> None:
     compare(model, {"a": a, "b": b})
 
 
+@pytest.mark.slow
 def test_a_dimension_that_can_be_one_number_alone_is_that_number() -> None:
     x, w = normal(2, 5), normal(5, 3)
     model = graph_model([node("MatMul", "x w", "y")], {"x": x}, ["y"], {"w": w})
@@ -281,6 +282,7 @@ def test_a_range_by_steps_of_a_dimension(rows: int, columns: int) -> None:
     compare(model, {"x": x})
 
 
+@pytest.mark.slow
 def test_two_pieces_whose_extents_are_data_are_added() -> None:
     """The extents are compared at run time: the sum keeps neither of their names."""
     x = normal(9)

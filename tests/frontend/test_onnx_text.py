@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 import ekiden
 from ekiden.frontend.onnx.regex import RegexError, automaton, byte_sequences
 from ekiden.runtime.errors import InputError, UnsupportedError
+from long_runs import share
 
 Array = np.ndarray[Any, Any]
 WORDS = np.array([["to", "be", "", "or"], ["not", "tö", "😀", "be"]], object)
@@ -118,6 +119,7 @@ def test_shape_and_where() -> None:
     assert found.tolist() == np.where(WORDS == "be", "a long one", WORDS).tolist()
 
 
+@share(2)
 @pytest.mark.parametrize("action", ["NONE", "LOWER", "UPPER"])
 @pytest.mark.parametrize("exact", [0, 1])
 def test_normalizer(action: str, exact: int) -> None:

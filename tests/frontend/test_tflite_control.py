@@ -166,7 +166,7 @@ def test_a_branch_assigns_a_variable() -> None:
             np.testing.assert_allclose(have, each, rtol=1e-6)
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("regular", [False, True])
 @pytest.mark.parametrize("background", [0, 1])
 @pytest.mark.parametrize("boxes", [40, 6])

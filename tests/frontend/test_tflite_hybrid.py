@@ -64,7 +64,7 @@ def test_a_product_is_that_of_its_rows_levels(asymmetric: bool) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("activation", [0, 1, 3])
@@ -77,7 +77,7 @@ def test_fully_connected(rows: int, activation: int, many: bool, asymmetric: boo
     check(graph("FULLY_CONNECTED", ins, (rows, 9), table), floats(rows, 37))
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("batch", [1, 3])

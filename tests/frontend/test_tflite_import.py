@@ -73,7 +73,7 @@ def test_unary_of_positive_numbers(code: str) -> None:
     check(*one(code, [np.abs(floats(3, 4)) + 0.1], Spec((3, 4))))
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("code", ["ADD", "SUB", "MUL", "DIV"])
 @pytest.mark.parametrize("activation", [0, 1, 2, 3])
 def test_arithmetic_with_fused_activations(code: str, activation: int) -> None:
@@ -81,7 +81,7 @@ def test_arithmetic_with_fused_activations(code: str, activation: int) -> None:
     check(*one(code, [floats(2, 3, 4) * 4, floats(3, 1)], Spec((2, 3, 4)), table))
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize(
     "code", ["MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "FLOOR_DIV", "FLOOR_MOD"]
 )
@@ -104,7 +104,7 @@ def test_comparisons(code: str) -> None:
     check(*one(code, [ints(1, 2, 3), ints(2)], Spec((3,), "bool")), exact=True)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("padding", [SAME, VALID])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("dilation", [1, 2])
@@ -167,7 +167,7 @@ def test_batch_matmul(adj_x: bool, adj_y: bool) -> None:
     check(*one("BATCH_MATMUL", [a, b], Spec((2, 3, 4)), table))
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("code", ["MEAN", "SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN"])
 @pytest.mark.parametrize("keep", [False, True])
 def test_reductions(code: str, keep: bool) -> None:

@@ -49,7 +49,7 @@ def check(code: str, ins: list[Spec], out: Spec, table: Table, inputs: list[Arra
     np.testing.assert_array_equal(found, wanted)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("code", ["ADD", "SUB", "MUL"])
 @pytest.mark.parametrize("activation", [0, 1, 2, 3])
@@ -59,7 +59,7 @@ def test_arithmetic(code: str, dtype: str, activation: int) -> None:
     check(code, ins, spec((3, 999), dtype), table, [numbers(dtype, *s.shape) for s in ins])
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("code", ["MAXIMUM", "MINIMUM", "EQUAL", "NOT_EQUAL", "LESS",
                                   "LESS_EQUAL", "GREATER", "GREATER_EQUAL"])  # fmt: skip
@@ -78,7 +78,7 @@ FIXED = {"LOGISTIC": (1 / 256, -128), "TANH": (1 / 128, 0)}
 """What LiteRT demands of the output."""
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("code", UNARY)
 @pytest.mark.parametrize("dtype", BYTES)
 def test_unary_of_every_number(code: str, dtype: str) -> None:
@@ -105,7 +105,7 @@ def test_prelu(dtype: str) -> None:
     check("PRELU", ins, spec((1, 5, 5, 8), dtype), None, [numbers(dtype, 1, 5, 5, 8)])
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("code", ["AVERAGE_POOL_2D", "MAX_POOL_2D"])
 @pytest.mark.parametrize("padding", [0, 1])
@@ -120,7 +120,7 @@ def test_pools(code: str, dtype: str, padding: int) -> None:
     check(code, [source], out, table, [numbers(dtype, 2, 11, 12, 5)])
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("width", [1, 7, 300])
 @pytest.mark.parametrize("beta", [1.0, 0.5])
@@ -130,7 +130,7 @@ def test_softmax(dtype: str, width: int, beta: float) -> None:
     check("SOFTMAX", [spec((50, width), dtype)], out, table, [numbers(dtype, 50, width)])
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("axes", [(1, 2), (3,), (0, -1)])
 @pytest.mark.parametrize("keep", [False, True])
@@ -149,7 +149,7 @@ def test_sum_of_uint8() -> None:
     check("SUM", ins, spec((4, 6), "uint8"), table, [numbers("uint8", 4, 5, 6)])
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("aligned,half", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("size", [(11, 9), (3, 2)])
 def test_resizing(aligned: bool, half: bool, size: tuple[int, int]) -> None:
@@ -174,7 +174,7 @@ KINDS = [("int8", 1), ("int8", 6), ("uint8", 1)]
 """(dtype, number of scales of the weights)"""
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("dtype,scales", KINDS)
 @pytest.mark.parametrize("activation", [0, 3])
 @pytest.mark.parametrize("code", ["CONV_2D", "DEPTHWISE_CONV_2D"])

@@ -47,7 +47,7 @@ def test_distances_of_any_order(p: float) -> None:
     check(Apply(lambda a, b: torch.cdist(a, b, p=p)), x, y)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding", [None, 2])
 def test_embedding_bags(mode: str, padding: int | None) -> None:
@@ -60,7 +60,7 @@ def test_embedding_bags(mode: str, padding: int | None) -> None:
 TARGETS = torch.tensor([[1, 1, 3, 5], [2, 4, 1, 0], [5, 5, 5, 5]])
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("targets", "lengths", "options"),
     [
@@ -157,7 +157,7 @@ def test_distinct_elements() -> None:
     check(Apply(torch.unique), torch.tensor([0.5, -1.0, 0.5]))
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("shape", [(5, 2, 8), (2, 7, 8), (3, 2, 2, 8), (2, 7, 3, 8)])
 def test_layers_on_rows_of_several_axes(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)

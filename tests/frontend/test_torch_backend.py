@@ -153,7 +153,7 @@ OTHERS: Layers = [
 ]
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("layers", "shapes"),
     [
@@ -352,7 +352,7 @@ def test_numbers_whose_chances_are_data_are_named(caplog: pytest.LogCaptureFixtu
     assert "aten.multinomial.default" in caplog.text
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("labels", "lengths", "options"),
     [

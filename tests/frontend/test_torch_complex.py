@@ -80,7 +80,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
 }
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", CASES)
 def test_as_pytorch(name: str) -> None:
     function, shapes = CASES[name]

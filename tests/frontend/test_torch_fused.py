@@ -22,7 +22,7 @@ def masks(kind: str, batch: int, steps: int, heads: int) -> tuple[object, int | 
     }[kind]
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("kind", ["none", "pairs", "keys", "whole"])

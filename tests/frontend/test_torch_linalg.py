@@ -94,7 +94,7 @@ OF_ONE_BATCH = (
 """What torch.export takes for a known batch alone."""
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", UNIQUE)
 def test_results_are_those_of_pytorch(name: str) -> None:
     """One compile for every batch."""
@@ -116,7 +116,7 @@ def test_an_absolute_tolerance_alone_has_no_relative_one_beside_it() -> None:
     np.testing.assert_allclose(found, np.diag([1.0, 1e7]), rtol=1e-3)
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("shape", [(4, 4), (5, 2), (2, 19), (1, 1)])
 def test_singular_vectors(shape: tuple[int, int], full: bool) -> None:

@@ -29,7 +29,7 @@ def coverage() -> ModuleType:
     return module
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

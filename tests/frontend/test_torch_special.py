@@ -113,7 +113,7 @@ def test_medians() -> None:
     np.testing.assert_array_equal(run(torch.median, x[0]).numpy(), x[0].median().numpy())
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_common_divisors_and_multiples(dtype: object) -> None:
     low = 0 if dtype == torch.uint8 else -40

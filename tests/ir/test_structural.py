@@ -108,6 +108,7 @@ def test_containers() -> None:
         structural_digest((object(),))
 
 
+@pytest.mark.slow
 def test_digest_is_the_same_in_another_process() -> None:
     text = "def @main(%x: Tensor[(n, 3), float32], %y: float32) { nn.relu(%x) }"
     program = (

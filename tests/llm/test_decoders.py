@@ -63,6 +63,7 @@ def test_logits_are_those_of_the_reference(name: str) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+@alike(2)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "neox"])
 def test_compiled_logits_are_those_of_the_reference(name: str) -> None:
     checkpoint = tiny(name)

@@ -53,7 +53,7 @@ def test_sixteen_texts_together_are_those_alone(model: llm.Model, sampling: llm.
     assert len({tuple(each) for each in alone}) > 10
 
 
-@alike(3)
+@alike(6)
 @pytest.mark.parametrize(
     ("cache", "most"), [("float16", 0.02), ("bfloat16", 0.2), ("int8", 0.2), ("int4", 1)]
 )

@@ -63,7 +63,7 @@ def check(path: Path, template: str, target: str, folder: Path, **options: objec
                                atol=0 if exact else 1e-6)  # fmt: skip
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("keyword", "int8"), ("person", "float"), ("anomaly", "int8"), ("lstm", "float"),

@@ -76,7 +76,7 @@ LONG: list[tuple[dict[str, Any], float]] = [
 ]
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("recipe", "least"),
     [

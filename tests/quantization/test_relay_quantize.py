@@ -70,7 +70,7 @@ def dtypes(module: IRModule, name: str) -> list[str]:
     return found
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("config", "least"),
     [

@@ -172,6 +172,7 @@ def test_a_loop_waits_for_nothing(turns: int) -> None:
     assert machine.evaluate("odd", np.int32(1001)) == True  # noqa: E712 - an array
 
 
+@pytest.mark.slow
 def test_a_loop_in_a_local_function_and_over_a_list() -> None:
     module = parse(
         LIST

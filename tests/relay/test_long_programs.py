@@ -28,11 +28,12 @@ from ekiden.relay.analysis import find_errors
 from ekiden.relay.transform import FoldConstant, FuseOps, ToANormalForm
 from ekiden.relay.visitor import ExprMutator
 from ekiden.target import Target
-from long_runs import sizes
+from long_runs import alike, sizes
 
 lengths = sizes("length", 4_000, 100_000)
 
 
+@alike(2)
 @pytest.mark.parametrize("make", [add_chain, let_chain])
 @lengths
 def test_long_program(make: Callable[[int], IRModule], length: int) -> None:
@@ -54,6 +55,7 @@ def test_long_program(make: Callable[[int], IRModule], length: int) -> None:
     np.testing.assert_array_equal(result.ravel(), length + 1)
 
 
+@alike(2)
 @pytest.mark.parametrize("make", [add_chain, let_chain])
 @sizes("length", 1_500, 100_000)
 def test_long_program_goes_through_every_pass_to_bytecode(

@@ -223,7 +223,7 @@ def tensors(value: Any) -> Any:
     return value.fields[0].numpy() if value.fields else None
 
 
-@alike(3)
+@alike(6)
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8"])
 def test_dynamic_tensor_arrays(dtype: str) -> None:
     p = Prelude()
@@ -270,7 +270,7 @@ def test_dynamic_tensor_array_in_the_vm() -> None:
     np.testing.assert_equal(data.numpy(), rows[1])
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (relay.Any(), 3)])
 def test_static_tensor_arrays(shape: tuple[Any, ...]) -> None:
     p = Prelude()

@@ -245,6 +245,7 @@ def test_types_nested_without_end_are_refused(text: str) -> None:
         parse_expr(f"fn (%x: {text}")
 
 
+@pytest.mark.slow
 def test_random_cuts_and_words_give_no_other_errors() -> None:
     random = np.random.default_rng(7)
     words = [

@@ -157,6 +157,7 @@ def test_what_has_no_meaning_here_is_named() -> None:
         doc.load(doc("relay.Let", var=900, value=0, body=0))
 
 
+@pytest.mark.slow
 def test_a_long_program_is_read_without_recursion() -> None:
     doc = Document()
     at = doc.var("x")

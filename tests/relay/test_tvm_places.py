@@ -118,6 +118,7 @@ def test_spellings_and_forms_that_tvm_takes() -> None:
     assert "newshape=[]" in str(relay.reshape(relay.const([1.0]), ()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("border", ["inside", "zeros"])
 def test_what_lies_around_the_image_of_a_deformable_convolution(border: str) -> None:
     """TVM takes 0 for places before the image, and interpolates with zeros behind its last pixels;

@@ -262,7 +262,7 @@ def leaves(value: object) -> list[object]:
     return list(value) if isinstance(value, tuple) else [value]
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
 @pytest.mark.parametrize("is_used", [False, True], ids=["result", "used"])
 def test_shapes_that_are_data(case: Case, is_used: bool) -> None:

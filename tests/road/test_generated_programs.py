@@ -20,7 +20,7 @@ from ekiden.runtime import cpu
 from long_runs import LONG
 
 generated = settings(
-    max_examples=30,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     database=None,

@@ -157,7 +157,7 @@ def _model(name: str, case: Case) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_indices_out_of_range_are_refused(name: str, kind: str) -> None:
@@ -258,6 +258,7 @@ def test_an_index_that_is_wrong_at_compile_time_fails_when_it_is_used() -> None:
         exe(np.array(True))
 
 
+@pytest.mark.slow
 def test_indices_longer_than_the_data_are_refused() -> None:
     def gathered(rows: object, shape: tuple[object, ...]) -> relay.Function:
         x = relay.var("x", shape=(rows, 3))

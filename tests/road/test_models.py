@@ -9,7 +9,7 @@ import pytest
 from road_models import Array, cached_model, compiled_entry, compiled_light, light_model, reference
 
 import ekiden
-from long_runs import LONG
+from long_runs import LONG, alike
 
 pytestmark = pytest.mark.early
 
@@ -54,6 +54,7 @@ def test_light_models(name: str) -> None:
     assert_close(outputs(exe, feed), reference(model, feed), 1e-4, 1e-5)
 
 
+@alike(2)
 @pytest.mark.parametrize("name", CACHED)
 def test_cached_models_in_every_case(name: str) -> None:
     entry = cached_model(name)

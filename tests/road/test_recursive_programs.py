@@ -247,7 +247,7 @@ PROGRAMS: dict[str, tuple[str, list[tuple[object, ...]]]] = {
 }
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_gives_what_the_interpreter_gives(name: str) -> None:
     text, runs = PROGRAMS[name]

@@ -263,7 +263,7 @@ def test_a_refused_run_changes_nothing(two: ekiden.Executable) -> None:
     np.testing.assert_array_equal(one(two(x, y)), x + y)
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("name", "dims"),
     [

@@ -49,7 +49,7 @@ def _written(get: Callable, tensor: Callable, x: relay.Expr) -> relay.Expr:
     return array
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     "build, wanted",
     [

@@ -45,6 +45,7 @@ def test_a_c_program_runs_an_artifact(program: Path, artifact: Path) -> None:
     assert done.stdout == "shape 2 3\nfirst 1 1 1 1 1 1\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["eki", "so"])
 def test_a_c_program_runs_native_functions(program: Path, tmp_path: Path, suffix: str) -> None:
     x = relay.var("x", shape=(2, 3))

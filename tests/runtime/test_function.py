@@ -174,6 +174,7 @@ def test_a_callable_dies_with_its_function() -> None:
     assert watch() is None
 
 
+@pytest.mark.slow
 def test_registry(name: str) -> None:
     assert runtime.get_global_func(name, allow_missing=True) is None
     with pytest.raises(ValueError, match="no function is registered as 'test.function'"):

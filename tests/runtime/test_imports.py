@@ -19,6 +19,7 @@ def modules_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_runtime_imports_neither_compiler_nor_formats() -> None:
     loaded = modules_after("import ekiden.runtime")
     assert "ekiden.runtime._core" in loaded
@@ -26,6 +27,7 @@ def test_the_runtime_imports_neither_compiler_nor_formats() -> None:
     assert not {name.partition(".")[0] for name in loaded} & set(OTHERS)
 
 
+@pytest.mark.slow
 def test_the_runtime_adds_little_to_numpy() -> None:
     """What it imports beyond NumPy and ml_dtypes is its own and small parts of the library."""
     base = modules_after("import numpy, ml_dtypes")

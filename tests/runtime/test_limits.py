@@ -178,6 +178,7 @@ def wide() -> ekiden.Executable:
     return ekiden.compile(relay.parse("def @main(%x: Tensor[(n, 64), float32]) { exp(%x) }"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 def test_executables_with_different_numbers_of_threads() -> None:
     first, second = wide(), wide()
@@ -230,6 +231,7 @@ def test_threads_are_asked_for_when_loading(tmp_path: Path) -> None:
     assert ekiden.compile(module, num_threads=2).num_threads == 2
 
 
+@pytest.mark.slow
 def test_runs_of_several_threads_keep_their_numbers() -> None:
     one, three = wide(), wide()
     one.num_threads, three.num_threads = 1, 3

@@ -66,6 +66,7 @@ def test_writes_are_seen_on_both_sides() -> None:
     assert array[1, 2] == 7
 
 
+@pytest.mark.slow
 def test_the_array_lives_as_long_as_the_tensor() -> None:
     array = np.arange(6.0)
     watch = weakref.ref(array)

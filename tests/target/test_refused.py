@@ -99,6 +99,7 @@ def test_a_current_target_is_refused_too() -> None:
         ekiden.compile(module())
 
 
+@pytest.mark.slow
 def test_texts_dictionaries_and_targets_are_the_same() -> None:
     config: Mapping[str, object] = {"kind": "llvm", "cores": 1}
     forms = ["llvm -cores=1", '{"kind": "llvm", "cores": 1}', config, Target("llvm -cores=1")]

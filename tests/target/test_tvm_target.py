@@ -87,6 +87,7 @@ def test_the_current_target() -> None:
     assert Target.current() is None
 
 
+@pytest.mark.slow
 def test_a_compilation_takes_the_current_target() -> None:
     x = relay.var("x", shape=(3,))
     module = IRModule.from_expr(relay.Function([x], relay.add(x, x)))

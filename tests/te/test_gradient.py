@@ -54,7 +54,7 @@ FUNCTIONS: dict[str, Callable[[te.ProducerLoad], object]] = {
 }  # fmt: skip
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_of_elements(name: str) -> None:
     x = placed(4, 3)

@@ -24,6 +24,7 @@ from ekiden.tir import (
 )
 from ekiden.tir.regions import accesses
 from ekiden.tir.visitor import ExprRewriter, StmtMutator, rename, substitute, walk
+from long_runs import alike
 
 DEPTH, NODES = 10_000, 100_000
 A = Buffer("A", (const(16),))
@@ -62,6 +63,7 @@ def long_sum(nodes: int = NODES) -> PrimExpr:
     return total
 
 
+@alike(3)
 @pytest.mark.parametrize("nest", [loops, lets, branches])
 def test_deep_statements(nest: object) -> None:
     func = function(nest(DEPTH))  # type: ignore[operator]

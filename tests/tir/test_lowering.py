@@ -443,6 +443,7 @@ def test_a_pass_can_be_left_out() -> None:
         assert "T.vectorized" in transform.lower(func).script()
 
 
+@pytest.mark.slow
 def test_a_tile_cut_by_the_edge_stays_in_registers() -> None:
     rows = SizeVar("m")
     a, b = te.placeholder((rows, 8), name="a"), te.placeholder((8, 32), name="b")

@@ -14,6 +14,7 @@ from ekiden.script import tir as T
 from ekiden.target import Target
 from ekiden.tir import interpreter
 from ekiden.tir.transform import numbers_as_tensors
+from long_runs import share
 
 
 @T.prim_func
@@ -58,6 +59,7 @@ def test_numbers_are_passed(target: str) -> None:
         np.testing.assert_array_equal(held, expected)
 
 
+@share(2)
 @pytest.mark.parametrize("target", ["llvm", "c"])
 @pytest.mark.parametrize(
     ("dtype", "given", "error"),

@@ -70,7 +70,7 @@ def test_what_is_chosen_follows_from_the_target() -> None:
     assert dots(Target("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1")) == (DOT4,)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(("text", "dot"), WAYS)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 4), (9, 67, 36), (30, 33, 260), (2, 16, 4096)])
 def test_dense(text: str, dot: str, m: int, n: int, k: int) -> None:
@@ -85,7 +85,7 @@ def test_dense(text: str, dot: str, m: int, n: int, k: int) -> None:
     np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(("text", "dot"), WAYS)
 def test_dense_of_any_number_of_rows(text: str, dot: str) -> None:
     data = te.placeholder((SizeVar("m"), 20), "uint8", "data")
@@ -126,7 +126,7 @@ def test_words_that_fit_sixteen_bits(n: int, k: int, spread: float) -> None:
     assert (places.shape[1] > 0) == (spread > 12)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(("text", "dot"), NARROW_WAYS)
 @pytest.mark.parametrize(
     ("m", "n", "k", "spread"), [(1, 70, 36, 12), (9, 70, 36, 50), (None, 33, 260, 33)]
@@ -149,7 +149,7 @@ def test_dense_in_sixteen_bits(
         np.testing.assert_array_equal(got, x.astype("int64") @ w.T.astype("int64"))
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize(("spread", "rows"), [(12, 3), (26, 1), (90, 3)])
 def test_a_layer_whose_weight_is_known(text: str, spread: float, rows: int) -> None:
@@ -173,7 +173,7 @@ def test_what_is_narrowed_follows_from_the_weight_and_the_target() -> None:
         assert not narrowing_pays(0, 192, Target(f"llvm -mcpu={cpu}"))
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(("text", "dot"), WAYS)
 @pytest.mark.parametrize(
     ("image", "channels", "kernel", "stride"),
@@ -220,6 +220,7 @@ def convolved(x: Array, w: Array, stride: int) -> Array:
     return np.einsum("nyxcij,ocij->nyxo", windows[:, ::stride, ::stride], w.astype("int64"))
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 @pytest.mark.parametrize("cpu", ["x86-64", "nehalem", "sandybridge", "haswell", "alderlake"])
 def test_there_is_code_for_every_class(cpu: str) -> None:

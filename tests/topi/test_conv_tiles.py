@@ -115,7 +115,7 @@ CASES = [   # n, h, w, in, out, kernel, strides, padding, dilation, groups
 # fmt: on
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "x".join(map(str, c[:5])))
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 def test_convolution(case: tuple[object, ...], symbolic: bool) -> None:
@@ -152,7 +152,7 @@ def test_empty_lines() -> None:
     assert not found.any()
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("out", [1, 3, 8, 9])
 @pytest.mark.parametrize("per_in", [1, 5, 8])
 def test_few_output_channels_take_narrow_vectors(out: int, per_in: int) -> None:

@@ -118,7 +118,7 @@ CASES = [
 # fmt: on
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_phases(case: tuple[Any, ...], symbolic: bool) -> None:

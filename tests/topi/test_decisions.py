@@ -143,7 +143,7 @@ DENSE = [
 ]
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(("target", "m", "n", "k", "panel"), DENSE)
 def test_no_decision_changes_a_dense_layer(
     target: Target, m: int, n: int, k: int, panel: int
@@ -185,7 +185,7 @@ def test_sums_kept_in_the_result_leave_an_argument_alone() -> None:
     assert "tir.in_place" not in (blocked.attrs or {})
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("target", [TARGET, NARROW], ids=["host", "avx2"])
 @pytest.mark.parametrize(
     ("a", "b", "tb"),
@@ -224,7 +224,7 @@ def convolved(x: np.ndarray, w: np.ndarray, stride: int, pad: int) -> np.ndarray
     return made
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("target", [TARGET, NARROW], ids=["host", "avx2"])
 @pytest.mark.parametrize(
     ("image", "channels", "kernel", "stride", "pad"),
@@ -370,7 +370,7 @@ def some_array(tensor: te.Tensor) -> np.ndarray:
     return random(*shape)
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("number", range(6))
 def test_no_decision_changes_what_another_family_computes(number: int) -> None:
     """Compared with what is chosen, which other tests compare with NumPy."""

@@ -110,7 +110,7 @@ def test_chains_mean_the_same(shape: list[int], steps: list[str], symbolic: bool
     compare([x], [result], [array])
 
 
-@share(3)
+@share(6)
 @pytest.mark.quick
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])

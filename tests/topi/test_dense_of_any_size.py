@@ -235,7 +235,7 @@ def test_tiles_end_inside_an_axis(leading: tuple[int, ...], text: str) -> None:
         check(layer, np.random.default_rng(2))
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("text", processors())
 @pytest.mark.parametrize(
     ("dtype", "ending"),

@@ -19,6 +19,7 @@ from ekiden.topi.nn import paged_attention
 from ekiden.topi.rule import schedule
 from ekiden.topi.rule.page_planes import FORMATS, Format, Plane
 from ekiden.topi.rule.pages import Pages
+from long_runs import alike
 from processor import processors
 
 Array = np.ndarray
@@ -56,6 +57,7 @@ def expected(of: Plane, planes: Array, tokens: Array, positions: Array) -> Array
     return made
 
 
+@alike(2)
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_bytes_at_their_ends(name: str) -> None:
     check_at_ends(name, processors())
@@ -89,6 +91,7 @@ def check_at_ends(name: str, targets: Sequence[str]) -> None:
         assert np.abs(found - wanted).max() <= most, target
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("cpu", "name", "way"),
     [

@@ -16,6 +16,7 @@ from ekiden.topi.nn import recurrent
 from ekiden.topi.rule import FAMILIES, schedule
 from ekiden.topi.rule.model import chains_of, most_rows
 from ekiden.topi.rule.recurrent_space import factor_of, parts_of
+from long_runs import share
 
 TARGET = Target.host()
 LANES = TARGET.lanes("float32")
@@ -35,6 +36,7 @@ def layer(made: Cell, steps: int, batch: int | SizeVar, hidden: int, lanes: int)
 
 
 @pytest.mark.quick
+@share(2)
 @pytest.mark.parametrize("processor", CLASSES)
 @pytest.mark.parametrize("kind", GATES)
 def test_the_sums_of_a_tile_stay_in_registers(processor: str, kind: str) -> None:

@@ -90,7 +90,7 @@ def test_the_trace_prints_and_replays(name: str) -> None:
 N, M = SizeVar("n"), SizeVar("m")
 
 
-@share(2)
+@share(4)
 @pytest.mark.quick
 @pytest.mark.parametrize("leading", [(N, 64), (N, M, 64), (1, M), (N, 2, M), (N, M, 1), (N, 1)])
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_rows_of_any_shape(leading: tuple[int | SizeVar, ...], fixed: Fixed) -> 
     assert made(case).func.attrs["tir.tiled"] == 1  # type: ignore[index]
 
 
-@share(3)
+@share(6)
 @pytest.mark.quick
 @pytest.mark.parametrize("columns", [1, 10, 97])
 @pytest.mark.parametrize("leading", [(), (1,), (N,), (N, 1)])

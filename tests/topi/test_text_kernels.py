@@ -70,7 +70,7 @@ def test_find() -> None:
     assert found.tolist() == [keys.index(w) if w in keys else -1 for w in WORDS]
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("delimiter", ["", ",", "é", ", "])
 @pytest.mark.parametrize("maxsplit", [-1, 0, 1, 3])
 def test_split(delimiter: str, maxsplit: int) -> None:

@@ -55,7 +55,7 @@ def swap(x: np.ndarray, transposed: bool) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if transposed else x
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def run_dense(
     return out, *product(x, w.T)
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [

@@ -7,6 +7,7 @@ from topi_cases import Array, Case, case, check, every_backend, integers, normal
 from ekiden import te, topi
 from ekiden.ir.prim import IntImm, SizeVar, const
 from ekiden.topi.ranks import selects
+from long_runs import alike
 
 DTYPES = ("float32", "float64", "float16", "uint8", "int32", "uint32", "int64", "uint64")
 
@@ -59,6 +60,7 @@ def cases() -> list[Case]:
 CASES = cases()
 
 
+@alike(3)
 @every_backend
 def test_against_python(backend: str) -> None:
     check(CASES, backend)

@@ -81,7 +81,7 @@ def test_what_is_made_of_elements() -> None:
         np.testing.assert_array_equal(run(a, b).numpy(), wanted(a, b))  # type: ignore[union-attr]
 
 
-@share(2)
+@share(4)
 @pytest.mark.quick
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("lanes", [4, 8, 16])
@@ -99,7 +99,7 @@ def test_weaving_in_the_interpreter(lanes: int, count: int) -> None:
         np.testing.assert_array_equal(found, wanted.reshape(-1))
 
 
-@share(2)
+@share(4)
 @pytest.mark.quick
 @pytest.mark.parametrize("dtype", sorted(PLAIN))
 @pytest.mark.parametrize("size", [2, 4, 8, 16])

@@ -114,7 +114,7 @@ def test_few_rows_with_an_epilogue(tb: bool) -> None:
     np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize("cores", [1, 2, 3])
 @pytest.mark.parametrize(("m", "n", "k"), [(9, 300, 35), (50, 260, 16), (8, 192, 3)])
@@ -133,7 +133,7 @@ def test_batches_panel_by_panel(tb: bool) -> None:
         check(kernel, random(2, 11, depth), y, tb)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("cpu", ["host", "x86-64", "x86-64-v3"])
 @pytest.mark.parametrize(
     ("a", "b", "tb"),

@@ -113,7 +113,7 @@ TRANSPOSED = [
 # fmt: on
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("case", PLAIN)
 @pytest.mark.parametrize("kind", ["known", "symbolic"])
 def test_convolution(case: tuple[Ints, Ints, Ints, Ints, Ints, int], kind: str) -> None:
@@ -123,7 +123,7 @@ def test_convolution(case: tuple[Ints, Ints, Ints, Ints, Ints, int], kind: str) 
     run(call, data, weight, x, w, convolve(x, w, strides, padding, dilation, groups))
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("case", TRANSPOSED)
 @pytest.mark.parametrize("kind", ["known", "symbolic"])
 def test_transposed_convolution(

@@ -54,7 +54,7 @@ def test_reference_is_the_convolution(m: int, padding: Pads) -> None:
     np.testing.assert_allclose(found, direct(x, w, padding), rtol=1e-4, atol=1e-4)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_kernel_is_the_convolution(
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=3e-5)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize(
     ("shape", "channels", "padding"),

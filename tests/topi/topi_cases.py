@@ -214,8 +214,8 @@ BACKENDS: dict[str, Callable[[Sequence[Case]], list[Runner]]] = {
 interpreter, the one for this machine by both code generators, those for other processors, and those
 for a device as its driver runs them."""
 SAMPLED = {
-    "threads": 2, "vectors": 3, "c": 4, "x86-64": 5, "aarch64": 5, "riscv64": 7, "armv7": 9,
-    "opencl": 23,
+    "threads": 4, "vectors": 5, "c": 6, "x86-64": 7, "aarch64": 7, "riscv64": 11, "armv7": 13,
+    "opencl": 29,
 }  # fmt: skip
 """What takes long: of so many operators one, and one case of it."""
 ALL = ", all"
@@ -229,7 +229,7 @@ def both(cases: Sequence[Case]) -> list[Case]:
 
 def chosen(cases: Sequence[Case], backend: str) -> list[Case]:
     """The runs of a backend: a sample, or the first case of each operator with numbers and with
-    symbols, a half of the others with one of them by turns."""
+    symbols, a quarter of the others with one of them by turns."""
     if backend.endswith(ALL):
         return both(cases)
     first = {c.name: c for c in reversed(cases)}
@@ -241,7 +241,7 @@ def chosen(cases: Sequence[Case], backend: str) -> list[Case]:
         runs = both([each])
         if each is first[each.name]:
             found += runs
-        elif turn % 4 < 2:
+        elif turn % 8 < 2:
             found.append(runs[turn % len(runs)])
     return found
 

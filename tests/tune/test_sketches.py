@@ -46,7 +46,7 @@ def run(func: PrimFunc) -> np.ndarray:
     return out
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("name", SMALL)
 def test_sketches_compute_what_the_program_does(name: str) -> None:
     func = te.create_prim_func(SMALL[name]())

@@ -9,6 +9,7 @@ import ekiden
 from ekiden import relay
 from ekiden.relay.testing import run_infer_type
 from ekiden.runtime.errors import TypeInferenceError
+from long_runs import share
 
 RNG = np.random.default_rng(0)
 
@@ -25,6 +26,7 @@ def packed(data: np.ndarray, bits: int, pack_axis: int, bit_axis: int, word: str
     return np.stack(planes, bit_axis)
 
 
+@share(2)
 @pytest.mark.parametrize("word", ["uint8", "uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("bits, pack_axis, bit_axis", [(1, 1, 2), (3, 1, 4), (2, -1, 0)])
 def test_bits_are_packed(word: str, bits: int, pack_axis: int, bit_axis: int) -> None:

@@ -10,8 +10,10 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.topi.layout import transform_array
+from long_runs import alike, share
 
 
+@alike(2)
 @pytest.mark.parametrize(
     ("data_layout", "kernel_layout", "out_layout", "groups"),
     [
@@ -66,6 +68,7 @@ IMAGES = {
 }
 
 
+@share(2)
 @pytest.mark.parametrize("layout", ["NCHW4c", "NHWC2c"])
 @pytest.mark.parametrize("name", IMAGES)
 def test_operators_of_images_take_blocked_channels(name: str, layout: str) -> None:

@@ -11,7 +11,7 @@ from ekiden.ir.module import IRModule
 from long_runs import share
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("dtype", ["int32", "int16", "float64", "float32", "float16"])
 @pytest.mark.parametrize(("groups", "made"), [(6, 6), (6, 12), (3, 6), (2, 4)])
 def test_kernels_give_what_is_meant(dtype: str, groups: int, made: int) -> None:

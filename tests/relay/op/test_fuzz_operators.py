@@ -15,6 +15,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OP_ATTRS, OPS
 from ekiden.ir.type import Type
 from ekiden.te import Tensor
+from long_runs import alike
 
 
 def _shown(tally: fuzz_operators.Tally) -> str:
@@ -29,6 +30,7 @@ def test_operators_that_refuse_indices() -> None:
     assert sum(tally.refused.values()) > 30
 
 
+@alike(2)
 @pytest.mark.parametrize("seed", range(2))
 def test_some_operators(seed: int) -> None:
     names = np.random.default_rng(seed).choice(sorted(fuzz_operators.SAMPLES), 8, replace=False)

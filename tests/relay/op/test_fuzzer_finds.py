@@ -24,7 +24,7 @@ from ekiden.runtime.errors import (
     TypeInferenceError,
 )
 from ekiden.runtime.text import encode, sorted_texts
-from long_runs import alike
+from long_runs import alike, share
 
 pytestmark = pytest.mark.quick
 Build = Callable[..., relay.Expr]
@@ -54,10 +54,12 @@ def both_refuse(build: Build, *arrays: Array) -> None:
             run(*arrays)
 
 
+@pytest.mark.slow
 def test_determinants_of_halves() -> None:
     assert both(op.det, np.diag([2, 3]).astype("float16")).tolist() == 6
 
 
+@pytest.mark.slow
 def test_sizes_below_zero() -> None:
     image, line = np.zeros((1, 2, 4, 5), "float32"), np.zeros((0, 16), "float32")
     both_refuse(op.image.resize2d, image, np.array([-8, 26]))
@@ -68,6 +70,8 @@ NUMBERS = np.array([1.5, -1.5, 0.0, -0.0, 1e-40, 7.0, -7.0], "float32")
 DIVISORS = np.array([[np.inf], [-np.inf], [2.0], [-2.0], [1e4]], "float32")
 
 
+@pytest.mark.slow
+@share(3)
 @pytest.mark.parametrize("name", ["floor_mod", "floor_divide", "mod", "trunc_mod", "trunc_divide"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_remainders_by_infinity(name: str, dtype: str) -> None:
@@ -79,6 +83,7 @@ def test_remainders_by_infinity(name: str, dtype: str) -> None:
         np.testing.assert_array_equal(found[0], numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["nearest_neighbor", "linear", "cubic"])
 def test_resizing_spreads_no_further_than_it_looks(method: str) -> None:
     x = np.arange(32, dtype="float32").reshape(1, 1, 4, 8)
@@ -87,6 +92,7 @@ def test_resizing_spreads_no_further_than_it_looks(method: str) -> None:
     assert np.isfinite(found[..., 4:, 8:]).all() and np.isnan(found[0, 0, 0, 0])
 
 
+@pytest.mark.slow
 def test_products_of_bfloat16() -> None:
     x, w = (np.arange(n, dtype="float32").reshape(s) for n, s in ((12, (1, 2, 6)), (12, (2, 2, 3))))
     brief = [a.astype(ml_dtypes.bfloat16) for a in (x, w)]
@@ -104,6 +110,7 @@ def test_the_least_integer_divided() -> None:
     assert found.tolist() == [715827882, -2]
 
 
+@pytest.mark.slow
 def test_trees_whose_nodes_do_not_agree() -> None:
     whole = [np.zeros(2, "int32"), np.zeros(5, "int32"), np.zeros(5, "float32"),
              np.zeros((5, 2), "int32"), np.zeros(5, "int32")]  # fmt: skip
@@ -116,6 +123,7 @@ def test_trees_whose_nodes_do_not_agree() -> None:
             relay.transform.InferType()(module)
 
 
+@pytest.mark.slow
 def test_coordinates_are_as_many_as_said() -> None:
     def build(data: relay.Expr, at: relay.Expr) -> relay.Expr:
         return op.gather_nd(data, at, index_rank=3)
@@ -150,6 +158,7 @@ def test_what_is_squeezed_is_said_where_dimensions_are_symbols() -> None:
         relay.transform.InferType()(relay.IRModule.from_expr(relay.Function([x], op.squeeze(x))))
 
 
+@pytest.mark.slow
 def test_no_positions_among_more_than_there_can_be() -> None:
     none, shape = np.zeros(0, "int32"), np.full(33, 4, "int32")
     assert both(op.unravel_index, none, shape).shape == (33, 0)
@@ -168,6 +177,7 @@ def test_nothing_is_taken_from_an_axis_without_elements(mode: str) -> None:
             run(np.zeros((0, 3), "float32"), np.asarray(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_turns_of_large_angles(dtype: str) -> None:
     angles = np.array([1e30, -1e30, 2.0**31, 1e22, 1e300, 1.7e308, 2.0**27 + 0.5, 3e9], "float64")
@@ -180,6 +190,7 @@ def test_turns_of_large_angles(dtype: str) -> None:
         np.testing.assert_allclose(found, wanted, atol=2 * np.finfo(dtype).eps)
 
 
+@pytest.mark.slow
 def test_broadcasting_does_not_make_axes_shorter() -> None:
     n, like = SizeVar("n"), np.zeros((3, 7, 1), "float32")
     with pytest.raises(TypeInferenceError, match="does not broadcast"):
@@ -194,6 +205,7 @@ def test_broadcasting_does_not_make_axes_shorter() -> None:
             run(np.zeros((7, 8), "float32"), like)
 
 
+@pytest.mark.slow
 def test_reductions_of_nothing() -> None:
     n, none = SizeVar("n"), np.zeros((2, 0), "float32")
     x = relay.var("x", shape=(2, n))
@@ -215,6 +227,7 @@ def test_what_is_left_beside_a_dimension_of_nothing() -> None:
         ekiden.compile(module)(*both_refuse_to_reshape)
 
 
+@pytest.mark.slow
 def test_an_axis_is_squeezed_once() -> None:
     x, axes = np.zeros((1, 3, 0), "float32"), np.array([0, 0])
     with pytest.raises(InputError, match="axis 0 is dropped twice"):
@@ -234,6 +247,7 @@ def test_texts_of_no_width_are_found_among_keys() -> None:
     assert found.tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_range_has_the_type_of_its_start() -> None:
     ends = [relay.var(n, shape=(), dtype="int64") for n in "abc"]
     call = relay.Call(relay.op.get("dyn.arange"), tuple(ends), DynamicAttrs())
@@ -254,6 +268,7 @@ def test_counts_below_zero_are_refused() -> None:
             relay.transform.InferType()(module_of(build, *arrays))
 
 
+@pytest.mark.slow
 def test_scales_tell_an_extent_that_is_a_symbol() -> None:
     x = relay.var("x", shape=(2, SizeVar("n")))
     scales = relay.const(np.ones(3, "float32")), relay.const(np.zeros(3, "int32"))
@@ -278,12 +293,14 @@ def test_lengths_are_as_many_as_batches() -> None:
         relay.transform.InferType()(module)
 
 
+@pytest.mark.slow
 def test_a_transposed_convolution_of_lines_without_elements() -> None:
     x, w = np.zeros((2, 3, 5, 0), "float32"), np.ones((3, 2, 3, 3), "float32")
     found = both(lambda x, w: op.nn.conv2d_transpose(x, w, (2, 3), output_padding=(0, 2)), x, w)
     assert found.shape == (2, 2, 11, 2) and not found.any()
 
 
+@pytest.mark.slow
 def test_positions_in_a_space_of_more_elements_than_there_can_be() -> None:
     at, shape = np.array([54, 7], "int32"), np.full(33, 5, "int32")
     assert both(op.unravel_index, at, shape)[-3:].tolist() == [[2, 0], [0, 1], [4, 2]]
@@ -297,6 +314,7 @@ def test_parts_lie_in_what_they_are_parts_of() -> None:
             relay.transform.InferType()(module_of(lambda x, b=build, d=dims: b(x, d), x))
 
 
+@pytest.mark.slow
 def test_scales_of_simulated_quantisation_are_as_many_as_their_axis_has() -> None:
     scales = relay.const(np.ones(3, "float32")), relay.const(np.zeros(3, "int32"))
     for build in (qnn.simulated_quantize, qnn.simulated_dequantize):
@@ -357,7 +375,7 @@ def test_padding_is_not_below_zero(name: str) -> None:
 
 
 @pytest.mark.slow
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("out", ["int32", "int8", "float64"])
 def test_products_of_brief_floats_in_another_dtype(dtype: str, out: str) -> None:
@@ -407,6 +425,7 @@ def test_indices_far_away_wrap(axis: int | None) -> None:
     np.testing.assert_array_equal(found, np.take(data, [int(i) % extent for i in far], axis))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["linear", "cubic"])
 def test_a_pixel_so_far_away_that_it_has_no_neighbour(method: str) -> None:
     data = np.arange(1, 5, dtype="float32").reshape(1, 1, 1, 4)
@@ -453,6 +472,7 @@ def test_scales_that_are_no_numbers_or_tiny(scale: float, rows: list[int]) -> No
         assert found[0, 0].tolist() == x[0, 0, rows].tolist()
 
 
+@pytest.mark.slow
 def test_a_slice_by_sizes_has_no_strides() -> None:
     given = [np.arange(8, dtype="float32").reshape(4, 2), *(np.array([n]) for n in (1, 2, 0))]
     module = module_of(lambda x, *cut: op.strided_slice(x, *cut, slice_mode="size"), *given)
@@ -461,6 +481,7 @@ def test_a_slice_by_sizes_has_no_strides() -> None:
         assert found.tolist() == [[2, 3], [4, 5]]
 
 
+@pytest.mark.slow
 def test_images_without_pixels_are_not_resized() -> None:
     n, size = SizeVar("n"), np.array([4, 3])
     params = [relay.var("x", shape=(1, 2, n, 5)), relay.var("size", shape=(2,), dtype="int64")]
@@ -474,6 +495,7 @@ def test_images_without_pixels_are_not_resized() -> None:
         relay.transform.InferType()(none)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
 def test_borders_show_what_there_is(mode: str) -> None:
     n, m = SizeVar("n"), SizeVar("m")
@@ -501,6 +523,7 @@ def test_variance_along_an_axis_that_is_named_twice() -> None:
     np.testing.assert_allclose(found, x.var(1, keepdims=True))
 
 
+@share(3)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("exponent", [-1.0, -0.5, 0.5, 2.0, 3.0])
 def test_powers_of_what_has_no_end(dtype: str, exponent: float) -> None:
@@ -526,6 +549,7 @@ def test_masks_are_as_long_as_batches() -> None:
         exe(x, np.zeros(2, "int32"))
 
 
+@pytest.mark.slow
 def test_scales_tell_the_extent_of_what_they_dequantize() -> None:
     n = SizeVar("n")
     x = relay.var("x", shape=(2, n), dtype="int8")
@@ -538,12 +562,14 @@ def test_scales_tell_the_extent_of_what_they_dequantize() -> None:
             exe(np.ones((2, extent), "int8"))
 
 
+@pytest.mark.slow
 def test_what_is_left_of_nothing() -> None:
     """A -1 is what remains of the factors, which a 0 among them does not hide."""
     for shape, wanted in (((0, 4), (0, 1)), ((0, 4, 3), (0, 3))):
         assert both(lambda x: op.reshape(x, (-3, -1)), np.zeros(shape, "float32")).shape == wanted
 
 
+@pytest.mark.slow
 def test_normalisation_of_brief_floats_is_in_float32() -> None:
     x = np.linspace(-3, 3, 2 * 8 * 3).reshape(2, 8, 3).astype(ml_dtypes.bfloat16)
     module = module_of(lambda x: op.nn.lrn(x, 5, 1, 2.0, -1.0, 0.75), x)
@@ -560,6 +586,7 @@ def test_the_mean_of_truths_is_that_of_their_numbers() -> None:
     assert both(lambda x: op.mean(x, 1), x).tolist() == [True, False]
 
 
+@pytest.mark.slow
 def test_windows_slide_over_what_holds_them() -> None:
     n, attrs = SizeVar("n"), (1, (2, 3), (1, 2))
     with pytest.raises(TypeInferenceError, match="at least 3 elements along axis 2"):
@@ -576,6 +603,7 @@ def test_windows_slide_over_what_holds_them() -> None:
         run(np.zeros((3, 17, 2), "float32"))
 
 
+@pytest.mark.slow
 def test_what_is_split_divides_though_there_is_nothing() -> None:
     n, m = SizeVar("n"), SizeVar("m")
     x = relay.var("x", shape=(n, m))
@@ -595,6 +623,7 @@ def test_images_that_are_matched_have_one_shape() -> None:
         relay.transform.InferType()(module)
 
 
+@pytest.mark.slow
 def test_of_rows_that_are_none_no_more_is_taken_than_they_have() -> None:
     module = module_of(op.topk, np.zeros((0, 4), "float32"), np.array(15))
     for kind in ("debug", "vm"):
@@ -647,12 +676,14 @@ def test_arguments_whose_extents_do_not_agree() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_convolution_of_volumes_without_slices() -> None:
     x, w = np.zeros((1, 4, 0, 4, 6), "float32"), np.ones((6, 2, 2, 3, 3), "float32")
     found = both(lambda x, w: op.nn.conv3d(x, w, padding=(1, 0, 1, 1, 0, 1), groups=2), x, w)
     assert found.shape[2] == 1 and not found.any()
 
 
+@pytest.mark.slow
 def test_a_softmax_of_no_integers() -> None:
     steps = relay.const(np.float32(0.1)), relay.const(np.int32(0))
     found = both(lambda x: qnn.softmax(x, *steps, *steps), np.zeros((3, 0), "int8"))
@@ -687,6 +718,7 @@ def test_groups_divide_the_channels_of_a_transposed_convolution() -> None:
         relay.transform.InferType()(module)
 
 
+@pytest.mark.slow
 def test_an_axis_of_a_symbol_divides_into_equal_parts() -> None:
     """Seven rows in two parts lost the last one in silence."""
     n = SizeVar("n")
@@ -699,6 +731,7 @@ def test_an_axis_of_a_symbol_divides_into_equal_parts() -> None:
         exe(np.zeros((7, 3), "float32"))
 
 
+@pytest.mark.slow
 def test_positions_of_a_split_lie_within_the_axis() -> None:
     with pytest.raises(TypeInferenceError, match="4 is behind 2"):
         module = module_of(lambda x: op.split(x, (1, 1, 4), -1), np.zeros((3, 2), "float32"))
@@ -723,7 +756,7 @@ def test_multipliers_of_an_axis_are_as_many_as_it_has() -> None:
 
 
 @pytest.mark.slow
-@alike(3)
+@alike(6)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_channels_of_symbols_are_multiples_of_groups(rank: int, is_transposed: bool) -> None:
@@ -754,6 +787,7 @@ def test_new_axes_are_not_less_than_none() -> None:
         relay.transform.InferType()(ekiden.IRModule.from_expr(relay.Function([x, axis], call)))
 
 
+@pytest.mark.slow
 def test_vectors_end_with_the_lines_that_they_are_read_from() -> None:
     """A window for each pixel, few channels: lines are read in whole vectors."""
     given = [np.ones((1, 1, 3, 3), "float32"), np.zeros((1, 1, 6, 6), "float32")]
@@ -762,6 +796,7 @@ def test_vectors_end_with_the_lines_that_they_are_read_from() -> None:
     assert (found == 0.25).all()
 
 
+@pytest.mark.slow
 def test_a_zero_copies_a_dimension_that_there_is() -> None:
     given = [np.zeros((5, 0), "float32"), np.array([1, 1, 0])]
     module = module_of(op.reshape, *given)
@@ -790,6 +825,7 @@ def test_updates_that_are_a_constant_of_the_kernel() -> None:
     assert found.tolist() == [0, 1, -7, 3]
 
 
+@pytest.mark.slow
 def test_attention_over_no_keys() -> None:
     query, none = np.ones((1, 1, 3, 4), "float32"), np.ones((1, 1, 0, 4), "float32")
     zeros = both(lambda *x: op.nn.attention(*x, nan_as_zero=True), query, none, none)
@@ -797,6 +833,7 @@ def test_attention_over_no_keys() -> None:
     assert np.isnan(both(op.nn.attention, query, none, none)).all()
 
 
+@pytest.mark.slow
 def test_transposed_convolutions_say_which_sizes_they_need() -> None:
     x, w = (
         relay.var("x", shape=(1, 2, SizeVar("n"), 4)),

@@ -56,10 +56,13 @@ def test_call_reads_back_from_text_and_json(case: Case) -> None:
 
 
 def test_kernels_are_the_reference() -> None:
-    """In one build; of an operator one case with symbols for dimensions, one with numbers."""
+    """In one build; of an operator one case with symbols for dimensions, or where it has none with
+    numbers, as has one operator in four.
+    """
     fixed = {c.name: c for c in reversed(CASES)}
     free = {c.name: c for c in SYMBOLIC}
-    runs = [*((c, {}) for c in fixed.values()), *((c, symbols_of(c)) for c in free.values())]
+    numbers = [c for n, c in enumerate(fixed.values()) if c.name not in free or n % 4 == 0]
+    runs = [*((c, {}) for c in numbers), *((c, symbols_of(c)) for c in free.values())]
     funcs = []
     for n, (each, symbols) in enumerate(runs):
         inputs, outputs = lowered(each, symbols)

@@ -38,14 +38,18 @@ def check_kernel(case: Case, symbols: dict[int, SizeVar]) -> None:
         check(found, expected, max(case.tolerance, 1e-5) if expected.dtype.kind == "f" else 0)
 
 
-@share(5, by=lambda case: case.name)
+FREE = {c.name for c in SYMBOLIC}
+
+
+@share(12, by=lambda case: None if case.name in FREE else case.name)
 @pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES])
 def test_kernel_is_the_reference(case: Case) -> None:
-    """Every dimension a number."""
+    """Every dimension a number; usually of the operators that no case with symbols is of, and a
+    share of the others."""
     check_kernel(case, {})
 
 
-@share(4, by=lambda case: case.name)
+@share(8, by=lambda case: case.name)
 @pytest.mark.parametrize("case", SYMBOLIC, ids=[c.label for c in SYMBOLIC])
 def test_kernel_on_symbols_is_the_reference(case: Case) -> None:
     """Every dimension above 1 a symbol, which the kernel reads from its arguments."""

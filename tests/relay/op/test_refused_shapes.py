@@ -120,6 +120,7 @@ def test_output_channels_are_a_multiple_of_groups() -> None:
     assert str(error.value).startswith(message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["debug", "vm"])
 def test_convolutions_of_no_channels(kind: str) -> None:
     x = relay.var("x", shape=(5, 0, 5))

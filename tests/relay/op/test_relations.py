@@ -53,6 +53,7 @@ def broadcast_pair(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return sides[0], sides[1]
 
 
+@pytest.mark.slow
 @given(broadcast_pair())
 def test_broadcast_is_numpys(pair: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     """Numbers alone."""
@@ -60,6 +61,7 @@ def test_broadcast_is_numpys(pair: tuple[tuple[int, ...], tuple[int, ...]]) -> N
     assert numbers(found, {}) == np.broadcast_shapes(*pair)
 
 
+@pytest.mark.slow
 @given(broadcast_pair())
 def test_broadcast_of_unrelated_symbols_decides_at_run_time(
     pair: tuple[tuple[int, ...], tuple[int, ...]],
@@ -92,6 +94,7 @@ def test_slices_are_pythons(size: int, begin: int, end: int, stride: int) -> Non
             assert evaluate(first, dict(at)) == positions[0]
 
 
+@pytest.mark.slow
 @given(extents, st.integers(1, 4), st.integers(1, 3), st.integers(0, 2), st.integers(0, 2))
 def test_window_extents_count_windows(
     size: int, kernel: int, stride: int, before: int, after: int
@@ -119,6 +122,7 @@ def test_several_axes_at_a_place_that_is_data(kind: str, axis: int) -> None:
     assert found.shape == wanted.concrete_shape
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
 def test_reshape_to_an_unknown_dimension(shape: list[int], data: st.DataObject) -> None:
     """One -1 takes what is left, also of symbols."""

@@ -46,7 +46,7 @@ def reference(x: Array, size: tuple[int, int], method: str, mode: str, rounding:
     return np.asarray(found(call.attrs, x))
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(("mode", "method", "size"), list(product(MODES, METHODS, SIZES)))
 def test_resize_is_onnx_runtimes(mode: str, method: str, size: tuple[int, int]) -> None:
     """Up, down, and both, in every mode."""

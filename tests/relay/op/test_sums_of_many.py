@@ -14,6 +14,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
 from ekiden.runtime.errors import InputError
+from long_runs import share
 
 pytestmark = pytest.mark.quick
 HALVES = pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -42,6 +43,7 @@ def test_sums_to_a_smaller_shape_are_made_in_float32(dtype: type) -> None:
     assert both(lambda x: op.collapse_sum_to(x, (1, 2)), many) == [[4096, 4096]]
 
 
+@pytest.mark.slow
 @HALVES
 def test_the_interpreter_sums_in_float32(dtype: type) -> None:
     many = np.ones((3000, 2), dtype)
@@ -60,6 +62,7 @@ def test_running_sums_are_made_in_float32(dtype: type) -> None:
     assert both(lambda x: op.cumprod(x, 0, exclusive=True), eighth)[:2] == [1, 1.125]
 
 
+@share(2)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"])
 @pytest.mark.parametrize("is_symbol", [False, True])
 def test_means_of_integers_do_not_wrap_around(dtype: str, is_symbol: bool) -> None:
@@ -69,6 +72,7 @@ def test_means_of_integers_do_not_wrap_around(dtype: str, is_symbol: bool) -> No
     assert both(lambda x: op.mean(x, 0), np.full((count, 1), most, dtype), shape=shape) == [most]
 
 
+@pytest.mark.slow
 def test_products_that_are_shifted_out_are_nothing() -> None:
     numbers = np.array([5, -7, 2**31 - 1, -(2**31)], "int32")
     for shift in (-32, -33, -40, -100):
@@ -76,6 +80,7 @@ def test_products_that_are_shifted_out_are_nothing() -> None:
         assert both(build, numbers) == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "float32"])
 def test_a_mean_of_padding_alone_is_0(dtype: str) -> None:
     def apart(x: relay.Expr) -> relay.Expr:
@@ -110,6 +115,7 @@ def test_products_of_many_terms_are_added_in_float32() -> None:
     assert both(deform, image, moved, weight) == [[[[4096]]]]
 
 
+@pytest.mark.slow
 def test_sums_over_symbols_broadcast_or_are_refused() -> None:
     """No other place is read than an operand's own."""
     n, m = SizeVar("n", "int64"), SizeVar("m", "int64")

@@ -88,7 +88,7 @@ def test_dequantize_to_float16_saturates() -> None:
     assert found.tolist() == [-65504.0, -1.0, 0.0, 65504.0]
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("compute", ["int64", "float32", "float64"])
 @pytest.mark.parametrize("rounding", ["UPWARD", "TONEAREST"])
 def test_requantize_of_halves(rounding: str, compute: str) -> None:
@@ -112,7 +112,7 @@ def test_requantize_just_above_a_half() -> None:
     assert run(build, data).tolist() == [-1]
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("compute", ["int64", "float32", "float64"])
 @pytest.mark.parametrize("rounding", ["UPWARD", "TONEAREST"])
 @pytest.mark.parametrize("dtypes", [("int32", "int8"), ("uint8", "int8"), ("int8", "int32")])
@@ -150,7 +150,7 @@ def test_the_scales_of_floating_requantization_may_be_data() -> None:
         ekiden.compile(fixed)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("name", ["add", "subtract", "mul"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_two_sides(name: str, dtype: str) -> None:
@@ -175,7 +175,7 @@ BITS = {"exp", "rsqrt", "log", "erf", "tanh", "sigmoid", "hardswish"}
 """Those whose float functions may differ in the last bit, so that a result may be 1 step off."""
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_one_side(name: str, dtype: str) -> None:
@@ -217,7 +217,7 @@ def test_softmax() -> None:
     run(lambda x: qnn.softmax(x, *its, axis=0), data)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("data", ["int8", "uint8", "int16", "uint16"])
 @pytest.mark.parametrize("weight", ["int8", "uint8"])
 def test_dense(data: str, weight: str) -> None:
@@ -240,7 +240,7 @@ def test_dense(data: str, weight: str) -> None:
     )
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("layouts", [("NCHW", "OIHW"), ("NHWC", "HWIO"), ("NHWC", "OIHW")])
 @pytest.mark.parametrize("dtypes", [("uint8", "int8"), ("int8", "int8"), ("int16", "int8")])
 def test_conv2d(layouts: tuple[str, str], dtypes: tuple[str, str]) -> None:
@@ -329,7 +329,7 @@ def test_simulated(dtype: str) -> None:
         np.testing.assert_array_equal(levels, true.astype(np.float32))
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("opt_level", [0, 1, 2, 3])
 def test_a_network_at_every_level(opt_level: int) -> None:
     kernel = relay.const(integers("int8", 8, 3, 3, 3))

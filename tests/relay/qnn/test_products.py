@@ -45,7 +45,7 @@ def scalar(value: int, dtype: str) -> relay.Expr:
     return relay.const(np.array(value, dtype))
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize(
     ("data_dtype", "weight_dtype", "m", "n", "k"),
     [
@@ -149,7 +149,7 @@ def test_dynamic_quantize(values: list[float]) -> None:
     assert np.abs(restored - data).max() <= scale
 
 
-@alike(3)
+@alike(6)
 @pytest.mark.parametrize(
     ("steps", "batch", "inputs", "hidden"), [(1, 1, 4, 4), (5, 1, 30, 40), (4, 3, 10, 18)]
 )

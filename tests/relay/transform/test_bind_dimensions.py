@@ -96,6 +96,7 @@ def test_names_in_the_middle_stay_there() -> None:
     assert "vm.match_shape(%y, shape=[y_0])" in text
 
 
+@pytest.mark.slow
 def test_names_are_given_once() -> None:
     """Errors at run time show them: two dimensions must not have one name."""
     text = """def @main(%v: Tensor[(5,), float32]) {

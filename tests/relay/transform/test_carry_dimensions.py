@@ -72,6 +72,7 @@ def test_ranges_and_paddings_by_dimensions_of_other_tensors(p: int, n: int) -> N
     np.testing.assert_array_equal(found[1].numpy(), np.pad(x, ((p, n), (0, 0))))
 
 
+@pytest.mark.slow
 def test_a_dimension_that_is_data_is_carried_by_a_tensor_of_no_elements() -> None:
     text = """def @main(%x: Tensor[(1, n), float32], %s: Tensor[(2,), int64]) {
       add(dyn.broadcast_to(%x, %s), %x) }"""
@@ -80,6 +81,7 @@ def test_a_dimension_that_is_data_is_carried_by_a_tensor_of_no_elements() -> Non
     np.testing.assert_array_equal(run(x, np.array([3, 4])).numpy(), np.repeat(x, 3, axis=0) + x)
 
 
+@pytest.mark.slow
 def test_a_dimension_that_a_fused_kernel_hides_is_carried() -> None:
     text = """def @main(%x: Tensor[(5, 3), float32], %v: Tensor[(5,), float32]) {
       let %p = argwhere(greater(%v, 0f));

@@ -60,7 +60,7 @@ def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -
     assert ("round" in made) == (target is BYTES)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("rows", [0, 1, 4, 7, 33])
 @pytest.mark.parametrize(("units", "depth", "block"), [(1, 8, 8), (64, 64, 32), (77, 50, 16)])
 def test_layers(rows: int, units: int, depth: int, block: int) -> None:

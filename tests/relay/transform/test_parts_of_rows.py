@@ -133,7 +133,7 @@ def assert_writes_its_part(module: IRModule, shape: tuple[int, ...]) -> None:
             np.testing.assert_array_equal(memory, np.full_like(memory, before))
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("symbolic", [False, True], ids=["known", "symbolic"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_kernel_writes_its_part_alone(name: str, symbolic: bool) -> None:

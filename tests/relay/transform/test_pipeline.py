@@ -227,8 +227,9 @@ def _right_or_named(context: PassContext, executor: str, name: str) -> PassError
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.quick
-@share(2)
+@share(4)
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("level", range(5))
 def test_every_opt_level_gives_a_right_program(level: int, name: str) -> None:
@@ -236,7 +237,7 @@ def test_every_opt_level_gives_a_right_program(level: int, name: str) -> None:
 
 
 @pytest.mark.quick
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("disabled", NAMES)
 def test_without_a_pass_a_program_is_right_or_the_error_names_it(disabled: str, name: str) -> None:
@@ -246,6 +247,7 @@ def test_without_a_pass_a_program_is_right_or_the_error_names_it(disabled: str, 
     assert str(error) == message if reason else error is None
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 def test_graphs_need_the_same_passes() -> None:
     assert _right_or_named(PassContext(opt_level=0), "graph", "image") is None

@@ -163,7 +163,7 @@ PRODUCTS: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
 }
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("dtype", SMALL)
 @pytest.mark.parametrize("body", PRODUCTS)
 def test_other_products(body: str, dtype: str) -> None:

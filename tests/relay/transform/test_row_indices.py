@@ -17,7 +17,7 @@ from long_runs import share
 PLACES = np.array([[4, 4, 4], [0, 0, 0], [-1, -1, -1], [4, 4, 4]])
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize(
     "dtype, mode",
     [

@@ -104,7 +104,7 @@ def text_of(name: str) -> str:
     return PROGRAMS[name].replace("X", X)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_every_form_gives_what_the_interpreter_gives(name: str, executor: str) -> None:

@@ -151,7 +151,7 @@ def residual(shape: str, channels: int, size: int) -> IRModule:
     }}""")
 
 
-@alike(2)
+@alike(4)
 @pytest.mark.parametrize("executor", ["vm", "aot"])
 @pytest.mark.parametrize(
     ("shape", "channels"), [("(1, 16, 13, 11)", 16), ("(n, 16, 24, h)", 16), ("(1, 5, 9, 9)", 5)]

@@ -118,7 +118,7 @@ def leaves(value: object) -> list[np.ndarray]:
     return found
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("executor", ["vm", "aot", "async"])
 def test_every_form_gives_what_the_interpreter_gives(name: str, executor: str) -> None:

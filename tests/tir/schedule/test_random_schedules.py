@@ -12,7 +12,7 @@ import ekiden
 from ekiden import tir
 from ekiden.tir.interpreter import run
 from ekiden.tir.transform import lower
-from long_runs import LONG
+from long_runs import LONG, alike
 
 USUAL, WHOLE = 3, 120
 GROUP = 25
@@ -30,6 +30,7 @@ def scheduled(seed: int) -> tuple[TensorProgram, tir.Schedule, dict[str, int]]:
     return program, sch, accepted
 
 
+@alike(2)
 @pytest.mark.parametrize(
     "group", [pytest.param(n, marks=() if n < USUAL else LONG) for n in range(WHOLE)]
 )

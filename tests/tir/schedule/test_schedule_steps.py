@@ -391,6 +391,7 @@ def test_an_element_of_another_step_is_not_there_yet() -> None:
         sch.reverse_compute_at("out", sch.get_loops("b")[0])
 
 
+@pytest.mark.slow
 def test_threads_copy_to_shared_memory_together() -> None:
     sch = Schedule(product(8, 16, 16))
     copies = [sch.cache_read("c", n, "shared") for n in (0, 1)]
