@@ -76,7 +76,7 @@ def test_calls(fibres: Device, monkeypatch: pytest.MonkeyPatch, through: str) ->
     """Each of them, and values of every type, through one word or two."""
     target = TARGET
     if through == "ptx":
-        monkeypatch.setattr(thread_kernel, "ptx", ptx.for_fibres)
+        monkeypatch.setattr(thread_kernel, "device_code", ptx.for_fibres)
         target = "nvptx -arch=sm_80 -model=fibres"
     calls = [(call, "float32") for call, _ in CALLS] + [(CALLS[3][0], d) for d in DTYPES]
     lanes = [lane(np.arange(32)) for _, lane in CALLS] + [CALLS[3][1](np.arange(32))] * len(DTYPES)

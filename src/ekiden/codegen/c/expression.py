@@ -170,6 +170,8 @@ class ExpressionWriter:
             return ()
         if isinstance(e, Intrinsic) and e.op in ("shuffle", "same_memory"):
             return ()
+        if (index := _neighbours(e)) is not None:
+            return (index.base,)
         if isinstance(e, Intrinsic):
             check_compiled(e)
         if isinstance(e, Intrinsic) and e.op in ("call_packed", "call_function"):
@@ -268,8 +270,8 @@ class ExpressionWriter:
         value, target = e.args[0], dt.element(e.dtype)
         if dt.lanes(value.dtype) == dt.lanes(e.dtype):
             return self.helpers.reinterpret(dt.element(value.dtype), target, self.of(value))
-        index = value.indices[0] if isinstance(value, BufferLoad) else None
-        if not isinstance(value, BufferLoad) or not isinstance(index, Ramp):
+        index = _neighbours(e)
+        if not isinstance(value, BufferLoad) or index is None:
             raise InternalError(f"c: lanes can only be taken together from memory: {e!r}")
         step = dt.lanes(value.dtype) // dt.lanes(e.dtype)
         lane = f" + lane * {step}" if dt.lanes(e.dtype) > 1 else ""
@@ -380,6 +382,15 @@ class ExpressionWriter:
         """Remember that a variable is not negative, if its value is not."""
         if isinstance(var, SizeVar) or is_nonnegative(value, self.positive):
             self.positive.add(var)
+
+
+def _neighbours(e: PrimExpr) -> Ramp | None:
+    """The place of neighbours in memory that are taken together as one value, if they are."""
+    if not isinstance(e, Intrinsic) or e.op != "reinterpret":
+        return None
+    value = e.args[0]
+    index = value.indices[0] if isinstance(value, BufferLoad) else None
+    return index if isinstance(index, Ramp) and dt.lanes(value.dtype) != dt.lanes(e.dtype) else None
 
 
 def _is_name(text: str) -> bool:
