@@ -378,3 +378,20 @@ def f(a: T.Buffer((4, 8), "float32"), b: T.Buffer((4, 8), "float32")):
     found = ekiden.runtime.tensor(np.zeros_like(given))
     ekiden.build(func, "llvm")["f"](ekiden.runtime.tensor(given), found)
     np.testing.assert_array_equal(found.numpy(), 2 * given[:, ::-1])
+
+
+@pytest.mark.parametrize("target", ["llvm", "c"])
+def test_neighbours_of_two_buffers_are_one_value_each(target: str) -> None:
+    """Their place, which both have, is that of the first neighbour."""
+    i = Var("i")
+    x, y, out = vector(64, "int8"), vector(64, "int8", "y"), vector(16, "int32", "out")
+    place = ramp(i * 4, 1, 4)
+    one, other = (
+        call_intrin("reinterpret", BufferLoad(b, (place,), "int8x4"), dtype="int32") for b in (x, y)
+    )
+    body = For(i, const(0), const(16), SERIAL, BufferStore(out, one - other, (i,)))
+    rng = np.random.default_rng(0)
+    given = [rng.integers(-128, 128, 64).astype("int8") for _ in range(2)]
+    found = np.zeros(16, "int32")
+    ekiden.build(function((x, y, out), body), target)["test"](*given, found)
+    np.testing.assert_array_equal(found, given[0].view("int32") - given[1].view("int32"))
