@@ -68,28 +68,27 @@ int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out) {
 
 /* Export --------------------------------------------------------------------------------------- */
 
-/* What is handed out, of either form, and how many may still look at it: the consumer, and whoever
-** else holds it. A consumer that fails in its middle may call the deleter and leave the capsule as
-** fresh as it was (PyTorch, for devices that it only knows by name); then it is called again. */
-typedef struct exported {
-  int32_t holders;
+/* What is handed out, of either form. A consumer that fails in its middle may call the deleter and
+** leave the capsule as fresh as it was (PyTorch, for devices that it only knows by name); then it is
+** called again. */
+typedef struct export {
+  ek_exported shared;
   union {
     ek_managed legacy;
     ek_managed_versioned versioned;
   } managed;
-} exported;
+} export;
 
-static exported *exported_of(void *managed) {
-  return (exported *)(void *)((char *)managed - offsetof(exported, managed));
+static_assert(offsetof(export, managed) == sizeof(ek_exported), "holders lie before it");
+
+static void end(ek_exported *self) {
+  ek_free(self);
 }
 
-void ek_dlpack_hold(void *managed) {
-  __atomic_fetch_add(&exported_of(managed)->holders, 1, __ATOMIC_RELAXED);
-}
-
-void ek_dlpack_drop(void *managed) {
-  exported *self = exported_of(managed);
-  if (__atomic_sub_fetch(&self->holders, 1, __ATOMIC_ACQ_REL) == 0) ek_free(self);
+static export *new_export(void) {
+  export *made = ek_alloc_or_error(sizeof *made);
+  if (made != NULL) made->shared = (ek_exported){end, 1};
+  return made;
 }
 
 /* The first call counts. */
@@ -118,18 +117,16 @@ static int export_legacy(ek_tensor *tensor, void **managed) {
     return ek_error("ValueError", "export DLPack tensor: a read-only tensor needs DLPack 1.0 or "
                     "later, the consumer asked for the legacy form");
   }
-  exported *made = ek_alloc_or_error(sizeof *made);
+  export *made = new_export();
   if (made == NULL) return -1;
-  made->holders = 1;
   made->managed.legacy = (ek_managed){tensor->dl, tensor, delete_legacy};
   *managed = &made->managed;
   return 0;
 }
 
 static int export_versioned(ek_tensor *tensor, void **managed) {
-  exported *made = ek_alloc_or_error(sizeof *made);
+  export *made = new_export();
   if (made == NULL) return -1;
-  made->holders = 1;
   made->managed.versioned = (ek_managed_versioned){
       DLPACK_MAJOR, DLPACK_MINOR, tensor, delete_versioned, flags_of(tensor), tensor->dl};
   *managed = &made->managed;

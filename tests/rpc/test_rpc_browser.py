@@ -87,4 +87,4 @@ def test_kernels_are_tuned_on_a_page(
     rows = [json.loads(line) for line in Path("records.json").read_text().splitlines()]
     assert {row["status"] for row in rows} <= {"ok", "unsteady"} and len(rows) >= 4
     assert {row["processor"] for row in rows} == {"remote browser"}
-    assert all(row["untuned"] > 0 for row in rows)
+    assert all(row["untuned"] > 0 for row in rows if row["status"] == "ok")

@@ -724,11 +724,23 @@ EK_API int ek_tensor_from_dlpack(void *managed, int versioned, ek_object **out);
 ** read-only tensor cannot be exported in the legacy form (ValueError). 0 or -1. */
 EK_API int ek_tensor_to_dlpack(ek_object *tensor, int versioned, void **managed);
 
-/* For one who hands out such an export and looks at it later, as a capsule of Python does when it
-** dies: the export stays readable until it is dropped, and its deleter may be called again, to no
-** effect. From any thread. */
-EK_API void ek_dlpack_hold(void *managed);
-EK_API void ek_dlpack_drop(void *managed);
+/* What lies before such an export, in front of its DLPack tensor: how many may still look at it. One
+** who hands it out and looks at it later, as a capsule of Python does when it dies, holds it until
+** then: it stays readable, and its deleter may be called again, to no effect. From any thread. */
+typedef struct ek_exported {
+  void (*end)(struct ek_exported *self);
+  int32_t holders;
+} ek_exported;
+
+static inline void ek_dlpack_hold(void *managed) {
+  ek_exported *self = (ek_exported *)managed - 1;
+  __atomic_fetch_add(&self->holders, 1, __ATOMIC_RELAXED);
+}
+
+static inline void ek_dlpack_drop(void *managed) {
+  ek_exported *self = (ek_exported *)managed - 1;
+  if (__atomic_sub_fetch(&self->holders, 1, __ATOMIC_ACQ_REL) == 0) self->end(self);
+}
 
 /* Copies elements between tensors of one shape and dtype, not overlapping: of any strides on the
 ** CPU, contiguous where another device is involved. 0 or -1. */
