@@ -125,9 +125,9 @@ class VectorWriter(StatementWriter):
                     return (base,)
                 case Broadcast(value=value):
                     return (value,)
-        if isinstance(e, Intrinsic) and e.op == "reinterpret":
-            if self._has_bits(e.args[0].dtype, e.dtype):
-                return e.args
+        match e:
+            case Intrinsic(op="reinterpret", args=(value,)) if self._has_bits(value.dtype, e.dtype):
+                return (value,)
         return super()._operands(e)
 
     def _memoised(self, e: PrimExpr) -> str | None:
