@@ -472,12 +472,7 @@ class TileKernel:
     ) -> tuple[Stmt, list[Buffer]]:
         """The same with two buffers of each factor: while one is read, the next block comes."""
         halves = self.shares(), self.shares("_next")
-        held = [
-            Buffer(
-                f"{s.buffer.name}_held", (const(self.turns(s) * s.near),), s.value.dtype, "local"
-            )
-            for s in halves[0]
-        ]
+        held = [self.held(s) for s in halves[0]]
 
         def each(do: Callable[[Share, Buffer, Side], Stmt], half: int) -> Stmt:
             return seq(*map(do, halves[half], held, self.sides()))
