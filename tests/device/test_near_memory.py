@@ -16,6 +16,7 @@ from test_cuda_text import nvrtc as nvrtc  # the fixture
 
 import ekiden
 from ekiden import relay, runtime
+from ekiden.ir.module import IRModule
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device, Tensor
 from ekiden.runtime.errors import CompileError
@@ -149,3 +150,13 @@ def test_instructions(nvrtc: ctypes.CDLL, tmp_path: Path) -> None:
     text = tensors.disassembled(nvrtc, kernel, "sm_80", tmp_path)
     for access in ("LDG.E.128", "LDS.128", "STS.128", "STG.E.128"):
         assert access in text
+
+
+def test_what_a_target_has_not_is_not_chosen() -> None:
+    """Memory of a block that is too small, and shuffles that LLVM has not for an architecture."""
+    x, w = relay.var("x", shape=(7, 13)), relay.var("w", shape=(5, 13))
+    product = IRModule.from_expr(relay.Function([x, w], relay.nn.dense(x, w)))
+    ekiden.compile(product, "cuda -max_shared_memory_per_block=1024")
+    row = relay.var("row", shape=(1, 50257))
+    softmax = IRModule.from_expr(relay.Function([row], relay.nn.softmax(row)))
+    ekiden.compile(softmax, "nvptx -arch=sm_61")

@@ -158,6 +158,7 @@ _OF_METAL = _OF_THREADS | {"warp_shuffles"}
 _OF_PTX = _OF_OPENCL | _OF_METAL | {*_DOTS}
 _OF_CUDA = _OF_PTX | {"tensor_cores"}
 _NVIDIA = {"tensor_cores": 80, **dict.fromkeys(_DOTS, 61)}
+_NVPTX = {**_NVIDIA, "warp_shuffles": 70}        # LLVM's PTX of older ones knows no shfl.sync
 
 KINDS: dict[str, TargetKind] = {each.name: each for each in (
     #          name  device  keys              generator
@@ -166,7 +167,7 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_CUDA,    True, _CUDA,
                _NVIDIA, 48 << 10, asks_device=True),
     TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_PTX,     True, _CUDA,
-               _NVIDIA, 48 << 10, asks_device=True),
+               _NVPTX, 48 << 10, asks_device=True),
     TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_OPENCL,  True, _OPENCL,
                block_memory=32 << 10, triples=_SPIRV, asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),

@@ -128,7 +128,12 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
         "band": 0, "panel": 0, "tensor": 0, "dot": dot,
     }  # fmt: skip
     kind = thread_words.WordKernel if dot else TileKernel
-    return kind.with_memory(factors, target, found | dict(fixed))
+    made = kind.with_memory(factors, target, found | dict(fixed))
+    if not made.number("shared") or kind.most_bytes(factors, made) <= target.block_memory:
+        return made
+    if not fixed.keys().isdisjoint(("shared", "dot", "buffers", "near")):
+        return made  # which is refused, with what it takes
+    return TileKernel.with_memory(factors, target, found | dict(fixed) | {"shared": 0, "dot": 0})
 
 
 def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
