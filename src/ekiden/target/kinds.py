@@ -52,6 +52,8 @@ class TargetKind:
     own_options: Mapping[str, Option] = field(default_factory=dict, hash=False, repr=False)
     least_arch: Mapping[str, int] = field(default_factory=dict, hash=False, repr=False)
     """Ability -> the number of the first architecture (`-arch=sm_80`) that has it."""
+    oldest: int = 0
+    """The number of the architecture that code is for where none is said; 0 for any."""
     block_memory: int = 1 << 14
     """Bytes that the threads of a block share, of the least device that has threads."""
     triples: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
@@ -165,9 +167,9 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
     TargetKind("llvm",      1, ("cpu",),              True, abilities=None, own_options=_CODE),
     TargetKind("c",         1, ("cpu",),              True, abilities=_OF_C, own_options=_CODE),
     TargetKind("cuda",      2, ("cuda", "gpu"),       True,  _OF_CUDA,    True, _CUDA,
-               _NVIDIA, 48 << 10, asks_device=True),
+               _NVIDIA, block_memory=48 << 10, asks_device=True),
     TargetKind("nvptx",     2, ("cuda", "gpu"),       True,  _OF_PTX,     True, _CUDA,
-               _NVPTX, 48 << 10, asks_device=True),
+               _NVPTX, 75, block_memory=48 << 10, asks_device=True),
     TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_OPENCL,  True, _OPENCL,
                block_memory=32 << 10, triples=_SPIRV, asks_device=True),
     TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),

@@ -157,9 +157,9 @@ class Target:
 
     @property
     def _arch(self) -> int:
-        """The number of a device's architecture; 0 where it is not known."""
+        """The number of the architecture that code of a device is for; 0 where it is not known."""
         found = re.fullmatch(r"sm_(\d+)[af]?", self.arch)
-        return int(found[1]) if found is not None else 0
+        return int(found[1]) if found is not None else self.kind.oldest
 
     def _all_features(self) -> frozenset[str]:
         return _all_features(self.architecture, self.cpu, self.features)

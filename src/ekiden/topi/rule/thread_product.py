@@ -117,7 +117,7 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     columns = _down(most, None if n is None else -(-n // lanes))
     lines = _down(LANES if has_warps else 1, None if m is None else -(-m // rows))
     while lanes * lines > target.max_num_threads:
-        lines //= 2
+        lanes, lines = (lanes, lines // 2) if lines > 1 else (lanes // 2, lines)
     has_dot = has_warps and thread_words.can_multiply(factors, target) and fixed.get("shared", 1)
     dot = int(fixed.get("dot", int(bool(has_dot))))
     needs_shared = dot or fixed.get("buffers", 1) != 1 or fixed.get("near", 1) != 1

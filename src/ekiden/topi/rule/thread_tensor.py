@@ -87,7 +87,9 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines, "depth": depth,
         "shared": 1, "vector": 1, "along": "columns", "tensor": 1, "dot": 0,
     }  # fmt: skip
-    return TensorKernel.with_memory(factors, target, found | dict(fixed))
+    made = TensorKernel.with_memory(factors, target, found | dict(fixed))
+    has_room = TensorKernel.most_bytes(factors, made) <= target.block_memory
+    return made if has_room or "tensor" in fixed else None
 
 
 def _parted(size: int | None, warps: int, squares: int) -> tuple[int, int]:
