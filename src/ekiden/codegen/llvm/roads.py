@@ -32,9 +32,8 @@ class Call:
 class Road:
     """One way of LLVM to the code of devices.
 
-    format: of the code. kind: of the target, as messages say it. triple: LLVM's. oldest: the
-    processor where none is said. layout: of data. convention: what makes a function a kernel.
-    numbers: the type of a thread's. offsets: whether memory comes as a pointer and a distance in
+    format: of the code. kind: of the target, as messages say it. triple: LLVM's. layout: of data.
+    convention: what makes a function a kernel. numbers: the type of a thread's. offsets: whether memory comes as a pointer and a distance in
     bytes. constants: the address space of constants. binary: whether its code is bytes for a
     compiler of the device that optimises, else text that LLVM's passes have gone over. calls: word
     -> what is called. hint: the metadata of the vectors that a kernel computes in. near: whether an
@@ -44,7 +43,6 @@ class Road:
     format: str
     kind: str
     triple: str
-    oldest: str
     layout: str
     convention: str
     numbers: str
@@ -57,7 +55,8 @@ class Road:
 
     def cpu(self, target: Target) -> str:
         """LLVM's name of the processor."""
-        return target.arch or self.oldest
+        oldest = target.kind.oldest
+        return target.arch or (f"sm_{oldest}" if oldest else "")
 
     def triple_of(self, target: Target) -> str:
         """LLVM's triple, the first word of which a target may say, more exactly than the row."""
@@ -104,7 +103,7 @@ ALL_FENCES = 3
 # fmt: off
 ROADS: dict[str, Road] = {each.format: each for each in (
     Road(
-        "ptx", "nvptx", "nvptx64-nvidia-cuda", oldest="sm_75",
+        "ptx", "nvptx", "nvptx64-nvidia-cuda",
         layout="e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64",
         convention="ptx_kernel", numbers="int32", offsets=False, constants=4, binary=False,
         calls={
@@ -116,7 +115,7 @@ ROADS: dict[str, Road] = {each.format: each for each in (
         near=True,
     ),
     Road(
-        "spirv", "opencl", "spirv64v1.0-unknown-unknown", oldest="",
+        "spirv", "opencl", "spirv64v1.0-unknown-unknown",
         layout="e-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024"
                "-n8:16:32:64-G1",
         convention="spir_kernel", numbers="int64", offsets=True, constants=2, binary=True,
@@ -128,6 +127,6 @@ ROADS: dict[str, Road] = {each.format: each for each in (
     ),
 )}
 # fmt: on
-"""By format. Later architectures than `sm_75` run its PTX too."""
+"""By format. Later architectures than the oldest run its PTX too."""
 
 __all__ = ["MEMORY", "ROADS", "SHARED", "Call", "Road"]
