@@ -33,8 +33,9 @@ class Road:
     """One way of LLVM to the code of devices.
 
     format: of the code. kind: of the target, as messages say it. triple: LLVM's. layout: of data.
-    convention: what makes a function a kernel. numbers: the type of a thread's. offsets: whether memory comes as a pointer and a distance in
-    bytes. constants: the address space of constants. binary: whether its code is bytes for a
+    convention: what makes a function a kernel. numbers: the type of a thread's. offsets: whether
+    memory comes as a pointer and a distance in bytes. constants: the address space of constants.
+    binary: whether its code is bytes for a
     compiler of the device that optimises, else text that LLVM's passes have gone over. calls: word
     -> what is called. hint: the metadata of the vectors that a kernel computes in. near: whether an
     access of neighbours is one only where it is aligned to all of them (`near_emitter`).
