@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -77,6 +78,54 @@ def test_files_of_other_kinds_are_told_what_makes_a_model_of_them(
     (tmp_path / name).write_bytes(b"any")
     with pytest.raises(ImportModelError, match=f"import {name!r}: it is .*{advice}"):
         ekiden.compile(tmp_path / name)
+
+
+def text_of_program() -> str:
+    """A program with a constant that does not stand in its text."""
+    x = relay.var("x", shape=(relay.Any(), 100), dtype="float32")
+    added = relay.add(x, relay.const(np.arange(100, dtype="float32")))
+    return ekiden.IRModule.from_expr(relay.Function([x], added)).astext()
+
+
+def test_a_file_of_relays_text_is_a_model(tmp_path: Path) -> None:
+    text = text_of_program()
+    (tmp_path / "m.relay").write_text(text)
+    assert frontend_of(tmp_path / "m.relay") is frontend("text") is frontend_of(text.encode())
+    given = np.ones((3, 100), "float32")
+    for model in (tmp_path / "m.relay", text.encode()):
+        np.testing.assert_array_equal(ekiden.compile(model)(given).numpy(), given + np.arange(100))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"def @main(%x: float32) {\n  nn.relu(%y)\n}", "m.relay:2:11: %y is not bound here"),
+        (
+            b"def @f(%x: float32) { %x }",
+            "import 'm.relay': a function @main is expected, there are: @f",
+        ),
+        (b"", "import 'm.relay': a function @main is expected, there are: none"),
+        (b"# \xff", "import 'm.relay': no text of Relay: byte 2 begins no character of UTF-8"),
+    ],
+)
+def test_what_is_wrong_with_a_text_names_its_file(text: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "m.relay").write_bytes(text)
+    with pytest.raises(CompileError) as caught:
+        ekiden.compile(tmp_path / "m.relay")
+    assert str(caught.value).startswith(said)
+    with pytest.raises(CompileError, match="a Relay program takes no 'shape'; it takes none"):
+        ekiden.compile(tmp_path / "m.relay", shape={"x": (1,)})
+
+
+def test_a_text_that_is_not_there_is_named() -> None:
+    with pytest.raises(ImportModelError, match="import 'nowhere.relay': No such file"):
+        ekiden.compile("nowhere.relay")
+
+
+def test_a_function_for_onnx_says_what_another_file_is(tmp_path: Path) -> None:
+    (tmp_path / "m.relay").write_text(text_of_program())
+    with pytest.raises(ImportModelError, match="expected an ONNX model, got a Relay program"):
+        relay.frontend.from_onnx(tmp_path / "m.relay")
 
 
 def test_content_and_folders_tell_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,14 @@ FRONTENDS = (
         options=frozenset(("example_inputs", "example_kwargs", "dynamic_shapes")),
         relay=("from_jax",),
     ),
+    Frontend(
+        "text",
+        model="a Relay program",
+        takes="Relay's text",
+        packages=(),
+        suffixes=(".relay",),
+        starts=((0, b"#[version = "),),
+    ),
 )
 """The first row is for files and bytes that no other claims."""
 

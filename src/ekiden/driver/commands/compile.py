@@ -34,7 +34,9 @@ from ekiden.target.virtual_device import DeviceLike, Targets, with_bounds
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("model", help="a model: an ONNX file")
+    parser.add_argument(
+        "model", help="a model: a file, or a folder, that a frontend takes (docs/frontends.md)"
+    )
     add_output(parser)
     add_target(parser)
     parser.add_argument(

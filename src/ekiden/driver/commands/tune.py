@@ -35,7 +35,9 @@ Shown: TypeAlias = AbstractContextManager[Progress | None]
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("model", help="a model: an ONNX file")
+    parser.add_argument(
+        "model", help="a model: a file, or a folder, that a frontend takes (docs/frontends.md)"
+    )
     parser.add_argument("-o", "--output", required=True, metavar="FILE",
                         help="records, which are appended to: a second run goes on")  # fmt: skip
     parser.add_argument("--trials", type=count, default=200,

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
+from ekiden.frontend.table import frontend, frontend_of
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
 OLDEST = 1
@@ -44,11 +45,24 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
         raise ImportModelError(
             f"import {label}: cannot read {str(path)!r}: {error.strerror}"
         ) from error
-    model = _checked(_parse(data, label), label)
+    try:
+        model = _checked(_parse(data, label), label)
+    except ImportModelError as error:
+        _told_apart(path, label, error)
+        raise
     files = tuple(sorted({file for _, file in _outside(model)}))
     if files:
         _load_external_data(model, path, label)
     return model, label, files
+
+
+def _told_apart(path: Path, label: str, error: ImportModelError) -> None:
+    """Say what a file is that could not be read as ONNX, where another frontend takes it: functions
+    and commands for ONNX alone are given such files. Raises ImportModelError."""
+    row = frontend_of(path)
+    if row is not None and row is not frontend("onnx"):
+        text = f"import {label}: expected an ONNX model, got {row.model}"
+        raise ImportModelError(text) from error
 
 
 def _read(path: Path) -> bytes | memoryview:

@@ -1,0 +1,1 @@
+"""Relay's own text as a file: what `IRModule.astext()` gives."""

@@ -1,0 +1,40 @@
+"""What the table of frontends asks of Relay's text (see ekiden.frontend.table.Entry)."""
+
+from __future__ import annotations
+
+import os
+from typing import cast
+
+from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.options import ImportOptions
+from ekiden.relay.parser import parse
+from ekiden.runtime.errors import ImportModelError
+
+
+def import_model(model: object, options: ImportOptions) -> ImportedModule:
+    """The module that a file, or bytes, of Relay's text describes; constants that the text has not
+    in place stand in its section of metadata.
+
+    Raises ImportModelError for what is no text or cannot be read, ParseError with line, column and
+    a caret, and TypeInferenceError.
+    """
+    name, data = "text", model
+    if not isinstance(model, bytes):
+        path = cast("str | os.PathLike[str]", model)
+        name = os.path.basename(os.fspath(path))
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            why = error.strerror or error
+            raise ImportModelError(f"import {os.fspath(path)!r}: {why}") from error
+    try:
+        text = cast(bytes, data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start} begins no character of UTF-8"
+        raise ImportModelError(f"import {name!r}: no text of Relay: {where}") from error
+    module = parse(text, name)
+    if "main" not in {each.name_hint for each in module.functions}:
+        have = ", ".join(f"@{each.name_hint}" for each in module.functions) or "none"
+        raise ImportModelError(f"import {name!r}: a function @main is expected, there are: {have}")
+    return ImportedModule(module)
