@@ -27,6 +27,7 @@ from ekiden.tir import transform
 from long_runs import give_time, mark_what_is_not_shared
 from of_run import folder_of_run
 from processor import pretend
+from stand_ins import fibres, stand_ins
 from watch import (
     open_stderr,
     pytest_runtest_logreport,
@@ -36,9 +37,11 @@ from watch import (
 from web_runtime import web_runtime
 
 __all__ = [
+    "fibres",
     "pytest_runtest_logreport",
     "pytest_timeout_cancel_timer",
     "pytest_timeout_set_timer",
+    "stand_ins",
     "web_runtime",
 ]
 

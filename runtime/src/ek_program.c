@@ -84,6 +84,21 @@ static bool is_device_of(const ek_executable *e, const ek_value *value) {
   return found;
 }
 
+static int other_devices(const ek_executable *e, ek_device given) {
+  ek_device_name wanted = ek_device_describe(e->devices[e->n_devices - 1]);
+  ek_device_name got = ek_device_describe(given);
+  return ek_error("InputError", "make graph executor: one of the %d devices of the program, as %s, "
+                  "expected, got %s", e->n_devices, wanted.text, got.text);
+}
+
+/* Whether these are the host alone, and the program has other devices: which it would run on. */
+static bool is_host_alone(const ek_executable *e, const ek_value *args, int32_t nargs) {
+  bool host = nargs != 0, program = true;
+  for (int32_t i = 0; i < nargs; i++) host = host && args[i].v.device.type == EK_CPU;
+  for (int32_t i = 0; i < e->n_devices; i++) program = program && e->devices[i].type == EK_CPU;
+  return host && !program;
+}
+
 /* What TVM's factories give under their name: (device, ...) -> a graph executor. */
 static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_value *ret) {
   const program_function *function = context;
@@ -99,11 +114,9 @@ static int make_graph(void *context, const ek_value *args, int32_t nargs, ek_val
       return ek_error("TypeError", "make graph executor: a device expected, got %s",
                       ek_value_type_name(&args[i]));
     }
-    ek_device_name wanted = ek_device_describe(e->devices[e->n_devices - 1]);
-    ek_device_name got = ek_device_describe(args[i].v.device);
-    return ek_error("InputError", "make graph executor: one of the %d devices of the program, as %s, "
-                    "expected, got %s", e->n_devices, wanted.text, got.text);
+    return other_devices(e, args[i].v.device);
   }
+  if (is_host_alone(e, args, nargs)) return other_devices(e, args[0].v.device);
   if (ek_graph_new(function->of->executable, NULL, &made) != 0) return -1;
   *ret = ek_value_object(made);
   return 0;

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from stand_ins import stand_in
 from wgpu_driver import Driver
 
 from ekiden import runtime
@@ -26,31 +24,6 @@ def opencl() -> Device:
         runtime.get_global_func("ek.device.open")(found)
     except runtime.errors.DeviceError as error:
         pytest.skip(f"needs an OpenCL driver: apt-get install pocl-opencl-icd ({error})")
-    return found
-
-
-@pytest.fixture(scope="session")
-def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with stand-ins for NVIDIA's libraries, libcuda.so.1 and libnvrtc.so."""
-    if shutil.which("cc") is None or shutil.which("c++") is None:
-        pytest.skip("needs a C and a C++ compiler: apt-get install g++")
-    folder = tmp_path_factory.mktemp("cuda")
-    stand_in("cuda", folder / "libcuda.so.1")
-    stand_in("nvrtc", folder / "libnvrtc.so")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def fibres(request: pytest.FixtureRequest) -> Device:
-    """A device of the kind "cuda", by the driver of CUDA over stand-ins for NVIDIA's libraries:
-    kernels run on this processor. With EKIDEN_TEST_CUDA=1 it is the machine's GPU.
-    """
-    found = runtime.device("cuda", 0)
-    if os.environ.get("EKIDEN_TEST_CUDA") != "1":
-        folder: Path = request.getfixturevalue("stand_ins")
-        ctypes.CDLL(str(folder / "libcuda.so.1"))  # what is loaded already is found by its name
-        os.environ["EKIDEN_NVRTC"] = str(folder / "libnvrtc.so")
-    runtime.get_global_func("ek.device.open")(found)
     return found
 
 

@@ -5,7 +5,7 @@ equals the host alone, and moves what was planned and no more.
 from __future__ import annotations
 
 import ctypes
-import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +16,17 @@ import ekiden
 from ekiden import relay, rpc, runtime
 from ekiden.cli import main
 from ekiden.contrib import graph_executor
+from ekiden.contrib.debugger import debug_executor
 from ekiden.driver import auto_devices
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import RelayExpr
-from ekiden.runtime import Device, cpu
+from ekiden.runtime import Device, cpu, vm
 from ekiden.runtime.errors import CompileError, InputError, LoadError
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
 from long_runs import share
+from stand_ins import GPU
 
-GPU = os.environ.get("EKIDEN_TEST_CUDA") == "1"
 RNG = np.random.default_rng(7)
 ROUNDS = (0, 1, 5)
 T = relay.TensorType((4, 8), "float32")
@@ -215,6 +216,52 @@ def test_graph_executor(place: Device, tmp_path: Path) -> None:
     far.set_input("x", X)
     far.run()
     np.testing.assert_allclose(far.get_output(0).numpy(), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which has several devices")
+@pytest.mark.parametrize("kind", ["vm", "aot", "graph"])
+def test_an_executor_runs_on_the_device_that_is_asked_for(kind: str, fibres: Device) -> None:
+    x = relay.var("x", shape=(3,))
+    module = IRModule.from_expr(relay.Function([x], relay.exp(x)))
+    second = runtime.cuda(1)
+    asked: list[tuple[Device, dict[str, object]]] = [
+        (fibres, {"target": "cuda"}),
+        (fibres, {"device": fibres}),
+        (second, {"device": second, "target": "cuda"}),
+        (second, {"device": ["cuda:1"]}),
+        (second, {"device": second, "target": {second: "cuda"}}),
+    ]
+    for where, options in asked:
+        found = relay.create_executor(kind, module, **options).evaluate()(X[0, :3])
+        assert found.device == where
+    for device, target in ((cpu(0), "cuda"), (fibres, "llvm")):
+        with pytest.raises(CompileError, match=f"target kind '{target}' makes no code for"):
+            relay.create_executor(kind, module, device, target)
+    with pytest.raises(InputError, match=r"expected cuda\(0\), got cuda\(1\)"):
+        relay.create_executor(kind, module, device=second, target={fibres: "cuda"})
+
+
+@pytest.mark.skipif(GPU, reason="needs the stand-in for libcuda.so.1, which has several devices")
+def test_what_is_made_for_a_device_runs_on_no_other(fibres: Device) -> None:
+    x = relay.var("x", shape=(3,))
+    module = IRModule.from_expr(relay.Function([x], relay.exp(x)))
+    lib = relay.build(module, "cuda")
+    exe = relay.vm.compile(module, "cuda")
+    json, far = lib.get_graph_json(), lib.get_lib()
+    faces = (
+        lambda device: vm.VirtualMachine(exe, device),
+        lambda device: lib["default"](device),
+        lambda device: lib["debug_create"]("default", device),
+        lambda device: graph_executor.create(json, far, device),
+        lambda device: debug_executor.create(json, far, device),
+    )
+    for face in faces:
+        face(fibres)
+        for other in (cpu(0), runtime.cuda(1), runtime.device("vulkan", 0)):
+            with pytest.raises(InputError, match=rf"expected.*got {re.escape(str(other))}"):
+                face(other)
+    with pytest.raises(InputError, match=r"'debug' interprets on the host: .* got cuda\(0\)"):
+        relay.create_executor("debug", module, target="cuda")
 
 
 def test_a_session_has_devices(place: Device, wanted: list[np.ndarray], tmp_path: Path) -> None:

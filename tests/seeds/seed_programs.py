@@ -34,6 +34,8 @@ class Python:
     """The names that it uses and does not make; runs in the folder where it will run."""
     changes: tuple[tuple[str, str, str], ...] = ()
     """What stands there, what takes its place, and why."""
+    needs: str = ""
+    """The fixture that must be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,6 @@ IMPORTS = (
     ("<tvm/runtime/registry.h>", "<ekiden/tvm.hpp>"),
 )
 """The imports that are changed, in every program."""
-NO_CUDA = ("tvm.cuda(0)", "tvm.cpu(0)", "there is no driver for CUDA yet")
 TVM = {"tvm": tvm}
 
 
@@ -76,16 +77,17 @@ def _addone() -> Names:
 
     @T.prim_func
     def addone(data: T.Buffer((3,), "int64")) -> None:  # type: ignore[valid-type]
-        for i in range(3):
+        for i in T.thread_binding(3, thread="threadIdx.x"):
             data[i] = data[i] + T.int64(1)
 
-    tvm.build(addone, "llvm").export_library("compiled_artifact.so")
-    return {"a": tvm.nd.array([1, 2, 3])}
+    tvm.build(addone, "cuda").export_library("compiled_artifact.so")
+    return {"a": tvm.nd.array([1, 2, 3], tvm.cuda(0))}
 
 
 def _added(names: Names, printed: str) -> None:
     assert printed == "[2 3 4]\n"
-    assert names["arr"].numpy().tolist() == [1, 2, 3] and names["arr"].device == tvm.cpu(0)
+    assert names["arr"].numpy().tolist() == [1, 2, 3]
+    assert names["arr"].device == names["a"].device == tvm.cuda(0)
 
 
 def _network() -> Names:
@@ -101,7 +103,7 @@ def _network() -> Names:
     random = np.random.default_rng(0)
     params = {n: random.standard_normal(s).astype("float32") for n, s in weights.items()}
     image = random.random((1, 4, 6, 6), dtype=np.float32)
-    relay.build(module, "llvm", params=params, mod_name="resnet18").export_library("resnet18.so")
+    relay.build(module, "cuda", params=params, mod_name="resnet18").export_library("resnet18.so")
     expected = relay.create_executor("debug", module).evaluate()(image, **params).numpy()
     return {**TVM, "get_input_data": lambda: tvm.nd.array(image), "expected": expected}
 
@@ -250,8 +252,8 @@ PROGRAMS: Mapping[str, Python | Cpp | Excused] = {
     "5c684496": Cpp("a node with members", _TENSOR_NODE, _TENSOR_KEY),
     "701c84d9": Python("a member of a node in Python", _prints("x\n")),
     # 003: the design
-    "ded57e0e": Python("an operator from a library", _added, _addone, (NO_CUDA,)),
-    "932a7dd8": Python("a network from a library", _classified, _network, (NO_CUDA,)),
+    "ded57e0e": Python("an operator from a library", _added, _addone, needs="fibres"),
+    "932a7dd8": Python("a network from a library", _classified, _network, needs="fibres"),
     "ac1053f5": Python("fields of a node", _fields, lambda: dict(TVM)),
     "cb131b5a": Python(
         "an option of a pass",

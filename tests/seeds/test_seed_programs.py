@@ -142,10 +142,13 @@ def test_a_program_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     row = PROGRAMS[block.digest]
     assert isinstance(row, Python)
+    if row.needs:
+        request.getfixturevalue(row.needs)
     names = row.given()
     capfd.readouterr()
     exec(compile(as_here(block.text, row), f"seed {block}", "exec", dont_inherit=True), names)

@@ -12,7 +12,7 @@ find the same functions by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ekiden import runtime
@@ -27,10 +27,11 @@ def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:
 
     All nodes that are set from outside are inputs, constants too: they begin as those of the
     library, and `set_input(**params)` replaces them. Raises LoadError for text that is no graph or
-    names kernels that the library does not have.
+    names kernels that the library does not have, InputError for a device that they are not for.
     """
-    runtime.check_devices("graph executor", device)
-    return GraphModule(new_module(Graph.from_json(graph_json_str), library_of(libmod)))
+    library = library_of(libmod)
+    runtime.check_devices("graph executor", device, devices_of(library))
+    return GraphModule(new_module(Graph.from_json(graph_json_str), library))
 
 
 def library_of(libmod: object) -> Module:
@@ -39,6 +40,15 @@ def library_of(libmod: object) -> Module:
     if not isinstance(found, Module):
         raise TypeError(f"graph executor: expected a module, got {type(libmod).__name__}")
     return found
+
+
+def devices_of(library: Module) -> Sequence[runtime.Device]:
+    """The devices that a library was compiled for; none where it does not say."""
+    if "get_executable" not in library:
+        return ()
+    found = library["get_executable"]()
+    assert isinstance(found, runtime.Executable)
+    return found.devices
 
 
 class GraphModule(AotModule):

@@ -28,6 +28,7 @@ from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.values import Closure, ConstructorValue, RefValue
 from ekiden.relay.visitor import bind, closed, free_vars
 from ekiden.runtime.errors import CompileError, InputError
+from ekiden.target import Target
 from ekiden.target.virtual_device import Targets, compilation_config
 
 Result = object
@@ -177,18 +178,50 @@ def create_executor(
     """An executor of a kind: "debug" interprets, "vm" compiles; so do "aot", to native code, and
     "graph", for straight lines.
 
-    `params` gives parameters of `main` their values by name. Raises CompileError for a kind that
-    there is not and for a target that no code can be made for, InputError for a device that is not
-    the host.
+    `device` is where it runs, by default where `target` says: code is made for `target`, or for the
+    kind of the device. `params` gives parameters of `main` their values by name. Raises
+    CompileError for a kind that there is not, for a target that no code can be made for, and for
+    one of another kind than the device; DeviceError for a device that is not there; InputError for
+    one that `target` does not name where it names some, and for "debug", which interprets on the
+    host, of any other.
     """
-    runtime.check_devices("create_executor", device)
     if kind not in EXECUTORS:
         raise CompileError(f"create_executor: no kind {kind!r}; there are {', '.join(EXECUTORS)}")
     module = mod if mod is not None else IRModule()
     if params:
         module = bind_params_in_module(module, params)
-    compilation_config(target)  # its errors come here
-    return EXECUTORS[kind](module, target)
+    targets = _placed(device, target)
+    devices = [each.device for each in compilation_config(targets).devices]  # its errors come here
+    if kind == "debug":
+        runtime.check_devices("create_executor: 'debug' interprets on the host", devices)
+    for each in devices:
+        if each.type != runtime.cpu().type:
+            runtime.get_global_func("ek.device.open")(each)  # says what is missing
+    return EXECUTORS[kind](module, targets)
+
+
+def _placed(device: object, target: Targets) -> Targets:
+    """What `compile` takes for a device, or some, and a target. Raises InputError, TypeError,
+    CompileError.
+    """
+    if device is None:
+        return target
+    given = (
+        list(device) if isinstance(device, (list, tuple)) and not _is_device(device) else [device]
+    )
+    devices = [runtime.device(each) if isinstance(each, str) else each for each in given]
+    wanted = target if target is not None else Target.current()
+    if wanted is None and all(map(_is_device, devices)):
+        return devices
+    if len(devices) == 1 and _is_device(devices[0]) and isinstance(wanted, (str, Target)):
+        return {devices[0]: wanted}
+    there = [each.device for each in compilation_config(wanted).devices]
+    runtime.check_devices("create_executor", devices, there)
+    return wanted
+
+
+def _is_device(value: object) -> bool:
+    return isinstance(value, runtime.Device)
 
 
 def _arrange(main: Function, args: Sequence[object], named: Mapping[str, object]) -> list[object]:

@@ -62,7 +62,7 @@ class ExecutorFactoryModule(Executable):
 
     def _debug_create(self, name: str, *device: object) -> Module:
         """The module that `debug_executor.GraphModuleDebug` takes, with its constants set."""
-        check_devices("debug_create", device)
+        check_devices("debug_create", device, self.raw.devices)
         return new_module(self._graph()[0], self.module, every_entry=True)
 
     def __iter__(self) -> Iterator[object]:

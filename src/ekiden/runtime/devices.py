@@ -88,22 +88,28 @@ def enabled(target: str) -> bool:
 
 
 def check_devices(what: str, given: object, known: Sequence[Device] = ()) -> None:
-    """Whether devices, or names of them, one or several, are of the kinds of those that are known:
-    by default the host alone. None is any.
+    """Whether a program runs on the devices that are given, or names of them, one or several; None
+    is any. `known` are the program's, by default the host alone. Each is to be one of those, where
+    any processor is the host, and they are not to be the host alone where the program has others:
+    code is for the devices that it was compiled for.
 
     Raises InputError for one that is not, TypeError for what is no device.
     """
     if given is None:
         return
-    kinds = known or (cpu(),)
-    for each in [given] if isinstance(given, (Device, str)) or not _is_list(given) else given:
-        found = device(each) if isinstance(each, str) else each
-        if not isinstance(found, Device):
+    places = tuple(known) or (cpu(),)
+    others = [each for each in places if each.type != cpu().type]
+    asked = [given] if isinstance(given, (Device, str)) or not _is_list(given) else given
+    found = [device(each) if isinstance(each, str) else each for each in asked]
+    for each in found:
+        if not isinstance(each, Device):
             raise TypeError(f"{what}: expected a device, got {type(each).__name__}")
-        if found.type not in {k.type for k in kinds}:
-            there = " or ".join(dict.fromkeys(map(str, kinds)))
-            missing = "" if found.exist else ", which is not there"
-            raise InputError(f"{what}: expected {there}, got {found}{missing}")
+        if each.type != cpu().type and each not in places:
+            there = " or ".join(map(str, dict.fromkeys(places)))
+            missing = "" if each.exist else ", which is not there"
+            raise InputError(f"{what}: expected {there}, got {each}{missing}")
+    if found and others and all(each.type == cpu().type for each in found):
+        raise InputError(f"{what}: expected {others[0]}, got {found[0]}")
 
 
 def check_here(devices: Iterable[Device]) -> None:

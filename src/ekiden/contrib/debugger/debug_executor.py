@@ -15,7 +15,7 @@ from pathlib import Path
 from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph
 from ekiden.backend.graph.write import new_module
 from ekiden.contrib.debugger.debug_result import DebugResult
-from ekiden.contrib.graph_executor import GraphModule, library_of
+from ekiden.contrib.graph_executor import GraphModule, devices_of, library_of
 from ekiden.runtime import BenchmarkResult, Module, Tensor, check_devices
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.executor import Devices
@@ -25,9 +25,9 @@ def create(
     graph_json_str: str, libmod: object, device: Devices, dump_root: str | None = None
 ) -> GraphModuleDebug:
     """As `graph_executor.create`, and `dump_root` is the folder for what is written."""
-    check_devices("graph executor", device)
-    graph = Graph.from_json(graph_json_str)
-    made = new_module(graph, library_of(libmod), every_entry=True)
+    library = library_of(libmod)
+    check_devices("graph executor", device, devices_of(library))
+    made = new_module(Graph.from_json(graph_json_str), library, every_entry=True)
     return GraphModuleDebug(made, device, graph_json_str, dump_root)
 
 
