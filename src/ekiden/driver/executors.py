@@ -206,22 +206,18 @@ def _placed(device: object, target: Targets) -> Targets:
     """
     if device is None:
         return target
-    given = (
-        list(device) if isinstance(device, (list, tuple)) and not _is_device(device) else [device]
-    )
-    devices = [runtime.device(each) if isinstance(each, str) else each for each in given]
+    several = isinstance(device, (list, tuple)) and not isinstance(device, runtime.Device)
+    given = list(device) if several else [device]  # type: ignore[call-overload]
+    named = [runtime.device(each) if isinstance(each, str) else each for each in given]
+    devices = [each for each in named if isinstance(each, runtime.Device)]
     wanted = target if target is not None else Target.current()
-    if wanted is None and all(map(_is_device, devices)):
+    if len(devices) == len(named) and wanted is None:
         return devices
-    if len(devices) == 1 and _is_device(devices[0]) and isinstance(wanted, (str, Target)):
+    if len(devices) == len(named) == 1 and isinstance(wanted, (str, Target)):
         return {devices[0]: wanted}
     there = [each.device for each in compilation_config(wanted).devices]
-    runtime.check_devices("create_executor", devices, there)
+    runtime.check_devices("create_executor", named, there)
     return wanted
-
-
-def _is_device(value: object) -> bool:
-    return isinstance(value, runtime.Device)
 
 
 def _arrange(main: Function, args: Sequence[object], named: Mapping[str, object]) -> list[object]:

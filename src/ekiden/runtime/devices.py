@@ -100,10 +100,12 @@ def check_devices(what: str, given: object, known: Sequence[Device] = ()) -> Non
     places = tuple(known) or (cpu(),)
     others = [each for each in places if each.type != cpu().type]
     asked = [given] if isinstance(given, (Device, str)) or not _is_list(given) else given
-    found = [device(each) if isinstance(each, str) else each for each in asked]
-    for each in found:
+    found: list[Device] = []
+    for one in asked:
+        each = device(one) if isinstance(one, str) else one
         if not isinstance(each, Device):
             raise TypeError(f"{what}: expected a device, got {type(each).__name__}")
+        found.append(each)
         if each.type != cpu().type and each not in places:
             there = " or ".join(map(str, dict.fromkeys(places)))
             missing = "" if each.exist else ", which is not there"
