@@ -28,8 +28,8 @@ from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.values import Closure, ConstructorValue, RefValue
 from ekiden.relay.visitor import bind, closed, free_vars
 from ekiden.runtime.errors import CompileError, InputError
-from ekiden.target import Target
-from ekiden.target.virtual_device import Targets, compilation_config
+from ekiden.target import Target, TargetLike
+from ekiden.target.virtual_device import DeviceLike, Targets, compilation_config
 
 Result = object
 """A runtime.Tensor, a tuple of results, a ConstructorValue or ADT, a RefValue, or a function."""
@@ -214,7 +214,8 @@ def _placed(device: object, target: Targets) -> Targets:
     if len(devices) == len(named) and wanted is None:
         return devices
     if len(devices) == len(named) == 1 and isinstance(wanted, (str, Target)):
-        return {devices[0]: wanted}
+        pair: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {devices[0]: wanted}
+        return pair
     there = [each.device for each in compilation_config(wanted).devices]
     runtime.check_devices("create_executor", named, there)
     return wanted
