@@ -124,6 +124,27 @@ def test_bench_prints_times(artifact: Path, capsys: pytest.CaptureFixture[str]) 
     assert "x float32[4, 3]" in out and "median" in out
 
 
+def test_bench_adds_a_line_of_tvms_log(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.json"
+    options = ["--seconds", "0.01", "--dim", "n=4", "--log"]
+    for _ in range(2):
+        assert main(["bench", str(artifact), *options, str(log)]) == 0
+    first, second = map(json.loads, log.read_text().splitlines())
+    assert first["timestamp"] <= second["timestamp"] and first["schema_version"] == "0.1"
+    assert (first["workload"], first["engine"]) == (artifact.name, "ekiden") and first["hardware"]
+    assert first["workload_args"]["inputs"]["x"] == "float32[4, 3]"
+    raw = [each["runtime_ms"] for each in first["runtime_raw"]]
+    assert len(raw) == first["execution_config"]["repeat"] >= 5
+    assert first["runtime_ms_mean"] == pytest.approx(np.mean(raw))
+    assert first["runtime_ms_std"] == pytest.approx(np.std(raw), abs=1e-9)
+    capsys.readouterr()
+    missing = str(tmp_path / "none" / "log.json")
+    assert main(["bench", str(artifact), *options, missing]) == 1
+    assert f"write '{missing}': no folder" in capsys.readouterr().err
+
+
 def test_bench_gives_an_object_of_json(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = runtime.num_threads()
     options = ["--seconds", "0.02", "--dim", "n=4", "--threads", "1", "--json"]

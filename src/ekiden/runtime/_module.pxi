@@ -39,10 +39,13 @@ cdef class Module(Object):
         return self.entry_func(*arguments)
 
     def get_source(self, str fmt not None=""):
-        """The text the module was made from, in a format of `sources`; the first by default.
+        """The text the module was made from, in a format of `sources`; the first by default. One of
+        a device's kernels has their code.
 
         A ValueError lists the formats there are.
         """
+        if self.sources is None and self.kind == "device":
+            self.sources = _device_code().texts(self.to_bytes())
         formats = self.sources or {}
         chosen = fmt or next(iter(formats), "")
         if chosen not in formats:
@@ -60,6 +63,20 @@ cdef class Module(Object):
     def format(self):
         """The kind of module; TVM's name."""
         return self.kind
+
+    @property
+    def type_key(self):
+        """What made the code, as TVM has it: "llvm" or "c" for native code in memory, the kind of
+        device ("cuda") for its kernels; of others their kind.
+        """
+        if self.kind == "device":
+            return _device_code().kind_of(self.to_bytes())
+        if self.kind == "image":
+            return "c" if "c" in (self.sources or {}) else "llvm"
+        return self.kind
+
+    def __repr__(self):
+        return f"Module({self.type_key}, {<size_t>self.handle:x})"
 
     def names(self):
         """Names of the functions of this module alone; empty where the kind cannot list them."""
@@ -119,6 +136,11 @@ cdef class Module(Object):
             lambda args, count: _time_calls(function, args, count, cache_flush_bytes, where),
             get_global_func(f_preproc) if f_preproc else None, number, repeat, min_repeat_ms,
             limit_zero_time_iterations, cooldown_interval_ms, repeats_to_cooldown)
+
+
+cdef object _device_code():
+    """What reads the kernels of devices, which few programs do."""
+    return importlib.import_module("ekiden.runtime.device_code")
 
 
 cdef object _find_function(Module self, str name):

@@ -9,7 +9,6 @@ from ekiden import tir
 from ekiden.arith import simplify
 from ekiden.backend.kernels.lower import lower_primitive
 from ekiden.codegen.build import compile_function
-from ekiden.codegen.device.kernels import pack_kernels
 from ekiden.codegen.llvm import link
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.module import IRModule
@@ -17,6 +16,7 @@ from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.runtime.device_code import pack_kernels
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target

@@ -30,7 +30,6 @@ from ekiden.codegen import llvm
 from ekiden.codegen.build import GENERATORS, Code, compile_function, pack_code, unpack_code
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.common import FLUSH
-from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PassContext, phase
@@ -40,6 +39,7 @@ from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.memory_plan import KernelFacts
+from ekiden.runtime.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target

@@ -44,7 +44,6 @@ from ekiden.backend.vm.primitives import HOST, Primitives
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, sources, stage_kernel
 from ekiden.backend.vm.write import Places, Program, VMFunction, write_programs
-from ekiden.codegen.device.kernels import pack_kernels
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -79,6 +78,7 @@ from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime import Device
+from ekiden.runtime.device_code import pack_kernels
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.instructions import make
 from ekiden.runtime.late import Late

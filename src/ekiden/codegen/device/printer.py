@@ -11,7 +11,6 @@ from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.device import fragments
 from ekiden.codegen.device.dialect import DIALECTS, Dialect
-from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.device.near_writer import NearWriter
 from ekiden.codegen.shuffles import (
     ACTIVE,
@@ -22,6 +21,7 @@ from ekiden.codegen.shuffles import (
 )
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
+from ekiden.runtime.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer

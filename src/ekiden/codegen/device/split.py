@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.arith import prove_equal
 from ekiden.codegen.common import DEVICE_ID, DEVICE_TYPE
-from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.device.printer import free_things
 from ekiden.codegen.device.texts import print_for
 from ekiden.ir import dtype as dt
@@ -24,6 +23,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var, cast, const, maximum
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.transform import Sequential
+from ekiden.runtime.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target

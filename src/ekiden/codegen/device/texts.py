@@ -6,13 +6,13 @@ from __future__ import annotations
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.device.dialect import AXES, DIALECTS, Dialect
 from ekiden.codegen.device.formats import format_of
-from ekiden.codegen.device.kernels import DeviceKernel
 from ekiden.codegen.device.printer import MOST_SHOWN, KernelWriter, print_kernel
 from ekiden.codegen.device.wgsl import STORED, NarrowIndices
 from ekiden.codegen.llvm import thread_kernel
 from ekiden.codegen.llvm.roads import ROADS
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, const
+from ekiden.runtime.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 from ekiden.target.kinds import MOST_ARGUMENTS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ekiden import runtime
+from ekiden.driver.commands import benchmark_log
 from ekiden.driver.commands.options import (
     FILE,
     add_dims,
@@ -26,6 +28,7 @@ from ekiden.driver.inputs import random_inputs
 from ekiden.driver.remote import RemoteExecutable
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.files import check_folder
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +41,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=positive, default=2.0, help="how long to measure (2)")
     parser.add_argument("--threads", type=threads, help="of the pool, else one for each core")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--log", metavar="FILE", help="add a line in TVM's Benchmark Performance Log Format"
+    )
     add_remote(parser)
 
 
@@ -58,6 +64,8 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--threads: the server's own number counts: EKIDEN_NUM_THREADS there")
     if options.threads is not None:
         runtime.num_threads(options.threads)
+    if options.log is not None:
+        check_folder(options.log)
     executable = open_given(options)
     feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
     times = _times(executable, feed, options.seconds)
@@ -65,8 +73,13 @@ def run(options: argparse.Namespace) -> int:
     low, middle, high = times[0], statistics.median(times), times[int(0.9 * (len(times) - 1))]
     shapes = {name: _described(given) for name, given in feed.items()}
     threads = None if options.remote is not None else runtime.num_threads()
+    if options.log is not None:
+        where = options.remote or ""
+        name = os.path.basename(options.file)
+        made = benchmark_log.entry(name, shapes, times, executable.target, threads, where)
+        benchmark_log.append(options.log, made)
     if options.json:
-        made = {
+        found = {
             "file": options.file,
             "inputs": shapes,
             "threads": threads,
@@ -76,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
             "median_ms": middle * 1e3,
             "p90_ms": high * 1e3,
         }
-        print(json.dumps(made, indent=1))
+        print(json.dumps(found, indent=1))
         return 0
     given = ", ".join(f"{n} {text}" for n, text in shapes.items())
     where = f"at {options.remote}" if threads is None else f"{threads} threads"

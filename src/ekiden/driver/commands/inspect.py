@@ -26,7 +26,6 @@ from ekiden.backend.vm.module_kernels import primitive_functions
 from ekiden.backend.vm.pipeline import optimize, pipeline
 from ekiden.codegen.build import generator_of
 from ekiden.codegen.device.formats import KNOWN
-from ekiden.codegen.device.kernels import unpack_kernels
 from ekiden.driver.build import import_model
 from ekiden.driver.commands.options import add_decisions, decisions_config, is_artifact
 from ekiden.ir.instrument import PassPrintingInstrument
@@ -35,6 +34,7 @@ from ekiden.ir.transform import PassContext
 from ekiden.relay.expr import Function
 from ekiden.relay.printer import astext
 from ekiden.runtime.artifact import read_sections
+from ekiden.runtime.device_code import unpack_kernels
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.runtime.layout import Section
 from ekiden.target import Target, target_or_current

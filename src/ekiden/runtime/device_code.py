@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
+from ekiden.runtime._core import Device
 from ekiden.runtime.late_methods import dataclass
 
 MAGIC = b"EKDEVC\0\1"
@@ -91,3 +92,18 @@ def unpack_kernels(data: bytes) -> list[DeviceKernel]:
         checks = tuple((string().decode(), string().decode()) for _ in range(number()))
         found.append(DeviceKernel(name, kind, form, args, string(), checks))
     return found
+
+
+def texts(data: bytes) -> dict[str, str]:
+    """The code of the kernels in such bytes by its format, one after another; bytes that are no
+    text (SPIR-V) are shown by their escapes."""
+    found: dict[str, list[str]] = {}
+    for each in unpack_kernels(data):
+        found.setdefault(each.format, []).append(each.code.decode("utf-8", "backslashreplace"))
+    return {form: "\n".join(parts) for form, parts in found.items()}
+
+
+def kind_of(data: bytes) -> str:
+    """The kind of device that the kernels in such bytes are for: "cuda"; "device" without any."""
+    numbers = {each.device_type for each in unpack_kernels(data)}
+    return str(Device(min(numbers), 0)).partition("(")[0] if numbers else "device"
