@@ -245,3 +245,11 @@ def test_tensors_move_between_devices(tmp_path: Path) -> None:
     assert moved.device == device
     assert there.__dlpack_device__() == (12, 1)
     np.testing.assert_array_equal(np.from_dlpack(there, device="cpu"), array)
+
+
+def test_memory_of_another_scope_is_refused() -> None:
+    assert runtime.nd.empty((2,), mem_scope="global").shape == (2,)
+    for make in (lambda s: runtime.nd.empty((2,), mem_scope=s),
+                 lambda s: runtime.nd.array([1.0], mem_scope=s)):  # fmt: skip
+        with pytest.raises(ValueError, match="scope 'global' expected, got 'global.texture'"):
+            make("global.texture")

@@ -27,8 +27,10 @@ def array(
     """A new tensor with the elements of an array, on the host unless a device is given; on one of
     another machine (`rpc`) it is a remote tensor, which has the face of this one.
 
-    Always a copy; `ekiden.tensor` shares the array's memory instead.
+    Always a copy; `ekiden.tensor` shares the array's memory instead. Raises ValueError for a scope
+    of memory other than "global".
     """
+    _check_scope("array", mem_scope)
     if isinstance(device, FarDevice):
         return cast(Tensor, device.array(arr))
     return _tensor(arr if isinstance(arr, Tensor) else np.asarray(arr)).copyto(device or cpu())
@@ -40,7 +42,16 @@ def empty(
     device: Device | None = None,
     mem_scope: str | None = None,
 ) -> Tensor:
-    """A new tensor whose elements are not set."""
+    """A new tensor whose elements are not set. Raises ValueError for a scope of memory other than
+    "global".
+    """
+    _check_scope("empty", mem_scope)
     if isinstance(device, FarDevice):
         return cast(Tensor, device.empty(shape, str(DataType(dtype))))
     return _empty(shape, dtype, device)
+
+
+def _check_scope(what: str, scope: str | None) -> None:
+    """Raises ValueError for memory that no driver makes, such as textures."""
+    if scope not in (None, "", "global"):
+        raise ValueError(f"{what}: memory of scope 'global' expected, got {scope!r}")
