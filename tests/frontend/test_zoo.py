@@ -99,13 +99,24 @@ def test_small_results_are_compared_by_their_size(zoo: ModuleType) -> None:
 def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
     same = {"package": "timm", "road": "export", "sizes": "static"}
     lines = [
-        {**same, "name": "a", "state": "agrees", "error": 0.0, "compile_s": 2.0, "over_eager": 2.0},
+        {
+            **same,
+            "name": "a",
+            "state": "agrees",
+            "error": 0.0,
+            "compile_cpu_s": 2.0,
+            "over_eager": 2.0,
+            "slowest_pass": "import",
+            "slowest_pass_s": 1.5,
+        },
         {
             **same,
             "name": "b",
             "state": "agrees",
             "error": 0.0,
-            "compile_s": 4.0,
+            "compile_cpu_s": 4.0,
+            "slowest_pass": "llvm compile",
+            "slowest_pass_s": 3.0,
             "over_eager": 8.0,
             "kernels_s": 9.0,
         },
@@ -115,7 +126,15 @@ def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
     rows = zoo.table(lines).splitlines()
     assert rows[2] == "| timm | export | static | 4 | 3 | 2 (66.7%) | 1 | 0 of 1 | 4.00 |  | 3.0 |"
     assert rows[-1] == "| c | export static | refused | a / b |"
-    assert "- b, export: 4.0 s" in rows
+    assert "- b, export: 4.0, of which llvm compile 3.0 s" in rows
+
+
+def test_time_that_an_exporter_takes_is_its_own(zoo: ModuleType) -> None:
+    zoo._at("exporting")
+    assert zoo._overdue(9) == {"state": "not exported", "why": "9 s over, exporting"}
+    zoo._at("compiling")
+    assert zoo._overdue(9) == {"state": "out of time", "why": "9 s over, compiling"}
+    assert {zoo.STAGES["building"], zoo.STAGES["exporting"]} < set(zoo.NOT_ASKED)
 
 
 @pytest.mark.parametrize(

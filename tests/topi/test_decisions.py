@@ -332,6 +332,40 @@ def test_depthwise_tiles_take_a_line_of_a_cache_that_does_not_keep_it() -> None:
     assert found == [2, 1]
 
 
+def test_depthwise_channels_that_crowd_a_cache_are_copied_for_bands_of_lines() -> None:
+    def bands(channels: int, stride: int, cores: int) -> int:
+        data = te.placeholder((1, 14, 14, channels))
+        weight = te.placeholder((3, 3, channels, 1))
+        anchor = conv(data, weight, stride, 1, 1, channels, "NHWC", "HWOI")
+        target = Target(f"llvm -mcpu=znver3 -cores={cores}")
+        return choose([anchor], target).decision.number("near")
+
+    assert bands(512, 1, 1) == 14
+    assert bands(512, 1, 2) == 7  # each core has lines
+    assert bands(480, 1, 1) == 0  # other pixels begin in other lines of the cache
+    assert bands(512, 2, 1) == 0  # nearly all rows would be copied for each line of results
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation"),
+    [(1, (2, 0, 1, 3), 1), (2, (0, 1, 1, 0), 1), (1, (5, 2, 5, 2), 2), (3, (9, 0, 9, 9), 1)],
+)
+def test_copied_channels_give_what_data_in_place_give(
+    stride: int, padding: tuple[int, int, int, int], dilation: int
+) -> None:
+    """Borders may be longer than a kernel: lines of results and whole bands then read nothing."""
+    data, weight = te.placeholder((2, 9, 11, 21)), te.placeholder((3, 3, 21, 1))
+    anchor = conv(data, weight, stride, padding, dilation, 21, "NHWC", "HWOI")
+    arrays, made = [random(2, 9, 11, 21), random(3, 3, 21, 1)], []
+    for near in (0, 1, 2):
+        got = np.full([int(str(d)) for d in anchor.shape], np.nan, "float32")
+        fixed = {"near": near, "vectors": 2}
+        compiled([data, weight], anchor, "depthwise_conv_nhwc", fixed, TARGET)(*arrays, got)
+        made.append(got)
+    assert np.array_equal(made[0], made[1])
+    assert np.array_equal(made[0], made[2])
+
+
 def other_families() -> list[tuple[str, list[te.Tensor], te.Tensor]]:
     """A computation of each other family with choices."""
     panel = 2 * TARGET.lanes("float32")

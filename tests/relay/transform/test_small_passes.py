@@ -145,6 +145,21 @@ def test_padding_that_cannot_move_stays(body: str) -> None:
     check(FoldExplicitPadding(), text, text)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "read"),
+    [
+        ("float32", "nn.conv2d({}, %w, strides=[2, 2], kernel_size=[3, 3])"),
+        ("int8", 'qnn.conv2d({}, %w, 0, 0, 1f, 1f, kernel_size=[3, 3], out_dtype="int32")'),
+    ],
+)
+def test_borders_of_their_own_are_no_kernel(dtype: str, read: str) -> None:
+    head = f"def @main(%x: Tensor[(1, 4, 6, 6), {dtype}], %w: Tensor[(2, 4, 3, 3), {dtype}])"
+    zero = "0f" if dtype == "float32" else "0"
+    pad = f"nn.pad(%x, {zero}, pad_width=[[0, 0], [0, 0], [0, 1], [0, 1]])"  # TensorFlow's "SAME"
+    module = program(f"{head} {{ {read.format(pad)} }}")
+    assert "nn.pad" not in relay.optimize(module, "llvm")[0].astext()
+
+
 def test_fast_forms_are_used_at_level_4() -> None:
     text = f"def @main({X}) {{ nn.softmax(tanh(exp(%x))) }}"
     assert calls(Sequential([FastMath()])(program(text))) == ["exp", "tanh", "nn.softmax"]

@@ -34,6 +34,7 @@ from ekiden.relay.transform.expand_ops import ExpandOps
 from ekiden.relay.transform.fast_math import FastMath
 from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
 from ekiden.relay.transform.fold_constant import FoldConstant
+from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
 from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.fuse_attention import FuseAttention
 from ekiden.relay.transform.fuse_ops import FuseOps
@@ -96,6 +97,7 @@ def pipeline(
             Inline(),  # also what external compilers make, as functions in place
             qnn.Legalize(),
             FoldConstant(),  # the dialect's products of bytes want constant weights
+            FoldExplicitPadding(),  # also by zero points, which the next pass forgets
             needed(qnn.CanonicalizeOps(), "as no later pass knows the dialect"),
             needed(ExpandOps(), "as there are no kernels for these operators"),
             SimplifyInference(),

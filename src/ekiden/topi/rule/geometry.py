@@ -61,6 +61,12 @@ class Geometry:
         return any((*self.padding, self.depth.front, self.depth.back))
 
     @property
+    def reach(self) -> tuple[int, int]:
+        """Lines, and pixels of a line, from the first that a result reads to the last."""
+        down, across = ((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
+        return down, across
+
+    @property
     def is_pointwise(self) -> bool:
         """Whether output pixels are input pixels, one to one and in order; those of a transposed
         convolution may be fewer."""
