@@ -56,10 +56,10 @@ def _lines(loop: For, realize: BlockRealize, read: int, steps: int, elements: in
         raise CompileError(f"{KEY}: block '{block.name}' has no read {read} along a reduction")
     first: dict[Var, PrimExpr] = {s.loop_var: s.min for s in walk(loop.body) if isinstance(s, For)}
     places = zip(block.iter_vars, realize.iter_values, strict=True)
-    values = {v.var: substitute(e, first) for v, e in places}  # type: ignore[arg-type]
+    values = {v.var: substitute(e, first) for v, e in places}
     values[reduced[-1]] = values[reduced[-1]] + steps
     buffer = reads[read].buffer
-    *outer, last = (substitute(each.min, values) for each in reads[read].region)  # type: ignore[arg-type]
+    *outer, last = (substitute(each.min, values) for each in reads[read].region)
     each = max(1, LINE // dt.itemsize(buffer.dtype))
     return [Prefetch(buffer, (*outer, last + n), 3) for n in range(0, elements, each)]
 
