@@ -22,12 +22,12 @@ import onnxruntime
 import torch
 
 import ekiden
-from ekiden.runtime import tensor
 from ekiden.target import Target
 from ekiden.tune import Candidate, Records, Session, Task, te_task
 from ekiden.tune.code import load
 from ekiden.tune.cost_model import Trees
 from ekiden.tune.program import NAME, build
+from ekiden.tune.run_job import make_arrays
 from ekiden.tune.search import Evolution, Random, Search
 from ekiden.tune.te_workload import WORKLOADS
 
@@ -123,11 +123,12 @@ CONVOLUTIONS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
 """Operator, order of the weight's axes, attributes of each axis."""
 
 
-def compiled(task: Task, candidate: Candidate, arrays: list[np.ndarray]) -> Callable[[], object]:
+def compiled(
+    task: Task, candidate: Candidate, tensors: list[ekiden.runtime.Tensor]
+) -> Callable[[], object]:
     """A call of a candidate."""
     made = build(task.source, candidate, task.target, [{}])
     function = load(made.code)[NAME]
-    tensors = [tensor(a) for a in arrays]
     return lambda: function(*tensors)
 
 
@@ -172,11 +173,11 @@ def main() -> None:
         best = state.best
         chosen = Candidate(best.rule, best.choice) if best else task.space.default
         made = build(task.source, task.space.default, task.target, [{}])
-        rng = np.random.default_rng(0)
-        arrays = [rng.standard_normal(shape, np.float32) for shape, _ in made.args]
+        data = make_arrays(made.args, made.outputs, seed=0)  # aligned to lines, as theirs are
+        arrays, tensors = [*data.inputs, *data.outputs], data.tensors()
         x = torch.from_numpy(arrays[0])
         w = torch.from_numpy(arrays[1]) if len(arrays) > 2 else None
-        calls = [compiled(task, task.space.default, arrays), compiled(task, chosen, arrays)]
+        calls = [compiled(task, task.space.default, tensors), compiled(task, chosen, tensors)]
         with torch.inference_mode():
             others = [
                 in_torch(name, x, w),

@@ -29,6 +29,7 @@ from ekiden.tir.regions import block_regions
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
 from ekiden.tir.stmt import Block, For, IterKind
 from ekiden.tir.tensor_intrin.x86 import VNNI_DOT_16x4_INTRIN
+from ekiden.tir.transform.bring_ahead import KEY as BRING_AHEAD
 from ekiden.topi.rule.decision import divisors
 
 Rule: TypeAlias = Callable[[tir.Schedule, str, Target], "list[tir.Schedule] | None"]
@@ -248,8 +249,9 @@ def blocked(
     chosen: tuple[int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
     """A block as tiles of registers along a row loop, all of them for some steps of its last sum
-    before the next, columns inside: whole rows of the second factor are read in order, and are near
-    for every other tile. Sums of steps are added up in memory; what reads them comes behind.
+    before the next, columns inside: whole rows of the second factor are read in order, are near for
+    every other tile, and bring those of the next steps. Sums of steps are added up in memory; what
+    reads them comes behind.
     chosen: vectors and rows of a tile, steps that stand one after the other, and steps of a block,
     where they are not sampled."""
     block, reader = schedule.get_block(name), _reader(schedule, name)
@@ -263,7 +265,9 @@ def blocked(
         raise ScheduleError(f"{name}: no rows share what it reads along columns")
     pick = chosen or (None, None, None, None)
     few = [d for d in divisors(extent(schedule, reduced[-1])) if d <= MOST_STEPS]
-    outer, _ = schedule.split(reduced[-1], factors=[None, _sampled(schedule, few, pick[3])])
+    steps = _sampled(schedule, few, pick[3])
+    second = block_regions(block_of(schedule, block))[0][1].buffer
+    outer, _ = schedule.split(reduced[-1], factors=[None, steps])
     outer = schedule.fuse(*reduced[:-1], outer) if len(reduced) > 1 else outer
     part = schedule.rfactor(outer, 0)
     schedule.set_scope(part, 0, "register")
@@ -285,6 +289,8 @@ def blocked(
     schedule.vectorize(lane)
     schedule.vectorize(own_lane)
     schedule.decompose_reduction(part, last)
+    read = [r.buffer.name for r in block_regions(block_of(schedule, part))[0]].index(second.name)
+    schedule.annotate(step, BRING_AHEAD, [read, steps, width * lanes])
     schedule.decompose_reduction(block, outer)
     _threads(schedule, spatial[:above])
     if reader is not None:

@@ -20,6 +20,7 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.tir.stmt import BlockRealize, For, ForKind, IfThenElse, IterKind, PrimFunc, Stmt
 from ekiden.tir.transform.align_storage import KEY, Rule, alignments_of
+from ekiden.tir.transform.bring_ahead import brought_ahead
 from ekiden.tir.transform.inject_double_buffer import MARK
 from ekiden.tir.visitor import StmtMutator, sequence, substitute
 
@@ -32,6 +33,7 @@ class _LowerBlocks(StmtMutator):
         """Where all loops from here to a block reduce, its init goes before them; it then runs even
         if they are empty.
         """
+        stmt = brought_ahead(stmt)
         filled = _only_block(stmt)
         if filled is not None and _is_double_buffered(filled):
             plain = filled.with_fields(block=filled.block.with_fields(annotations=None))
