@@ -162,6 +162,22 @@ def test_resizing(aligned: bool, half: bool, size: tuple[int, int]) -> None:
         check(code, ins, out, (f"{name}Options", fields), [numbers("int8", 1, 5, 6, 3)])
 
 
+@pytest.mark.parametrize("dtype", ["int16", "uint8"])
+@pytest.mark.parametrize("aligned,half", [(False, False), (True, False), (False, True)])
+def test_resizing_of_others(dtype: str, aligned: bool, half: bool) -> None:
+    fields = {"AlignCorners": aligned, "HalfPixelCenters": half}
+    point = 0 if dtype == "int16" else 7
+    ins = [spec((1, 5, 6, 3), dtype, 1e-3, point), Spec(data=np.array((11, 9), np.int32))]
+    table, out = ("ResizeBilinearOptions", fields), spec((1, 11, 9, 3), dtype, 1e-3, point)
+    check("RESIZE_BILINEAR", ins, out, table, [numbers(dtype, 1, 5, 6, 3)])
+
+
+@pytest.mark.parametrize("scale", [0.003, 0.05, 1.7])
+def test_rsqrt(scale: float) -> None:
+    ins, out = [spec((256,), "int8", scale, -128)], spec((256,), "int8", 0.11 / scale**0.5, -120)
+    check("RSQRT", ins, out, None, [every("int8")])
+
+
 def weights(dtype: str, shape: tuple[int, ...], scales: int, axis: int) -> tuple[Spec, list[float]]:
     found = [float(s) for s in RNG.uniform(0.001, 0.04, scales)]
     least = -127 if dtype == "int8" else 0

@@ -38,8 +38,8 @@ class Levels:
     @property
     def limits(self) -> tuple[int, int]:
         """The least and the largest number."""
-        info = np.iinfo(to_numpy(self.dtype))
-        return int(info.min), int(info.max)
+        span = 1 << 8 * to_numpy(self.dtype).itemsize
+        return (0, span - 1) if self.dtype == "uint8" else (-span // 2, span // 2 - 1)
 
     def number(self, real: float) -> int:
         """The number nearest to a real value, midway away from zero; it may be out of limits."""

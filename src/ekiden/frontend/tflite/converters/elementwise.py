@@ -194,7 +194,7 @@ ROWS = (
     Row("FLOOR",              _unary(op.floor)),
     Row("ROUND",              _round),
     Row("SQRT",               _unary(op.sqrt)),
-    Row("RSQRT",              _unary(op.rsqrt)),
+    Row("RSQRT",              _unary(op.rsqrt), integer=integer.rsqrt),
     Row("EXP",                _unary(op.exp), integer=integer.exp),
     Row("LOG",                _unary(op.log), integer=integer.log),
     Row("SIN",                _unary(op.sin)),

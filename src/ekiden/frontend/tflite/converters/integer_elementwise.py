@@ -219,6 +219,21 @@ def _shifted(data: Array, by: int) -> Array:
     return (data + (1 << by >> 1) - (data < 0)) >> by
 
 
+def rsqrt(node: Node) -> Expr:
+    """Roots with 20 bits behind the point, then in the result's steps; of 0 the largest number."""
+    source, result = _pair(node)
+    factor = 1 / (np.sqrt(np.float32(source.scale)) * result.scale)
+
+    def function(numbers: Array) -> Array:
+        """Numbers below 0 have none, as 0."""
+        moved = numbers - source.point
+        roots = np.rint(2.0**20 / np.sqrt(np.maximum(moved, 1))).astype(np.int64)
+        made = scaled_array(roots, float(factor) / 2**20) + result.point
+        return np.where(moved > 0, made, result.limits[1])
+
+    return tabled(node, function)
+
+
 def gelu(node: Node) -> Expr:
     """By either formula, as a table."""
     if node.option("Approximate"):
@@ -239,7 +254,7 @@ def _interpolated(numbers: Array, bits: int) -> Array:
     size = np.abs(numbers)
     place = np.minimum(size >> bits, 255)
     left, right = table[place], table[place + 1]
-    return (left << bits) + (size & ((1 << bits) - 1)) * (right - left)
+    return np.asarray((left << bits) + (size & ((1 << bits) - 1)) * (right - left))
 
 
 def _fine(source: Levels, most: int) -> Callable[[Array], Array]:

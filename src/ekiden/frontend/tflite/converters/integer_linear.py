@@ -69,8 +69,7 @@ def _finished(
 
 
 def _summed(node: Node, data: Expr, index: int, product: Callable[[Expr], Expr]) -> Expr:
-    """Products of bytes with weights. int16 data are two bytes, whose products together are int64.
-    """
+    """Products of bytes with weights. int16 data are two bytes: their products make one int64."""
     if node.dtype(index) != "int16":
         return product(data)
     upper = op.cast(op.right_shift(data, const(np.int16(8))), "int8")
