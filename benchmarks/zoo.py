@@ -9,10 +9,11 @@
 limits of time and memory, takes it the given roads, and appends a line of JSON for each to a file;
 what has a line is not run again, so that it can be interrupted. The processes are forks of one that
 has the packages imported. With `--tier quick --wait 60` each is compared by general kernels and by
-its own ones, and a kernel that cannot be compiled is a refusal. `table` writes what the lines say:
-how many ran and agree, also of those that ONNX Runtime runs, speed as ratios of medians taken in
-turns in one process, compile times, and the reasons of those that did not. `time` takes those
-ratios of the models of ONNX that `--keep` has left compiled, on a machine that does nothing else.
+its own ones, and a kernel that cannot be compiled is a refusal. With `ZOO_INDUCTOR=1` the road
+`compile` runs Inductor beside. `table` writes what the lines say: how many ran and agree, also of
+those that ONNX Runtime runs, speed as ratios of medians taken in turns in one process, compile
+times, and the reasons of those that did not. `time` takes those ratios of the models of ONNX that
+`--keep` has left compiled, on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -641,9 +642,9 @@ def _end(process: BaseProcess) -> None:
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """What lines say, as Markdown."""
     heads = ("package", "road", "sizes", "drawn", "models", "agree", "own kernels",
-             "of ONNX Runtime's", "over eager", "over ONNX Runtime",
+             "of ONNX Runtime's", "over eager", "over Inductor", "over ONNX Runtime",
              "compile, median s of the processor")  # fmt: skip
-    rows = [f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    rows = [f"| {' | '.join(heads)} |", "|---|---|---|" + "--:|" * (len(heads) - 3)]
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for line in lines:
         groups.setdefault((line["package"], line["road"], line["sizes"]), []).append(line)
@@ -657,7 +658,8 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         cells = [*key, len(group), len(asked),
                  f"{len(good)} ({len(good) / max(len(asked), 1):.1%})", len(own),
                  f"{len(both)} of {len(theirs)}" if theirs else "",
-                 _mean(good, "over_eager"), _mean(good, "over_onnxruntime"),
+                 _mean(good, "over_eager"), _mean(good, "over_inductor"),
+                 _mean(good, "over_onnxruntime"),
                  f"{statistics.median(times):.1f}" if times else ""]  # fmt: skip
         rows.append("| " + " | ".join(map(str, cells)) + " |")
     slow = sorted((e for e in lines if CPU in e), key=lambda e: -e[CPU])[:10]

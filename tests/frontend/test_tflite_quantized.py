@@ -162,6 +162,22 @@ def test_resizing(aligned: bool, half: bool, size: tuple[int, int]) -> None:
         check(code, ins, out, (f"{name}Options", fields), [numbers("int8", 1, 5, 6, 3)])
 
 
+@pytest.mark.parametrize("dtype", ["int16", "uint8"])
+@pytest.mark.parametrize("aligned,half", [(False, False), (True, False), (False, True)])
+def test_resizing_of_others(dtype: str, aligned: bool, half: bool) -> None:
+    fields = {"AlignCorners": aligned, "HalfPixelCenters": half}
+    point = 0 if dtype == "int16" else 7
+    ins = [spec((1, 5, 6, 3), dtype, 1e-3, point), Spec(data=np.array((11, 9), np.int32))]
+    table, out = ("ResizeBilinearOptions", fields), spec((1, 11, 9, 3), dtype, 1e-3, point)
+    check("RESIZE_BILINEAR", ins, out, table, [numbers(dtype, 1, 5, 6, 3)])
+
+
+@pytest.mark.parametrize("scale", [0.003, 0.05, 1.7])
+def test_rsqrt(scale: float) -> None:
+    ins, out = [spec((256,), "int8", scale, -128)], spec((256,), "int8", 0.11 / scale**0.5, -120)
+    check("RSQRT", ins, out, None, [every("int8")])
+
+
 def weights(dtype: str, shape: tuple[int, ...], scales: int, axis: int) -> tuple[Spec, list[float]]:
     found = [float(s) for s in RNG.uniform(0.001, 0.04, scales)]
     least = -127 if dtype == "int8" else 0
@@ -220,6 +236,125 @@ def test_product_of_matrices() -> None:
     check("BATCH_MATMUL", ins, spec((3, 20, 20), "int8", 1.1), table, inputs)
 
 
+def wide(*shape: int, scale: float = 0.0) -> Spec:
+    """int16, whose zero point is 0."""
+    return spec(shape, "int16", scale, 0)
+
+
+@pytest.mark.parametrize("code", ["ADD", "SUB", "MUL"])
+def test_arithmetic_of_int16(code: str) -> None:
+    fields = {"FusedActivationFunction": 3}
+    table = (
+        f"{code.title()}Options",
+        fields if code == "MUL" else {**fields, "PotScaleInt16": False},
+    )
+    ins = [wide(3, 999, scale=3e-4), wide(1, 999, scale=2e-4)]
+    inputs = [numbers("int16", *s.shape) for s in ins]
+    check(code, ins, wide(3, 999, scale=3e-3 if code == "MUL" else 5e-4), table, inputs)
+
+
+@pytest.mark.parametrize("code", ["LOGISTIC", "TANH"])
+@pytest.mark.parametrize("scale", [2.0**-12, 2.0**-11, 3.7e-4, 1e-5, 0.002])
+def test_functions_of_every_int16(code: str, scale: float) -> None:
+    every_one = np.arange(-(2**15), 2**15).astype(np.int16)
+    check(code, [wide(2**16, scale=scale)], wide(2**16, scale=2.0**-15), None, [every_one])
+
+
+@pytest.mark.parametrize("code", ["RELU", "RELU6", "LEAKY_RELU", "ABS"])
+def test_rectifiers_of_int16(code: str) -> None:
+    every_one = np.arange(-(2**15), 2**15).astype(np.int16)
+    table = ("LeakyReluOptions", {"Alpha": 0.3}) if code == "LEAKY_RELU" else None
+    out = wide(2**16, scale=4e-4 if code == "ABS" else 3e-4)
+    check(code, [wide(2**16, scale=4e-4)], out, table, [every_one])
+
+
+@pytest.mark.parametrize("width,scale", [(1, 1e-3), (7, 2e-4), (1000, 3e-4)])
+def test_softmax_of_int16(width: int, scale: float) -> None:
+    table = ("SoftmaxOptions", {"Beta": 1.0})
+    ins, out = [wide(99, width, scale=scale)], wide(99, width, scale=2.0**-15)
+    check("SOFTMAX", ins, out, table, [numbers("int16", 99, width)])
+
+
+def test_mean_and_choice_of_int16() -> None:
+    axes = Spec(data=np.array([1, 2], np.int32))
+    table = ("ReducerOptions", {"KeepDims": False})
+    data = numbers("int16", 2, 7, 7, 5)
+    ins = [wide(2, 7, 7, 5, scale=1e-3), axes]
+    check("MEAN", ins, wide(2, 5, scale=7e-4), table, [data])
+    same = wide(2, 7, 7, 5, scale=1e-3)
+    check("MAXIMUM", [same, same], same, ("MaximumMinimumOptions", {}), [data, data[::-1].copy()])
+
+
+@pytest.mark.parametrize("code", ["MAX_POOL_2D", "AVERAGE_POOL_2D"])
+def test_pools_of_int16(code: str) -> None:
+    fields = {"Padding": 0, "StrideH": 2, "StrideW": 2, "FilterHeight": 3, "FilterWidth": 3}
+    data = wide(2, 9, 10, 5, scale=1e-3)
+    table = ("Pool2DOptions", fields)
+    check(code, [data], wide(2, 5, 5, 5, scale=1e-3), table, [numbers("int16", 2, 9, 10, 5)])
+
+
+def wide_bias(count: int, is_wide: bool = True) -> Spec:
+    """Of sums of int16, which are int64."""
+    data = RNG.integers(-(10**7), 10**7, count).astype(np.int64 if is_wide else np.int32)
+    return Spec(data=data, scale=[1e-5] * count, point=[0] * count)
+
+
+@pytest.mark.parametrize("code", ["CONV_2D", "DEPTHWISE_CONV_2D"])
+def test_convolutions_of_int16(code: str) -> None:
+    is_deep = code.startswith("D")
+    weight, _ = weights("int8", (1, 3, 3, 6) if is_deep else (6, 3, 3, 6), 6, 3 * is_deep)
+    fields = {"Padding": 0, "StrideH": 2, "StrideW": 2, "FusedActivationFunction": 1,
+              "DilationHFactor": 1, "DilationWFactor": 1}  # fmt: skip
+    fields |= {"DepthMultiplier": 1} if is_deep else {}
+    table = (f"{'Depthwise' if is_deep else ''}Conv2DOptions", fields)
+    ins = [wide(2, 19, 20, 6, scale=2e-4), weight, wide_bias(6)]
+    check(code, ins, wide(2, 10, 10, 6, scale=1e-3), table, [numbers("int16", 2, 19, 20, 6)])
+
+
+def test_transposed_convolution_of_int16() -> None:
+    weight, _ = weights("int8", (6, 3, 3, 6), 6, 0)
+    shape = Spec(data=np.array([2, 20, 20, 6], np.int32))
+    ins = [shape, weight, wide(2, 10, 10, 6, scale=2e-4), wide_bias(6)]
+    table = ("TransposeConvOptions", {"Padding": 0, "StrideH": 2, "StrideW": 2})
+    out = wide(2, 20, 20, 6, scale=1e-3)
+    check("TRANSPOSE_CONV", ins, out, table, [numbers("int16", 2, 10, 10, 6)])
+
+
+def test_sums_of_int16_are_int64() -> None:
+    """Weights and data at their ends: 3000 products are beyond int32."""
+    weight = Spec(data=np.full((4, 3000), 127, np.int8), scale=[0.01], point=[0])
+    data = np.full((2, 3000), 2**15 - 1, np.int16)
+    data[1] = numbers("int16", 3000)
+    table = ("FullyConnectedOptions", {"FusedActivationFunction": 0})
+    ins = [wide(2, 3000, scale=1e-4), weight, wide_bias(4)]
+    check("FULLY_CONNECTED", ins, wide(2, 4, scale=0.9), table, [data])
+
+
+def test_product_of_matrices_of_int16() -> None:
+    ins = [wide(3, 20, 300, scale=1e-3), wide(3, 300, 20, scale=1e-3)]
+    table = ("BatchMatMulOptions", {"AdjX": False})
+    inputs = [numbers("int16", 3, 20, 300), numbers("int16", 3, 300, 20)]
+    check("BATCH_MATMUL", ins, wide(3, 20, 20, scale=1e1), table, inputs)
+
+
+@pytest.mark.parametrize("scales,bias", [(1, "int64"), (1, "int32"), (64, "int64"), (64, "")])
+def test_fully_connected_of_int16(scales: int, bias: str) -> None:
+    weight, _ = weights("int8", (64, 50), scales, 0)
+    ins = [wide(300, 50, scale=1.2e-4), weight]
+    ins += [wide_bias(64, bias == "int64")] if bias else []
+    fields = {"FusedActivationFunction": 0, "QuantizedBiasType": 2 if bias == "int32" else 4}
+    table = ("FullyConnectedOptions", fields)
+    check(
+        "FULLY_CONNECTED", ins, wide(300, 64, scale=6e-4), table, [numbers("int16", 300, 50) >> 2]
+    )
+
+
+def test_squared_difference() -> None:
+    ins = [spec((3, 999), "int8", 0.03), spec((1, 999), "int8", 0.05)]
+    out = spec((3, 999), "int8", 0.4)
+    check("SQUARED_DIFFERENCE", ins, out, None, [numbers("int8", *s.shape) for s in ins])
+
+
 def refused(code: str, ins: list[Spec], out: Spec, table: Table, message: str) -> None:
     free = [i for i, s in enumerate(ins) if s.data is None]
     ops = [Op(code, range(len(ins)), [len(ins)], table)]
@@ -229,9 +364,9 @@ def refused(code: str, ins: list[Spec], out: Spec, table: Table, message: str) -
 
 def test_what_has_no_kernel_here_is_refused() -> None:
     scale = {"scale": [0.1], "point": [0]}
-    wide = Spec((2, 5), "int16", **scale)  # type: ignore[arg-type]
-    ins = [wide, wide]
-    refused("ADD", ins, wide, ("AddOptions", {}), "ADD #0 't2': tensor 0 't0' is int16: kernels of")
+    short = Spec((2, 5), "int16", **scale)  # type: ignore[arg-type]
+    refused("GREATER", [short, short], Spec((2, 5), "bool"), None,
+            "GREATER #0 't2': tensor 0 't0' is int16: kernels of")  # fmt: skip
     byte = Spec((2, 5), "int8", **scale)  # type: ignore[arg-type]
     refused("SIN", [byte], byte, None, "SIN #0 't1': tensor 0 't0' is quantised: int8")
     floats = Spec((2, 4))

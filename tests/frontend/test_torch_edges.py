@@ -188,3 +188,24 @@ def test_an_element_of_a_constant_is_a_number() -> None:
     program = import_program(decomposed(exported(Shifted(), [x])), "edges")
     found = Interpreter(relay.infer_type(program.as_module())).evaluate("main", x.numpy())
     np.testing.assert_allclose(found, Shifted()(x).numpy(), 1e-6)
+
+
+class Attention(torch.nn.Module):
+    """Attention under a mask."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize("is_bool", [True, False])
+def test_queries_that_see_no_key_give_zeros(is_bool: bool) -> None:
+    torch.manual_seed(4)
+    x, mask = torch.randn(2, 3, 5, 8), torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    mask[1, :, 2:4] = False  # as a batch of texts of their own lengths has
+    given = mask if is_bool else torch.where(mask, 0.0, -torch.inf)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        wanted = Attention()(x, given)
+        torch.testing.assert_close(torch.compile(Attention(), backend="ekiden")(x, given), wanted)
+    found = ekiden.compile(Attention(), example_inputs=(x, given))(x, given)
+    torch.testing.assert_close(torch.from_numpy(found.numpy()), wanted)

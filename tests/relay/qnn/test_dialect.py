@@ -4,7 +4,7 @@ out by hand, types and refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import ekiden
 from ekiden import relay
 from ekiden.ir.op import OP_ATTRS, OPS
 from ekiden.relay.qnn import op as qnn
+from ekiden.relay.qnn import rescale
 from ekiden.runtime.errors import CompileError, TypeInferenceError
 from long_runs import alike, share
 
@@ -396,3 +397,19 @@ def test_vectors_of_one_are_scalars() -> None:
     made = relay.qnn.op.dequantize(x, one, zero)
     found = relay.create_executor("debug", ekiden.IRModule.from_expr(made)).evaluate()(data)
     np.testing.assert_array_equal(found.numpy(), (data.astype("float32") - 3) / 2)
+
+
+@pytest.mark.parametrize("rounding", ["TWICE", "UPWARD", "TONEAREST"])
+@pytest.mark.parametrize("scales", [(0.1, 0.3, 1e-9, 1e-12), (0.6, 0.02, 1.5, 2.0**-32)])
+def test_products_in_fixed_point_at_the_ends_of_int32(
+    rounding: str, scales: Sequence[float]
+) -> None:
+    ends = [-(2**31), -(2**31) + 1, 2**31 - 1, -(2**30), 2**30 - 1, -3, -2, -1, 0, 1, 2, 3]
+    data = np.repeat(np.array(ends, np.int32)[:, None], 4, axis=1)
+    if max(scales) > 1:
+        data[:5] >>= 2  # what is above int32 has no meaning
+    x = relay.var("x", shape=data.shape, dtype="int32")
+    made = rescale.times(x, np.array(scales), rounding)
+    module = relay.IRModule.from_expr(relay.Function([x], made))
+    found = ekiden.compile(module)(data).numpy()
+    np.testing.assert_array_equal(found, rescale.times_array(data, np.array(scales), rounding))

@@ -43,9 +43,14 @@ def _raised(data: Expr, bits: int) -> Expr:
     return _saturated(op.left_shift(data, _number(bits)))
 
 
+def leading_zeros(data: Expr) -> Expr:
+    """Of 32 bits; none is below 0."""
+    return reduce(op.add, (op.cast(op.less(data, _number(1 << k)), "int64") for k in range(32)))
+
+
 def reciprocal(data: Expr) -> tuple[Expr, Expr]:
     """(leading zeros of 32 bits, the reciprocal of what stands behind the first one, as 1 + x)."""
-    zeros = reduce(op.add, (op.cast(op.less(data, _number(1 << k)), "int64") for k in range(32)))
+    zeros = leading_zeros(data)
     rest = op.subtract(op.left_shift(data, zeros), _number(1 << 31))
     half = op.right_shift(op.add(rest, _number(_ONE + 1)), _number(1))
     x = op.add(_number(1515870810), product(half, _number(-1010580540)))

@@ -213,7 +213,12 @@ def _check(row: Row, ins: Sequence[Tensor | None], outs: Sequence[Tensor]) -> No
 
 def _check_quantization(row: Row, ins: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
     """Raise Unsupported for quantised tensors that a converter does not know how to take."""
-    if row.quantized is Quantized.OWN or row.integer is not None:
+    if row.quantized is Quantized.OWN:
+        return
+    if row.integer is not None:
+        for each in (t for t in (*ins, *outs) if t is not None and t.quantization is not None):
+            if each.dtype == "int16" and not row.is_wide:
+                raise Unsupported(f"{each} is int16: kernels of quantised int8 and uint8 are here")
         return
     moved = [t for i, t in enumerate(ins) if t is not None and (not row.data or i in row.data)]
     for each in (*(t for t in ins if t is not None), *outs):

@@ -20,10 +20,10 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.relay.qnn.rescale import times, times_array
+from ekiden.relay.qnn.rescale import fixed_point, times, times_array
 from ekiden.runtime.late_methods import dataclass
 
-DTYPES = ("int8", "uint8")
+DTYPES = ("int8", "uint8", "int16")
 """Those of the integer kernels that are here."""
 
 
@@ -38,7 +38,8 @@ class Levels:
     @property
     def limits(self) -> tuple[int, int]:
         """The least and the largest number."""
-        return (-128, 127) if self.dtype == "int8" else (0, 255)
+        span = 1 << 8 * to_numpy(self.dtype).itemsize
+        return (0, span - 1) if self.dtype == "uint8" else (-span // 2, span // 2 - 1)
 
     def number(self, real: float) -> int:
         """The number nearest to a real value, midway away from zero; it may be out of limits."""
@@ -56,7 +57,7 @@ def steps_of(node: Node, tensor: Tensor | None) -> Quantization:
     """The scales of a tensor of `DTYPES`."""
     if tensor is None or tensor.quantization is None or tensor.dtype not in DTYPES:
         kind = "missing" if tensor is None else tensor.dtype
-        node.unsupported(f"{tensor} is {kind}: kernels of quantised int8 and uint8 are supported")
+        node.unsupported(f"{tensor} is {kind}: kernels of quantised int8, uint8, int16 are here")
     return tensor.quantization
 
 
@@ -83,6 +84,32 @@ def scaled(data: Expr, multiplier: float | Array) -> Expr:
 def scaled_once(data: Expr, multiplier: float | Array) -> Expr:
     """The same, rounded once, as the kernel of FULLY_CONNECTED does."""
     return times(data, multiplier)
+
+
+def scaled_wide(data: Expr, multiplier: float | Array) -> Expr:
+    """int64 sums times real numbers as integers of 15 bits, rounded once: how the kernels of int16
+    do.
+    """
+    whole, exponent = fixed_point(np.asarray(multiplier, np.float64))
+    short = np.minimum((whole + (1 << 15)) >> 16, (1 << 15) - 1)
+    shift = 15 - exponent
+    half = np.left_shift(np.int64(1), shift - 1)
+    moved = op.add(op.multiply(data, const(short)), const(half))
+    return op.cast(op.right_shift(moved, const(shift)), "int32")
+
+
+def scaled_long(data: Expr, multiplier: float | Array) -> Expr:
+    """int64 sums of up to 47 bits times real numbers as integers of 31 bits, rounded once: the
+    kernel of FULLY_CONNECTED again. The upper bits are multiplied apart from the lower 16.
+    """
+    whole, exponent = fixed_point(np.asarray(multiplier, np.float64))
+    shift = 31 - exponent
+    upper = op.right_shift(data, const(np.int64(16)))
+    lower = op.multiply(op.bitwise_and(data, const(np.int64(0xFFFF))), const(whole))
+    half = const(np.left_shift(np.int64(1), shift - 1))
+    carried = op.right_shift(op.add(lower, half), const(np.int64(16)))
+    made = op.add(op.multiply(upper, const(whole)), carried)
+    return op.cast(op.right_shift(made, const(shift - 16)), "int32")
 
 
 def stored(node: Node, data: Expr) -> Expr:
@@ -112,8 +139,8 @@ LIMITS: dict[int, tuple[float | None, float | None]] = {
 
 
 def tabled(node: Node, function: Callable[[Array], Array]) -> Expr:
-    """A function of one number, as a table of what it gives for each of the 256 that come; beyond
-    the limits of the output it gives these.
+    """A function of one number, as a table of what it gives for each that may come; beyond the
+    limits of the output it gives these.
     """
     source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
     first, last = source.limits

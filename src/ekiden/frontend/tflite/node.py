@@ -118,6 +118,8 @@ class Row:
     """The inputs whose elements are moved, of those that are MOVED; () for all."""
     integer: Converter | None = None
     """Of quantised tensors, where its kernel computes on their numbers."""
+    is_wide: bool = False
+    """Whether `integer` takes int16 too, whose kernels round by rules of their own."""
     hybrid: Converter | None = None
     """Of data of float32 and weights of int8, the second input, which its kernel multiplies as
     integers (hybrid.py)."""

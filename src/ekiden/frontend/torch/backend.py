@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ekiden import runtime
 from ekiden.frontend.torch.aot import ImportedGraph, Result, import_graph
 from ekiden.frontend.torch.export import decompositions
-from ekiden.frontend.torch.layers import keep_layers
+from ekiden.frontend.torch.layers import keep_layers, wants_gradients
 from ekiden.runtime.errors import CompileError, InternalError
 
 LOG = logging.getLogger("ekiden.torch")
@@ -40,6 +40,9 @@ as arguments.
 
 BREAKS = "RNN, GRU, or LSTM"
 """What PyTorch's reason says where it traces no further since there is a recurrent layer."""
+
+INFERENCE = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+"""How PyTorch may trace attention: whole, or as products and a softmax, which alone it trains."""
 
 Run = Callable[[list[Any]], list[Any]]
 """A graph of AOTAutograd made ready: arguments, which it takes over, to results."""
@@ -71,7 +74,7 @@ def ekiden(
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
     )
-    with sdpa_kernel(SDPBackend.MATH):  # attention as products and a softmax, which are fused
+    with sdpa_kernel(INFERENCE if not wants_gradients(example_inputs) else SDPBackend.MATH):
         found: Callable[..., Any] = backend(module, example_inputs)
     return found
 

@@ -152,10 +152,15 @@ def _is_there(padded: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(padded.shape[0]).unsqueeze(1) < lengths
 
 
+def wants_gradients(inputs: Sequence[object]) -> bool:
+    """Whether gradients go through a graph of these inputs."""
+    is_traced = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    return torch.is_grad_enabled() and is_traced
+
+
 def keep_layers(module: torch.fx.GraphModule, inputs: Sequence[object]) -> None:
     """In a graph of TorchDynamo, and those inside it, where no gradient is wanted."""
-    is_traced = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-    if torch.is_grad_enabled() and is_traced:
+    if wants_gradients(inputs):
         return
     for part in module.modules():
         if not isinstance(part, torch.fx.GraphModule):
@@ -167,4 +172,4 @@ def keep_layers(module: torch.fx.GraphModule, inputs: Sequence[object]) -> None:
                 part.recompile()
 
 
-__all__ = ["keep_layers", "whole_layers"]
+__all__ = ["keep_layers", "wants_gradients", "whole_layers"]

@@ -31,7 +31,6 @@ from ekiden.relay.op import (
     floor,
     greater_equal,
     left_shift,
-    less,
     multiply,
     right_shift,
     sign,
@@ -68,6 +67,8 @@ from ekiden.runtime.late_methods import dataclass
 
 POINT = 31
 """Bits behind the point of a multiplier."""
+HALF = 32
+"""Bits of a half of int64."""
 
 
 @node("relay.attrs.QuantizeAttrs")
@@ -201,6 +202,9 @@ class _Product:
     def expr(self, data: Expr, rounding: str) -> Expr:
         """int32 data times the multiplier, in int64: << left, * multiplier, >> right, rounded as
         `rounding` says ("UPWARD", "TONEAREST" with halves away from zero, "TWICE" as gemmlowp).
+
+        A shift by 32 or more is one to the upper half and one of that half, which is int32: few
+        processors shift int64 with its sign in vectors.
         """
         wide = cast(data, "int64")
         if self.left.any():
@@ -212,20 +216,29 @@ class _Product:
         if rounding == "TONEAREST":
             below = const(np.left_shift(np.int64(1), self.right - 1) - 1)
             half = where(greater_equal(wide, _scalar(0, "int64")), half, below)
-        return cast(right_shift(add(wide, half), const(self.right)), "int32")
+        moved = add(wide, half)
+        rest = self.right - HALF
+        if rest.min() < 0 or rest.max() >= HALF:
+            return cast(right_shift(moved, const(self.right)), "int32")
+        upper = cast(right_shift(moved, _scalar(HALF, "int64")), "int32")
+        return right_shift(upper, const(rest.astype(np.int32))) if rest.any() else upper
 
     def _twice(self, wide: Expr) -> Expr:
         """gemmlowp's two steps: a product rounded to where the multiplier has its point, midway
         upward, then a shift by the exponent, midway away from zero.
+
+        The first result fits int32, and is above its least number. The shift keeps a bit for the
+        second rounding, so that this stays within int32 too.
         """
-        high = right_shift(add(wide, _scalar(1 << (POINT - 1), "int64")), _scalar(POINT, "int64"))
-        rest = self.right - POINT
+        nearest = add(wide, _scalar(1 << (POINT - 1), "int64"))
+        high = cast(right_shift(nearest, _scalar(POINT, "int64")), "int32")
+        rest = np.minimum(self.right - POINT, POINT + 1)  # from there on nothing is left
         if not rest.any():
-            return cast(high, "int32")
-        half = const(np.left_shift(np.int64(1), rest) >> 1)
-        is_less = cast(less(high, _scalar(0, "int64")), "int64")
-        below = multiply(is_less, const((rest > 0).astype(np.int64)))
-        return cast(right_shift(subtract(add(high, half), below), const(rest)), "int32")
+            return high
+        below = add(high, right_shift(high, _scalar(POINT, "int32")))  # 1 less if negative
+        kept = right_shift(below, const(np.maximum(rest - 1, 0).astype(np.int32)))
+        made = right_shift(add(kept, _scalar(1, "int32")), _scalar(1, "int32"))
+        return made if rest.all() else where(const(rest > 0), made, high)
 
     def array(self, data: Array, rounding: str) -> Array:
         """The same on an array, bit by bit: it is how constants fold."""

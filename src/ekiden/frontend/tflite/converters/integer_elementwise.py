@@ -26,8 +26,10 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn.rescale import fixed_point
 
-_ROOM = 20
-"""Bits that the operands of a sum are shifted by."""
+
+def _room(result: Levels) -> int:
+    """Bits that the operands of a sum are shifted by."""
+    return 15 if result.dtype == "int16" else 20
 
 
 def _operands(node: Node) -> tuple[Levels, Levels, Levels]:
@@ -38,16 +40,23 @@ def total(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """A sum or a difference, under the larger scale twice."""
 
     def convert(node: Node) -> Expr:
-        """Both sides in steps of twice the larger scale, with _ROOM bits below the point, as the
+        """Both sides in steps of twice the larger scale, with bits below the point, as the
         reference kernel has them; then in the result's.
         """
         *sides, result = _operands(node)
+        if (
+            result.dtype == "int16"
+            and node.option("PotScaleInt16", 1)
+            and all(np.log2(s.scale).is_integer() for s in (*sides, result))
+        ):
+            node.unsupported("sums of int16 by powers of two ('pot_scale_int16')")
+        room = _room(result)
         twice = 2 * np.float64(max(s.scale for s in sides))
         parts = []
         for index, side in enumerate(sides):
-            wide = op.left_shift(centred(node.expr(index), side.point), const(np.int32(_ROOM)))
+            wide = op.left_shift(centred(node.expr(index), side.point), const(np.int32(room)))
             parts.append(scaled(wide, np.float64(side.scale) / twice))
-        again = twice / np.float64(np.float32(1 << _ROOM) * result.scale)
+        again = twice / np.float64(np.float32(1 << room) * result.scale)
         return stored(node, scaled(function(*parts), again))
 
     return convert
@@ -58,6 +67,20 @@ def multiply(node: Node) -> Expr:
     a, b, result = _operands(node)
     made = op.multiply(centred(node.expr(0), a.point), centred(node.expr(1), b.point))
     return stored(node, scaled(made, np.float64(a.scale * b.scale / result.scale)))
+
+
+def squared_difference(node: Node) -> Expr:
+    """Both sides in steps of twice the larger scale, with 7 bits below the point, then the square
+    in the result's."""
+    *sides, result = _operands(node)
+    twice = 2 * np.float64(max(s.scale for s in sides))
+    parts = []
+    for index, side in enumerate(sides):
+        wide = op.left_shift(centred(node.expr(index), side.point), const(np.int32(7)))
+        parts.append(scaled(wide, np.float64(side.scale) / twice))
+    apart = op.subtract(*parts)
+    again = twice * twice / np.float64(np.float32(1 << 14) * result.scale)
+    return stored(node, scaled(op.multiply(apart, apart), again))
 
 
 def same_scales(function: Callable[[Expr, Expr], Expr]) -> Converter:
@@ -196,6 +219,21 @@ def _shifted(data: Array, by: int) -> Array:
     return (data + (1 << by >> 1) - (data < 0)) >> by
 
 
+def rsqrt(node: Node) -> Expr:
+    """Roots with 20 bits behind the point, then in the result's steps; of 0 the largest number."""
+    source, result = _pair(node)
+    factor = 1 / (np.sqrt(np.float32(source.scale)) * result.scale)
+
+    def function(numbers: Array) -> Array:
+        """Numbers below 0 have none, as 0."""
+        moved = numbers - source.point
+        roots = np.rint(2.0**20 / np.sqrt(np.maximum(moved, 1))).astype(np.int64)
+        made = scaled_array(roots, float(factor) / 2**20) + result.point
+        return np.where(moved > 0, made, result.limits[1])
+
+    return tabled(node, function)
+
+
 def gelu(node: Node) -> Expr:
     """By either formula, as a table."""
     if node.option("Approximate"):
@@ -204,8 +242,65 @@ def gelu(node: Node) -> Expr:
     return of_real(lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))))(node)
 
 
-logistic = of_real(lambda x: 1 / (1 + np.exp(-x)))
-tanh = of_real(np.tanh)
+def _interpolated(numbers: Array, bits: int) -> Array:
+    """sigmoid(|x|) in 16 + `bits` bits, of x in steps of 1 / (24 << bits), on lines between its
+    values at every 24th. Those stand above the function by half of what lines are below it;
+    the last one is 1.
+    """
+    true = 1 / (1 + np.exp(-np.arange(257) / 24))
+    bend = true * (1 - true) * (2 * true - 1) / (16 * 24**2)
+    table = np.round(65536 * (true + bend)).astype(np.int64)
+    table[255:] = 65535
+    size = np.abs(numbers)
+    place = np.minimum(size >> bits, 255)
+    left, right = table[place], table[place + 1]
+    return np.asarray((left << bits) + (size & ((1 << bits) - 1)) * (right - left))
+
+
+def _fine(source: Levels, most: int) -> Callable[[Array], Array]:
+    """Numbers of int16 in steps of 1 / 12288; scales of 2**-12 up to 2**(most - 12) exactly."""
+    power = float(np.log2(source.scale)) + 12
+    if power.is_integer() and 0 <= power <= most:
+        return lambda numbers: numbers * (3 << int(power))
+    factor, shift = float(source.scale) * 4096 * 3, 0
+    while factor <= 32767 / 2 and shift <= 30:
+        factor, shift = factor * 2, shift + 1
+    half = 1 << shift >> 1
+    return lambda numbers: (numbers * int(factor) + half) >> shift
+
+
+def logistic(node: Node) -> Expr:
+    """Of bytes a table of floats; of int16 the kernel interpolates."""
+    source = levels(node, node.ins[0])
+    if source.dtype != "int16":
+        return of_real(lambda x: 1 / (1 + np.exp(-x)))(node)
+    fine = _fine(source, 0)
+
+    def function(numbers: Array) -> Array:
+        """15 bits behind the point."""
+        x = fine(numbers)
+        size = np.where(np.abs(x) >> 9 >= 255, 0x7FFF << 10, _interpolated(x, 9))
+        return np.where(x >= 0, size + 512, (1 << 25) - size + 511) >> 10
+
+    return tabled(node, function)
+
+
+def tanh(node: Node) -> Expr:
+    """2 sigmoid(2 x) - 1."""
+    source = levels(node, node.ins[0])
+    if source.dtype != "int16":
+        return of_real(np.tanh)(node)
+    fine = _fine(source, 1)
+
+    def function(numbers: Array) -> Array:
+        """15 bits behind the point."""
+        x = fine(numbers)
+        size = np.where(np.abs(x) >> 8 >= 255, 0xFFFF << 8, _interpolated(x, 8)) - (1 << 23)
+        return np.where(x >= 0, size + 128, 127 - size) >> 8
+
+    return tabled(node, function)
+
+
 elu = of_real(lambda x: np.where(x < 0, np.expm1(x), x))
 exp = of_real(np.exp)
 log = of_real(lambda x: np.where(x > 0, np.log(x), -np.inf))

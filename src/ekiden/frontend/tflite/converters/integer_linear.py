@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ekiden.frontend.tflite.converters.rows import rows_of, shaped
 from ekiden.frontend.tflite.converters.window import Window, padding, strides, window_of
-from ekiden.frontend.tflite.integer import centred, levels, scaled, scaled_once, steps_of, stored
+from ekiden.frontend.tflite.integer import (
+    centred,
+    levels,
+    scaled,
+    scaled_long,
+    scaled_once,
+    scaled_wide,
+    steps_of,
+    stored,
+)
 from ekiden.frontend.tflite.node import Node
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
 from ekiden.relay.qnn.rescale import away
+
+Scaled = Callable[[Expr, Array], Expr]
+"""Sums, what they are multiplied by -> int32."""
+ONCE = scaled_once, scaled_long
 
 
 def _points(node: Node, data: int, weight: int) -> tuple[Expr, Expr, Expr, Expr]:
@@ -32,7 +47,8 @@ def _multiplier(node: Node, data: int = 0, weight: int = 1) -> Array:
     source, result = levels(node, node.ins[data]), levels(node, node.outs[0])
     scales = np.array(steps_of(node, node.ins[weight]).scale, np.float32)
     tensor = node.ins[weight]
-    if (tensor and tensor.dtype == "uint8") or node.operation.code == "FULLY_CONNECTED":
+    is_float = node.operation.code == "FULLY_CONNECTED" and source.dtype != "int16"
+    if is_float or (tensor and tensor.dtype == "uint8"):
         product = (source.scale * scales).astype(np.float64)
     else:
         product = np.float64(source.scale) * scales.astype(np.float64)
@@ -40,46 +56,76 @@ def _multiplier(node: Node, data: int = 0, weight: int = 1) -> Array:
     return quotient.reshape(()) if quotient.size == 1 else quotient
 
 
-def _finished(node: Node, sums: Expr, bias: int, multiplier: Array) -> Expr:
+def _finished(
+    node: Node, sums: Expr, bias: int, multiplier: Array,
+    scales: tuple[Scaled, Scaled] = (scaled, scaled_wide),
+) -> Expr:  # fmt: skip
+    """Sums of int16 are int64, unless a bias says otherwise. scales: of int32, of int64."""
+    kind = node.typed(sums).dtype
     if node.optional(bias) is not None:
-        sums = op.add(sums, node.expr(bias))
-    return stored(node, scaled(sums, multiplier))
+        kind = node.dtype(bias)
+        sums = op.add(op.cast(sums, kind), node.expr(bias))
+    return stored(node, scales[kind == "int64"](sums, multiplier))
+
+
+def _summed(node: Node, data: Expr, index: int, product: Callable[[Expr], Expr]) -> Expr:
+    """Products of bytes with weights. int16 data are two bytes: their products make one int64."""
+    if node.dtype(index) != "int16":
+        return product(data)
+    upper = op.cast(op.right_shift(data, const(np.int16(8))), "int8")
+    lower = op.cast(op.bitwise_and(data, const(np.int16(255))), "uint8")
+    high, low = (op.cast(product(part), "int64") for part in (upper, lower))
+    return op.add(op.left_shift(high, const(np.int64(8))), low)
 
 
 def convolution(node: Node, window: Window) -> Expr:
     """A convolution over NHWC, plain, in groups or of each channel."""
-    made = qnn.conv2d(
-        node.expr(0), op.transpose(node.expr(1), window.order), *_points(node, 0, 1), window.size,
-        window.channels, strides(node), window.padding, window.dilation, window.groups,
-        "NHWC", "HWIO",
-    )  # fmt: skip
-    return _finished(node, made, 2, _multiplier(node))
+    weight, points = op.transpose(node.expr(1), window.order), _points(node, 0, 1)
+
+    def product(data: Expr) -> Expr:
+        """Of bytes."""
+        return qnn.conv2d(
+            data, weight, *points, window.size, window.channels, strides(node), window.padding,
+            window.dilation, window.groups, "NHWC", "HWIO",
+        )  # fmt: skip
+
+    return _finished(node, _summed(node, node.expr(0), 0, product), 2, _multiplier(node))
 
 
-def transpose_conv(node: Node, made: Expr) -> Expr:
-    """`made` of int32: the transposed convolution of centred numbers."""
-    return _finished(node, made, 3, _multiplier(node, 2, 1))
+def transpose_conv(node: Node, product: Callable[[Expr, Expr], Expr]) -> Expr:
+    """By the transposed convolution of centred numbers, which are int32."""
+    points = _points(node, 2, 1)[:2]
+    weight = op.subtract(op.cast(node.expr(1), "int32"), points[1])
+
+    def centred_product(data: Expr) -> Expr:
+        """Of bytes."""
+        return product(op.subtract(op.cast(data, "int32"), points[0]), weight)
+
+    return _finished(node, _summed(node, node.expr(2), 2, centred_product), 3,
+                     _multiplier(node, 2, 1))  # fmt: skip
 
 
 def fully_connected(node: Node) -> Expr:
     """FULLY_CONNECTED: its sums are rounded once."""
-    made: Expr = qnn.dense(rows_of(node), node.expr(1), *_points(node, 0, 1))
-    if node.optional(2) is not None:
-        made = op.add(made, node.expr(2))
-    return shaped(node, stored(node, scaled_once(made, _multiplier(node))))
+    points = _points(node, 0, 1)
+    made = _summed(node, rows_of(node), 0, lambda data: qnn.dense(data, node.expr(1), *points))
+    return shaped(node, _finished(node, made, 2, _multiplier(node), ONCE))
 
 
 def average_pool(node: Node) -> Expr:
-    """Sums of up to 65,536 numbers are exact as floats, and so is which integer is nearest."""
+    """Sums of up to 65,536 bytes are exact as floats, and so is which integer is nearest; those of
+    int16 as doubles.
+    """
     if levels(node, node.ins[0]).scale != levels(node, node.outs[0]).scale:
         node.unsupported(f"{node.ins[0]} and {node.outs[0]} have different scales")
     size = window_of(node)
     point = levels(node, node.ins[0]).point
-    data = op.cast(node.expr(0), "float32")
+    real = "float64" if node.dtype(0) == "int16" else "float32"
+    data = op.cast(node.expr(0), real)
     mean = op.nn.avg_pool2d(
         data, size, strides(node), padding=padding(node, size, (1, 1)), layout="NHWC"
     )
-    steps = op.cast(away(mean, "float32"), "int32")
+    steps = op.cast(away(mean, real), "int32")
     return stored(node, op.subtract(steps, const(np.int32(point))))
 
 
@@ -92,8 +138,11 @@ def max_pool(node: Node) -> Expr:
     return stored(node, centred(made, levels(node, node.ins[0]).point))
 
 
-def rescaled_product(node: Node, made: Expr) -> Expr:
-    """A product of centred numbers as the output's numbers."""
+def product(node: Node, multiplied: Callable[[Expr, Expr], Expr]) -> Expr:
+    """A product of centred numbers, as the output's numbers; sums of int16 are int64."""
+    wide = node.dtype(0) == "int16"
+    sides = [centred(node.expr(i), levels(node, node.ins[i]).point) for i in (0, 1)]
+    made = multiplied(*(op.cast(s, "int64") if wide else s for s in sides))
     left, right, result = (levels(node, t) for t in (*node.ins[:2], node.outs[0]))
-    product = np.float64(left.scale * right.scale) / np.float64(result.scale)
-    return stored(node, scaled(made, product))
+    factor = np.float64(left.scale * right.scale) / np.float64(result.scale)
+    return stored(node, (scaled_wide if wide else scaled)(made, factor))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from ekiden.frontend.tflite import gemmlowp
 from ekiden.frontend.tflite.integer import centred, levels, stored
 from ekiden.frontend.tflite.node import Node
 from ekiden.ir.dtype import to_numpy
+from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn.rescale import fixed_point, times_array, times_whole
@@ -29,6 +31,8 @@ def mean(node: Node) -> Expr:
     """The sum times a multiplier that holds the number of elements."""
     source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
     axes, count = _axes(node)
+    if source.dtype == "int16" and count >= 1 << 16:
+        node.unsupported(f"means of {count} numbers of int16, whose sum is beyond int32")
     total = op.sum(centred(node.expr(0), 0), axis=axes, keepdims=bool(node.option("KeepDims")))
     moved = op.subtract(total, const(np.int32(source.point * count)))
     whole, exponent = fixed_point(np.asarray(np.float64(source.scale) / np.float64(result.scale)))
@@ -48,7 +52,50 @@ def total(node: Node) -> Expr:
     return stored(node, op.cast(op.round(real), "int32"))
 
 
+def _lined(function: Callable[[Array], Array], low: float, high: float) -> Array:
+    """A function for each number of int16, which go from `low` to `high`, with 15 bits behind the
+    point: on lines between 512 values, which are moved by half of what a line's middle is off.
+    """
+    steps = np.linspace(low, high, 513)
+    true = np.round(function(steps) * 32768)
+    middle = np.round(function(steps[:-1] + (high - low) / 1024) * 32768)
+    between = np.round((function(steps[1:]) * 32768 + true[:-1]) / 2)
+    true[:-1] -= np.trunc((between - middle) / 2 + np.copysign(0.5, between - middle))
+    table = np.clip(true, -32768, 32767).astype(np.int64)
+    number = np.arange(1 << 16)
+    place, rest = number >> 7, number & 127
+    return np.asarray(table[place] + ((np.diff(table)[place] * rest + 64) >> 7))
+
+
+def _softmax_of_int16(node: Node) -> Expr:
+    """Tables of lines: exp from -10 to 0, then 1 / (1 + x), of the sum behind its first bit."""
+    source = levels(node, node.ins[0])
+    factor = float(source.scale) * float(node.option("Beta", 1)) / (10.0 / 65535)
+    apart = np.arange(-65535, 1, dtype=np.int64)
+    places = np.clip(times_array(apart, factor, "TWICE") + 65535, 0, 65535)
+    table = const(_lined(np.exp, -10.0, 0.0)[places].astype(np.int32))
+    x = centred(node.expr(0), 0)
+    index = op.add(op.subtract(x, op.max(x, axis=-1, keepdims=True)), const(np.int32(65535)))
+    made = op.cast(op.take(table, index, mode="fast"), "int64")
+    sums = op.sum(made, axis=-1, keepdims=True)
+    zeros, one = gemmlowp.leading_zeros(sums), const(np.int64(1))
+    behind = op.left_shift(sums, op.subtract(zeros, one))
+    behind = op.right_shift(op.add(behind, const(np.int64(1 << 13))), const(np.int64(14)))
+    place = op.clip(op.subtract(behind, const(np.int64(1 << 16))), 0, 65535)
+    inverse = const(_lined(lambda v: 1 / (1 + v), 0.0, 1.0))
+    made = op.multiply(made, op.take(inverse, place, mode="fast"))
+    shift = op.subtract(const(np.int64(31)), zeros)
+    half = op.right_shift(op.left_shift(one, shift), one)
+    return op.cast(op.clip(op.right_shift(op.add(made, half), shift), 0, 32767), "int16")
+
+
 def softmax(node: Node) -> Expr:
+    """Of bytes by gemmlowp's functions, of int16 by tables."""
+    is_wide = levels(node, node.ins[0]).dtype == "int16"
+    return _softmax_of_int16(node) if is_wide else _softmax_of_bytes(node)
+
+
+def _softmax_of_bytes(node: Node) -> Expr:
     """gemmlowp's: a table of exponentials of the difference from the largest number of a row, their
     sum in 12 bits before the point, and its reciprocal by three steps of Newton's.
     """

@@ -19,7 +19,6 @@ from ekiden.frontend.tflite.converters.window import (
     weight_shape,
     window_of,
 )
-from ekiden.frontend.tflite.integer import centred, levels, steps_of
 from ekiden.frontend.tflite.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
@@ -49,9 +48,7 @@ def _transpose_conv(node: Node) -> Expr:
 
 def _transpose_conv_of_integers(node: Node) -> Expr:
     wanted = node.axes(0, "output shape")[1:3]
-    data = centred(node.expr(2), levels(node, node.ins[2]).point)
-    weight = centred(node.expr(1), steps_of(node, node.ins[1]).zero_point[0])
-    return integer.transpose_conv(node, _transposed(node, data, weight, wanted, 2))
+    return integer.transpose_conv(node, lambda data, w: _transposed(node, data, w, wanted, 2))
 
 
 def _transpose_conv_bias(node: Node) -> Expr:
@@ -183,8 +180,7 @@ def _batch_matmul(node: Node) -> Expr:
 
 
 def _batch_matmul_of_integers(node: Node) -> Expr:
-    a, b = (centred(node.expr(i), levels(node, node.ins[i]).point) for i in (0, 1))
-    return integer.rescaled_product(node, multiplied(node, *_sides(node, a, b)))
+    return integer.product(node, lambda a, b: multiplied(node, *_sides(node, a, b)))
 
 
 def _sides(node: Node, a: Expr, b: Expr) -> tuple[Expr, Expr]:
@@ -199,20 +195,23 @@ def _swapped(rank: int) -> tuple[int, ...]:
 # fmt: off
 ROWS = (
     Row("CONV_2D",           _convolution(plain_window),
-        integer=lambda node: integer.convolution(node, plain_window(node)),
+        integer=lambda node: integer.convolution(node, plain_window(node)), is_wide=True,
         hybrid=lambda node: hybrid.plain_convolution(node, plain_window(node))),
     Row("DEPTHWISE_CONV_2D", _convolution(depthwise_window),
-        integer=lambda node: integer.convolution(node, depthwise_window(node)),
+        integer=lambda node: integer.convolution(node, depthwise_window(node)), is_wide=True,
         hybrid=lambda node: hybrid.convolution(node, depthwise_window(node), True)),
-    Row("TRANSPOSE_CONV",    _transpose_conv, integer=_transpose_conv_of_integers),
+    Row("TRANSPOSE_CONV",    _transpose_conv, integer=_transpose_conv_of_integers,
+        is_wide=True),
     Row("CUSTOM Convolution2DTransposeBias", _transpose_conv_bias),
-    Row("AVERAGE_POOL_2D",   _pool(op.nn.avg_pool2d), integer=integer.average_pool),
-    Row("MAX_POOL_2D",       _pool(op.nn.max_pool2d), integer=integer.max_pool),
+    Row("AVERAGE_POOL_2D",   _pool(op.nn.avg_pool2d), integer=integer.average_pool,
+        is_wide=True),
+    Row("MAX_POOL_2D",       _pool(op.nn.max_pool2d), integer=integer.max_pool, is_wide=True),
     Row("L2_POOL_2D",        _l2_pool),
     Row("CONV_3D",           _conv3d),
     Row("CONV_3D_TRANSPOSE", _conv3d_transpose),
     Row("FULLY_CONNECTED",   _fully_connected, integer=integer.fully_connected,
-        hybrid=hybrid.fully_connected),
-    Row("BATCH_MATMUL",      _batch_matmul, integer=_batch_matmul_of_integers),
+        is_wide=True, hybrid=hybrid.fully_connected),
+    Row("BATCH_MATMUL",      _batch_matmul, integer=_batch_matmul_of_integers,
+        is_wide=True),
 )
 # fmt: on

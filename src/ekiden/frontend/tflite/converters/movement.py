@@ -261,18 +261,47 @@ def _resize_bilinear(node: Node) -> Expr:
 
 
 def _resize_bilinear_of_integers(node: Node) -> Expr:
-    """Ten bits of each coordinate, as the reference kernel has it."""
-    if node.dtype(0) != "int8" or levels(node, node.ins[0]) != levels(node, node.outs[0]):
-        node.unsupported(f"{node.ins[0]} and {node.outs[0]} must be int8 of one scale")
-    made: Expr = op.cast(node.expr(0), "int32")
-    for axis, wanted in zip((1, 2), node.axes(1, "size"), strict=True):
-        extent = number(node.shape(0)[axis])
-        if extent is None:
-            node.unsupported(f"{node.ins[0]} must have a known height and width")
-        made = _between(made, axis, *_neighbours(node, extent, wanted))
-    zero = const(np.int32(0))
-    half = op.where(op.greater(made, zero), const(np.int32(1 << 19)), const(np.int32(-1 << 19)))
-    return op.cast(op.trunc_divide(op.add(made, half), const(np.int32(1 << 20))), "int8")
+    """Ten bits of each coordinate, as the reference kernel has it; that of uint8 computes in
+    floats."""
+    kind = node.dtype(0)
+    if levels(node, node.ins[0]) != levels(node, node.outs[0]):
+        node.unsupported(f"{node.ins[0]} and {node.outs[0]} must have one scale")
+    sizes = list(zip(node.extents(0, (1, 2)), node.axes(1, "size"), strict=True))
+    if any(extent is None for extent, _ in sizes):
+        node.unsupported(f"{node.ins[0]} must have a known height and width")
+    known_sizes = [(extent or 0, wanted) for extent, wanted in sizes]
+    if kind == "uint8":
+        return _resize_by_floats(node, known_sizes)
+    wide = "int64" if kind == "int16" else "int32"
+    made: Expr = op.cast(node.expr(0), wide)
+    for axis, size in zip((1, 2), known_sizes, strict=True):
+        made = _between(made, wide, axis, *_neighbours(node, *size))
+    half = op.where(op.greater(made, const(0, wide)), const(1 << 19, wide), const(-1 << 19, wide))
+    return op.cast(op.trunc_divide(op.add(made, half), const(1 << 20, wide)), kind)
+
+
+def _resize_by_floats(node: Node, sizes: Sequence[tuple[int, int]]) -> Expr:
+    """The four corners in the reference kernel's order, then half a step more, cut off."""
+    down, right = (_float_neighbours(node, *size) for size in sizes)
+    data, one = op.cast(node.expr(0), "float32"), np.float32(1)
+    total: Expr = const(np.float32(0))
+    for x, across in ((right[0], one - right[2]), (right[1], right[2])):
+        for y, along in ((down[0], one - down[2]), (down[1], down[2])):
+            corner = op.take(op.take(data, const(y), axis=1), const(x), axis=2)
+            corner = op.multiply(corner, const(along.reshape(-1, 1, 1)))
+            total = op.add(total, op.multiply(corner, const(across.reshape(-1, 1))))
+    return op.cast(op.add(total, const(np.float32(0.5))), "uint8")
+
+
+def _float_neighbours(node: Node, extent: int, wanted: int) -> tuple[Array, Array, Array]:
+    """(first, second, weight of the second) for each place of an axis."""
+    more = int(bool(node.option("AlignCorners")) and wanted > 1)
+    step, half = np.float32(extent - more) / np.float32(wanted - more), np.float32(0.5)
+    at = np.arange(wanted).astype(np.float32)
+    at = (at + half) * step - half if node.option("HalfPixelCenters") else at * step
+    first = np.maximum(np.floor(at), 0).astype(np.int32)
+    second = np.minimum(np.ceil(at), extent - 1).astype(np.int32)
+    return first, second, (at - first.astype(np.float32)).astype(np.float32)
 
 
 def _neighbours(node: Node, extent: int, wanted: int) -> tuple[Array, Array, Array]:
@@ -288,12 +317,12 @@ def _neighbours(node: Node, extent: int, wanted: int) -> tuple[Array, Array, Arr
     return first, second, at - 1024 * first
 
 
-def _between(data: Expr, axis: int, first: Array, second: Array, weight: Array) -> Expr:
+def _between(data: Expr, dtype: str, axis: int, first: Array, second: Array, weight: Array) -> Expr:
     shape = [-1 if i == axis else 1 for i in range(4)]
     parts = []
     for places, by in ((first, 1024 - weight), (second, weight)):
         row = op.take(data, const(places.astype(np.int32)), axis=axis)
-        parts.append(op.multiply(row, const(by.astype(np.int32).reshape(shape))))
+        parts.append(op.multiply(row, const(by.reshape(shape), dtype)))
     return op.add(*parts)
 
 
@@ -337,7 +366,8 @@ ROWS = (
     Row("DEPTH_TO_SPACE",          _depth_to_space, MOVED),
     Row("SPACE_TO_BATCH_ND",       _space_to_batch, MOVED),
     Row("BATCH_TO_SPACE_ND",       _batch_to_space, MOVED),
-    Row("RESIZE_BILINEAR",         _resize_bilinear, integer=_resize_bilinear_of_integers),
+    Row("RESIZE_BILINEAR",         _resize_bilinear, integer=_resize_bilinear_of_integers,
+        is_wide=True),
     Row("RESIZE_NEAREST_NEIGHBOR", _resize_nearest, MOVED),
 )
 # fmt: on

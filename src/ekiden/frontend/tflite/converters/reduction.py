@@ -104,7 +104,7 @@ def _reduced(function: Callable[..., object]) -> Evaluator:
 
 # fmt: off
 ROWS = (
-    Row("MEAN",                         _mean, integer=integer.mean),
+    Row("MEAN",                         _mean, integer=integer.mean, is_wide=True),
     Row("SUM",                          _reduce(op.sum), integer=integer.total,
         rule=_reduced(operator.add)),
     Row("REDUCE_PROD",                  _reduce(op.prod), rule=_reduced(operator.mul)),
@@ -114,7 +114,7 @@ ROWS = (
     Row("REDUCE_ALL",                   _reduce(op.all)),
     Row("ARG_MAX",                      _arg(op.argmax, -np.inf), MOVED),
     Row("ARG_MIN",                      _arg(op.argmin, np.inf), MOVED),
-    Row("SOFTMAX",                      _softmax, integer=integer.softmax),
+    Row("SOFTMAX",                      _softmax, integer=integer.softmax, is_wide=True),
     Row("LOG_SOFTMAX",                  _log_softmax),
     Row("CUMSUM",                       _cumsum),
     Row("L2_NORMALIZATION",             _l2_normalization),

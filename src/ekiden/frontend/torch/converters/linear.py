@@ -147,7 +147,9 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Expr:
-    """softmax(query key' scale + mask) value; query heads may share heads of keys."""
+    """softmax(query key' scale + mask) value, 0 for queries whose keys are all masked; query heads
+    may share heads of keys.
+    """
     if dropout:
         node.unsupported("dropout inside of attention")
     dtype = query.type.dtype
@@ -169,7 +171,23 @@ def _attention(
     elif mask is not None:
         scores = op.add(scores, node.of(mask, dtype))
     weights = node.value_of(node.scope.spanned(op.nn.softmax(scores, axis=-1)))
-    return batched(node, weights, value)
+    found = batched(node, weights, value)
+    is_seen = None if mask is None else _seen(node, mask)
+    return found if is_seen is None else op.where(is_seen, found, const(0, dtype))
+
+
+def _seen(node: Node, mask: Value) -> Expr | None:
+    """[.., queries, 1]: which see a key; None where all are known to. The scores' own infinities
+    are not looked at, so that scores need not be stored.
+    """
+    if mask.array is not None:
+        is_open = mask.array if mask.type.dtype == "bool" else mask.array != -math.inf
+        if is_open.any(axis=-1).all():
+            return None
+    each = node.of(mask)
+    if mask.type.dtype != "bool":
+        each = op.not_equal(each, const(-math.inf, mask.type.dtype))
+    return op.any(each, axis=[-1], keepdims=True)
 
 
 def _repeated(node: Node, query: Value, x: Value) -> Value:
