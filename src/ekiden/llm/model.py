@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import ekiden
 from ekiden import runtime
 from ekiden.llm.architectures import DecoderConfig, read_config
+from ekiden.llm.config_numbers import whole
 from ekiden.llm.decoder import FORWARD, Layout, cache_shape
 from ekiden.llm.engine import Engine, Stream, whole_tokens
 from ekiden.llm.files import find_tokenizer, open_checkpoint
@@ -81,7 +82,7 @@ def load(
     if tokenizer is None and isinstance(checkpoint, (str, os.PathLike)):
         tokenizer = find_tokenizer(checkpoint, found)
     config: dict[str, Any] = dict(found.config)
-    most = int(config.get("max_position_embeddings") or DEFAULT_CONTEXT)
+    most = whole(config, "max_position_embeddings", DEFAULT_CONTEXT)
     context = min(most, DEFAULT_CONTEXT) if context is None else context
     if type(context) is not int or not 2 <= context <= most:
         raise InputError(f"load: 'context' must be from 2 to {most} tokens, got {context!r}")
