@@ -137,8 +137,14 @@ def test_an_unknown_architecture_is_refused_with_those_that_there_are() -> None:
         ({"rope_scaling": {"rope_type": "round"}}, "config: rope 'round' is none of default,"),
         ({"rope_scaling": {"rope_type": "linear"}}, "config: rope 'linear' lacks 'factor'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": "a"}}, "config: rope 'yarn': could not"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "'linear': frequencies and factor"),
-        ({"rope_scaling": "linear"}, "config: rope: settings by their names expected, got 'linear'"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 0}},
+            "'linear': frequencies and factor",
+        ),
+        (
+            {"rope_scaling": "linear"},
+            "config: rope: settings by their names expected, got 'linear'",
+        ),
         ({"rope_theta": -1}, "config: 'rope_theta': a number of at least 1e-30 expected, got -1"),
         ({"head_dim": 3}, "config: rope: an even number of the 3 places of a head"),
         ({"head_dim": 2**63}, "config: 'head_dim': a whole number from 1 to 16777216 expected"),
@@ -146,10 +152,14 @@ def test_an_unknown_architecture_is_refused_with_those_that_there_are() -> None:
         ({"num_key_value_heads": "x"}, "config: 'num_key_value_heads': a whole number from 0"),
         ({"rms_norm_eps": float("nan")}, "config: 'rms_norm_eps': a number of at least 0 expected"),
         ({"eos_token_id": [2, "</s>"]}, "config: 'eos_token_id': tokens expected, got [2, '</s>']"),
-        ({"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"]},
-         "config: 'layer_types': 3 kinds expected, got ['full_attention']"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": -1},
-         "config: 'sliding_window': a whole number from 0"),
+        (
+            {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"]},
+            "config: 'layer_types': 3 kinds expected, got ['full_attention']",
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": -1},
+            "config: 'sliding_window': a whole number from 0",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_refused(changes: dict[str, Any], message: str) -> None:
