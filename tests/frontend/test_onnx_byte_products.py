@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from onnx_models import Array, Feed, interpret, normal
 from test_onnx_contrib import contrib_model, scalar, some_bytes
 
@@ -87,6 +89,35 @@ def test_qlinear_conv(last: bool, per_channel: bool) -> None:
     factor = SCALE.astype(np.float64) * scales.reshape(-1, 1, 1) / RESULT[0]
     exact = sums * factor + 100
     check_levels(model, feed, exact.transpose(0, 2, 3, 1) if last else exact, "uint8")
+
+
+def test_a_convolution_between_quantised_tensors_saturates_nothing() -> None:
+    """Bytes of all sizes, of which pairs of products do not fit int16: as many channels as ONNX
+    Runtime's kernels take, whose results are up to eleven levels away without VNNI."""
+    levels, weight = some_bytes(1, 32, 6, 6), some_bytes(8, 32, 3, 3, seed=1, dtype=np.int8)
+    scales = {"x_scale": 1 / 128, "w_scale": 1 / 64, "y_scale": 1.0}
+    x, w, y = (numpy_helper.from_array(scalar(each), name) for name, each in scales.items())
+    points = [numpy_helper.from_array(np.zeros((), each.dtype), name)
+              for each, name in ((levels, "x_point"), (weight, "w_point"))]  # fmt: skip
+    points.append(numpy_helper.from_array(scalar(128, np.uint8), "y_point"))
+    step = partial(helper.make_node, "DequantizeLinear")
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "x_scale", "x_point"], ["xq"]),
+        step(["xq", "x_scale", "x_point"], ["xf"]), step(["w", "w_scale", "w_point"], ["wf"]),
+        helper.make_node("Conv", ["xf", "wf"], ["yf"], pads=[1] * 4),
+        helper.make_node("QuantizeLinear", ["yf", "y_scale", "y_point"], ["y"]),
+    ]  # fmt: skip
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "quantised", [info("x", TensorProto.FLOAT, levels.shape)],
+        [info("y", TensorProto.UINT8, None)],
+        [x, w, y, *points, numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    exact = convolution(wide(levels), wide(weight), pad=1) / (128 * 64)
+    expected = np.clip(np.rint(exact) + 128, 0, 255).astype(np.uint8)
+    for found in results(model, {"x": (levels / 128).astype(np.float32)}):
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("columns", [1, 5])

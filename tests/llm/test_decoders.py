@@ -136,12 +136,43 @@ def test_an_unknown_architecture_is_refused_with_those_that_there_are() -> None:
         ({"hidden_act": "maxout"}, "config: 'hidden_act': 'maxout' is none of"),
         ({"rope_scaling": {"rope_type": "round"}}, "config: rope 'round' is none of default,"),
         ({"rope_scaling": {"rope_type": "linear"}}, "config: rope 'linear' lacks 'factor'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "a"}}, "config: rope 'yarn': could not"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 0}},
+            "'linear': frequencies and factor",
+        ),
+        (
+            {"rope_scaling": "linear"},
+            "config: rope: settings by their names expected, got 'linear'",
+        ),
+        ({"rope_theta": -1}, "config: 'rope_theta': a number of at least 1e-30 expected, got -1"),
+        ({"head_dim": 3}, "config: rope: an even number of the 3 places of a head"),
+        ({"head_dim": 2**63}, "config: 'head_dim': a whole number from 1 to 16777216 expected"),
+        ({"num_hidden_layers": 2**63}, "config: 'num_hidden_layers': a whole number from 0 to"),
+        ({"num_key_value_heads": "x"}, "config: 'num_key_value_heads': a whole number from 0"),
+        ({"rms_norm_eps": float("nan")}, "config: 'rms_norm_eps': a number of at least 0 expected"),
+        ({"eos_token_id": [2, "</s>"]}, "config: 'eos_token_id': tokens expected, got [2, '</s>']"),
+        (
+            {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"]},
+            "config: 'layer_types': 3 kinds expected, got ['full_attention']",
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": -1},
+            "config: 'sliding_window': a whole number from 0",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ImportModelError) as caught:
         read_config(config_of("llama", **changes))
     assert message in str(caught.value)
+
+
+def test_ends_that_are_no_tokens_never_come() -> None:
+    for given, expected in ((-1, ()), ([5, 97, None, -1], (5,)), (None, ()), (0, (0,))):
+        assert read_config(config_of("llama", eos_token_id=given)).ends == expected
+    with pytest.raises(ImportModelError, match="'max_position_embeddings': a whole number"):
+        llm.load(Memory(config_of("llama", max_position_embeddings="many"), {}))
 
 
 def test_a_missing_tensor_is_named_and_a_wrong_shape_is_shown() -> None:

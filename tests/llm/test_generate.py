@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,7 +185,7 @@ def test_a_grammar_gives_texts_of_its_form(model: llm.Model) -> None:
 def test_a_wrong_grammar_is_refused(model: llm.Model) -> None:
     for pattern, message in (
         ("(a", "grammar: pattern '(a': "),
-        ("é", "grammar: no token begins a text that 'é' matches"),
+        ("é", "grammar: no tokens make a text that 'é' matches"),
     ):
         with pytest.raises(InputError) as caught:
             llm.Grammar.of(pattern, [b"a", None])
@@ -190,6 +194,60 @@ def test_a_wrong_grammar_is_refused(model: llm.Model) -> None:
         model.generate([1], grammar=llm.Grammar.of("a*", [b"a"]))
     with pytest.raises(InputError, match="grammar: a tokenizer is needed"):
         model.generate([1], grammar="a*")
+
+
+LETTERS = [bytes([each]) for each in range(97)]
+
+
+def test_no_token_leads_where_a_grammar_cannot_be_ended(model: llm.Model) -> None:
+    tokens: list[bytes | None] = [b"a", b"b", b"bc", *[None] * 94]
+    form = llm.Grammar.of("a+|bc|bd", tokens)
+    assert [form.moves[0, n] >= 0 for n in range(3)] == [True, False, True]
+    for pattern in ("abd", "bd"):  # there is no token with a d
+        with pytest.raises(InputError, match="no tokens make a text that"):
+            llm.Grammar.of(pattern, tokens)
+    nothing = llm.Grammar.of("", tokens)
+    for sampling in (llm.Sampling(grammar=nothing), llm.Sampling(grammar=nothing, temperature=1)):
+        stream = model.engine.submit([1], sampling)
+        assert (list(stream), stream.finish) == ([], "stop")
+    assert [p.finish for p in model.generate([1], grammar=nothing)] == ["stop"]
+
+
+@pytest.mark.parametrize("heat", [1e-40, 1e-50, 1e30, 3e38, 1e300, 10**400, float("inf")])
+def test_the_ends_of_temperature_and_penalty_keep_to_a_grammar(
+    model: llm.Model, heat: float
+) -> None:
+    form = llm.Grammar.of("[0-9]{4}", LETTERS)
+    for changes in ({"temperature": heat}, {"temperature": 1.0, "repetition_penalty": heat}):
+        try:
+            sampling = llm.Sampling(grammar=form, max_tokens=8, **changes)
+        except InputError:
+            assert heat > 1e38
+            continue
+        for seed in range(4):
+            found = list(model.engine.submit([48, 49], replace(sampling, seed=seed)))
+            assert len(found) == 4 and all(48 <= token < 58 for token in found)
+
+
+def test_the_least_temperature_takes_the_likeliest(model: llm.Model) -> None:
+    expected = model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=4))
+    for heat in (1e-40, 1e-30, 1e-50):
+        found = model.engine.run([PROMPTS[0]], llm.Sampling(max_tokens=4, temperature=heat))
+        assert found == expected
+
+
+def test_grammars_of_the_past_take_no_memory(
+    model: llm.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = type("Named", (), {"token_bytes": lambda self, count: LETTERS[:count]})
+    monkeypatch.setattr(model, "tokenizer", letters())
+    form = model.grammar("A")
+    assert form is not None and model.grammar("A") is form
+    monkeypatch.setattr("ekiden.llm.model.MOST_BYTES", form.moves.nbytes)
+    gone = weakref.ref(form)
+    del form
+    assert model.grammar("B") is not None
+    assert gone() is None
 
 
 def test_a_penalty_makes_tokens_rarer(model: llm.Model) -> None:
@@ -219,6 +277,59 @@ def test_a_text_ends_at_its_end_at_its_limit_and_when_it_is_closed(model: llm.Mo
     stream.close()
     assert (stream.finish, list(stream)) == ("closed", stream.tokens[1:])
     assert model.engine.pages.available == 4 * model.most_pages
+
+
+def test_an_answer_that_nobody_takes_is_ended(model: llm.Model) -> None:
+    pieces = model.generate(PROMPTS[0])
+    del pieces
+    begun = model.generate(PROMPTS[1])
+    next(begun)
+    del begun
+    assert model.engine.run([[1]], llm.Sampling(max_tokens=2))
+    assert model.engine.pages.available == 4 * model.most_pages
+
+
+def test_a_stream_may_be_closed_within_a_step(model: llm.Model) -> None:
+    """As by a collector of garbage, which runs anywhere."""
+    engine = llm.Engine(model, sequences=2)
+    first, second, waiting = (engine.submit(PROMPTS[n]) for n in range(3))
+    decode = model.decode
+
+    def closing(*given: Any) -> list[list[int]]:  # noqa: ANN401
+        second.close()
+        waiting.close()
+        return decode(*given)
+
+    next(first), next(second)
+    model.decode = closing  # type: ignore[method-assign]
+    try:
+        assert next(first) == first.tokens[1]
+    finally:
+        del model.decode
+    assert (second.finish, waiting.finish) == ("closed", "closed")
+    assert list(second) == second.tokens[1:]
+    first.close()
+    assert engine.pages.available == 2 * model.most_pages
+
+
+def test_two_engines_of_one_model_have_grammars_of_their_own(model: llm.Model) -> None:
+    forms = {pattern: llm.Grammar.of(pattern, LETTERS) for pattern in ("[0-9]{20}", "[A-Z]{30}")}
+    found: dict[str, list[str]] = {}
+
+    def make(pattern: str) -> None:
+        engine = llm.Engine(model, sequences=2)
+        assert model.logits([1, 2]).shape == (2, 97)
+        asked = llm.Sampling(grammar=forms[pattern], temperature=1.0)
+        made = [engine.run([[5], [7]], asked) for _ in range(3)]
+        found[pattern] = [bytes(tokens).decode() for each in made for tokens in each]
+
+    threads = [threading.Thread(target=make, args=(pattern,)) for pattern in forms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for pattern in forms:
+        assert all(re.fullmatch(pattern, text) for text in found[pattern]), found
 
 
 def test_wrong_requests_are_refused(model: llm.Model) -> None:
@@ -344,6 +455,13 @@ def test_proposals_change_no_text(model: llm.Model, small: str) -> None:
             engine = llm.Engine(made, sequences=sequences, chunk=chunk, steps=steps)
             assert engine.run(PROMPTS, sampling) == alone
             assert engine.pages.available == sequences * made.most_pages
+
+
+def test_proposals_go_on_with_the_least_chunk() -> None:
+    made = llm.load(tiny("llama"), draft=tiny("llama", 1), page=16, sequences=3, context=64)
+    sampling = llm.Sampling(max_tokens=6)
+    expected = made.engine.run(PROMPTS[:3], sampling)
+    assert llm.Engine(made, sequences=3, chunk=1).run(PROMPTS[:3], sampling) == expected
 
 
 def test_a_round_keeps_all_proposals_that_are_right() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from typing import Any
 
+from ekiden.llm.config_numbers import real, size, whole
 from ekiden.llm.rope import Rope, read_rope
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.late_methods import dataclass
@@ -97,9 +98,11 @@ def _by_kind(
     config: Mapping[str, Any], count: int, default: Callable[[int], bool]
 ) -> tuple[int, ...]:
     """A window for layers that `layer_types` calls sliding; else those that `default` says."""
-    window = int(config.get("sliding_window") or 0)
+    window = whole(config, "sliding_window", 0)
     kinds = config.get("layer_types")
     if kinds is not None:
+        if not isinstance(kinds, (list, tuple)) or len(kinds) != count:
+            raise ImportModelError(f"config: 'layer_types': {count} kinds expected, got {kinds!r}")
         return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     return tuple(window if default(n) else 0 for n in range(count))
 
@@ -111,7 +114,7 @@ def _everywhere(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
 def _qwen(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
     if not config.get("use_sliding_window"):
         return (0,) * count
-    first = int(config.get("max_window_layers", 0))
+    first = whole(config, "max_window_layers", 0)
     return _by_kind(config, count, lambda n: n >= first)
 
 
@@ -120,7 +123,7 @@ def _gemma2(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
 
 
 def _gemma3(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    every = int(config.get("sliding_window_pattern", 6))
+    every = whole(config, "sliding_window_pattern", 6)
     return _by_kind(config, count, lambda n: (n + 1) % every != 0)
 
 
@@ -211,43 +214,43 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
     """
     name = _architecture(config)
     row = ARCHITECTURES[name]
-    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
-    groups = int(config.get("num_key_value_heads") or heads)
-    depth = int(config.get("head_dim") or hidden // heads)
-    if groups <= 0 or heads % groups:
+    hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
+    groups = whole(config, "num_key_value_heads", heads)
+    depth = whole(config, "head_dim", hidden // heads, 1)
+    if heads % groups:
         raise ImportModelError(
             f"config: {heads} 'num_attention_heads' are no multiple of {groups}"
             " 'num_key_value_heads'"
         )
-    layers = _size(config, "num_hidden_layers")
+    layers = size(config, "num_hidden_layers")
     key, default = row.activation
     activation = str(config.get(key) or config.get("hidden_act") or default)
     if activation not in ACTIVATIONS:
         known = ", ".join(sorted(ACTIVATIONS))
         raise UnsupportedError(f"config: '{key}': {activation!r} is none of {known}")
-    most = _size(config, "max_position_embeddings")
+    most = size(config, "max_position_embeddings")
     windows = row.windows(config, layers)
-    share = next((float(config[k]) for k in row.rotary if config.get(k) is not None), None)
+    share = next((real(config, k, 1.0) for k in row.rotary if config.get(k) is not None), None)
     given = {"rope_theta": row.base, **config}
     ropes = [
         read_rope(given, depth, share, context or most, is_local)
         for is_local in ((False, True) if row.local_rope else (False,))
     ]
-    scale = config.get(row.scale) if row.scale else None
+    scale = real(config, row.scale, 0.0) if row.scale else 0.0
     tied = config.get("tie_word_embeddings")
     return DecoderConfig(
         architecture=name,
-        vocabulary=_size(config, "vocab_size"),
+        vocabulary=size(config, "vocab_size"),
         hidden=hidden,
         layers=layers,
         heads=heads,
         groups=groups,
         depth=depth,
-        inner=_size(config, "intermediate_size"),
+        inner=size(config, "intermediate_size"),
         most_positions=most,
         names=row.names,
         norm=row.norm,
-        epsilon=float(config.get(*row.epsilon)),
+        epsilon=real(config, *row.epsilon),
         activation=ACTIVATIONS[activation],
         gated=row.gated,
         biases=frozenset(part for part, said in row.biases.items() if _has(config, name, said)),
@@ -255,9 +258,9 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         tied=row.tied if tied is None else bool(tied),
         by_head=row.by_head,
         embedding_scale=math.sqrt(hidden) if row.scaled_embedding else 1.0,
-        score_scale=1 / math.sqrt(float(scale) if scale else depth),
-        score_softcap=float(config.get("attn_logit_softcapping") or 0.0),
-        logit_softcap=float(config.get("final_logit_softcapping") or 0.0),
+        score_scale=1 / math.sqrt(scale or depth),
+        score_softcap=real(config, "attn_logit_softcapping", 0.0),
+        logit_softcap=real(config, "final_logit_softcapping", 0.0),
         windows=windows,
         ropes=tuple(ropes),
         rope_of=tuple(int(row.local_rope and bool(window)) for window in windows),
@@ -267,7 +270,8 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
 
 def _architecture(config: Mapping[str, Any]) -> str:
     given = config.get("architectures") or ()
-    found = [given] if isinstance(given, str) else [str(each) for each in given]
+    several = given if isinstance(given, (list, tuple)) else [given]
+    found = [str(each) for each in several]
     for name in found:
         if name in ARCHITECTURES:
             return name
@@ -275,13 +279,6 @@ def _architecture(config: Mapping[str, Any]) -> str:
     raise UnsupportedError(
         f"config: no decoder of the architecture {said}; there are {', '.join(ARCHITECTURES)}"
     )
-
-
-def _size(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if type(value) is not int or value <= 0:
-        raise ImportModelError(f"config: '{key}': a positive number expected, got {value!r}")
-    return value
 
 
 def _has(config: Mapping[str, Any], name: str, said: bool | str) -> bool:
@@ -292,7 +289,11 @@ def _has(config: Mapping[str, Any], name: str, said: bool | str) -> bool:
 
 
 def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Those of the vocabulary; -1, which stands for none, and others never come."""
     given = config.get("eos_token_id")
-    if given is None:
-        return ()
-    return tuple(int(each) for each in (given if isinstance(given, (list, tuple)) else [given]))
+    several = given if isinstance(given, (list, tuple)) else [given]
+    found = [each for each in several if each is not None]
+    for each in found:
+        if type(each) is not int:
+            raise ImportModelError(f"config: 'eos_token_id': tokens expected, got {given!r}")
+    return tuple(each for each in found if 0 <= each < size(config, "vocab_size"))

@@ -2,10 +2,10 @@
 
 A step is one call of the program. As long as a prompt is not read, it reads up to `chunk` tokens:
 the last one of every text that is under way, each of which gets its next token so, and of prompts
-what there is room for; else it makes up to `steps` tokens of every text. Texts come and go
-between steps (Yu and others, "Orca: A Distributed Serving System for Transformer-Based Generative
-Models", OSDI 2022; pages: Kwon and others, "PagedAttention", SOSP 2023). What a text becomes does
-not depend on those beside it.
+what there is room for, one token at least; else it makes up to `steps` tokens of every text. Texts
+come and go between steps (Yu and others, "Orca: A Distributed Serving System for Transformer-Based
+Generative Models", OSDI 2022; pages: Kwon and others, "PagedAttention", SOSP 2023). What a text
+becomes does not depend on those beside it.
 """
 
 from __future__ import annotations
@@ -125,6 +125,8 @@ class Engine:
         self._state = model.new_state(sequences * most)
         self._waiting: deque[Stream] = deque()
         self._running: list[Stream] = []
+        self._closed: deque[Stream] = deque()
+        """Those that are to end."""
         self._lock = threading.Lock()
 
     def submit(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Stream:
@@ -133,6 +135,9 @@ class Engine:
         made = Stream(self, tuple(whole_tokens(prompt)), sampling or Sampling())
         self.model.check_prompt(made.prompt)
         made.grammar = self.model.grammar(made.sampling.grammar)
+        if made.grammar is not None and made.grammar.is_over(made.state):
+            made.finish = "stop"  # the empty text is all that the form has
+            return made
         made.keys = self.pages.keys(made.prompt)
         with self._lock:
             self._waiting.append(made)
@@ -150,16 +155,28 @@ class Engine:
         known = len(stream.tokens)
         while len(stream.tokens) == known and not stream.finish:
             with self._lock:
+                self._end_closed()
                 if len(stream.tokens) == known and not stream.finish:
                     self._step()
+                self._end_closed()
 
     def close(self, stream: Stream) -> None:
-        """End a text."""
-        with self._lock:
-            if not stream.finish:
-                self._end(stream, "closed")
+        """End a text: at once, or at the end of the step that is being made. It may be called
+        anywhere, by a collector of garbage also within a step."""
+        self._closed.append(stream)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end_closed()
+            finally:
+                self._lock.release()
 
     # Steps. The lock is held.
+
+    def _end_closed(self) -> None:
+        while self._closed:
+            stream = self._closed.popleft()
+            if not stream.finish:
+                self._end(stream, "closed")
 
     def _step(self) -> None:
         self._admit()
@@ -206,9 +223,11 @@ class Engine:
         left, parts = self.chunk, []
         for each in sorted(self._running, key=lambda each: each.read < len(each.prompt)):
             first = self._first(each)
-            if count := min(left, each.length - first):
+            is_prompt = each.read < len(each.prompt)
+            count = min(left, each.length - first) if is_prompt else each.length - first
+            if count:
                 parts.append((each, first, count))
-                left -= count
+                left = max(left - count, 0 if is_prompt else 1)  # some prompt goes on in any case
         streams = [each for each, _, _ in parts]
         ids = np.concatenate([each.whole[first : first + n] for each, first, n in parts])
         rows = np.repeat(np.arange(len(parts)), [n for _, _, n in parts])
@@ -255,11 +274,14 @@ class Engine:
         for token in tokens:
             if token in ends:
                 return self._end(stream, "stop")
-            stream.tokens.append(token)
             if stream.grammar is not None:
-                stream.state = int(stream.grammar.moves[stream.state, token])
-                if stream.grammar.is_over(stream.state):
-                    return self._end(stream, "stop")
+                state = int(stream.grammar.moves[stream.state, token])
+                if state < 0:  # as where logits are no numbers
+                    return self._end(stream, "failed")
+                stream.state = state
+            stream.tokens.append(token)
+            if stream.grammar is not None and stream.grammar.is_over(stream.state):
+                return self._end(stream, "stop")
             if stream.length >= stream.limit:
                 return self._end(stream, "length")
         return None

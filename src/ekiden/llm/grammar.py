@@ -1,8 +1,8 @@
 """Texts of a form: which tokens may follow, by the automaton of a regular expression.
 
 The automaton moves by bytes. A token moves it by all of its bytes, so that a table of states and
-tokens is all that the choice of a token needs; moves after which the pattern can match no more are
-left out.
+tokens is all that the choice of a token needs; moves after which no tokens lead to a match are left
+out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ekiden.frontend.onnx.regex import RegexError, automaton
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.late_methods import dataclass
 
-__all__ = ["Grammar"]
+__all__ = ["MOST_BYTES", "Grammar"]
 
 MOST_BYTES = 1 << 30
 """Of a table."""
@@ -53,33 +53,38 @@ class Grammar:
                 f"grammar: pattern {pattern!r} has {len(table)} states, too many for a vocabulary"
                 f" of {len(tokens)} tokens"
             )
-        alive = _leads(table, accepts)
-        steps = np.vstack((np.where(alive[table], table, NONE), np.full(table.shape[1], NONE)))
         moves = np.full((len(table), len(tokens)), NONE, np.int32)
         for number, token in enumerate(tokens):
             if not token:
                 continue
             at = np.arange(len(table))
             for kind in kinds[np.frombuffer(token, np.uint8)]:
-                at = steps[at, kind]
+                at = table[at, kind]
             moves[:, number] = at
+        alive = _leads(moves, accepts)
+        if not alive[0]:
+            raise InputError(f"grammar: no tokens make a text that {pattern!r} matches")
+        moves[(moves < 0) | ~alive[moves]] = NONE
         for end in ends:
             moves[:, end] = np.where(accepts, np.arange(len(table)), NONE)
-        made = Grammar(pattern, moves, accepts)
-        if made.is_over(0) and not accepts[0]:
-            raise InputError(f"grammar: no token begins a text that {pattern!r} matches")
-        return made
+        return Grammar(pattern, moves, accepts)
 
     def is_over(self, state: int) -> bool:
         """Whether no token may follow."""
         return not (self.moves[state] >= 0).any()
 
 
-def _leads(table: NDArray[np.int32], accepts: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The states from which one that accepts can be reached."""
+def _leads(moves: NDArray[np.int32], accepts: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The states from which tokens lead to one that accepts."""
+    before: list[list[int]] = [[] for _ in moves]
+    for state, row in enumerate(moves):
+        for next_ in np.unique(row[row >= 0]):
+            before[next_].append(state)
     found = accepts.copy()
-    while True:
-        more = found | found[table].any(1)
-        if (more == found).all():
-            return found
-        found = more
+    new = np.flatnonzero(found).tolist()
+    while new:
+        for state in before[new.pop()]:
+            if not found[state]:
+                found[state] = True
+                new.append(state)
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 import ekiden
 from ekiden import runtime
 from ekiden.llm.architectures import DecoderConfig, read_config
+from ekiden.llm.config_numbers import whole
 from ekiden.llm.decoder import FORWARD, Layout, cache_shape
 from ekiden.llm.engine import Engine, Stream, whole_tokens
 from ekiden.llm.files import find_tokenizer, open_checkpoint
-from ekiden.llm.grammar import Grammar
+from ekiden.llm.grammar import MOST_BYTES, Grammar
 from ekiden.llm.program import DECODE, DRAFT, PREFILL, SETTINGS, SPECULATE, Draft, program
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Pieces, Tokenizer
@@ -81,7 +83,7 @@ def load(
     if tokenizer is None and isinstance(checkpoint, (str, os.PathLike)):
         tokenizer = find_tokenizer(checkpoint, found)
     config: dict[str, Any] = dict(found.config)
-    most = int(config.get("max_position_embeddings") or DEFAULT_CONTEXT)
+    most = whole(config, "max_position_embeddings", DEFAULT_CONTEXT)
     context = min(most, DEFAULT_CONTEXT) if context is None else context
     if type(context) is not int or not 2 <= context <= most:
         raise InputError(f"load: 'context' must be from 2 to {most} tokens, got {context!r}")
@@ -148,7 +150,8 @@ def _cache_of(checkpoint: Checkpoint, config: DecoderConfig) -> str:
 
 
 class Model:
-    """A compiled decoder. Any threads may use it at once: they share one engine."""
+    """A compiled decoder. Any threads may use it at once, and any engines: calls wait for each
+    other."""
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class Model:
         self._joined: tuple[list[Grammar], runtime.Tensor] = [], self._free
         self._grammars: dict[str, Grammar] = {}
         self._engine: Engine | None = None
-        self._lock = threading.Lock()
+        self._lock, self._calls = threading.Lock(), threading.Lock()
 
     @property
     def engine(self) -> Engine:
@@ -208,13 +211,18 @@ class Model:
 
     # Calls of the program.
 
+    def _call(self, entry: str, *given: object) -> object:
+        """One of them, one at a time: engines and `logits` have one machine."""
+        with self._calls:
+            return self._machine.invoke(entry, *given)
+
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The logits [n, vocabulary] after each of n tokens, of a text of its own."""
         tokens = whole_tokens(tokens)
         self.check_prompt(tokens)
         pages = -(-len(tokens) // self.layout.page)
         n = np.arange(len(tokens), dtype=np.int32)
-        made = self._machine.invoke(
+        made = self._call(
             FORWARD, self._new_cache(self.config, pages), np.array(tokens, np.int32),
             np.zeros_like(n), n, np.arange(pages, dtype=np.int32)[None], n,
         )  # fmt: skip
@@ -231,8 +239,8 @@ class Model:
         moves, states = self._forms(streams)
         lengths = np.array([streams[i].length for i in done], np.int32)
         for small in state[1:]:
-            self._machine.invoke(DRAFT, small, *where, tables, picks)
-        made = self._machine.invoke(
+            self._call(DRAFT, small, *where, tables, picks)
+        made = self._call(
             PREFILL, state[0], *where, tables, picks, history, np.array(done, np.int32), lengths,
             settings, seeds, moves, states[list(done)], is_greedy,
         )  # fmt: skip
@@ -250,7 +258,7 @@ class Model:
         history, settings, seeds, is_greedy = self._choices(streams, steps)
         lengths = np.array([each.length for each in streams], np.int32)
         moves, states = self._forms(streams)
-        made = self._machine.invoke(
+        made = self._call(
             DECODE, state[0], np.array(steps, np.int32), history, lengths, states,
             np.arange(len(streams), dtype=np.int32), tables, settings, seeds, moves,
             np.array(self.ends or (-1,), np.int32), is_greedy,
@@ -268,7 +276,7 @@ class Model:
         history, settings, seeds, is_greedy = self._choices(streams, rounds * (count + 1))
         lengths = np.array([each.length for each in streams], np.int32)
         rows = np.arange(len(streams), dtype=np.int32)
-        made = self._machine.invoke(
+        made = self._call(
             SPECULATE, *state, np.array(rounds, np.int32), history, lengths, rows,
             rows + np.int32(len(rows)), np.array(count, np.int32),
             np.arange(count + 1, dtype=np.int32), tables, settings, seeds, self._free,
@@ -303,18 +311,20 @@ class Model:
         if not given:
             return self._free, np.full(len(streams), -1, np.int32)
         starts = np.cumsum([0, *(len(each.moves) for each in given)])
-        if self._joined[0] != given:
+        joined = self._joined  # another engine may put others there
+        if joined[0] != given:
             whole = [
                 np.where(g.moves >= 0, g.moves + n, -1) for g, n in zip(given, starts, strict=False)
             ]
-            self._joined = given, runtime.tensor(np.concatenate(whole).astype(np.int32))
+            joined = given, runtime.tensor(np.concatenate(whole).astype(np.int32))
+            self._joined = joined
         begins = {g: int(n) for g, n in zip(given, starts, strict=False)}
         states = [-1 if s.grammar is None else begins[s.grammar] + s.state for s in streams]
-        return self._joined[1], np.array(states, np.int32)
+        return joined[1], np.array(states, np.int32)
 
     def grammar(self, given: Grammar | str | None) -> Grammar | None:
-        """The form that a regular expression says, made once. Raises InputError, also where there
-        is no tokenizer to say what tokens are."""
+        """The form that a regular expression says; those asked for last are kept. Raises
+        InputError, also where there is no tokenizer to say what tokens are."""
         if given is None or isinstance(given, Grammar):
             if given is not None and given.moves.shape[1] != self.config.vocabulary:
                 raise InputError(
@@ -324,10 +334,17 @@ class Model:
             return given
         if self.tokenizer is None:
             raise InputError("grammar: a tokenizer is needed to say what tokens are")
-        if given not in self._grammars:
-            tokens = self.tokenizer.token_bytes(self.config.vocabulary)
-            self._grammars[given] = Grammar.of(given, tokens, self.ends)
-        return self._grammars[given]
+        with self._lock:
+            known = self._grammars.get(given)
+        if known is not None:
+            return known
+        tokens = self.tokenizer.token_bytes(self.config.vocabulary)
+        made = Grammar.of(given, tokens, self.ends)
+        with self._lock:
+            self._grammars[given] = made
+            while sum(g.moves.nbytes for g in self._grammars.values()) > MOST_BYTES:
+                del self._grammars[next(iter(self._grammars))]
+        return made
 
     # Texts.
 
@@ -364,7 +381,9 @@ class Model:
         if wanted.stop and self.tokenizer is None:
             raise InputError("stop: tokens only, as the model has no tokenizer")
         stream = self.engine.submit(self.encode(prompt), wanted)
-        return self._pieces(stream)
+        made = self._pieces(stream)
+        weakref.finalize(made, stream.close).atexit = False  # also one that was never begun
+        return made
 
     def _pieces(self, stream: Stream) -> Iterator[Piece]:
         pieces = Pieces(self.tokenizer, stream.prompt, stream.sampling.stop)

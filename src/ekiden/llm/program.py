@@ -50,7 +50,7 @@ def @choose(%logits: Tensor[(k, VOCABULARY), float32], %history: Tensor[(b, w), 
     let %allowed = random.contrib_constrain(%logits, %history, %rows, %lengths, %penalties,
                                             %moves, %states);
     let %heat = strided_slice(%own, begin=[0], end=[1], axes=[1]);
-    let %sharp = where(greater(%heat, 0f), divide(1f, %heat), 1e30f);
+    let %sharp = minimum(divide(1f, %heat), 1e30f);
     let %below = subtract(%allowed, max(%allowed, axis=[1], keepdims=True));
     let %weights = exp(multiply(%below, %sharp));
     let %cuts = strided_slice(%own, begin=[0], end=[4], axes=[1]);

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.llm.config_numbers import real
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.late_methods import dataclass
 
@@ -25,6 +26,8 @@ class Rope:
     interleaved: bool = False
 
 
+LEAST = 1e-30
+"""Of the base, which powers divide by."""
 Numbers = NDArray[np.float32]
 Said = Mapping[str, Any]
 Found = tuple[Numbers, float]
@@ -120,19 +123,26 @@ def read_rope(
     Raises UnsupportedError for a kind of scaling that there is not, ImportModelError for what one
     lacks.
     """
-    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    said = _mapping(config.get("rope_parameters") or config.get("rope_scaling") or {})
     by_layers = "full_attention" in said
     if by_layers:
-        said = said["sliding_attention" if is_local else "full_attention"]
-    base = said.get("rope_theta", config.get("rotary_emb_base", config["rope_theta"]))
+        said = _mapping(said.get("sliding_attention" if is_local else "full_attention"))
+    usual = real(config, "rope_theta", config["rope_theta"], LEAST)
+    usual = real(config, "rotary_emb_base", usual, LEAST)
+    base = real(said, "rope_theta", usual, LEAST)
     if is_local and not by_layers:
-        base, said = config.get("rope_local_base_freq", 10000.0), {}
-    share = said.get("partial_rotary_factor", 1.0 if share is None else share)
+        base, said = real(config, "rope_local_base_freq", 10000.0, LEAST), {}
+    share = real(said, "partial_rotary_factor", 1.0 if share is None else share)
     kind = str(said.get("rope_type", said.get("type", "default")))
     if kind not in SCALINGS:
         raise UnsupportedError(f"config: rope {kind!r} is none of {', '.join(SCALINGS)}")
-    turning = int(depth * float(share))
-    plain = (1 / float(base) ** (np.arange(0, turning, 2, dtype=np.float64) / turning)).astype("f4")
+    turning = int(depth * share)
+    if not 2 <= turning <= depth or turning % 2:
+        raise ImportModelError(
+            f"config: rope: an even number of the {depth} places of a head expected to turn, got"
+            f" {turning}"
+        )
+    plain = (1 / base ** (np.arange(0, turning, 2, dtype=np.float64) / turning)).astype("f4")
     both = {
         "max_position_embeddings": config.get("max_position_embeddings"),
         "original_max_position_embeddings": config.get("original_max_position_embeddings")
@@ -140,8 +150,19 @@ def read_rope(
         **said,
     }
     try:
-        found, factor = SCALINGS[kind](plain, both, context, float(base))
+        with np.errstate(all="ignore"):
+            found, factor = SCALINGS[kind](plain, both, context, base)
     except KeyError as error:
         raise ImportModelError(f"config: rope {kind!r} lacks {error}") from error
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ImportModelError(f"config: rope {kind!r}: {error}") from error
+    if not (np.isfinite(found).all() and math.isfinite(factor)):
+        raise ImportModelError(f"config: rope {kind!r}: frequencies and factors are not finite")
     interleaved = bool(config.get("rope_interleaved", False))
     return Rope(tuple(float(f) for f in found), factor, interleaved)
+
+
+def _mapping(given: object) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ImportModelError(f"config: rope: settings by their names expected, got {given!r}")
+    return given

@@ -10,6 +10,9 @@ from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Sampling"]
 
+MOST = 1e30
+"""Of what multiplies logits, or divides them: products stay numbers in float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -62,7 +65,8 @@ class Sampling:
     def settings(self) -> tuple[float, ...]:
         """As the program takes them (program.SETTINGS)."""
         return (
-            self.temperature, float(self.top_k), self.top_p, self.min_p, self.repetition_penalty,
+            min(self.temperature, MOST), float(self.top_k), self.top_p, self.min_p,
+            min(max(self.repetition_penalty, 1 / MOST), MOST),
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from ekiden.topi.rule.product_space import MOST_ROWS
 from ekiden.topi.rule.tiles import balanced_rows, column_mask
 
 NARROW = 2
-"""Vectors of tiles of many rows."""
+"""Vectors of tiles of many rows, by default."""
 
 
 class WordPanels:
@@ -48,6 +48,11 @@ class WordPanels:
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.leading = list(outputs[0].shape[:-1])
 
+    @property
+    def narrow(self) -> int:
+        """Vectors of tiles of many rows."""
+        return NARROW
+
     def block(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
     ) -> Stmt:
@@ -63,7 +68,7 @@ class WordPanels:
     def tile(self, rows: int, first: PrimExpr, panel: PrimExpr, column: int, valid: int) -> Stmt:
         """One tile from a column of a panel, of whose columns from there `valid` are stored."""
         is_wide = rows <= self.decision.number("wide_rows")
-        wanted = self.panel // self.lanes if is_wide else NARROW
+        wanted = self.panel // self.lanes if is_wide else self.narrow
         vectors = min(wanted, -(-valid // self.lanes))
         acc = Buffer(
             "acc", (const(rows * vectors),), dt.with_lanes("float32", self.lanes), "register"
