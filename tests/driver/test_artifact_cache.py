@@ -240,24 +240,38 @@ def test_a_full_disk_is_no_error(
 
 
 def test_what_was_used_last_is_kept(tmp_path: Path) -> None:
-    wanted = [Request(f"{n:x}", None, 0) for n in range(6)]
+    wanted = [Request(lambda n=n: f"{n:x}", None, 0) for n in range(6)]
     artifact = build.compile_to_bytes(model())
     limited = ArtifactCache(tmp_path / "kept", 4 * len(artifact) + 100)
     for age, each in enumerate(wanted[:4]):
         limited.put(each, artifact, ())
-        os.utime(tmp_path / "kept" / f"{each.digest}.eki", (age, age))
+        os.utime(tmp_path / "kept" / f"{each.digest()}.eki", (age, age))
     assert limited.get(wanted[0]) is not None  # now the one used last
     limited.put(wanted[4], artifact, ())
     limited.put(wanted[5], artifact, ())
     there = {path.stem for path in (tmp_path / "kept").iterdir()}
-    assert there == {wanted[n].digest for n in (0, 3, 4, 5)}
+    assert there == {wanted[n].digest() for n in (0, 3, 4, 5)}
+
+
+def test_nobody_reads_what_an_empty_cache_cannot_hold(tmp_path: Path) -> None:
+    """What a model is found by is made when there is anything to be found."""
+    asked: list[str] = []
+    wanted = Request(lambda: asked.append("digest") or "a", None, 0)
+    cache = ArtifactCache(tmp_path / "kept", 1 << 30)
+    assert cache.get(wanted) is None
+    (tmp_path / "kept").mkdir()
+    assert cache.get(wanted) is None
+    assert not asked
+    (tmp_path / "kept" / "b.eki").touch()
+    assert cache.get(wanted) is None
+    assert asked
 
 
 def test_an_artifact_of_more_than_a_quarter_of_the_limit_is_not_kept(tmp_path: Path) -> None:
     artifact = build.compile_to_bytes(model())
     for limit in (4 * len(artifact) - 1, 4 * len(artifact)):
         assert not (tmp_path / "kept").exists()
-        ArtifactCache(tmp_path / "kept", limit).put(Request("a", None, 0), artifact, ())
+        ArtifactCache(tmp_path / "kept", limit).put(Request(lambda: "a", None, 0), artifact, ())
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["a.eki"]
 
 

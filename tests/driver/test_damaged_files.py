@@ -110,5 +110,5 @@ def test_a_damaged_list_of_weight_files_is_a_miss(
     cache = ArtifactCache(tmp_path / "cache", 1 << 30)
     assert cache.put(wanted, memoryview(made), ()) is not None
     assert cache.get(wanted) is not None
-    (tmp_path / "cache" / f"{wanted.digest}.json").write_bytes(text)
+    (tmp_path / "cache" / f"{wanted.digest()}.json").write_bytes(text)
     assert cache.get(wanted) is None

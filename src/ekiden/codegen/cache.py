@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir.cache_layers import cache_layers, is_filled
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.node import Node
 from ekiden.ir.pass_context import PassContext
@@ -21,13 +21,13 @@ from ekiden.target import Target
 
 
 def kernel_key(function: Node, target: Target, *extra: str) -> str:
-    """The name under which the code of a function is cached.
+    """The name under which the code of a function is cached, among that which this compiler makes.
 
     `extra` is what the code depends on beyond the function's meaning and what the current
     PassContext says of lowering: names in messages, options.
     """
     said = " ".join([*extra, *PassContext.current().of_lowering()])
-    parts = f"{structural_digest(function)} {target} {compiler_digest()} {said}"
+    parts = f"{structural_digest(function)} {target} {said}"
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
@@ -77,9 +77,10 @@ class KernelCache:
 
     def get(self, key: str) -> bytes | None:
         """The object code of a kernel, None if it is not there."""
-        name = f"{compiler_folder()}/{key}.o"
         for layer in (self.folder, *self.others):
-            code = None if layer is None else _read(layer / name, layer is self.folder)
+            if layer is None or not is_filled(layer):  # nobody has to read the compiler's bytes
+                continue
+            code = _read(layer / compiler_folder() / f"{key}.o", layer is self.folder)
             if code is not None:
                 return code
         return None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ekiden import runtime
 from ekiden.driver.artifact_key import Request
-from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir.cache_layers import cache_layers, is_filled
 from ekiden.runtime import environment
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import shrink, write_whole
@@ -64,6 +64,8 @@ class ArtifactCache:
         return None
 
     def _get(self, layer: Path, wanted: Request) -> runtime.Executable | None:
+        if not is_filled(layer):  # nobody has to read the model's bytes and the compiler's
+            return None
         key = wanted.key(_weight_files(layer, wanted))
         return _mapped(_artifact(layer, key), layer is self.folder)
 
@@ -79,9 +81,9 @@ class ArtifactCache:
         if self.folder is None or len(made) * LARGEST > self.limit:
             return None
         try:
+            path = _artifact(self.folder, wanted.key(weight_files))
             if not wanted.is_current(weight_files):
                 return None
-            path = _artifact(self.folder, wanted.key(weight_files))
             self.folder.mkdir(parents=True, exist_ok=True)
             if weight_files:
                 names = json.dumps(list(weight_files)).encode()
@@ -99,7 +101,7 @@ def _artifact(layer: Path, key: str) -> Path:
 
 
 def _list(layer: Path, wanted: Request) -> Path:
-    return layer / f"{wanted.digest}.json"
+    return layer / f"{wanted.digest()}.json"
 
 
 def _weight_files(layer: Path, wanted: Request) -> list[str]:

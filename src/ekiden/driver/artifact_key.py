@@ -6,6 +6,7 @@ Importing this, and making a key, needs nothing that only compiling does.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import operator
@@ -43,11 +44,13 @@ _LEAF, _BLOCK = 16 << 20, 1 << 20
 class Request:
     """What is asked of `compile`.
 
-    digest: of everything but weights in files of their own. folder: where those lie. made_at: when
-    it was made, in nanoseconds; whatever has changed since is not what it says.
+    digest: gives one of everything but weights in files of their own; the bytes of the model and
+    of the compiler are read when it is first asked for, which raises OSError where the model's
+    cannot be. path: the model's, beside which those files lie. made_at: when it was made, in
+    nanoseconds; whatever has changed since is not what it says.
     """
 
-    digest: str
+    digest: Callable[[], str]
     path: Path | None
     made_at: int
 
@@ -57,11 +60,11 @@ class Request:
         Raises OSError where one cannot be read, ValueError where there is no model to be beside.
         """
         if not weight_files:
-            return self.digest
+            return self.digest()
         if self.path is None:
             raise ValueError("weights lie beside a model without a path")
         folder = self.path.parent
-        return _digest([self.digest, *(file_digest(folder / name) for name in weight_files)])
+        return _digest([self.digest(), *(file_digest(folder / name) for name in weight_files)])
 
     def is_current(self, weight_files: Sequence[str]) -> bool:
         """Whether no file has changed since the request was made. Raises OSError."""
@@ -86,29 +89,37 @@ def request(
         return None
     made_at = time.time_ns()
     try:
+        importer, model_digest = _model(model)
+        targets = _targets(target)
         asked = [
-            compiler_digest(),
-            *_model_digest(model),
+            importer,
             executor,
-            _targets(target),
             _plain(options.plain()),
             context.opt_level,
             sorted(context.required_pass),
             sorted(context.disabled_pass),
             _plain(context.config),
         ]
-        return Request(_digest(asked), _path(model), made_at)
+
+        @functools.cache
+        def digest() -> str:
+            return _digest([compiler_digest(), model_digest(), targets(), *asked])
+
+        return Request(digest, _path(model), made_at)
     except Exception:  # whatever is wrong with what was given, compiling says it
         return None
 
 
-def _targets(target: Targets) -> str:
-    """What code is made for, and on which devices. Raises CompileError."""
-    if target is None and not _is_target_entered():
-        machine = _machine()
-        if machine is not None:
-            return known(f"host {compiler_digest()} {machine}", 0, lambda: _resolved(None))
-    return _resolved(target)
+def _targets(target: Targets) -> Callable[[], str]:
+    """What gives the text of what code is made for, and on which devices: of this machine it is
+    found out when it is asked for. Raises CompileError.
+    """
+    machine = _machine() if target is None and not _is_target_entered() else None
+    if machine is not None:
+        about = machine
+        return lambda: known(f"host {compiler_digest()} {about}", 0, lambda: _resolved(None))
+    text = _resolved(target)
+    return lambda: text
 
 
 def _resolved(target: Targets) -> str:
@@ -144,23 +155,28 @@ def _path(model: object) -> Path | None:
     return Path(model) if isinstance(model, (str, os.PathLike)) else None
 
 
-def _model_digest(model: object) -> tuple[str, ...]:
-    """Of the model, and of what imports it: the frontend and the versions of its packages. Raises
-    TypeError for what has no bytes that say what it is.
+def _model(model: object) -> tuple[list[str], Callable[[], str]]:
+    """What imports a model, the frontend and the versions of its packages, and what gives a digest
+    of its bytes: a file is read then, other bytes need not be kept until then. Raises TypeError for
+    what has no bytes that say what it is, OSError where there is no such file.
     """
     row = frontend_of(model)
     if row is None:
         raise TypeError(f"no digest of {type(model).__name__}")
-    importer = (row.name, *(package.installed() for package in row.packages))
+    importer = [row.name, *(package.installed() for package in row.packages)]
     path = _path(model)
     if path is not None:
-        return (*importer, _folder_digest(path) if path.is_dir() else file_digest(path))
+        if path.is_dir():
+            return importer, lambda: _folder_digest(path)
+        _check_regular(path)
+        return importer, lambda: file_digest(path)
     if not isinstance(model, bytes):
         if row.serialize is None:
             raise TypeError(f"{row.model} has no bytes")
         model = row.serialize(model)
     view = memoryview(model)
-    return (*importer, _tree(len(view), lambda at: hashlib.sha256(view[at : at + _LEAF])))
+    text = _tree(len(view), lambda at: hashlib.sha256(view[at : at + _LEAF]))
+    return importer, lambda: text
 
 
 def _folder_digest(path: Path) -> str:
@@ -174,8 +190,7 @@ def file_digest(path: Path) -> str:
 
     The file is read, not mapped, since it may be cut short meanwhile.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(f"'{path}' is no regular file")
+    _check_regular(path)
     with open(path, "rb", buffering=0) as file:
         state = os.fstat(file.fileno())  # of what is open, as a file of another machine is now
         changed = max(state.st_mtime_ns, state.st_ctime_ns)
@@ -184,6 +199,12 @@ def file_digest(path: Path) -> str:
             return _tree(state.st_size, lambda at: _leaf(file.fileno(), at))
 
         return known(f"file {state_of(state)}", changed, digest)
+
+
+def _check_regular(path: Path) -> None:
+    """Raise OSError for what can be read but once, and where there is nothing."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f"'{path}' is no regular file")
 
 
 def _leaf(handle: int, start: int) -> hashlib._Hash:

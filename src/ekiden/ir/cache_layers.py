@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 else:
     platformdirs = Late("platformdirs")
 
-__all__ = ["cache_layers"]
+__all__ = ["cache_layers", "is_filled"]
 
 
 def cache_layers() -> tuple[Path | None, tuple[Path, ...]]:
@@ -21,3 +22,12 @@ def cache_layers() -> tuple[Path | None, tuple[Path, ...]]:
     EKIDEN_CACHE_DIR says, else the user's."""
     chosen = environment.cache_folders()
     return (Path(platformdirs.user_cache_dir("ekiden")), ()) if chosen is None else chosen
+
+
+def is_filled(folder: Path) -> bool:
+    """Whether a folder is there and holds anything."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False

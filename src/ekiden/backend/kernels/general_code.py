@@ -46,7 +46,7 @@ from ekiden.ir.prim import (
     Sub,
     Var,
 )
-from ekiden.ir.prim_visitor import children, post_order
+from ekiden.ir.prim_visitor import children, pending, post_order
 
 
 class NoGeneralFormError(Exception):
@@ -114,6 +114,9 @@ class Sizes:
         """Operation and its operands, numbers of rows before it (a value in that of a constant)."""
         self._known: dict[tuple[int, int, int, int], int] = {}
         self._symbols: dict[Var, int] = {}
+        self._are_sizes: dict[int, bool] = {}
+        """What `has` has said of the expressions that are alive, with these symbols."""
+        self._alive: list[PrimExpr] = []
 
     def bind(self, symbol: Var) -> bool:
         """Name a symbol; whether it is new."""
@@ -122,6 +125,7 @@ class Sizes:
         if len(self._symbols) == MOST_SYMBOLS:
             raise NoGeneralFormError(f"more than {MOST_SYMBOLS} symbols")
         self._symbols[symbol] = len(self._symbols)
+        self._are_sizes.clear()
         return True
 
     def number(self, value: int) -> int:
@@ -152,15 +156,15 @@ class Sizes:
 
     def has(self, expr: PrimExpr) -> bool:
         """Whether an expression is of symbols and numbers alone."""
-        if isinstance(expr, IntImm):
-            return True
-        for each in post_order(expr):
+        known = self._are_sizes
+        for each in pending((expr,), known):
             if isinstance(each, Var):
-                if each not in self._symbols:
-                    return False
-            elif not (isinstance(each, (IntImm, Not, Select)) or type(each) in SIZE_OPS):
-                return False
-        return True
+                is_size = each in self._symbols
+            else:
+                is_size = isinstance(each, (IntImm, Not, Select)) or type(each) in SIZE_OPS
+            known[id(each)] = is_size and all(known[id(c)] for c in children(each))
+            self._alive.append(each)
+        return known[id(expr)]
 
     def of(self, expr: PrimExpr) -> int:
         """The number of a size. Raises NoGeneralFormError for what is none."""
@@ -264,10 +268,9 @@ class CodeBuilder:
     def _depth(self, expr: PrimExpr) -> int:
         """How deep an expression is."""
         if id(expr) not in self._depths:
-            for each in post_order(expr):
-                if id(each) not in self._depths:
-                    inside = [self._depths[id(c)] for c in children(each)]
-                    self._depths[id(each)] = 1 + max(inside, default=0)
+            for each in pending((expr,), self._depths):
+                inside = [self._depths[id(c)] for c in children(each)]
+                self._depths[id(each)] = 1 + max(inside, default=0)
             self._alive.append(expr)
         return self._depths[id(expr)]
 
