@@ -124,7 +124,8 @@ def test_the_table_counts_what_was_asked(zoo: ModuleType) -> None:
         {**same, "name": "d", "state": "large", "why": "much"},
     ]
     rows = zoo.table(lines).splitlines()
-    assert rows[2] == "| timm | export | static | 4 | 3 | 2 (66.7%) | 1 | 0 of 1 | 4.00 |  |  | 3.0 |"
+    means = "2 (66.7%) | 1 | 0 of 1 | 4.00 |  |  | 3.0"
+    assert rows[2] == f"| timm | export | static | 4 | 3 | {means} |"
     assert rows[-1] == "| c | export static | refused | a / b |"
     assert "- b, export: 4.0, of which llvm compile 3.0 s" in rows
 
