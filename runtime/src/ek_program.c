@@ -93,10 +93,10 @@ static int other_devices(const ek_executable *e, ek_device given) {
 
 /* Whether these are the host alone, and the program has other devices: which it would run on. */
 static bool is_host_alone(const ek_executable *e, const ek_value *args, int32_t nargs) {
-  bool host = nargs != 0, program = true;
-  for (int32_t i = 0; i < nargs; i++) host = host && args[i].v.device.type == EK_CPU;
-  for (int32_t i = 0; i < e->n_devices; i++) program = program && e->devices[i].type == EK_CPU;
-  return host && !program;
+  bool is_alone = nargs != 0, has_others = false;
+  for (int32_t i = 0; i < nargs; i++) is_alone = is_alone && args[i].v.device.type == EK_CPU;
+  for (int32_t i = 0; i < e->n_devices; i++) has_others = has_others || e->devices[i].type != EK_CPU;
+  return is_alone && has_others;
 }
 
 /* What TVM's factories give under their name: (device, ...) -> a graph executor. */
