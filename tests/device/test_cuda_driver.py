@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from stand_ins import DRIVERS, HERE, stand_in
 
 from ekiden import runtime
 from long_runs import alike
+from stand_ins import DRIVERS, HERE, stand_in
 
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 PARTS = ("cuda", "cuda_build", "driver_cache")

@@ -14,7 +14,6 @@ import pytest
 import test_cuda_text as cuda
 import test_ptx as ptx
 import test_thread_families as families
-from stand_ins import stand_in
 
 import ekiden
 from ekiden import relay
@@ -25,6 +24,7 @@ from ekiden.relay.expr import RelayExpr
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from long_runs import LONG, alike
+from stand_ins import stand_in
 
 HERE = Path(__file__).parent
 ANY = "opencl -mtriple=spirv64 -model=any"
