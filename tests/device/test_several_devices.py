@@ -228,6 +228,7 @@ def test_an_executor_runs_on_the_device_that_is_asked_for(kind: str, fibres: Dev
         (fibres, {"target": "cuda"}),
         (fibres, {"device": fibres}),
         (second, {"device": second, "target": "cuda"}),
+        (second, {"device": second, "target": {"kind": "cuda"}}),
         (second, {"device": ["cuda:1"]}),
         (second, {"device": second, "target": {second: "cuda"}}),
     ]

@@ -264,3 +264,7 @@ def test_register_object_checks_the_class() -> None:
         runtime.register_object("test.Wrong")(int)  # type: ignore[type-var]
     with pytest.raises(TypeError, match="made by the runtime"):
         runtime.Object()
+
+
+def test_a_module_that_was_never_made_is_shown() -> None:
+    assert repr(runtime.Module.__new__(runtime.Module)) == "<Module, not initialised>"

@@ -29,7 +29,7 @@ from ekiden.relay.values import Closure, ConstructorValue, RefValue
 from ekiden.relay.visitor import bind, closed, free_vars
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.target import Target, TargetLike
-from ekiden.target.virtual_device import DeviceLike, Targets, compilation_config
+from ekiden.target.virtual_device import DeviceLike, Targets, compilation_config, is_target
 
 Result = object
 """A runtime.Tensor, a tuple of results, a ConstructorValue or ADT, a RefValue, or a function."""
@@ -213,7 +213,7 @@ def _placed(device: object, target: Targets) -> Targets:
     wanted = target if target is not None else Target.current()
     if len(devices) == len(named) and wanted is None:
         return devices
-    if len(devices) == len(named) == 1 and isinstance(wanted, (str, Target)):
+    if len(devices) == len(named) == 1 and is_target(wanted):
         pair: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {devices[0]: wanted}
         return pair
     there = [each.device for each in compilation_config(wanted).devices]

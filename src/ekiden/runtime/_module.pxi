@@ -76,6 +76,8 @@ cdef class Module(Object):
         return self.kind
 
     def __repr__(self):
+        if self.handle == NULL:
+            return _repr_object(self, 0)
         return f"Module({self.type_key}, {<size_t>self.handle:x})"
 
     def names(self):

@@ -346,17 +346,17 @@ def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLik
     """Devices, each with its targets or none."""
     if targets is None:
         targets = target_or_current()
-    if isinstance(targets, Mapping) and not _is_target(targets):
+    if isinstance(targets, Mapping) and not is_target(targets):
         places = [virtual_device(each) for each in targets]
         for place, given in zip(places, targets.values(), strict=True):
             _check_once(place, places)
             yield place, _targets(given)
         return
     given_all = _several(targets)
-    parsed = {id(t): Target.parse(t) for t in given_all if _is_target(t)}
+    parsed = {id(t): Target.parse(t) for t in given_all if is_target(t)}
     variants = [t for t in parsed.values() if t.kind.is_cpu]
     for each in given_all:
-        if _is_target(each):
+        if is_target(each):
             own = parsed[id(each)]
             place = HOST if own.kind.is_cpu else VirtualDevice(own.kind.device_type)
             yield place, variants if own.kind.is_cpu else (own,)
@@ -368,13 +368,13 @@ def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLik
 
 def _targets(given: object) -> Sequence[TargetLike]:
     """The variants of one device."""
-    found = [each for each in _several(given) if _is_target(each)]
+    found = [each for each in _several(given) if is_target(each)]
     if not found or len(found) != len(_several(given)):
         raise CompileError(f"compile: a target expected, got {given!r}")
     return found
 
 
-def _is_target(given: object) -> TypeGuard[TargetLike]:
+def is_target(given: object) -> TypeGuard[TargetLike]:
     """Whether something names a target: a text, a dictionary with a kind or a tag, or itself."""
     if isinstance(given, Mapping):
         return "kind" in given or "tag" in given
