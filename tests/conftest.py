@@ -27,7 +27,7 @@ from ekiden.tir import transform
 from long_runs import give_time, mark_what_is_not_shared
 from of_run import folder_of_run
 from processor import pretend
-from stand_ins import fibres, stand_ins
+from stand_ins import doomed, doomed_devices, fibres, stand_ins
 from watch import (
     open_stderr,
     pytest_runtest_logreport,
@@ -37,6 +37,8 @@ from watch import (
 from web_runtime import web_runtime
 
 __all__ = [
+    "doomed",
+    "doomed_devices",
     "fibres",
     "pytest_runtest_logreport",
     "pytest_timeout_cancel_timer",

@@ -6,7 +6,7 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,3 +52,19 @@ def fibres(request: pytest.FixtureRequest) -> Device:
         os.environ["EKIDEN_NVRTC"] = str(folder / "libnvrtc.so")
     runtime.get_global_func("ek.device.open")(found)
     return found
+
+
+@pytest.fixture(scope="session")
+def doomed_devices() -> Iterator[Device]:
+    """What `doomed` takes from: the devices of the stand-in for CUDA after the first two."""
+    return iter([runtime.device("cuda", number) for number in range(2, 16)])
+
+
+@pytest.fixture
+def doomed(fibres: Device, doomed_devices: Iterator[Device]) -> Device:
+    """A device that a test may lose: a failed kernel takes it from all of the process, and no other
+    test is given it.
+    """
+    if GPU:
+        pytest.skip("needs the stand-in for libcuda.so.1, which has devices to lose")
+    return next(doomed_devices)

@@ -22,7 +22,7 @@
 
 #define STAND_IN __attribute__((visibility("default")))
 
-enum { DEVICES = 4, THREADS = 1024, CALLS = 64, DEPTH = 16 };
+enum { DEVICES = 16, THREADS = 1024, CALLS = 64, DEPTH = 16 };
 static const size_t memory_size = (size_t)1 << 30;
 static const uint64_t moved = (uint64_t)1 << 50;
 

@@ -90,10 +90,11 @@ def test_calls(fibres: Device, monkeypatch: pytest.MonkeyPatch, through: str) ->
 
 
 @pytest.mark.skipif(cuda.GPU, reason="needs fibres: what a GPU does with such a call is not said")
-def test_threads_that_do_not_come(fibres: Device, capfd: pytest.CaptureFixture[str]) -> None:
+def test_threads_that_do_not_come(
+    fibres: Device, doomed: Device, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Half of a warp may call where the mask has half; else the device is lost."""
-    wrong = runtime.device("cuda", 3)
-    for mask, device in (("65535", fibres), ("4294967295", wrong)):
+    for mask, device in (("65535", fibres), ("4294967295", doomed)):
         call = (SOME.format(mask=mask), "float32")
         here, there = (runtime.nd.array(given("float32"), device) for _ in range(2))
         ekiden.build(program([call], guard="t < 16"), TARGET)["f"](here, there)
