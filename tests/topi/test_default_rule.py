@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ekiden
 from ekiden import te, topi
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import PrimExpr, SizeVar, logical_and, maximum
@@ -26,6 +27,7 @@ from ekiden.topi.nn.softmax import log_softmax, softmax
 from ekiden.topi.rule.default import schedule_default
 from long_runs import share
 
+RNG = np.random.default_rng(3)
 TARGET = Target(cpu="x86-64-v4", vector_bits=512, registers=32)
 
 
@@ -249,3 +251,51 @@ def test_powers_below_a_maximum_are_capped() -> None:
     other = te.compute((8,), lambda i: te.max(mask[i, k], axis=k), "other")
     powers = te.compute((8, 32), lambda i, j: call_intrin("exp", x[i, j] - other[i]), "powers")
     assert "T.min(" not in str(schedule_default([x, mask], [powers], TARGET, "kernel"))
+
+
+def quotients(shape: tuple[int, int], axis: int, dtype: str) -> tuple[Tensor, list[Tensor]]:
+    """Powers below the maximum of each row, their sums along an axis, and quotients of both."""
+    rows, columns = shape
+    x = te.placeholder(shape, dtype, "x")
+    k = te.reduce_axis((0, columns), "k")
+    most = te.compute((rows,), lambda i: te.max(x[i, k], axis=k), "most")
+    powers = te.compute(shape, lambda i, j: te.exp(x[i, j] - most[i]), "powers")
+    r = te.reduce_axis((0, shape[axis]), "r")
+
+    def summed(i: PrimExpr) -> PrimExpr:
+        return te.sum(powers[i, r] if axis else powers[r, i], axis=r)
+
+    total = te.compute((shape[1 - axis],), summed, "total")
+    made = te.compute(shape, lambda i, j: powers[i, j] / total[i if axis else j], "made")
+    return x, [powers, total, made]
+
+
+@pytest.mark.skipif(not Target().has("fma"), reason="needs a processor with FMA")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_powers_are_divided_by_their_sum_as_by_a_division(dtype: str) -> None:
+    """Bit for bit, without one; infinite values and none among them. Below the normal numbers the
+    last bit may be another."""
+    x, outputs = quotients((40, 37), 1, dtype)
+    func = schedule_default([x], outputs, Target(), "kernel")
+    assert "] / total[" not in str(func)
+    array = RNG.standard_normal((40, 37)).astype(dtype) * np.geomspace(0.1, 100, 40)[:, None]
+    array[3, 4], array[5, 6], array[7, 8], array[9] = -np.inf, np.inf, np.nan, -np.inf
+    data = ekiden.runtime.tensor(array.astype(dtype))
+    found = [ekiden.runtime.tensor(np.zeros([int(d) for d in t.shape], dtype)) for t in outputs]
+    ekiden.build(func)["kernel"](data, *found)
+    powers, total, made = (t.numpy() for t in found)
+    with np.errstate(invalid="ignore"):
+        wanted = powers / total[:, None]
+    tiny = np.finfo(dtype).tiny
+    normal = ~(wanted < tiny)
+    np.testing.assert_array_equal(made[normal], wanted[normal])
+    assert (abs(made - wanted)[~normal] <= np.finfo(dtype).smallest_subnormal).all()
+    assert normal.sum() > 1000 and not normal.all()
+
+
+@pytest.mark.parametrize(("axis", "cpu"), [(0, "x86-64-v4"), (1, "x86-64-v2")])
+def test_quotients_that_stay_divisions(axis: int, cpu: str) -> None:
+    """Of a sum across rows, which may be as small as numbers are; without FMA."""
+    x, outputs = quotients((8, 8), axis, "float32")
+    func = schedule_default([x], outputs, Target(cpu=cpu), "kernel")
+    assert str(func).count("] / total[") == 1

@@ -33,7 +33,7 @@ from ekiden.topi.rule.injective import injective_nest
 from ekiden.topi.rule.loops import Accesses, Axis, cost, estimate, fuse, parallel_outer
 from ekiden.topi.rule.model import levels
 from ekiden.topi.rule.reduction import ReduceNest, Stream, reduces_contiguous
-from ekiden.topi.rule.row_values import below_maximum
+from ekiden.topi.rule.row_values import with_known_values
 from ekiden.topi.rule.stages import chosen_stages, own_outputs, stages_of
 from ekiden.topi.rule.tuple_reduction import combine_nest
 
@@ -106,7 +106,7 @@ class _Kernel:
                 return BufferLoad(buffer, (index,), e.dtype)
             return e
 
-        return rewrite(below_maximum(expr, self.extents), change)
+        return rewrite(with_known_values(expr, self.extents, self.target), change)
 
     # Stages.
 
