@@ -189,6 +189,22 @@ def test_without_search_columns_are_copied_where_many_rows_pass_by() -> None:
     assert copies(of.matmul(3, 320, 64, 32), "b", "-cores=16"), "threads share products"
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "taps"), [(3, 1, 3), (3, 2, 3), (5, 1, 5), (7, 1, 1)]
+)
+def test_without_search_windows_load_what_neighbours_share_once(
+    kernel: int, stride: int, taps: int
+) -> None:
+    """All taps of a short window along rows stand one after the other, in few sums."""
+    func = te.create_prim_func(of.depthwise(1, 18, 32, kernel, stride, kernel // 2))
+    target = Target("llvm -mcpu=x86-64-v3")
+    untuned = modelled(func, block_names(func), target)
+    assert untuned is not None
+    text = untuned.script()
+    assert f"q_1 in T.unroll({taps})" in text, text
+    np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
+
+
 def test_numbers_are_changed_crossed_and_refused() -> None:
     space = te_task(of.matmul(1, 16, 64, 32)).space
     assert isinstance(space, TraceSpace)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 from ekiden import tir
+from ekiden.arith.linear import linear_form
 from ekiden.ir.dtype import itemsize
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.late_methods import dataclass
@@ -138,24 +139,56 @@ class _Sum:
         height = self.extents[self.row] if self.row >= 0 else 1
         width = self.extents[self.columns]
 
-        def cycles(vectors: int, rows: int) -> float:
-            """Of a step of all sums along rows and columns."""
-            tiles = -(-height // rows) * -(-(width // self.lanes) // vectors)
-            return tiles * step_cycles(rows, vectors, self.target)
+        taps = self.taps()
 
-        return min(
-            (
-                (vectors, rows)
-                for vectors in rules.widths(width, self.lanes)
-                for rows in rules.ROWS
-                if rows <= min(height, most_rows(vectors, self.target))
-            ),
-            key=lambda each: (cycles(*each), -each[1], each[0]),
+        def cost(tile: tuple[int, int]) -> tuple[float, int, int]:
+            """Cycles of a step of all sums along rows and columns; then what is preferred. Sums of
+            windows are few, so that registers are left for data."""
+            vectors, rows = tile
+            tiles = -(-height // rows) * -(-(width // self.lanes) // vectors)
+            if taps:
+                return tiles * self.window_cycles(taps, *tile), rows * vectors, -vectors
+            return tiles * step_cycles(rows, vectors, self.target), -rows, vectors
+
+        tiles = (
+            (vectors, rows)
+            for vectors in rules.widths(width, self.lanes)
+            for rows in rules.ROWS
+            if rows <= min(height, most_rows(vectors, self.target))
         )
+        return min(tiles, key=cost)
+
+    def window_cycles(self, taps: tuple[int, int], vectors: int, rows: int) -> float:
+        """Of a step of a tile, one of the terms of a window: multiply-adds, or loads of data that
+        several rows read and of weights, or the wait for the sums of the step before."""
+        stride, dilation = taps
+        terms = range(self.terms[-1])
+        data = len({r * stride + t * dilation for r in range(rows) for t in terms})
+        loads = vectors * (data + len(terms)) / len(terms)
+        multiply = rows * vectors / self.target.fma_units
+        return max(multiply, loads / self.target.loads, self.target.fma_latency)
+
+    def taps(self) -> tuple[int, int] | None:
+        """Stride and dilation of a window along rows, if data and weights lie along columns: then
+        rows next to each other read the same data. None where there is none, or a long one."""
+        reads = self.reads()
+        if len(reads) != 2 or self.row < 0 or self.terms[-1] > rules.WINDOW:
+            return None
+        if not all(self.has_columns(each) for each in reads):
+            return None
+        row, last = (self.block.iter_vars[n].var for n in (self.row, -1))
+        for place in reads[0].region:
+            form = linear_form(place.min, (row, last))
+            steps = [form.coefficients.get(v, 0) for v in (row, last)] if form else [0]
+            if min(steps) > 0:
+                return steps[0], steps[1]
+        return None
 
     def steps(self) -> int:
-        """Steps that stand one after the other: two where none is left over, so that what counts
-        the loop is half (Zen 3, six rows of two vectors: 0 to 11 percent)."""
+        """Steps that stand one after the other: of a window all, else two where none is left over,
+        so that what counts the loop is half (Zen 3, six rows of two vectors: 0 to 11 percent)."""
+        if self.taps():
+            return self.terms[-1]
         return 2 if self.terms[-1] % 2 == 0 else 1
 
     def copies(self, vectors: int, rows: int) -> bool:
