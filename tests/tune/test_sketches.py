@@ -189,9 +189,7 @@ def test_without_search_columns_are_copied_where_many_rows_pass_by() -> None:
     assert copies(of.matmul(3, 320, 64, 32), "b", "-cores=16"), "threads share products"
 
 
-@pytest.mark.parametrize(
-    ("kernel", "stride", "taps"), [(3, 1, 3), (3, 2, 3), (5, 1, 5), (7, 1, 1)]
-)
+@pytest.mark.parametrize(("kernel", "stride", "taps"), [(3, 1, 3), (3, 2, 3), (5, 1, 5), (7, 1, 1)])
 def test_without_search_windows_load_what_neighbours_share_once(
     kernel: int, stride: int, taps: int
 ) -> None:

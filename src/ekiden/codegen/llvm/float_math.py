@@ -176,10 +176,9 @@ class FloatMath:
         """The power of two whose exponent, with its bias, the last bits of an integer are."""
         return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
 
-    def rounded_power(self, x: Operand, factor: float, up: int = 0) -> tuple[Operand, Operand]:
-        """(n, 2**(n + up)) for n = x * factor rounded, where that is a power in the normal
-        range."""
-        n, biased = self._rounded(x, factor, BIAS[self.element] + up)
+    def rounded_power(self, x: Operand, factor: float) -> tuple[Operand, Operand]:
+        """(n, 2**n) for n = x * factor rounded, where that is a power in the normal range."""
+        n, biased = self._rounded(x, factor, BIAS[self.element])
         return n, self._power(biased)
 
     def rounded_powers(self, x: Operand, factor: float) -> tuple[Operand, Operand, Operand]:
