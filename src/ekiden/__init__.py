@@ -8,6 +8,7 @@ only runs compiled models never loads the compiler.
 """
 
 from importlib import import_module
+from time import time_ns
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
+IMPORTED_NS = time_ns()
+"""When this process began to import Ekiden: sources that changed later are not all that runs."""
 
 __all__ = [
     "CompileError",

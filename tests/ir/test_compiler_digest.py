@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -35,6 +36,19 @@ def test_every_source_counts(tmp_path: Path) -> None:
     (tmp_path / "runtime/notes.txt").write_text("not compiled from")
     seen.add(digest_of([str(tmp_path)]))
     assert len(seen) == 5
+
+
+def test_sources_that_change_under_a_process_are_no_other_process_s(tmp_path: Path) -> None:
+    """What it compiled before, by modules that it had, is not what the files say now."""
+    (tmp_path / "fuse.py").write_text("1")
+    before, after = (time.time_ns() + seconds * 10**9 for seconds in (-60, 60))
+    fresh = digest_of([str(tmp_path)])
+    assert digest_of([str(tmp_path)], imported_ns=after) == fresh
+    changed = digest_of([str(tmp_path)], imported_ns=before)
+    assert changed not in (fresh, digest_of([str(tmp_path)], imported_ns=before - 1))
+    assert digest_of([str(tmp_path)], imported_ns=before) == changed
+    os.utime(tmp_path / "fuse.py", ns=(after, after))  # by a clock that is ahead
+    assert digest_of([str(tmp_path)], imported_ns=before) == digest_of([str(tmp_path)])
 
 
 def test_the_package_is_all_there() -> None:
