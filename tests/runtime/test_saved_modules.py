@@ -6,15 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ekiden
-from ekiden import relay, runtime, te
+from ekiden import relay, rpc, runtime, te
 from ekiden.contrib.graph_executor import GraphModule
-from ekiden.runtime.errors import CompileError, ExportError, InputError
+from ekiden.runtime.errors import CompileError, ExportError, InputError, LoadError
 from ekiden.runtime.executor import AotModule
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -68,6 +69,56 @@ def test_a_tree_is_written_as_what_the_suffix_says(name: str, tmp_path: Path) ->
     root.import_module(scaled("b", 3))
     root.export_library(tmp_path / name)
     assert (tmp_path / name).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("session", [None, rpc.LocalSession()])
+def test_an_archive_is_loaded_without_a_compiler(
+    session: rpc.LocalSession | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator, a tree of modules and a network, here and where it was uploaded."""
+    tree = scaled("a", 2)
+    tree.import_module(scaled("b", 3))
+    for name, made in (("double", scaled("double", 2)), ("tree", tree), ("net", network())):
+        made.export_library(tmp_path / f"{name}.tar")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def loaded(name: str) -> runtime.Module:
+        if session is None:
+            return runtime.load_module(tmp_path / f"{name}.tar")
+        session.upload(tmp_path / f"{name}.tar")
+        return session.load_module(f"{name}.tar")
+
+    place = runtime if session is None else session
+    x, y = (place.cpu(0).array(a) if session else runtime.tensor(a) for a in (X, X.copy()))
+    for name, symbol, wanted in (("double", "double", 2), ("tree", "a", 2), ("tree", "b", 3)):
+        loaded(name)[symbol](x, y)
+        assert y.numpy().tolist() == (X * wanted).tolist()
+    assert ekiden.load(tmp_path / "net.tar")(-X).numpy().tolist() == [1, 1, 1]
+    net = GraphModule(loaded("net")["default"](place.cpu(0)))
+    net.set_input("x", -X)
+    net.run()
+    assert net.get_output(0).numpy().tolist() == [1, 1, 1]
+
+
+def test_archives_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "some.tar"
+    with pytest.raises(FileNotFoundError, match=r"some\.tar"):
+        runtime.load_module(path)
+    path.write_bytes(b"no archive" * 100)
+    with pytest.raises(LoadError, match=r"load module '.*some\.tar': "):
+        runtime.load_module(path)
+    scaled("a", 2).export_library(tmp_path / "whole.tar")
+    data = (tmp_path / "whole.tar").read_bytes()
+    for end in (100, 700, 5000):
+        path.write_bytes(data[:end])
+        with pytest.raises(LoadError, match=r"load module '.*some\.tar': "):
+            runtime.load_module(path)
+    with pytest.raises(LoadError, match=r"load '.*whole\.tar': it holds no model"):
+        ekiden.load(tmp_path / "whole.tar")
+    with tarfile.open(path, "w") as archive:
+        archive.add(__file__, "some/model.c")
+    with pytest.raises(LoadError, match=r"that export_library wrote has one \.eki, got 0"):
+        runtime.load_module(path)
 
 
 def test_another_process_and_the_published_package_run_it(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ class Reader(Protocol):
 def load(
     file: PathName | bytes | bytearray | memoryview | Reader, *, num_threads: int | None = None
 ) -> Executable:
-    """An executable from a file that `save` wrote, mapped into memory, or from a library that
-    `export_library` wrote; also from the bytes of an artifact, or a file that is open for bytes.
+    """An executable from a file that `save` wrote, mapped into memory, or from a library or an
+    archive (`.tar`) that `export_library` wrote; also from the bytes of an artifact, or a file that is open for bytes.
 
     `num_threads` is how many threads a run has at most; else `runtime.num_threads` says it.
 
@@ -63,10 +63,10 @@ def _read(file: object) -> bytes:
 def _loaded(path: Path) -> runtime.Executable:
     with named("load", path), open(path, "rb") as file:
         start = file.read(len(artifact.MAGIC))
-    if start.startswith(b"\x7fELF"):
+    if start.startswith(b"\x7fELF") or path.suffix == ".tar":
         module = runtime.load_module(path)
         if "get_executable" not in module:
-            raise LoadError(f"load '{path}': the library holds no model that Ekiden exported")
+            raise LoadError(f"load '{path}': it holds no model that Ekiden exported")
         found = module["get_executable"]()
         assert isinstance(found, runtime.Executable)
         return found

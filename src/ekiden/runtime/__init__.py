@@ -7,7 +7,7 @@ first used.
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime import engines, late_bound  # noqa: F401  # functions that the runtime calls by name
+from ekiden.runtime import archive, engines, late_bound  # noqa: F401  # functions that the runtime calls by name
 from ekiden.runtime._core import (
     ADT,
     DataType,
@@ -40,6 +40,7 @@ from ekiden.runtime._core import (
     load_image,
     load_module,
     make_node,
+    module_from_bytes,
     num_threads,
     object_class,
     register_error,
@@ -138,6 +139,7 @@ __all__ = [
     "memory_limit",
     "memory_stats",
     "metal",
+    "module_from_bytes",
     "mtl",
     "num_threads",
     "object_class",

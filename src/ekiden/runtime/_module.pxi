@@ -209,6 +209,18 @@ def load_image(data):
     return _wrap(Module, out)
 
 
+def module_from_bytes(data):
+    """The module that bytes hold, with what it imports: an executable, native code, or several
+    modules as an exported library has them. They stay as they are, and begin at a multiple of 64,
+    as long as the process. Damaged ones are a LoadError.
+    """
+    cdef const unsigned char[::1] view = memoryview(data).cast("B")
+    cdef ek_object *out = NULL
+    cdef const void *start = &view[0] if view.shape[0] else NULL
+    _check(ek_module_from_bytes(start, view.shape[0], &out))
+    return _wrap(Module, out)
+
+
 def load_device_code(data):
     """The module of kernels for devices, from bytes as an artifact has them. Damaged bytes are a
     LoadError.
