@@ -109,6 +109,17 @@ def test_every_task_has_its_turn_and_winners_are_recorded(tmp_path: Path) -> Non
     assert [s.curve for s in session.states] == [[0.5] * 4] * 2
 
 
+def test_what_seems_faster_on_a_machine_that_is_disturbed_is_not_kept(task: Task) -> None:
+    """The default takes twice its own time whenever a winner is to be confirmed."""
+    session = Session([task], Records(), quick(run_function="hostile_jobs:faster_while_disturbed"))
+    session.run(4)
+    (state,) = session.states
+    assert not session.records.best() and state.ratio == 1 and state.failed == {"unsteady": 4}
+    assert state.first_failure == (
+        "unsteady: 0.50 of the default's time, which was 2.00 of its least"
+    )
+
+
 def test_a_task_gets_more_where_more_is_won(task: Task) -> None:
     session = Session([task], Records(), quick(run_function="hostile_jobs:all_faster"))
     session.run(4)

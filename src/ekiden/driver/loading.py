@@ -33,7 +33,8 @@ def load(
     file: PathName | bytes | bytearray | memoryview | Reader, *, num_threads: int | None = None
 ) -> Executable:
     """An executable from a file that `save` wrote, mapped into memory, or from a library or an
-    archive (`.tar`) that `export_library` wrote; also from the bytes of an artifact, or a file that is open for bytes.
+    archive (`.tar`) that `export_library` wrote; also from the bytes of an artifact, or a file that
+    is open for bytes.
 
     `num_threads` is how many threads a run has at most; else `runtime.num_threads` says it.
 

@@ -31,7 +31,7 @@ STATUSES: Mapping[str, str] = {
     "memory": "running it took too much memory",
     "wrong": "its results are not the default's, or it wrote where it may not",
     "lies": "one process said that its results are the default's, others did not",
-    "unsteady": "it was far faster in one process than in others",
+    "unsteady": "it was far faster in one process than in others, or on a disturbed machine",
     "lost": "the machine that had it is gone",
 }
 """What became of a candidate -> what that means."""

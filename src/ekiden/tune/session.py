@@ -22,6 +22,12 @@ WIN = 0.98
 than two measurements of one kernel differ by."""
 UNSTEADY = 1.5
 """A candidate that takes so many times as long as one process said is none to rely on."""
+DISTURBED = 1.1
+"""Where the default takes so many times as long as it once did, the machine does something else
+too, and a ratio is no measure of an idle one: on a Zen 3 whose caches others used, a product of
+0.89 of the default's time was 1.02 to 1.04 of it later, while the default took 1.37 of its own."""
+CONFIRMATIONS = 3
+"""How often a machine that is disturbed is asked."""
 HOPE = 0.1
 """Of the time that a task takes still, what as many trials again as it has had may win."""
 ENOUGH = 2e-4
@@ -194,10 +200,13 @@ class Session:
         if not outcome.is_ok or outcome.ratio > WIN * state.ratio:
             self._record(state, _trial(self, state.task, outcome))
             return
-        again = self.measurer.confirm(state.task, outcome.candidate, seed ^ 1)
+        again, slower = self._confirmed(state, outcome, seed)
         last = again[-1]
         if not last.is_ok:
             outcome = last
+        elif slower > DISTURBED:
+            said = f"{outcome.ratio:.2f} of the default's time, which was {slower:.2f} of its least"
+            outcome = Outcome(outcome.candidate, "unsteady", said=said)
         elif max(o.ratio for o in again) > UNSTEADY * outcome.ratio:
             said = (
                 f"{outcome.ratio:.2f} of the default's time was {max(o.ratio for o in again):.2f}"
@@ -214,6 +223,19 @@ class Session:
             self._record(state, best, trial)
         else:
             self._record(state, trial)
+
+    def _confirmed(self, state: State, outcome: Outcome, seed: int) -> tuple[list[Outcome], float]:
+        """A candidate in other processes, and how many times as long as it ever did the default
+        took there; again while the machine is disturbed."""
+        least = min(state.untuned, outcome.untuned)
+        for attempt in range(CONFIRMATIONS):
+            again = self.measurer.confirm(state.task, outcome.candidate, seed ^ (attempt + 1))
+            times = [o.untuned for o in again if o.is_ok]
+            least = min([least, *times])
+            slower = max(times, default=0.0) / least if least > 0 else 1.0
+            if slower <= DISTURBED or not again[-1].is_ok:
+                break
+        return again, slower
 
     def _record(self, state: State, *records: Record) -> None:
         self.records.append(*records)
