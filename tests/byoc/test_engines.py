@@ -19,6 +19,7 @@ import ekiden
 from ekiden import byoc, relay
 from ekiden.byoc.onnx_regions import OnnxEngine
 from ekiden.ir.module import IRModule
+from ekiden.ir.prim import SizeVar
 from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.merge_composite import Entry
@@ -91,6 +92,34 @@ def test_a_convolution_with_a_constant(engine: str, dtype: str, count: int) -> N
     made = byoc.partition(module, engine)
     assert len(regions(made)) == count
     args = [whole((1, 3, 8, 8))[0].astype(dtype)]
+    got, expected = (results(ekiden.compile(each), args)[0] for each in (made, module))
+    np.testing.assert_array_equal(got, expected)
+
+
+@share(2)
+@pytest.mark.parametrize(
+    ("sizes", "attrs", "count"),
+    [
+        ((2, 8, 7), {"pool_size": (2, 3), "strides": (3, 2), "padding": (0, 1)}, 1),
+        ((2, 4, 6), {"pool_size": (1, 2), "strides": (2, 2), "padding": (0, 0, 0, 1)}, 1),
+        ((2, 9, 5), {"pool_size": (3, 2), "strides": (3, 3), "dilation": (2, 1)}, 1),
+        ((2, 5, 9), {"pool_size": (1, 3), "padding": (1, 2, 0, 1), "ceil_mode": False}, 0),
+        ((2, "h", 9), {"pool_size": (2, 2), "strides": (2, 2)}, 0),
+        ((2, "h", 9), {"pool_size": (2, 2), "strides": (2, 2), "ceil_mode": False}, 1),
+    ],
+)
+def test_poolings_have_the_windows_of_relay(
+    engine: str, sizes: tuple[int | str, ...], attrs: dict[str, Any], count: int
+) -> None:
+    """Where sizes are counted upwards, as engines do each in its way; windows that lie in the
+    border alone, and sizes counted upwards that nothing says, stay here."""
+    kinds = [SizeVar(each) if isinstance(each, str) else each for each in (1, *sizes)]
+    x = relay.Var("x", relay.TensorType(kinds, "float32"))
+    pool = relay.nn.max_pool2d(x, **{"ceil_mode": True, **attrs})
+    module = IRModule.from_expr(relay.Function([x], pool))
+    made = byoc.partition(module, engine)
+    assert len(regions(made)) == count
+    args = whole(tuple(6 if isinstance(each, str) else each for each in (1, *sizes)))
     got, expected = (results(ekiden.compile(each), args)[0] for each in (made, module))
     np.testing.assert_array_equal(got, expected)
 
@@ -340,3 +369,35 @@ def test_an_engine_of_ones_own_and_its_errors() -> None:
     assert results(exe, [np.float32([1, -3])])[0].tolist() == [2, 0]
     with pytest.raises(RunError, match="run 'tvmgen_default_doubler_main_0_.*must be finite"):
         exe(np.float32([1, np.inf]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"patterns": lambda: [("twice", is_op("exp")(wildcard()))]},
+            "begin with 'doubler.', got 'tw",
+        ),
+        ({"compile": lambda function: "2"}, "gave a str of the code of a region"),
+        ({"load": lambda symbol, code: None}, "gave a NoneType of what runs a region"),
+        ({"compile": lambda function: 1 // 0}, "ZeroDivisionError: .*by zero"),
+        ({"load": lambda symbol, code: [][1]}, "IndexError: list index"),
+    ],
+    ids=["names", "code", "kernel", "compile", "load"],
+)
+def test_an_engine_that_breaks_its_promises_is_named(changes: dict[str, Any], said: str) -> None:
+    made = Doubler()
+    for name, value in changes.items():
+        setattr(made, name, value)
+    byoc.register(made)
+    module = relay.parse("def @main(%x: Tensor[(2), float32]) { add(%x, %x) }")
+    with pytest.raises(CompileError, match=f"byoc: engine 'doubler': .*{said}"):
+        byoc.partition(module, "doubler")
+
+
+@pytest.mark.parametrize("name", ["", "../x", 3, None])
+def test_an_engine_of_no_name_is_refused(name: object) -> None:
+    made = Doubler()
+    made.name = name  # type: ignore[assignment]
+    with pytest.raises(CompileError, match="byoc: engine: a name .* expected"):
+        byoc.register(made)
