@@ -314,6 +314,7 @@ def _complete(row: Architecture, file: GGUFFile, config: Config) -> None:
         config["partial_rotary_factor"] = turned / head_dim
     config["tie_word_embeddings"] = "output.weight" not in file
     config["attention_bias"] = "blk.0.attn_q.bias" in file or "blk.0.attn_qkv.bias" in file
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in file
     if (scaling := _rope_scaling(row, file, config)) is not None:
         config["rope_scaling"] = scaling
 
