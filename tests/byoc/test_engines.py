@@ -23,7 +23,7 @@ from ekiden.ir.prim import SizeVar
 from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.merge_composite import Entry
-from ekiden.runtime.engines import ENGINES
+from ekiden.runtime.engines import ENGINES, folder_of
 from ekiden.runtime.errors import CompileError, LoadError, RunError
 from long_runs import share
 
@@ -167,6 +167,19 @@ def test_each_region_is_named_in_the_log(engine: str, caplog: pytest.LogCaptureF
     assert wanted in caplog.text
 
 
+def test_a_library_of_another_environment_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of the system's packages, which this environment sees, or those of the user."""
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "own"))
+    monkeypatch.setattr(sys, "path", ["site-packages", str(site)])
+    assert folder_of("onednn") == ""
+    (tmp_path / "lib" / "libdnnl.so.3").touch()
+    assert folder_of("onednn") == str(tmp_path / "lib")
+
+
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(CompileError, match="expected one of the engines .*'openvino', got 'no'"):
         byoc.partition(relay.parse(MLP), "no")
@@ -175,7 +188,7 @@ def test_an_unknown_engine_is_refused() -> None:
 ELSEWHERE = """
 import sys, numpy as np
 if sys.argv[2] == "absent":
-    from ekiden.runtime.engines import ENGINES
+    from ekiden.runtime.engines import ENGINES, folder_of
     ENGINES[sys.argv[3]] = lambda: ""
 import ekiden
 try:
