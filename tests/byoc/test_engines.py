@@ -188,7 +188,7 @@ def test_an_unknown_engine_is_refused() -> None:
 ELSEWHERE = """
 import sys, numpy as np
 if sys.argv[2] == "absent":
-    from ekiden.runtime.engines import ENGINES, folder_of
+    from ekiden.runtime.engines import ENGINES
     ENGINES[sys.argv[3]] = lambda: ""
 import ekiden
 try:
