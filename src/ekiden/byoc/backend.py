@@ -85,7 +85,7 @@ for _backend in _BACKENDS.values():
     _compiles(_backend)
 
 
-def _find(name: str) -> Backend:
+def _find(name: object) -> Backend:
     if not isinstance(name, str) or name not in _BACKENDS:
         known = ", ".join(f"'{each}'" for each in sorted(_BACKENDS))
         raise CompileError(f"byoc: expected one of the engines {known}, got {name!r}")

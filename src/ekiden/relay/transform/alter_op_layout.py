@@ -59,8 +59,7 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
 
     def share(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """A call that reads a weight as it is, out of the packed one where that lies beside it."""
-        found = reader_of(new) if isinstance(new, Call) else None
-        if found is None or is_own(new):
+        if not isinstance(new, Call) or (found := reader_of(new)) is None or is_own(new):
             return new
         for weight, product in packed:
             if _same(weight, found[0]) and (made := found[1](new, product)) is not new:

@@ -246,7 +246,8 @@ def _take_packed_reference(attrs: DenseBlocksPackAttrs, weight: Array, indices: 
 def _take_packed_lower(
     attrs: DenseBlocksPackAttrs, inputs: Sequence[Tensor], out: Type
 ) -> list[Tensor]:
-    return [topi.nn.take_blocks_pack(*inputs, attrs.format, attrs.units, attrs.panel)]
+    weight, indices = inputs
+    return [topi.nn.take_blocks_pack(weight, indices, attrs.format, attrs.units, attrs.panel)]
 
 
 register_op(
