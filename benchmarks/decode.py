@@ -3,6 +3,7 @@ prompts, beside other engines.
 
     python benchmarks/decode.py --formats q4_0 q8_0 --threads 1 2 --size 360M
     python benchmarks/decode.py --write FOLDER      its checkpoint, and FOLDER/q4_0.gguf, ...
+    python benchmarks/decode.py --read FOLDER       these files, rather than weights made anew
     python benchmarks/decode.py --genai OUT         onnxruntime-genai, of a model made by
         python -m onnxruntime_genai.models.builder -m FOLDER -o OUT -p int4 -e cpu
     python benchmarks/decode.py --llama FILE.gguf --node FOLDER     llama.cpp, where the folder has
@@ -186,9 +187,11 @@ def write(folder: Path, size: str, formats: Sequence[str]) -> None:
 Engine = tuple[Callable[[int], None], Callable[[], None]]
 
 
-def of_ekiden(size: str, format: str, cache: str, threads: int) -> Engine:
+def of_ekiden(
+    size: str, format: str, cache: str, threads: int, folder: Path | None = None
+) -> Engine:
     """Ekiden."""
-    made = Random(size, format)
+    made = Random(size, format) if folder is None else folder / f"{format}.gguf"
     model = llm.load(made, sequences=1, context=CONTEXT, cache=cache, num_threads=threads)
     rng = np.random.default_rng(threads)  # a prompt that was read before is in the cache
     streams: list[llm.Stream] = []
@@ -322,6 +325,7 @@ def workers_of(options: argparse.Namespace, threads: int) -> list[Worker]:
     """Those that are asked for."""
     own = [sys.executable, __file__, "--size", options.size, "--threads", str(threads)]
     own += ["--cpu"] * options.cpu
+    own += [] if options.read is None else ["--read", str(options.read)]
     made = [
         Worker(f"Ekiden {format}, {cache}",
                [*own, "--work", "--formats", format, "--caches", cache],
@@ -347,7 +351,7 @@ def engine_of(options: argparse.Namespace, threads: int) -> Engine:
         return of_memory(threads)
     if options.genai:
         return of_genai(options.genai[0], threads)
-    return of_ekiden(options.size, options.formats[0], options.caches[0], threads)
+    return of_ekiden(options.size, options.formats[0], options.caches[0], threads, options.read)
 
 
 def main() -> None:
@@ -357,6 +361,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", default=["q4_0"])
     parser.add_argument("--caches", nargs="+", default=["float16"], help="dtypes of Ekiden's cache")
     parser.add_argument("--write", type=Path)
+    parser.add_argument("--read", type=Path, help="where --write has put files")
     parser.add_argument("--genai", type=Path, nargs="*", default=[])
     parser.add_argument("--llama", type=Path, nargs="*", default=[])
     parser.add_argument("--node", type=Path, default=Path(), help="where node_modules is")

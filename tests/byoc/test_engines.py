@@ -19,10 +19,11 @@ import ekiden
 from ekiden import byoc, relay
 from ekiden.byoc.onnx_regions import OnnxEngine
 from ekiden.ir.module import IRModule
+from ekiden.ir.prim import SizeVar
 from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.merge_composite import Entry
-from ekiden.runtime.engines import ENGINES
+from ekiden.runtime.engines import ENGINES, folder_of
 from ekiden.runtime.errors import CompileError, LoadError, RunError
 from long_runs import share
 
@@ -96,6 +97,34 @@ def test_a_convolution_with_a_constant(engine: str, dtype: str, count: int) -> N
 
 
 @share(2)
+@pytest.mark.parametrize(
+    ("sizes", "attrs", "count"),
+    [
+        ((2, 8, 7), {"pool_size": (2, 3), "strides": (3, 2), "padding": (0, 1)}, 1),
+        ((2, 4, 6), {"pool_size": (1, 2), "strides": (2, 2), "padding": (0, 0, 0, 1)}, 1),
+        ((2, 9, 5), {"pool_size": (3, 2), "strides": (3, 3), "dilation": (2, 1)}, 1),
+        ((2, 5, 9), {"pool_size": (1, 3), "padding": (1, 2, 0, 1), "ceil_mode": False}, 0),
+        ((2, "h", 9), {"pool_size": (2, 2), "strides": (2, 2)}, 0),
+        ((2, "h", 9), {"pool_size": (2, 2), "strides": (2, 2), "ceil_mode": False}, 1),
+    ],
+)
+def test_poolings_have_the_windows_of_relay(
+    engine: str, sizes: tuple[int | str, ...], attrs: dict[str, Any], count: int
+) -> None:
+    """Where sizes are counted upwards, as engines do each in its way; windows that lie in the
+    border alone, and sizes counted upwards that nothing says, stay here."""
+    kinds = [SizeVar(each) if isinstance(each, str) else each for each in (1, *sizes)]
+    x = relay.Var("x", relay.TensorType(kinds, "float32"))
+    pool = relay.nn.max_pool2d(x, **{"ceil_mode": True, **attrs})
+    module = IRModule.from_expr(relay.Function([x], pool))
+    made = byoc.partition(module, engine)
+    assert len(regions(made)) == count
+    args = whole(tuple(6 if isinstance(each, str) else each for each in (1, *sizes)))
+    got, expected = (results(ekiden.compile(each), args)[0] for each in (made, module))
+    np.testing.assert_array_equal(got, expected)
+
+
+@share(2)
 @pytest.mark.parametrize("name", ["tanh", "sigmoid", "exp", "sqrt"])
 def test_operators_of_one_argument(engine: str, name: str) -> None:
     text = f"def @main(%x: Tensor[(2, 3), float32]) {{ {name}(%x) }}"
@@ -136,6 +165,19 @@ def test_each_region_is_named_in_the_log(engine: str, caplog: pytest.LogCaptureF
         byoc.partition(relay.parse(MLP), engine)
     wanted = f"byoc: 'tvmgen_default_{engine}_main_0' goes to the engine '{engine}'"
     assert wanted in caplog.text
+
+
+def test_a_library_of_another_environment_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of the system's packages, which this environment sees, or those of the user."""
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "own"))
+    monkeypatch.setattr(sys, "path", ["site-packages", str(site)])
+    assert folder_of("onednn") == ""
+    (tmp_path / "lib" / "libdnnl.so.3").touch()
+    assert folder_of("onednn") == str(tmp_path / "lib")
 
 
 def test_an_unknown_engine_is_refused() -> None:
@@ -340,3 +382,35 @@ def test_an_engine_of_ones_own_and_its_errors() -> None:
     assert results(exe, [np.float32([1, -3])])[0].tolist() == [2, 0]
     with pytest.raises(RunError, match="run 'tvmgen_default_doubler_main_0_.*must be finite"):
         exe(np.float32([1, np.inf]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"patterns": lambda: [("twice", is_op("exp")(wildcard()))]},
+            "begin with 'doubler.', got 'tw",
+        ),
+        ({"compile": lambda function: "2"}, "gave a str of the code of a region"),
+        ({"load": lambda symbol, code: None}, "gave a NoneType of what runs a region"),
+        ({"compile": lambda function: 1 // 0}, "ZeroDivisionError: .*by zero"),
+        ({"load": lambda symbol, code: [][1]}, "IndexError: list index"),
+    ],
+    ids=["names", "code", "kernel", "compile", "load"],
+)
+def test_an_engine_that_breaks_its_promises_is_named(changes: dict[str, Any], said: str) -> None:
+    made = Doubler()
+    for name, value in changes.items():
+        setattr(made, name, value)
+    byoc.register(made)
+    module = relay.parse("def @main(%x: Tensor[(2), float32]) { add(%x, %x) }")
+    with pytest.raises(CompileError, match=f"byoc: engine 'doubler': .*{said}"):
+        byoc.partition(module, "doubler")
+
+
+@pytest.mark.parametrize("name", ["", "../x", 3, None])
+def test_an_engine_of_no_name_is_refused(name: object) -> None:
+    made = Doubler()
+    made.name = name  # type: ignore[assignment]
+    with pytest.raises(CompileError, match="byoc: engine: a name .* expected"):
+        byoc.register(made)

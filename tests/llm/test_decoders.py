@@ -190,6 +190,21 @@ def test_a_missing_tensor_is_named_and_a_wrong_shape_is_shown() -> None:
         llm.load(Memory(whole.config, wrong))
 
 
+def test_tensors_that_have_no_place_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    whole = tiny("llama")
+    other = {f"model.layers.{n}.mlp.up_proj.bias": plain("", np.ones(48)) for n in range(5)}
+    known = {"model.layers.0.self_attn.rotary_emb.inv_freq": plain("", np.ones(4))}
+    config, layout = read_config(whole.config, CONTEXT), Layout(16)
+    with caplog.at_level("WARNING", "ekiden"):
+        decoder_module(Memory(whole.config, {**whole.tensors, **known}), config, layout)
+        assert not caplog.text
+        decoder_module(Memory(whole.config, {**whole.tensors, **known, **other}), config, layout)
+    assert (
+        "a decoder LlamaForCausalLM has no place for 'model.layers.0.mlp.up_proj.bias', "
+        "'model.layers.1.mlp.up_proj.bias', 'model.layers.2.mlp.up_proj.bias' and 2 more"
+    ) in caplog.text
+
+
 def test_a_context_that_the_model_cannot_have_is_refused() -> None:
     with pytest.raises(InputError, match="'context' must be from 2 to 256 tokens, got 257"):
         llm.load(tiny("llama"), context=257)

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference_decoder import Reference
-from tiny_models import config_of, tiny
+from tiny_models import Memory, config_of, plain, tiny
 
 from ekiden import cli, llm
 from ekiden.llm.pages import Pages
@@ -149,6 +149,41 @@ def test_texts_beside_one_whose_run_failed_say_so(
         list(one)
     with pytest.raises(RunError, match="the run failed that was to make the next token"):
         list(two)
+
+
+def without_numbers(token: int) -> Memory:
+    """The decoder of `model`, but for a token that it has no numbers for."""
+    whole = tiny("llama")
+    name = "model.embed_tokens.weight"
+    table = whole.tensors[name].data.copy()
+    table[token] = np.nan
+    return Memory(whole.config, {**whole.tensors, name: plain(name, table)})
+
+
+def test_logits_that_are_no_numbers_are_an_error_of_their_text(model: llm.Model) -> None:
+    """Greedy or drawn, in a prompt or later, while others go on, also on the same pages."""
+    form = llm.Grammar.of("[0-9A-Z]{12}", LETTERS)
+    waves = [llm.Sampling(max_tokens=12), SAMPLED, llm.Sampling(temperature=1.0, grammar=form)]
+    texts = [model.engine.run([PROMPTS[0]], each)[0] for each in waves]
+    late = model.engine.run([PROMPTS[2]], waves[0])[0]
+    seen = {*PROMPTS[0], *(token for text in texts for token in text)}
+    bad = next(token for token in late[2:] if token not in {*seen, *PROMPTS[2], *late[:2]})
+    broken = llm.load(without_numbers(bad), page=16, sequences=2)
+    for asked, text in zip(waves, texts, strict=True):
+        for steps in (1, 4):
+            engine = llm.Engine(broken, sequences=2, steps=steps)
+            well, ill = (engine.submit(prompt, asked) for prompt in (PROMPTS[0], [3, bad]))
+            assert [next(well)] == text[:1]
+            with pytest.raises(RunError, match=rf"the text after \[3, {bad}\]: .* no numbers"):
+                list(ill)
+            assert text[1:] == list(well)
+            assert engine.run([PROMPTS[0]] * 2, asked) == [text] * 2
+    begun = llm.Engine(broken, sequences=2, steps=4).submit(PROMPTS[2], waves[0])
+    place = late.index(bad) + 2
+    said = rf"the text after \[.*, \.\.\.\] \(40 tokens\): the logits of token {place} are no num"
+    with pytest.raises(RunError, match=said):
+        list(begun)
+    assert begun.tokens == late[: late.index(bad) + 1] and begun.finish == "failed"
 
 
 def test_equal_seeds_give_equal_texts(model: llm.Model) -> None:
@@ -289,6 +324,25 @@ def test_an_answer_that_nobody_takes_is_ended(model: llm.Model) -> None:
     assert model.engine.pages.available == 4 * model.most_pages
 
 
+class Ending:
+    """A lock that calls something when it is about to be open again, the first time."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self.lock, self.then = threading.Lock(), [then]
+        self.acquire = self.lock.acquire
+
+    def release(self) -> None:
+        while self.then:
+            self.then.pop()()
+        self.lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 def test_a_stream_may_be_closed_within_a_step(model: llm.Model) -> None:
     """As by a collector of garbage, which runs anywhere."""
     engine = llm.Engine(model, sequences=2)
@@ -310,6 +364,17 @@ def test_a_stream_may_be_closed_within_a_step(model: llm.Model) -> None:
     assert list(second) == second.tokens[1:]
     first.close()
     assert engine.pages.available == 2 * model.most_pages
+
+
+def test_a_stream_may_be_closed_when_a_step_ends(model: llm.Model) -> None:
+    """After the last look at what is closed, and before others may take the lock."""
+    engine = llm.Engine(model, sequences=2)
+    first, second = (engine.submit(PROMPTS[n]) for n in range(2))
+    next(first), next(second)
+    engine._lock = Ending(second.close)  # type: ignore[assignment]
+    next(first)
+    assert second.finish == "closed"
+    assert list(second) == second.tokens[1:]
 
 
 def test_two_engines_of_one_model_have_grammars_of_their_own(model: llm.Model) -> None:

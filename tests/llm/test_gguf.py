@@ -200,11 +200,37 @@ def test_stretched_positions(tmp_path: Path) -> None:
     model(tmp_path / "a.gguf", row, **more)
     scaling = GGUFCheckpoint(tmp_path / "a.gguf").config["rope_scaling"]
     assert scaling == {"rope_type": "yarn", "factor": 4.0}
+    more |= {"llama.rope.scaling.yarn_beta_fast": 16.0, "llama.rope.scaling.yarn_beta_slow": 2.0}
+    model(tmp_path / "c.gguf", row, **more)
+    scaling = GGUFCheckpoint(tmp_path / "c.gguf").config["rope_scaling"]
+    assert scaling == {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0}
+    model(tmp_path / "c.gguf", row, **more, **{"llama.rope.scaling.attn_factor": 2.0})
+    scaling = GGUFCheckpoint(tmp_path / "c.gguf").config["rope_scaling"]
+    assert isinstance(scaling, dict)
+    assert scaling["attention_factor"] == pytest.approx(
+        2 + 0.2 * np.log(4)
+    )  # llama.cpp's rope_yarn
     file = GGUFFile(tmp_path / "a.gguf")
     tensors = [*file.values(), Weight.of("rope_freqs.weight", numbers(8))]
     write_gguf(tmp_path / "b.gguf", dict(file.metadata), tensors)
     scaling = GGUFCheckpoint(tmp_path / "b.gguf").config["rope_scaling"]
     assert isinstance(scaling, dict) and scaling["long_factor"] == numbers(8).tolist()
+
+
+def test_what_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """But for what says that there is none; an MLP with biases is read."""
+    row = ROWS[0]
+    entries = {"llama.expert_count": 0, "llama.attention.value_length": HEAD}
+    model(tmp_path / "a.gguf", row, **entries)
+    file = GGUFFile(tmp_path / "a.gguf")
+    biases = [Weight.of(f"blk.0.ffn_{n}.bias", numbers(4)) for n in ("up", "gate", "down")]
+    write_gguf(tmp_path / "b.gguf", dict(file.metadata), [*file.values(), *biases])
+    with caplog.at_level("WARNING", "ekiden"):
+        assert GGUFCheckpoint(tmp_path / "b.gguf").config["mlp_bias"] is True
+        assert not caplog.text
+        model(tmp_path / "a.gguf", row, **entries, **{"llama.logit_scale": 0.5})
+        assert GGUFCheckpoint(tmp_path / "a.gguf").config["mlp_bias"] is False
+    assert "a.gguf: entries that are not read: llama.logit_scale" in caplog.text
 
 
 # Refused.

@@ -30,6 +30,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
                                    "original_max_position_embeddings": 64}},
     "linear":    {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False,
                   "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+    "dynamic":   {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False,
+                  "rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
     "mistral":   {"architectures": ["MistralForCausalLM"], "sliding_window": 8, "head_dim": 12},
     "qwen2":     {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True},
     "qwen3":     {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16},

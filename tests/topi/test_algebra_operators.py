@@ -319,6 +319,7 @@ ELSEWHERE = {
     "nn.dense_blocks": "tests/relay/transform/test_blocks.py",
     "nn.dense_blocks_pack": "tests/relay/transform/test_blocks.py",
     "nn.take_blocks": "tests/relay/transform/test_blocks.py",
+    "nn.take_blocks_pack": "tests/relay/transform/test_blocks.py",
     **{f"text.{name}": "tests/topi/test_text_kernels.py" for name in topi.text.__all__},
 }
 """Operators whose kernels have test files of their own."""

@@ -22,7 +22,7 @@ from ekiden.relay.transform.merge_composite import Entry, MergeComposite
 from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.scopes import rewrite_graph
 from ekiden.runtime.engines import missing, register_loader, text_of
-from ekiden.runtime.errors import CompileError, LoadError
+from ekiden.runtime.errors import CompileError, EkidenError, LoadError
 
 _LOG = logging.getLogger("ekiden")
 
@@ -64,8 +64,13 @@ _BACKENDS: dict[str, Backend] = {each.name: each for each in _OWN}
 
 def register(backend: Backend) -> None:
     """Make an engine known by its name; a later one takes its place. Artifacts that need it can be
-    loaded from then on in this process.
+    loaded from then on in this process. Raises CompileError for a name that there cannot be.
     """
+    name: object = backend.name
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise CompileError(
+            f"byoc: engine: a name of letters, digits and low bars expected, got {name!r}"
+        )
     note_extension(type(backend))
     _BACKENDS[backend.name] = backend
     _compiles(backend)
@@ -73,15 +78,15 @@ def register(backend: Backend) -> None:
 
 
 def _compiles(backend: Backend) -> None:
-    register_compiler(backend.name, External(lambda region: text_of(backend.compile(region))))
+    register_compiler(backend.name, External(lambda region: text_of(_code(backend, region))))
 
 
 for _backend in _BACKENDS.values():
     _compiles(_backend)
 
 
-def _find(name: str) -> Backend:
-    if name not in _BACKENDS:
+def _find(name: object) -> Backend:
+    if not isinstance(name, str) or name not in _BACKENDS:
         known = ", ".join(f"'{each}'" for each in sorted(_BACKENDS))
         raise CompileError(f"byoc: expected one of the engines {known}, got {name!r}")
     if lacks := missing(name):
@@ -111,7 +116,7 @@ def cut_out(module: IRModule, engine: str) -> IRModule:
     made = Sequential(
         [
             InferType(),
-            MergeComposite(backend.patterns()),
+            MergeComposite(_patterns(backend)),
             AnnotateTarget(engine),
             MergeCompilerRegions(),
             PartitionGraph(),
@@ -130,12 +135,52 @@ def cut_out(module: IRModule, engine: str) -> IRModule:
     return taken_back(made, refused)
 
 
+def _patterns(backend: Backend) -> Sequence[Entry]:
+    """What an engine takes; a name that is not its own would be nobody's."""
+    found = backend.patterns()
+    for name, *_ in found:
+        if not name.startswith(f"{backend.name}."):
+            raise _broken(backend, f"names of patterns begin with '{backend.name}.', got {name!r}")
+    return found
+
+
+def _code(backend: Backend, region: Function) -> bytes:
+    """A region's code, by its engine. Raises CompileError, for any error of the engine's."""
+    code = _asked(backend, lambda: backend.compile(region))
+    if not isinstance(code, bytes):
+        raise _broken(backend, f"it gave a {type(code).__name__} of the code of a region")
+    return code
+
+
+def _asked(backend: Backend, question: Callable[[], object]) -> object:
+    """What an engine answers; its refusals are errors of ours, and others no refusals."""
+    try:
+        return question()
+    except EkidenError:
+        raise
+    except Exception as error:  # of code that is not ours
+        raise _broken(backend, f"{type(error).__name__}: {error}") from error
+
+
+class _BrokenError(CompileError):
+    """Of an engine that does not do what a Backend promises, which is no refusal of a region."""
+
+
+def _broken(backend: Backend, why: str) -> CompileError:
+    return _BrokenError(f"byoc: engine '{backend.name}': {why}")
+
+
 def _refusal(backend: Backend, symbol: str, region: Function) -> str:
     """Why an engine does not take a region; empty where it does."""
     try:
-        backend.load(symbol, backend.compile(region))
+        code = _code(backend, region)
+        made = _asked(backend, lambda: backend.load(symbol, code))
+    except _BrokenError:
+        raise
     except (CompileError, LoadError) as error:
         return str(error)
+    if not callable(made):
+        raise _broken(backend, f"it gave a {type(made).__name__} of what runs a region")
     return ""
 
 

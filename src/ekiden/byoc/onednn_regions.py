@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ekiden.byoc.regions import Region, Row, patterns_of, results_of, tensor_of
+from ekiden.byoc.regions import Region, Row, patterns_of, pool_padding, results_of, tensor_of
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Constant, Function
 from ekiden.relay.transform.merge_composite import Entry
@@ -68,9 +68,10 @@ def _conv2d(call: Call) -> Attributes | None:
 
 def _pool(call: Call) -> Attributes | None:
     attrs: Any = call.attrs
-    if attrs.layout != "NCHW" or attrs.ceil_mode:
+    padding = pool_padding(call) if attrs.layout == "NCHW" else None
+    if padding is None:
         return None
-    return [*attrs.pool_size, *attrs.strides, *attrs.padding, *attrs.dilation]
+    return [*attrs.pool_size, *attrs.strides, *padding, *attrs.dilation]
 
 
 def _number(number: int) -> Callable[[Call], Attributes | None]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from ekiden.byoc.regions import DTYPE, Region, Row, patterns_of, results_of, tensor_of
+from ekiden.byoc.regions import DTYPE, Region, Row, patterns_of, pool_padding, results_of, tensor_of
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType, Type
@@ -55,10 +55,10 @@ def _conv2d(call: Call) -> Attributes | None:
 
 def _pool(call: Call) -> Attributes | None:
     attrs: Any = call.attrs
-    if attrs.layout != "NCHW":
+    padding = pool_padding(call) if attrs.layout == "NCHW" else None
+    if padding is None:
         return None
-    rounding = {"kernel_shape": list(attrs.pool_size), "ceil_mode": int(attrs.ceil_mode)}
-    return _window(attrs) | rounding
+    return _window(attrs) | {"kernel_shape": list(attrs.pool_size), "pads": padding}
 
 
 def _window(attrs: Any) -> dict[str, Any]:  # noqa: ANN401 - attributes of several operators

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
+from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 from ekiden.relay.dataflow_pattern.pattern import is_op, wildcard
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
@@ -17,7 +18,7 @@ from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 
-__all__ = ["Region", "Row", "patterns_of", "results_of", "tensor_of"]
+__all__ = ["Region", "Row", "patterns_of", "pool_padding", "results_of", "tensor_of"]
 
 K = TypeVar("K")
 A = TypeVar("A")
@@ -42,6 +43,28 @@ def tensor_of(expr: RelayExpr) -> TensorType:
     found = expr.checked_type
     assert isinstance(found, TensorType), "operators of the tables take and give tensors"
     return found
+
+
+def pool_padding(call: Call) -> list[int] | None:
+    """The borders (top, left, bottom, right) of a pooling, such that windows counted downwards are
+    all that it has: where sizes are counted upwards, engines differ in what the last window may be.
+
+    None where a size that this takes is not known, or where a window may lie in the border alone,
+    which engines do not have, or fill with other numbers.
+    """
+    attrs: Any = call.attrs
+    begin, end = list(attrs.padding[:2]), list(attrs.padding[2:])
+    spans = [(k - 1) * d + 1 for k, d in zip(attrs.pool_size, attrs.dilation, strict=True)]
+    if attrs.ceil_mode:
+        given, made = (tensor_of(each).shape[2:] for each in (call.args[0], call))
+        for i in range(2):
+            before, after = given[i], made[i]
+            if not (isinstance(before, IntImm) and isinstance(after, IntImm)):
+                return None
+            last = (after.value - 1) * attrs.strides[i] + spans[i]
+            end[i] = max(end[i], last - before.value - begin[i])
+    is_inside = all(pad < span for pad, span in zip((*begin, *end), spans * 2, strict=True))
+    return [*begin, *end] if is_inside else None
 
 
 def results_of(body: RelayExpr) -> Sequence[RelayExpr]:

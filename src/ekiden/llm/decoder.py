@@ -16,6 +16,8 @@ cache and fills again, so that nobody else refers to it and it is changed where 
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
@@ -47,6 +49,9 @@ from ekiden.topi.rule.page_planes import Plane
 __all__ = ["FORWARD", "Layout", "cache_shape", "decoder_module"]
 
 FORWARD = "forward_step"
+SHOWN = 3
+"""Names of tensors in a message."""
+_LOG = logging.getLogger("ekiden")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +269,19 @@ def decoder_module(
 ) -> IRModule:
     """The module, with `forward_step` as an entry; with another name, that for `forward`.
 
-    Raises ImportModelError for a tensor of the checkpoint that is missing or has another shape.
+    Raises ImportModelError for a tensor of the checkpoint that is missing or has another shape; the
+    logger "ekiden" names those that have no place in the decoder.
     """
     forward, entry = GlobalVar(name), f"{name}_step"
-    functions: dict[GlobalVar | str, BaseFunc] = {
-        forward: _Builder(checkpoint, config, layout).forward()
-    }
+    builder = _Builder(checkpoint, config, layout)
+    functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.forward()}
+    heads = config.names.head if config.tied else ()
+    if left := [each for each in builder.parts.unread if each not in heads]:
+        more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+        _LOG.warning(
+            "checkpoint: a decoder %s has no place for %s%s",
+            config.architecture, ", ".join(map(repr, left[:SHOWN])), more,
+        )  # fmt: skip
     functions[GlobalVar(entry)] = _entry(forward, config, layout)
     x = Var("x", TensorType((), "int32"))
     functions[GlobalVar("main")] = Function((x,), x, None)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Stream", "whole_tokens"]
 
 Ints = NDArray[np.int32]
+SHOWN = 8
+"""Tokens of a prompt by which an error names a text."""
+RUN_FAILED = "the run failed that was to make the next token"
 
 
 def whole_tokens(given: Sequence[int]) -> list[int]:
@@ -57,7 +60,9 @@ class Stream:
     """Those made so far."""
     finish: str = ""
     """Why it is over: "stop" at a token that ends a text, "length", "closed", or "failed" where
-    the run failed that it was in: its next token is a RunError."""
+    the run failed that it was in, or its logits are no numbers: its next token is a RunError."""
+    reason: str = ""
+    """What failed."""
     shared: int = 0
     """Tokens of the prompt that were in the cache already."""
     read: int = 0
@@ -91,13 +96,21 @@ class Stream:
         """Its tokens, from the first of the prompt on."""
         return (*self.prompt, *self.tokens)
 
+    @property
+    def name(self) -> str:
+        """What an error calls it, by its prompt."""
+        first = ", ".join(map(str, self.prompt[:SHOWN]))
+        if len(self.prompt) <= SHOWN:
+            return f"the text after [{first}]"
+        return f"the text after [{first}, ...] ({len(self.prompt)} tokens)"
+
     def __iter__(self) -> Iterator[int]:
         return self
 
     def __next__(self) -> int:
         while self.given == len(self.tokens):
             if self.finish == "failed":
-                raise RunError("generate: the run failed that was to make the next token")
+                raise RunError(f"generate: {self.name}: {self.reason}")
             if self.finish:
                 raise StopIteration
             self.engine.advance(self)
@@ -158,13 +171,18 @@ class Engine:
                 self._end_closed()
                 if len(stream.tokens) == known and not stream.finish:
                     self._step()
-                self._end_closed()
+            self._end_those_closed()
 
     def close(self, stream: Stream) -> None:
         """End a text: at once, or at the end of the step that is being made. It may be called
         anywhere, by a collector of garbage also within a step."""
         self._closed.append(stream)
-        if self._lock.acquire(blocking=False):
+        self._end_those_closed()
+
+    def _end_those_closed(self) -> None:
+        """By whoever finds the lock open: it is looked for after each step once the lock is given
+        back, as who closes a text does not wait for it."""
+        while self._closed and self._lock.acquire(blocking=False):
             try:
                 self._end_closed()
             finally:
@@ -192,7 +210,7 @@ class Engine:
     def _forget(self) -> None:
         """After a run that failed: the cache may be lost, and with it what was under way."""
         for each in list(self._running):
-            self._end(each, "failed")
+            self._end(each, "failed", RUN_FAILED)
         self.pages = Pages(self.sequences * self.model.most_pages, self.model.layout.page)
         self._state = self.model.new_state(self.sequences * self.model.most_pages)
 
@@ -208,8 +226,8 @@ class Engine:
             first.read = first.shared
             self._running.append(self._waiting.popleft())
 
-    def _end(self, stream: Stream, why: str) -> None:
-        stream.finish = why
+    def _end(self, stream: Stream, why: str, reason: str = "") -> None:
+        stream.finish, stream.reason = why, reason
         if stream in self._running:
             self._running.remove(stream)
             self.pages.give_back(stream.pages)
@@ -274,11 +292,12 @@ class Engine:
         for token in tokens:
             if token in ends:
                 return self._end(stream, "stop")
+            if token < 0:  # as `choose` of the program says
+                place = len(stream.tokens) + 1
+                return self._end(stream, "failed", f"the logits of token {place} are no numbers")
             if stream.grammar is not None:
-                state = int(stream.grammar.moves[stream.state, token])
-                if state < 0:  # as where logits are no numbers
-                    return self._end(stream, "failed")
-                stream.state = state
+                stream.state = int(stream.grammar.moves[stream.state, token])
+                assert stream.state >= 0, "tokens that a form forbids have no weight"
             stream.tokens.append(token)
             if stream.grammar is not None and stream.grammar.is_over(stream.state):
                 return self._end(stream, "stop")

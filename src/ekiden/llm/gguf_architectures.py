@@ -13,6 +13,8 @@ Source: convert_hf_to_gguf.py and src/llama-model.cpp of llama.cpp.
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
@@ -28,6 +30,7 @@ from ekiden.runtime.late_methods import dataclass
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "config_of", "renamed", "undone"]
 
 Config = dict[str, object]
+_LOG = logging.getLogger("ekiden")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,13 @@ KEYS: Mapping[str, str] = {
     "vocab_size": "vocab_size",
 }
 """Hyperparameters of all: GGUF name behind that of the architecture -> transformers'."""
+LENGTH = "rope.scaling.original_context_length"
+OTHERS = (
+    "attention.value_length", "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
+    "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    "rope.scaling.finetuned", LENGTH,
+)  # fmt: skip
+"""Further ones that are read, follow from the shapes of tensors, or say nothing of a result."""
 NEEDED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
 TOKENS: Mapping[str, str] = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
@@ -281,7 +291,16 @@ def config_of(row: Architecture, file: GGUFFile) -> Config:
             raise LoadError(f"{file.path}: entry '{row.name}.{key}': it is not there")
     _complete(row, file, config)
     row.finish(config)
+    known = {f"{row.name}.{key}" for key in (*KEYS, *row.keys, *OTHERS)}
+    if left := [each for each in file.metadata if each.startswith(f"{row.name}.")
+                and each not in known and _says(file.metadata[each])]:  # fmt: skip
+        _LOG.warning("%s: entries that are not read: %s", file.path, ", ".join(left))
     return config
+
+
+def _says(value: object) -> bool:
+    """Whether an entry is other than none, as the number of experts is in models without."""
+    return not isinstance(value, (int, float, str)) or bool(value)
 
 
 def _value(file: GGUFFile, key: str) -> object:
@@ -314,6 +333,7 @@ def _complete(row: Architecture, file: GGUFFile, config: Config) -> None:
         config["partial_rotary_factor"] = turned / head_dim
     config["tie_word_embeddings"] = "output.weight" not in file
     config["attention_bias"] = "blk.0.attn_q.bias" in file or "blk.0.attn_qkv.bias" in file
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in file
     if (scaling := _rope_scaling(row, file, config)) is not None:
         config["rope_scaling"] = scaling
 
@@ -322,7 +342,7 @@ def _rope_scaling(row: Architecture, file: GGUFFile, config: Config) -> Config |
     """How positions are stretched. Factors of frequencies that a tensor gives are those of
     "longrope", which has them for short and for long texts, and no other attention."""
     prefix = f"{row.name}.rope.scaling."
-    original = _value(file, f"{prefix}original_context_length")
+    original = _value(file, f"{row.name}.{LENGTH}")
     if "rope_factors_long.weight" in file and "rope_factors_short.weight" in file:
         long, short = (_factors(file, f"rope_factors_{n}.weight") for n in ("long", "short"))
         found: Config = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
@@ -341,9 +361,15 @@ def _rope_scaling(row: Architecture, file: GGUFFile, config: Config) -> Config |
     if kind == "none":
         return None
     found = {"rope_type": kind, "factor": _value(file, f"{prefix}factor")}
-    if original is not None:
-        found["original_max_position_embeddings"] = original
-    return found
+    more = {
+        "original_max_position_embeddings": original,
+        "beta_fast": _value(file, f"{prefix}yarn_beta_fast"),
+        "beta_slow": _value(file, f"{prefix}yarn_beta_slow"),
+    }
+    by, factor = _value(file, f"{prefix}attn_factor"), found["factor"]
+    if kind == "yarn" and isinstance(by, float) and isinstance(factor, (int, float)) and factor > 1:
+        more["attention_factor"] = by * (1 + 0.1 * math.log(factor))
+    return {**found, **{name: value for name, value in more.items() if value is not None}}
 
 
 def _factors(file: GGUFFile, name: str) -> list[float]:

@@ -261,7 +261,7 @@ class Model:
         made = self._call(
             DECODE, state[0], np.array(steps, np.int32), history, lengths, states,
             np.arange(len(streams), dtype=np.int32), tables, settings, seeds, moves,
-            np.array(self.ends or (-1,), np.int32), is_greedy,
+            np.array((*self.ends, -1), np.int32), is_greedy,
         )  # fmt: skip
         assert isinstance(made, tuple)
         found, count = made[0].numpy(), int(made[2].numpy())
@@ -280,7 +280,7 @@ class Model:
             SPECULATE, *state, np.array(rounds, np.int32), history, lengths, rows,
             rows + np.int32(len(rows)), np.array(count, np.int32),
             np.arange(count + 1, dtype=np.int32), tables, settings, seeds, self._free,
-            np.full_like(rows, -1), np.array(self.ends or (-1,), np.int32), is_greedy,
+            np.full_like(rows, -1), np.array((*self.ends, -1), np.int32), is_greedy,
         )  # fmt: skip
         assert isinstance(made, tuple)
         found, ends = (each.numpy() for each in made)

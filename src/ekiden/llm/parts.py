@@ -17,6 +17,12 @@ from ekiden.runtime.errors import ImportModelError
 __all__ = ["ACTIVATIONS", "Parts"]
 
 PLAIN = ("float32", "float16", "bfloat16")
+KNOWN = (
+    "rotary_emb.inv_freq", "attention.bias", "attention.masked_bias",
+    "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
+)  # fmt: skip
+"""Ends of names: masks and frequencies, which older checkpoints and GGUF files have beside what the
+configuration says."""
 
 
 class Parts:
@@ -26,6 +32,13 @@ class Parts:
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
         self._checkpoint, self._config = checkpoint, config
         self._names = frozenset(checkpoint)
+        self._read: set[str] = set()
+
+    @property
+    def unread(self) -> list[str]:
+        """Tensors that nothing was made of, but for those that say nothing that is not known."""
+        left = self._names - self._read
+        return sorted(name for name in left if not name.endswith(KNOWN))
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
@@ -37,6 +50,7 @@ class Parts:
             near = difflib.get_close_matches(name, self._names, 1)
             hint = f" (there is '{near[0]}')" if near else ""
             raise ImportModelError(f"checkpoint: no tensor '{name}'{hint}")
+        self._read.add(name)
         found = self._checkpoint[name]
         fits = len(found.shape) == len(shape) and all(
             wanted in (None, size) for wanted, size in zip(shape, found.shape, strict=True)

@@ -17,6 +17,10 @@ the last of them are in the cache.
 What is drawn for a place depends on the seed of its text and the place alone. So proposals are
 drawn with the same numbers as the tokens that they are compared with, and a text is the same with
 them or without.
+
+Where logits are no numbers the token is -1, which ends a text as the tokens of `ends` do. The rows
+of others beside it go on; what is made of its own, whose embedding is that of some token, nobody
+reads.
 """
 
 from __future__ import annotations
@@ -43,7 +47,9 @@ def @choose(%logits: Tensor[(k, VOCABULARY), float32], %history: Tensor[(b, w), 
             %moves: Tensor[(s, VOCABULARY), int32], %states: Tensor[(k), int32], %greedy: bool)
     -> Tensor[(k), int32] {
   if (%greedy) {
-    cast(argmax(%logits, axis=[1]), dtype="int32")
+    let %best = argmax(%logits, axis=[1], keepdims=True);
+    let %none = isnan(gather(%logits, %best, axis=1));
+    reshape(where(%none, -1, cast(%best, dtype="int32")), newshape=[-1])
   } else {
     let %own = take(%settings, %rows, axis=0);
     let %penalties = reshape(strided_slice(%own, begin=[4], end=[5], axes=[1]), newshape=[-1]);

@@ -42,6 +42,15 @@ def _default(
     return plain, 1.0
 
 
+def _within(
+    plain: Numbers, said: Mapping[str, Any], context: int, base: float
+) -> tuple[Numbers, float]:
+    """Frequencies that change with texts beyond the positions that the model has, of which there
+    are none here: a context is at most as long."""
+    said["factor"]
+    return plain, 1.0
+
+
 def _linear(
     plain: Numbers, said: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
@@ -104,7 +113,7 @@ def _longrope(
 
 
 SCALINGS: Mapping[str, Scaling] = {
-    "default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn,
+    "default": _default, "dynamic": _within, "linear": _linear, "llama3": _llama3, "yarn": _yarn,
     "longrope": _longrope, "su": _longrope,
 }  # fmt: skip
 

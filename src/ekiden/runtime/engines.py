@@ -37,11 +37,14 @@ def _in_package(package: str, folder: str) -> str:
 
 
 def _in_environment(library: str) -> str:
-    """The folder of libraries of this Python's environment, where packages of C libraries put
-    theirs; empty where it has not this one.
+    """The folder of libraries of this Python's environment, or of another that it imports packages
+    from, where packages of C libraries put theirs; empty where none has this one.
     """
-    folder = Path(sys.prefix) / "lib"
-    return str(folder) if (folder / library).exists() else ""
+    sites = [Path(each) for each in sys.path if each.endswith("site-packages")]
+    for folder in (Path(sys.prefix) / "lib", *(each.parent.parent for each in sites)):
+        if (folder / library).exists():
+            return str(folder)
+    return ""
 
 
 ENGINES: dict[str, Callable[[], str]] = {

@@ -206,7 +206,7 @@ class _Draw:
         self.limit[0] = maximum(self.limit[0], minimum(limit, const(1.0)))
 
     def token(self, share: PrimExpr) -> PrimExpr:
-        """The token at which a share of the mass is passed."""
+        """The token at which a share of the mass is passed; -1 where no weight is above 0."""
         ib = self.ib
         wanted = ib.let("wanted", share * self.mass())
         self.found[0] = const(-1)
@@ -222,11 +222,12 @@ class _Draw:
                 self.found[0] = token
 
         self.each(pass_by)
-        return maximum(self.found[0], const(0))
+        return self.found[0]
 
 
 def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor) -> Tensor:
-    """A token [n] int32 for each row of weights [n, tokens], the greatest of which is 1.
+    """A token [n] int32 for each row of weights [n, tokens], the greatest of which is 1; -1 where
+    they are no numbers.
 
     settings [n, 4]: temperature (0: the first of the greatest), top k (0: any), top p (1: any) and
     min p of each row; top p counts what top k leaves. seeds int64 [n] and places int32 [n] are all

@@ -256,6 +256,7 @@ PREPARED: Mapping[str, Callable[[list[Array]], list[Array]]] = {
     "nn.recurrent": _contracting,
     "nn.contrib_dense_nibbles_pack": _nibbles,
     "nn.contrib_dense_blocks_pack": _whole_bytes,
+    "nn.contrib_take_blocks_pack": _whole_bytes,
     **{name: _texts for name in SAMPLES if name.startswith("text.")},
 }
 """What data must be for a result to be defined."""

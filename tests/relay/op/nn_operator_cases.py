@@ -313,6 +313,11 @@ def products_of_blocks(name: str, panel: int) -> Iterator[Case]:
         lambda a, b: op.nn.take_blocks(a, b, name), weight, integers(-5, 5, 2, 3, dtype="int64"),
         expected=lambda a, b: row.decode(a)[b], symbolic=(2, 3),
     )  # fmt: skip
+    yield case(
+        lambda a, b: op.nn.contrib_take_blocks_pack(a, b, name, len(weight), panel),
+        pack_blocks(weight, name, panel), integers(-5, 5, 2, 3, dtype="int64"),
+        expected=lambda a, b: row.decode(weight)[b], symbolic=(2, 3),
+    )  # fmt: skip
 
 
 def products() -> Iterator[Case]:

@@ -25,7 +25,7 @@ from ekiden.topi.nn.block_formats import BLOCK_FORMATS, ROWS, BlockFormat
 from ekiden.topi.nn.blocks import Packed, pack_blocks, unpack_blocks
 from ekiden.topi.rule import schedule
 from ekiden.topi.rule.model import STREAM
-from long_runs import share
+from long_runs import alike, share
 from processor import processors
 
 NAMES = [row.name for row in ROWS]
@@ -187,6 +187,29 @@ def test_rows_are_decoded_bit_for_bit(row: BlockFormat) -> None:
     assert run(places).numpy().tobytes() == row.decode(given)[places].tobytes()
     with pytest.raises(IndexRangeError, match=r"nn.take_blocks: .* 9 "):
         run(np.array([[0, 9]]))
+
+
+@alike(5)
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+def test_a_table_that_is_the_last_layer_lies_in_memory_once(row: BlockFormat) -> None:
+    """Rows come out of the packed weight, bit for bit; of another weight, or one that is not
+    packed, out of the weight itself."""
+    given, other = weight(row, 9, 2), weight(row, 9, 2)[::-1].copy()
+    at = relay.var("at", relay.TensorType((relay.SizeVar("n"),), "int64"))
+
+    def module(table: Array) -> IRModule:
+        rows = relay.nn.take_blocks(relay.const(table), at, row.name)
+        last = relay.nn.dense_blocks(rows, relay.const(given), row.name)
+        return InferType()(IRModule.from_expr(relay.Function([at], relay.Tuple([rows, last]))))
+
+    places = np.array([0, 8, -9, 3, -1])
+    for table, taken in ((given, "nn.contrib_take_blocks_pack"), (other, "nn.take_blocks")):
+        for target, name in ((BYTES, taken), (NARROW, taken), (PLAIN, "nn.take_blocks")):
+            assert name in calls(InferType()(AlterOpLayout(target)(module(table))))
+        exe = ekiden.compile(module(table))
+        assert exe(places)[0].numpy().tobytes() == row.decode(table)[places].tobytes()
+        with pytest.raises(IndexRangeError, match=r"nn.take_blocks: .* 9 "):
+            exe(np.array([0, 9]))
 
 
 def test_decisions_are_checked() -> None:

@@ -175,7 +175,7 @@ OPERATORS = {
         nn.bitpack
     """,
     "ekiden.relay.op.nn.blocks": """
-        nn.contrib_dense_blocks_pack nn.dense_blocks nn.take_blocks
+        nn.contrib_dense_blocks_pack nn.contrib_take_blocks_pack nn.dense_blocks nn.take_blocks
     """,
     "ekiden.relay.op.nn.conv": """
         nn.conv1d nn.conv2d nn.conv2d_transpose

@@ -117,7 +117,8 @@ declare(
     "random.contrib_draw",
     ("weights", "settings", "seeds", "places"),
     lambda attrs, *given: topi.sampling.draw_token(*given),
-    "int32 [n]: a token drawn by each row of weights [n, tokens], which begin at 0 and end at 1",
+    "int32 [n]: a token drawn by each row of weights [n, tokens], which begin at 0 and end at 1; -1"
+    " where none is above 0",
 )
 
 

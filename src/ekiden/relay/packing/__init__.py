@@ -78,6 +78,24 @@ RULES: Mapping[tuple[str, str, str, str], Row] = {
 """Operator, dtypes of data, weight and result -> its rule."""
 
 
+Share: TypeAlias = Callable[[Call, Call], Call]
+"""(call that reads a constant as it is, packed call of the same constant) -> what stands for it."""
+
+
+def _taken(call: Call, product: Call) -> Call:
+    return blocks.take_blocks(call, product)
+
+
+READERS: Mapping[str, tuple[int, Share]] = {"nn.take_blocks": (0, _taken)}
+"""Operators that can read a weight also where it is packed: which argument, and how."""
+
+
+def reader_of(call: Call) -> tuple[RelayExpr, Share] | None:
+    """The weight of such a call and its rule, if it is one."""
+    found = READERS.get(getattr(call.op, "name", ""))
+    return None if found is None else (call.args[found[0]], found[1])
+
+
 def rule_of(call: Call) -> Pack | None:
     """The rule for a call, if there is one."""
     name = getattr(call.op, "name", "")
@@ -91,4 +109,4 @@ def rule_of(call: Call) -> Pack | None:
     return row.pack if row is not None and (is_known or row.computed) else None
 
 
-__all__ = ["RULES", "rule_of"]
+__all__ = ["READERS", "RULES", "reader_of", "rule_of"]

@@ -2,6 +2,7 @@
 
 nn.dense_blocks(%x, W), bytes multiplied  ->  nn.contrib_dense_blocks_pack(%x, packed W)
 ... elsewhere                             ->  nn.dense(%x, W as numbers)
+nn.take_blocks(W, %i) beside the first     ->  nn.contrib_take_blocks_pack(packed W, %i)
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from ekiden.ir.attrs import Attrs
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.nn.blocks import DenseBlocksAttrs
+from ekiden.relay.op.nn.blocks import BlocksAttrs, DenseBlocksAttrs, DenseBlocksPackAttrs
 from ekiden.relay.packing.common import last_dim, panel_width, rows_of
 from ekiden.relay.transform.calls import typed
 from ekiden.target import Target
@@ -42,3 +43,16 @@ def dense_blocks(call: Call, target: Target) -> Call:
     found = typed(made.with_fields(span=call.span))
     assert isinstance(found, Call)
     return found
+
+
+def take_blocks(call: Call, product: Call) -> Call:
+    """The rows of a weight out of the packed one of a product of it, so that a table of tokens that
+    is also a decoder's last layer lies in memory once; itself where they differ."""
+    attrs: Attrs | None = call.attrs
+    how: Attrs | None = product.attrs
+    assert isinstance(attrs, BlocksAttrs)
+    if not isinstance(how, DenseBlocksPackAttrs) or how.format != attrs.format:
+        return call
+    packed, indices = product.args[1], call.args[1]
+    made = op.nn.contrib_take_blocks_pack(packed, indices, how.format, how.units, how.panel)
+    return made.with_fields(span=call.span)

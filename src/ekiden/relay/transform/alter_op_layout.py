@@ -3,8 +3,10 @@
     nn.dense(%x, W)               ->  the operator of a packed weight, which is W in panels
     nn.conv2d(%x, W, NHWC, OIHW)  ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
 
-Each operator has a rule (relay/packing), which asks the families of kernels how they want it. The
-packing itself is an operator, which FoldConstant does where the weight is constant.
+What else reads such a weight and can read it packed (a table of tokens that is the last layer too)
+does, so that it is there once. Each operator has a rule (relay/packing), which asks the families of
+kernels how they want it. The packing itself is an operator, which FoldConstant does where the
+weight is constant.
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OP_ATTRS, Op
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.relay.expr import Call
+from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.strategy import version_of
-from ekiden.relay.packing import rule_of
+from ekiden.relay.packing import reader_of, rule_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.layout_rewriter import Rewriter, tensor_infos
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
@@ -35,6 +39,7 @@ def is_own(call: Call) -> bool:
 
 def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     """Pack the weights below root for a target. Needs checked types."""
+    packed: list[tuple[Constant, Call]] = []
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """A call with the weight packed by the rule of its operator; one that has an implementation
@@ -48,9 +53,30 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return new
         made = rule(new, target)
         made.set_checked_type(old.checked_type)
+        if isinstance(new.args[1], Constant) and isinstance(made, Call) and made is not new:
+            packed.append((new.args[1], made))
         return made
 
-    return rewrite_graph(root, rewrite)
+    def share(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call that reads a weight as it is, out of the packed one where that lies beside it."""
+        if not isinstance(new, Call) or (found := reader_of(new)) is None or is_own(new):
+            return new
+        for weight, product in packed:
+            if _same(weight, found[0]) and (made := found[1](new, product)) is not new:
+                made.set_checked_type(old.checked_type)
+                return made
+        return new
+
+    made = rewrite_graph(root, rewrite)
+    return rewrite_graph(made, share) if packed else made
+
+
+def _same(weight: Constant, other: RelayExpr) -> bool:
+    """Whether both are the same numbers."""
+    if not isinstance(other, Constant):
+        return False
+    one, two = weight.data, other.data
+    return weight is other or (one.shape == two.shape and np.array_equal(one, two))
 
 
 def _registered(call: Call, attrs: Attrs | None, args: Sequence[RelayExpr]) -> RelayExpr | None:

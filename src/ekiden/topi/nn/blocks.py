@@ -289,26 +289,11 @@ def dense_blocks_pack(
     """data[..., k] times the transpose of a packed weight; kernels may round the data to bytes if
     `activations` are "int8"."""
     of = Packed(BLOCK_FORMATS[format], panel)
-    row = of.format
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
     def body(*i: Var) -> PrimExpr:
-        """The product over the packed weight: panel by panel, for each lane its level times its
-        scale (and plus its offset), which the format's groups share.
-        """
-        lane, at = i[-1] % panel, k % row.values
-        load = _loader(weight, i[-1] // panel, k // row.values)
-        inside = at % UNIT // row.group * (of.factors * panel) + lane
-        group = at // UNIT * of.unit + inside + (of.words_at + of.factors_at)
-        reals = []
-        for n, real in enumerate(of.scales):
-            found = _half(load, lane * 2 + 2 * panel * n)
-            if real.factor is not None:
-                found = found * cast(cast(load(group + n * panel), "int8"), "float32")
-            reals.append(found)
-        value = cast(_packed_level(of, load, at, lane), "float32") * reals[0]
-        value = value + reals[1] if len(reals) > 1 else value
-        return te.sum(data[(*i[:-1], k)] * value, k)
+        """The product over the packed weight."""
+        return te.sum(data[(*i[:-1], k)] * _packed_value(of, weight, i[-1], k), k)
 
     attrs = {
         "inputs": (data, weight), "format": format, "panel": panel, "units": units,
@@ -317,6 +302,40 @@ def dense_blocks_pack(
     shape = (*data.shape[:-1], as_dim(units))
     name = "dense_blocks_pack"
     return te.compute(shape, body, name=name, tag=name, attrs=attrs)
+
+
+def take_blocks_pack(
+    weight: Tensor, indices: Tensor, format: str, units: int, panel: int
+) -> Tensor:
+    """Rows of a packed weight of so many `units` as float32; negative indices count from the
+    end."""
+    of = Packed(BLOCK_FORMATS[format], panel)
+    shape = (*indices.shape, weight.shape[1] * of.format.values)
+
+    def body(*i: Var) -> PrimExpr:
+        return _packed_value(of, weight, from_either_end(indices[i[:-1]], as_dim(units)), i[-1])
+
+    name = "take_blocks_pack"
+    check = index_check("nn.take_blocks", indices, as_dim(units), 0)
+    return te.compute(shape, body, name=name, tag="injective", attrs={CHECKS: (check,)})
+
+
+def _packed_value(of: Packed, weight: Tensor, number: PrimExpr, k: PrimExpr) -> PrimExpr:
+    """Number k of a row of a packed weight: its level times its scale (and plus its offset), which
+    the format's groups share. A row is a lane of its panel."""
+    row, panel = of.format, of.panel
+    lane, at = number % panel, k % row.values
+    load = _loader(weight, number // panel, k // row.values)
+    inside = at % UNIT // row.group * (of.factors * panel) + lane
+    group = at // UNIT * of.unit + inside + (of.words_at + of.factors_at)
+    reals = []
+    for n, real in enumerate(of.scales):
+        found = _half(load, lane * 2 + 2 * panel * n)
+        if real.factor is not None:
+            found = found * cast(cast(load(group + n * panel), "int8"), "float32")
+        reals.append(found)
+    value = cast(_packed_level(of, load, at, lane), "float32") * reals[0]
+    return value + reals[1] if len(reals) > 1 else value
 
 
 def _packed_level(of: Packed, load: Load, k: PrimExpr, lane: PrimExpr) -> PrimExpr:
@@ -331,4 +350,4 @@ def _packed_level(of: Packed, load: Load, k: PrimExpr, lane: PrimExpr) -> PrimEx
     return found
 
 
-__all__ = ["dense_blocks", "dense_blocks_pack", "take_blocks"]
+__all__ = ["dense_blocks", "dense_blocks_pack", "take_blocks", "take_blocks_pack"]

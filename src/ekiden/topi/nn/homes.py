@@ -11,7 +11,7 @@ NAMES = {
         bitpack
     """,
     "blocks": """
-        dense_blocks dense_blocks_pack take_blocks
+        dense_blocks dense_blocks_pack take_blocks take_blocks_pack
     """,
     "conv": """
         conv

@@ -31,6 +31,7 @@ from ekiden.topi.nn.blocks import Packed, unpack_blocks
 from ekiden.topi.shape import as_dim, tidy
 
 _DENSE, _TAKE, _PACKED = "nn.dense_blocks", "nn.take_blocks", "nn.contrib_dense_blocks_pack"
+_TAKE_PACKED = "nn.contrib_take_blocks_pack"
 ACTIVATIONS = ("int8", "float32")
 
 
@@ -167,22 +168,27 @@ class DenseBlocksPackAttrs(Attrs):
     activations: str = "int8"
 
 
+def _packed_depth(name: str, weight: TensorType, wanted: DenseBlocksPackAttrs) -> PrimExpr:
+    """The numbers of a row of a packed weight, which is checked."""
+    row = _row(name, wanted.format)
+    if wanted.panel < 1:
+        fail(name, f"panel must be positive, got {wanted.panel}")
+    _check_activations(name, wanted.activations)
+    _takes(name, "weight", weight, "uint8")
+    rank_is(name, weight, 3, "weight")
+    size = Packed(row, wanted.panel).size
+    agree(name, weight.shape[2], as_dim(size), "the bytes of a block of a panel")
+    panels = as_dim(-(-wanted.units // wanted.panel))
+    agree(name, panels, weight.shape[0], "the panels of 'units'")
+    return tidy(weight.shape[1] * row.values)
+
+
 def _packed_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors(_PACKED, types, 2)
     wanted = attrs_of(DenseBlocksPackAttrs, attrs)
-    row = _row(_PACKED, wanted.format)
-    if wanted.panel < 1:
-        fail(_PACKED, f"panel must be positive, got {wanted.panel}")
-    _check_activations(_PACKED, wanted.activations)
     _takes(_PACKED, "data", data, "float32")
-    _takes(_PACKED, "weight", weight, "uint8")
     rank_at_least(_PACKED, data, 1, "data")
-    rank_is(_PACKED, weight, 3, "weight")
-    size = Packed(row, wanted.panel).size
-    agree(_PACKED, weight.shape[2], as_dim(size), "the bytes of a block of a panel")
-    panels = as_dim(-(-wanted.units // wanted.panel))
-    agree(_PACKED, panels, weight.shape[0], "the panels of 'units'")
-    depth = tidy(weight.shape[1] * row.values)
+    depth = _packed_depth(_PACKED, weight, wanted)
     agree(_PACKED, data.shape[-1], depth, "the numbers of a row of 'data' and of 'weight'")
     return TensorType((*data.shape[:-1], as_dim(wanted.units)), "float32")
 
@@ -221,4 +227,53 @@ def contrib_dense_blocks_pack(
     return call(_PACKED, data, weight, attrs=attrs)
 
 
-__all__ = ["contrib_dense_blocks_pack", "dense_blocks", "take_blocks"]
+def _take_packed_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    weight, indices = tensors(_TAKE_PACKED, types, 2)
+    depth = _packed_depth(_TAKE_PACKED, weight, attrs_of(DenseBlocksPackAttrs, attrs))
+    if not is_int(indices.dtype):
+        fail(_TAKE_PACKED, f"'indices' must be integers, got {indices.dtype}")
+    return TensorType((*indices.shape, depth), "float32")
+
+
+def _take_packed_reference(attrs: DenseBlocksPackAttrs, weight: Array, indices: Array) -> Array:
+    plain = unpack_blocks(weight, attrs.format, attrs.panel)[: attrs.units]
+    if not indices.size:
+        return np.empty((*indices.shape, plain.shape[1]), np.float32)
+    check_indices(_TAKE, indices, attrs.units, 0)
+    return np.asarray(plain[indices.astype(np.int64)])
+
+
+def _take_packed_lower(
+    attrs: DenseBlocksPackAttrs, inputs: Sequence[Tensor], out: Type
+) -> list[Tensor]:
+    weight, indices = inputs
+    return [topi.nn.take_blocks_pack(weight, indices, attrs.format, attrs.units, attrs.panel)]
+
+
+register_op(
+    OpDef(
+        name=_TAKE_PACKED,
+        costly=True,
+        arguments=("weight", "indices"),
+        attrs=DenseBlocksPackAttrs,
+        relation=_take_packed_relation,
+        reference=_take_packed_reference,
+        lower=_take_packed_lower,
+        pattern=OpPattern.INJECTIVE,
+        refuses=True,
+        result="(..., k): the rows of a packed weight at indices (...)",
+    )
+)
+
+
+def contrib_take_blocks_pack(
+    weight: Expr, indices: Expr, format: str, units: int, panel: int
+) -> Call:
+    """`take_blocks` of a weight as `topi.nn.blocks` packs it."""
+    attrs = DenseBlocksPackAttrs(format, units, panel)
+    return call(_TAKE_PACKED, weight, indices, attrs=attrs)
+
+
+__all__ = [
+    "contrib_dense_blocks_pack", "contrib_take_blocks_pack", "dense_blocks", "take_blocks",
+]  # fmt: skip

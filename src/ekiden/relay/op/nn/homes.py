@@ -17,7 +17,7 @@ NAMES = {
         bitpack bitserial_conv2d bitserial_dense
     """,
     "blocks": """
-        contrib_dense_blocks_pack dense_blocks take_blocks
+        contrib_dense_blocks_pack contrib_take_blocks_pack dense_blocks take_blocks
     """,
     "conv": """
         contrib_conv2d_nchwc contrib_depthwise_conv2d_nchwc conv1d conv2d conv2d_transpose
