@@ -282,6 +282,36 @@ def test_conv2d_transpose() -> None:
     )
 
 
+def test_transposed_sums_that_no_float_holds_are_made_of_parts() -> None:
+    data = np.full((1, 2, 2, 600), 255, np.uint8)
+    kernel = np.full((3, 600, 2, 2), 127, np.int8)
+    kernel[1, ::7] = -127
+    x = relay.var("x", shape=data.shape, dtype="uint8")
+    made = qnn.conv2d_transpose(
+        x, relay.const(kernel), point(0), point(-1), scale(0.1), scale(0.2), (1, 1),
+        data_layout="NHWC", kernel_layout="OIHW",
+    )  # fmt: skip
+    module = relay.IRModule.from_expr(relay.Function([x], made))
+    text = relay.qnn.transform.CanonicalizeOps()(module).astext()
+    assert text.count(" nn.conv2d_transpose(") == 5  # 600 * 4 * 255 * 128 / 2**24
+    run(lambda x: qnn.conv2d_transpose(
+        x, relay.const(kernel), point(0), point(-1), scale(0.1), scale(0.2), (1, 1),
+        data_layout="NHWC", kernel_layout="OIHW",
+    ), data)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rounding_away_from_zero(dtype: str) -> None:
+    kind = np.dtype(dtype).type
+    near = kind([0.5, 1.5, 2.5, 3, 1e6 + 0.5, 2**22 + 0.5, 2**23 - 0.5, 2**23 + 1, 1e30, 0])
+    data = np.concatenate([near, np.nextafter(near, kind(0)), np.nextafter(near, kind(np.inf))])
+    data = np.concatenate([data, -data])
+    x = relay.var("x", shape=data.shape, dtype=dtype)
+    module = relay.IRModule.from_expr(relay.Function([x], rescale.away(x, dtype)))
+    found = ekiden.compile(module)(data).numpy()
+    np.testing.assert_array_equal(found, rescale.away_array(data))
+
+
 def test_batch_matmul() -> None:
     x, y = integers("uint8", 3, 4, 9), integers("int8", 3, 5, 9)
     found = run(

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op import (
-    abs,
     add,
     cast,
     clip,
@@ -31,9 +31,9 @@ from ekiden.relay.op import (
     floor,
     greater_equal,
     left_shift,
+    less,
     multiply,
     right_shift,
-    sign,
     subtract,
     trunc,
     where,
@@ -144,11 +144,13 @@ def _scalar(number: float, dtype: str) -> Expr:
 
 
 def away(data: Expr, dtype: str) -> Expr:
-    """The nearest whole number, midway the one farther from zero. The fraction is exact, where
-    adding a half would round."""
-    whole = trunc(data)
-    is_far = greater_equal(abs(subtract(data, whole)), _scalar(0.5, dtype))
-    return where(is_far, add(whole, sign(data)), whole)
+    """The nearest whole number, midway the one farther from zero: a sum with the greatest number
+    below a half, which rounds to the next whole number from midway on, and from nowhere nearer.
+    """
+    kind = to_numpy(dtype).type
+    below = np.nextafter(kind(0.5), kind(0))
+    half = where(less(data, _scalar(0, dtype)), _scalar(-below, dtype), _scalar(below, dtype))
+    return trunc(add(data, half))
 
 
 def _saturate(data: Expr, dtype: str) -> Expr:
