@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.frontend.common.cells import Gate, Step, bounded, gate, lstm, normalised, scanned
+from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.hybrid import Operand, real
 from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row
@@ -249,7 +250,7 @@ def _svdf(node: Node) -> Expr:
 
 
 def _row(code: str, convert: Converter) -> Row:
-    def of_floats(node: Node) -> Expr | list[Expr]:
+    def of_floats(node: Node) -> Result:
         """Refuses data of integers, whose kernels have states and scales of their own."""
         if node.dtype(0) != "float32":
             node.unsupported(f"{node.ins[0]} is {node.dtype(0)}: layers of float32 are here")
