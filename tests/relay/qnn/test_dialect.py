@@ -272,6 +272,25 @@ def test_weights_that_are_moved_first_are_products_of_bytes() -> None:
     assert 'kernel_layout="OHWI8o4i"' in text
 
 
+@pytest.mark.parametrize("border", [0, 1])
+def test_windows_of_each_channel_read_bytes_as_they_are_where_nothing_is_around(
+    border: int,
+) -> None:
+    data, kernel = integers("int8", 1, 9, 8, 32), relay.const(integers("int8", 3, 3, 32, 1))
+
+    def build(x: relay.Expr) -> relay.Expr:
+        return qnn.conv2d(
+            x, kernel, point(-5), point(2), scale(0.1), scale(0.2), (3, 3), 32, (1, 1),
+            (border, border), (1, 1), 32, "NHWC", "HWOI",
+        )  # fmt: skip
+
+    x = relay.var("x", shape=data.shape, dtype="int8")
+    module = relay.IRModule.from_expr(relay.Function([x], build(x)))
+    text = relay.optimize(module, "llvm -mcpu=haswell")[0].astext()
+    assert ("(1, 9, 8, 32), float32]" in text) == bool(border)
+    run(build, data)
+
+
 def test_conv2d_transpose() -> None:
     data, kernel = integers("uint8", 1, 3, 4, 5), relay.const(integers("int8", 3, 2, 3, 3))
     run(

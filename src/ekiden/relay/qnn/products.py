@@ -107,18 +107,29 @@ def dense(
 def _grouped(
     data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs, data_dtype: str
 ) -> Expr:
-    """A convolution of groups: in float32 where that is exact."""
+    """A convolution of groups: in float32 where that is exact. One of each channel reads bytes as
+    they are, if their zero point is 0, or has no border and is taken off the sums.
+    """
     centred = _centred(weight.data, points[1], 0)
     is_exact = centred is not None and len(_exact_parts(centred, 0, 1)) == 1
     wide = "float32" if is_exact else "int32"
     kernel = subtract(cast(weight, wide), reshape(cast(points[1], wide), (-1, 1, 1, 1)))
-    is_depthwise = weight.data.shape[:2] == (window.groups, 1)
+    is_depthwise = is_exact and weight.data.shape[:2] == (window.groups, 1)
+    mixed = window.with_fields(channels=window.groups, out_dtype=wide)
     levels, point = _as_uint8(data, points[0], data_dtype)
-    if is_depthwise and wide == "float32" and _is_zero(point):  # bytes are read as they are
-        mixed = window.with_fields(channels=window.groups, out_dtype=wide)
-        return cast(call("nn.conv2d", levels, kernel, attrs=mixed), "int32")
-    shifted = subtract(cast(data, wide), cast(points[0], wide))
-    return cast(call("nn.conv2d", shifted, kernel, attrs=window), "int32")
+    if is_depthwise and not any(window.padding):
+        levels, point = data, cast(points[0], "int32")
+    elif not _is_zero(point):
+        is_depthwise = False
+    if not is_depthwise:
+        shifted = subtract(cast(data, wide), cast(points[0], wide))
+        return cast(call("nn.conv2d", shifted, kernel, attrs=window), "int32")
+    made: Expr = cast(call("nn.conv2d", levels, kernel, attrs=mixed), "int32")
+    if _is_zero(points[0] if levels is data else point):
+        return made
+    assert centred is not None
+    rows = const(centred.sum(axis=(1, 2, 3)).astype(np.int32)[:, None, None])
+    return subtract(made, multiply(rows, point))
 
 
 def _centred(kernel: Array, point: Expr, channels: int) -> Array | None:
