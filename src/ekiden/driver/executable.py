@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -260,7 +260,7 @@ class Executable:
             raise InputError(f"run: {wanted}, got {len(given)}")
         if self._takes_tensors:
             try:
-                return list(map(runtime.tensor, given))
+                return list(map(_TENSOR, given))
             except (TypeError, ValueError, RuntimeError, BufferError):
                 pass  # what is wrong is said of the input below
         return [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
@@ -581,6 +581,10 @@ def _peak() -> profiling.Peak | None:
     except ImportError:  # a machine that only runs models
         return None
     return cast("profiling.Peak", module.measure_peak())
+
+
+_TENSOR: Callable[[object], object] = runtime.tensor  # type: ignore[assignment]
+"""Of whatever a user gives."""
 
 
 def _argument(info: TensorInfo, value: object) -> object:
