@@ -407,6 +407,22 @@ def test_inputs_and_outputs_that_a_model_has_not() -> None:
         relay.frontend.from_tensorflow(graph, convert_config={"use_dens": True})
 
 
+def test_outputs_as_bodies_of_functions_name_them() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, (2, 6), name="x")
+        tf.split(x, 3, axis=1, name="parts")
+        tf.math.top_k(x, 2, name="top")
+    frozen, data = graph.as_graph_def(), floats(2, 6)
+    names = ["parts:output:2", "top:indices:0", "top:0"]
+    module, _ = relay.frontend.from_tensorflow(frozen, outputs=names)
+    part, places, values = (r.numpy() for r in ekiden.compile(module)(data))
+    np.testing.assert_array_equal(part, data[:, 4:])
+    np.testing.assert_array_equal(np.take_along_axis(data, places, axis=1), values)
+    with pytest.raises(CompileError, match="Split 'parts' gives 'output'; got 'parts:value:0'"):
+        relay.frontend.from_tensorflow(frozen, outputs=["parts:value:0"])
+
+
 def test_a_graph_that_is_not_frozen() -> None:
     v1, graph = tf.compat.v1, tf.Graph()
     with graph.as_default():

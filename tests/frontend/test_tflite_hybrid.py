@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tflite_models import Array, Op, Spec, litert, model
+from tflite_models import Array, Op, Spec, litert, litert_runs, model
 
 import ekiden
 from ekiden.runtime.errors import UnsupportedError
@@ -128,3 +128,115 @@ def test_weights_with_a_zero_point_are_refused() -> None:
     table = ("FullyConnectedOptions", {})
     with pytest.raises(UnsupportedError, match="has a zero point: hybrid kernels take none"):
         ekiden.compile(graph("FULLY_CONNECTED", [Spec((1, 8)), weight], (1, 4), table))
+
+
+# Layers that keep a state, and products of matrices.
+
+UNITS, INPUTS, BATCH, STEPS = 24, 16, 2, 5
+
+
+def runs_agree(
+    code: str, args: dict[int, Spec], states: dict[int, tuple[int, ...]], count: int,
+    table: tuple[str, Any], outs: list[Spec], shape: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Two runs of a layer, the second of which begins with what the first one kept. A state nearly
+    between two levels may become the other one: a level is a hundredth of what is here."""
+    specs, places = [Spec(shape)], [0] + [-1] * (count - 1)
+    for at, each in (args | {k: Spec(v, is_variable=True) for k, v in states.items()}).items():
+        places[at] = len(specs)
+        specs.append(each)
+    results = list(range(len(specs), len(specs) + len(outs)))
+    data = model([*specs, *outs], [Op(code, places, results, table)], [0], results)
+    exe, given = ekiden.compile(data), [[floats(*shape)] for _ in range(2)]
+    for inputs, wanted in zip(given, litert_runs(data, given), strict=True):
+        made = exe(*inputs)
+        found = [made] if len(outs) == 1 else list(made)
+        for ours, theirs in zip(found, wanted, strict=True):
+            apart = np.abs(ours.numpy() - theirs)
+            assert np.median(apart) < 1e-5 and apart.max() < 0.02
+
+
+def cell(base: int, recurrent: int, bias: int, outputs: int = UNITS) -> dict[int, Spec]:
+    made = {base + g: weights(UNITS, INPUTS, many=False) for g in range(4)}
+    made |= {recurrent + g: weights(UNITS, outputs, many=False) for g in range(4)}
+    return made | {bias + g: Spec(data=floats(UNITS)) for g in range(4)}
+
+
+@share(2)
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("code", ["RNN", "UNIDIRECTIONAL_SEQUENCE_RNN"])
+def test_rnn(code: str, asymmetric: bool) -> None:
+    is_one = code == "RNN"
+    args = {1: weights(UNITS, INPUTS, many=False), 2: weights(UNITS, UNITS, many=False),
+            3: Spec(data=floats(UNITS))}  # fmt: skip
+    lead = (BATCH,) if is_one else (BATCH, STEPS)
+    table = ("RNNOptions" if is_one else "SequenceRNNOptions",
+             {"FusedActivationFunction": 4, "AsymmetricQuantizeInputs": asymmetric})  # fmt: skip
+    states = {4: (BATCH, UNITS)}
+    runs_agree(code, args, states, 5, table, [Spec((*lead, UNITS))], (*lead, INPUTS))
+
+
+@share(4)
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("more", ["", "peepholes", "projection", "norms"])
+def test_lstm(more: str, asymmetric: bool) -> None:
+    outputs = 12 if more == "projection" else UNITS
+    args = cell(1, 5, 12, outputs)
+    if more == "peepholes":
+        args |= {9 + p: weights(UNITS, many=False) for p in range(3)}
+    if more == "projection":
+        args |= {16: weights(outputs, UNITS, many=False), 17: Spec(data=floats(outputs))}
+    if more == "norms":
+        args |= {20 + g: Spec(data=floats(UNITS)) for g in range(4)}
+    table = ("UnidirectionalSequenceLSTMOptions", {
+        "FusedActivationFunction": 4, "AsymmetricQuantizeInputs": asymmetric,
+    })  # fmt: skip
+    states = {18: (BATCH, outputs), 19: (BATCH, UNITS)}
+    runs_agree("UNIDIRECTIONAL_SEQUENCE_LSTM", args, states, 24, table,
+               [Spec((BATCH, STEPS, outputs))], (BATCH, STEPS, INPUTS))  # fmt: skip
+
+
+def test_lstm_of_both_directions() -> None:
+    args = cell(1, 5, 12) | cell(18, 22, 29)
+    states = dict.fromkeys(range(35, 39), (BATCH, UNITS))
+    table = ("BidirectionalSequenceLSTMOptions", {
+        "FusedActivationFunction": 4, "MergeOutputs": True, "TimeMajor": True,
+    })  # fmt: skip
+    runs_agree("BIDIRECTIONAL_SEQUENCE_LSTM", args, states, 48, table,
+               [Spec((STEPS, BATCH, 2 * UNITS))], (STEPS, BATCH, INPUTS))  # fmt: skip
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_svdf(asymmetric: bool) -> None:
+    args = {1: weights(8, INPUTS, many=False), 2: weights(8, 6, many=False),
+            3: Spec(data=floats(4))}  # fmt: skip
+    table = ("SVDFOptions", {"Rank": 2, "FusedActivationFunction": 1,
+                             "AsymmetricQuantizeInputs": asymmetric})  # fmt: skip
+    states = {4: (BATCH, 8 * 6)}
+    runs_agree("SVDF", args, states, 5, table, [Spec((BATCH, 4))], (BATCH, INPUTS))
+
+
+@share(4)
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("sides", [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_products_of_matrices(
+    lead: tuple[int, ...], sides: tuple[bool, bool], asymmetric: bool
+) -> None:
+    left, right = sides
+    table = ("BatchMatMulOptions", {"AdjX": left, "AdjY": right,
+                                    "AsymmetricQuantizeInputs": asymmetric})  # fmt: skip
+    shape = (3, 11, 7) if left else (3, 7, 11)
+    weight = weights(*lead, *((5, 11) if right else (11, 5)), many=False)
+    data = graph("BATCH_MATMUL", [Spec(shape), weight], (3, 7, 5), table)
+    check(data, floats(*shape))
+
+
+def test_layers_of_integers_say_so() -> None:
+    numbers = Spec((BATCH, INPUTS), "int8", scale=[0.1], point=[0])
+    ins = [numbers, weights(8, INPUTS, many=False), weights(8, 6, many=False),
+           Spec(data=floats(8)), Spec((BATCH, 48), is_variable=True)]  # fmt: skip
+    ops = [Op("SVDF", range(5), [5], ("SVDFOptions", {"Rank": 1}))]
+    data = model([*ins, Spec((BATCH, 8), "int8", scale=[0.1], point=[0])], ops, [0], [5])
+    with pytest.raises(UnsupportedError, match="SVDF.*is int8: layers of float32 are here"):
+        ekiden.compile(data)

@@ -449,6 +449,17 @@ def test_stored_numbers_stand(name: str) -> None:
     agree(run(data, *inputs), litert(data, *inputs))
 
 
+def test_a_shape_that_is_data_may_leave_one_extent_open() -> None:
+    ops = [Op("RESHAPE", [0, 1], [2], ("ReshapeOptions", {}))]
+    data = model([Spec((2, 6)), Spec((2,), "int32"), Spec((-1, -1))], ops, [0, 1], [2])
+    exe, x = ekiden.compile(data), floats(2, 6)
+    for shape in ((3, 4), (-1, 2), (4, -1)):
+        found = exe(x, np.array(shape, np.int32)).numpy()
+        np.testing.assert_array_equal(found, x.reshape(shape))
+    with pytest.raises(EkidenError, match="reshape"):
+        exe(x, np.array([-1, 5], np.int32))
+
+
 def test_products_of_bytes_that_are_wide() -> None:
     a, b = (RNG.integers(-128, 128, s).astype(np.int8) for s in ((2, 3, 40), (2, 40, 5)))
     check("BATCH_MATMUL", [a, b], [Spec((2, 3, 5), "int32")], ("BatchMatMulOptions", {}), ())

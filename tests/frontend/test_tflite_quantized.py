@@ -285,6 +285,14 @@ def test_mean_and_choice_of_int16() -> None:
     check("MAXIMUM", [same, same], same, ("MaximumMinimumOptions", {}), [data, data[::-1].copy()])
 
 
+@pytest.mark.parametrize("code", ["EQUAL", "LESS", "GREATER_EQUAL"])
+def test_comparisons_of_int16(code: str) -> None:
+    sides = [wide(3, 99, scale=1e-3)] * 2
+    check(code, sides, Spec((3, 99), "bool"), None, [numbers("int16", 3, 99) >> 10] * 2)
+    check(code, sides, Spec((3, 99), "bool"), None,
+          [numbers("int16", 3, 99), numbers("int16", 3, 99)])  # fmt: skip
+
+
 @pytest.mark.parametrize("code", ["MAX_POOL_2D", "AVERAGE_POOL_2D"])
 def test_pools_of_int16(code: str) -> None:
     fields = {"Padding": 0, "StrideH": 2, "StrideW": 2, "FilterHeight": 3, "FilterWidth": 3}
@@ -365,8 +373,10 @@ def refused(code: str, ins: list[Spec], out: Spec, table: Table, message: str) -
 def test_what_has_no_kernel_here_is_refused() -> None:
     scale = {"scale": [0.1], "point": [0]}
     short = Spec((2, 5), "int16", **scale)  # type: ignore[arg-type]
-    refused("GREATER", [short, short], Spec((2, 5), "bool"), None,
-            "GREATER #0 't2': tensor 0 't0' is int16: kernels of")  # fmt: skip
+    other = Spec((2, 5), "int16", scale=[0.2], point=[0])
+    refused("GREATER", [short, other], Spec((2, 5), "bool"), None,
+            "GREATER #0 't2': .*of int16, have other scales")  # fmt: skip
+    refused("PRELU", [short, short], short, None, "PRELU #0 't2': tensor 0 't0' is int16: kernels")
     byte = Spec((2, 5), "int8", **scale)  # type: ignore[arg-type]
     refused("SIN", [byte], byte, None, "SIN #0 't1': tensor 0 't0' is quantised: int8")
     floats = Spec((2, 4))

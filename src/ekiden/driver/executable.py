@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -128,6 +128,7 @@ class Executable:
             count = len(self._kept.names)
             self.inputs, self.outputs = self.inputs[:-count], self.outputs[:-count]
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
+        self._takes_tensors = not any(_is_object(i) or i.dtype == ANY_OBJECT for i in self.inputs)
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
         if not late_bound.missing(raw):
@@ -257,6 +258,11 @@ class Executable:
         if len(given) != len(self.inputs):
             wanted = f"expected {len(self.inputs)} inputs ({self._names()})"
             raise InputError(f"run: {wanted}, got {len(given)}")
+        if self._takes_tensors:
+            try:
+                return list(map(_TENSOR, given))
+            except (TypeError, ValueError, RuntimeError, BufferError):
+                pass  # what is wrong is said of the input below
         return [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
 
     def _run(
@@ -270,7 +276,7 @@ class Executable:
         if self._kept is None:
             result = self._invoke(values, timeout, places, program)
         else:
-            result = self._kept.run(lambda kept: self._invoke([*values, *kept], timeout))
+            result = self._kept.run(self._invoke, values, timeout)
         if self._gives_objects:
             result = self._with_objects(result)
         if self._gives_functions:
@@ -575,6 +581,10 @@ def _peak() -> profiling.Peak | None:
     except ImportError:  # a machine that only runs models
         return None
     return cast("profiling.Peak", module.measure_peak())
+
+
+_TENSOR: Callable[[object], object] = runtime.tensor  # type: ignore[assignment]
+"""Of whatever a user gives."""
 
 
 def _argument(info: TensorInfo, value: object) -> object:

@@ -20,14 +20,21 @@ class Kept:
         self._values: tuple[object, ...] | None = None
         self._lock = threading.Lock()
 
-    def run(self, call: Callable[[Sequence[object]], object]) -> object:
-        """The results of a run, which waits for others. Where it fails the values stay."""
+    def run(
+        self,
+        invoke: Callable[[Sequence[object], object], object],
+        values: Sequence[object],
+        timeout: object,
+    ) -> object:
+        """The results of a run of these values and those that are kept, which waits for others.
+        Where it fails the kept ones stay.
+        """
         with self._lock:
-            found = call(self._current())
+            found = invoke([*values, *self._current()], timeout)
             assert isinstance(found, tuple), "metadata that were checked say so"
             cut = len(found) - len(self.names)
-            self._values = tuple(found[cut:])
-        return found[0] if cut == 1 else tuple(found[:cut])
+            self._values = found[cut:]
+        return found[0] if cut == 1 else found[:cut]
 
     def now(self) -> dict[str, runtime.Tensor]:
         """The values by name."""

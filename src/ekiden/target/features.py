@@ -204,6 +204,7 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
     "float16":     {X86: ("f16c",),                 ARM: ("",),          ARMV7: ("",)},
     "madd_s16":    {X86: ("",),                     WASM: ("simd128",)},
     "integers_256": {X86: ("avx2",)},
+    "mul_even_s32": {X86: ("sse4.1",)},
     "madd_u8s8":   {X86: ("ssse3",)},
     "sign_s8":     {X86: ("ssse3",)},
     "dot4_u8s8":   {X86: ("avx512vnni", "avxvnni"), ARM: ("i8mm",)},
@@ -232,7 +233,8 @@ ABILITIES: dict[str, dict[str, _Ways]] = {
 }
 """fma: a * b + c rounded once. madd: the same rounded once or twice. broadcasts: loads of
 one number into all lanes. rounding: to whole numbers. float16: conversions. madd_s16: sums of two
-products of int16 (pmaddwd). madd_u8s8: of uint8 and int8, saturated to 16 bits (pmaddubsw).
+products of int16 (pmaddwd). mul_even_s32: products of every second int32, of int64 (pmuldq).
+madd_u8s8: sums of two of uint8 and int8, saturated to 16 bits (pmaddubsw).
 sign_s8: bytes with the signs of others (psignb).
 dot4_*: sums of four products of bytes into int32, exact. smlad: sums of two products of int16, and
 bytes that are widened two by two. helium: vectors of 128 bits, and sums of all products of two.

@@ -259,6 +259,9 @@ def _named(name: str, function: Scalar2) -> Callable[[Operand, Operand], Tensor]
 add           = _named("add",           _arithmetic(Add))
 subtract      = _named("subtract",      _arithmetic(Sub))
 multiply      = _named("multiply",      _arithmetic(Mul))
+widening_multiply = _named(
+    "widening_multiply", lambda a, b: cast(a, "int64") * cast(b, "int64")
+)
 maximum       = _named("maximum",       _arithmetic(Max))
 minimum       = _named("minimum",       _arithmetic(Min))
 divide        = _named("divide",        _divide)
@@ -324,5 +327,5 @@ __all__ = [
     "elemwise_sum", "equal", "floor_divide", "floor_mod", "full_like", "greater", "greater_equal",
     "left_shift", "less", "less_equal", "logical_and", "logical_or", "logical_xor", "maximum",
     "minimum", "mod", "multiply", "not_equal", "power", "right_shift", "subtract", "trunc_divide",
-    "trunc_mod", "where",
+    "trunc_mod", "where", "widening_multiply",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ NAMES = {
         add atan2 bitwise_and bitwise_or bitwise_xor broadcast_to divide elemwise_sum equal
         floor_divide floor_mod full_like greater greater_equal left_shift less less_equal
         logical_and logical_or logical_xor maximum minimum mod multiply not_equal power
-        right_shift subtract trunc_divide trunc_mod where
+        right_shift subtract trunc_divide trunc_mod where widening_multiply
     """,
     "create": """
         arange constant full meshgrid ndarray_size ones shape zeros

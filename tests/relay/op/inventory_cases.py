@@ -30,6 +30,8 @@ def elementwise() -> Iterator[Case]:
         x, y = normal(5, 7, dtype=dtype), integers(1, 5, 7, dtype=dtype)
         for f in (op.trunc_divide, op.trunc_mod, op.left_shift, op.right_shift):
             yield case(f, x, y)
+    x, y = (integers(-(2**31), 2**31, *shape, dtype="int32") for shape in ((5, 7), (7,)))
+    yield case(op.widening_multiply, x, y)
     yield case(op.trunc_divide, normal(3, 4), positive(4) + 0.5)
     yield case(op.trunc_mod, normal(3, 4), positive(4) + 0.5)
     x = integers(-(2**20), 2**20, 4, 6, dtype="int32")

@@ -272,6 +272,25 @@ def test_weights_that_are_moved_first_are_products_of_bytes() -> None:
     assert 'kernel_layout="OHWI8o4i"' in text
 
 
+@pytest.mark.parametrize("border", [0, 1])
+def test_windows_of_each_channel_read_bytes_as_they_are_where_nothing_is_around(
+    border: int,
+) -> None:
+    data, kernel = integers("int8", 1, 9, 8, 32), relay.const(integers("int8", 3, 3, 32, 1))
+
+    def build(x: relay.Expr) -> relay.Expr:
+        return qnn.conv2d(
+            x, kernel, point(-5), point(2), scale(0.1), scale(0.2), (3, 3), 32, (1, 1),
+            (border, border), (1, 1), 32, "NHWC", "HWOI",
+        )  # fmt: skip
+
+    x = relay.var("x", shape=data.shape, dtype="int8")
+    module = relay.IRModule.from_expr(relay.Function([x], build(x)))
+    text = relay.optimize(module, "llvm -mcpu=haswell")[0].astext()
+    assert ("(1, 9, 8, 32), float32]" in text) == bool(border)
+    run(build, data)
+
+
 def test_conv2d_transpose() -> None:
     data, kernel = integers("uint8", 1, 3, 4, 5), relay.const(integers("int8", 3, 2, 3, 3))
     run(
@@ -280,6 +299,36 @@ def test_conv2d_transpose() -> None:
         ),
         data,
     )
+
+
+def test_transposed_sums_that_no_float_holds_are_made_of_parts() -> None:
+    data = np.full((1, 2, 2, 600), 255, np.uint8)
+    kernel = np.full((3, 600, 2, 2), 127, np.int8)
+    kernel[1, ::7] = -127
+    x = relay.var("x", shape=data.shape, dtype="uint8")
+    made = qnn.conv2d_transpose(
+        x, relay.const(kernel), point(0), point(-1), scale(0.1), scale(0.2), (1, 1),
+        data_layout="NHWC", kernel_layout="OIHW",
+    )  # fmt: skip
+    module = relay.IRModule.from_expr(relay.Function([x], made))
+    text = relay.qnn.transform.CanonicalizeOps()(module).astext()
+    assert text.count(" nn.conv2d_transpose(") == 5  # 600 * 4 * 255 * 128 / 2**24
+    run(lambda x: qnn.conv2d_transpose(
+        x, relay.const(kernel), point(0), point(-1), scale(0.1), scale(0.2), (1, 1),
+        data_layout="NHWC", kernel_layout="OIHW",
+    ), data)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rounding_away_from_zero(dtype: str) -> None:
+    kind = np.dtype(dtype).type
+    near = kind([0.5, 1.5, 2.5, 3, 1e6 + 0.5, 2**22 + 0.5, 2**23 - 0.5, 2**23 + 1, 1e30, 0])
+    data = np.concatenate([near, np.nextafter(near, kind(0)), np.nextafter(near, kind(np.inf))])
+    data = np.concatenate([data, -data])
+    x = relay.var("x", shape=data.shape, dtype=dtype)
+    module = relay.IRModule.from_expr(relay.Function([x], rescale.away(x, dtype)))
+    found = ekiden.compile(module)(data).numpy()
+    np.testing.assert_array_equal(found, rescale.away_array(data))
 
 
 def test_batch_matmul() -> None:
@@ -400,7 +449,7 @@ def test_vectors_of_one_are_scalars() -> None:
 
 
 @pytest.mark.parametrize("rounding", ["TWICE", "UPWARD", "TONEAREST"])
-@pytest.mark.parametrize("scales", [(0.1, 0.3, 1e-9, 1e-12), (0.6, 0.02, 1.5, 2.0**-32)])
+@pytest.mark.parametrize("scales", [(0.1, 0.3, 1e-9, 1e-12), (0.6, 0.02, 1.5, 2.0**-40)])
 def test_products_in_fixed_point_at_the_ends_of_int32(
     rounding: str, scales: Sequence[float]
 ) -> None:

@@ -16,6 +16,7 @@ from ekiden.codegen.common import (
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.halves import in_halves
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary, reduce_lanes
 from ekiden.codegen.llvm.strided import emit_strided, is_near, shuffle
@@ -81,6 +82,7 @@ class ExpressionEmitter:
         self.alias: AliasScopes | None = None
         self.fast_math = ""
         self._affine: dict[PrimExpr, PrimExpr] = {}
+        self._other_forms: dict[Cast, PrimExpr | None] = {}
         self._memo: list[dict[PrimExpr, Operand]] = [{}]
 
     # what expressions refer to
@@ -181,7 +183,10 @@ class ExpressionEmitter:
         match e:
             case BinaryExpr():
                 return (e.a, e.b)
-            case Cast() | Broadcast() | VectorReduce():
+            case Cast():
+                other = self.other_form(e)
+                return (e.value if other is None else other,)
+            case Broadcast() | VectorReduce():
                 return (e.value,)
             case Intrinsic(op="if_then_else"):
                 return (e.args[0],)
@@ -238,6 +243,9 @@ class ExpressionEmitter:
                 finally:
                     b.flags = ""
             case Cast():
+                form = self.other_form(e)
+                if form is not None:
+                    return self.value(form)
                 return emit_cast(b, self.value(e.value), e.value.dtype, e.dtype)
             case Broadcast():
                 return b.splat(e.value.dtype, self.value(e.value), dt.lanes(e.dtype))
@@ -270,6 +278,14 @@ class ExpressionEmitter:
             case BufferLoad():
                 return self.load(e)
         raise InternalError(f"llvm: {type(e).__name__} has no meaning in a kernel: {e!r}")
+
+    def other_form(self, e: Cast) -> PrimExpr | None:
+        """What is emitted for a conversion to int32 of what was computed in int64, where the
+        processor multiplies every second element; the same object whenever it is asked for."""
+        if e not in self._other_forms:
+            has = self.b.module.has("mul_even_s32")
+            self._other_forms[e] = in_halves(e) if has else None
+        return self._other_forms[e]
 
     def ramp(self, e: Ramp) -> Operand:
         """base + stride * <0, 1, ...>."""

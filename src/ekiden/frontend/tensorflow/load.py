@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
@@ -269,9 +270,32 @@ def _frozen(graph: Proto, label: str, outputs: Sequence[str]) -> Model:
         if name.partition(":")[0] not in nodes:
             raise CompileError(f"import {label}: it has no node {name!r}")
     found = list(outputs) or _ends(graph)
-    pairs = [(name, tensor_name(name)) for name in found]
+    pairs = [(name, tensor_name(_plain_name(name, nodes, label))) for name in found]
     library = {f.signature.name: f for f in graph.library.function}
     return Model(label, Graph(nodes, inputs, pairs), library, graph.versions)
+
+
+def _plain_name(name: str, nodes: Mapping[str, Proto], label: str) -> str:
+    """The name of a tensor where bodies of functions have the operator's own name for its result:
+    Identity:output:0 is Identity:0. Raises CompileError for what the operator does not give.
+    """
+    if name.count(":") != 2:
+        return name
+    node, result, index = name.split(":")
+    declared = op_def_registry.get(nodes[node].op)
+    known = [] if declared is None else [each.name for each in declared.output_arg]
+    if result not in known or not index.isdecimal():
+        there = ", ".join(map(repr, known)) or "nothing"
+        raise CompileError(f"import {label}: {nodes[node].op} {node!r} gives {there}; got {name!r}")
+    before = declared.output_arg[: known.index(result)]
+    return f"{node}:{sum(_count(each, nodes[node]) for each in before) + int(index)}"
+
+
+def _count(result: Proto, node: Proto) -> int:
+    """The tensors of one result of an operator."""
+    if result.type_list_attr:
+        return len(node.attr[result.type_list_attr].list.type)
+    return int(node.attr[result.number_attr].i) if result.number_attr else 1
 
 
 def _placeholder_shape(node: Proto) -> Dims:

@@ -23,9 +23,12 @@ from ekiden.frontend.tflite.integer import steps_of
 from ekiden.frontend.tflite.node import Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.relay.qnn import op as qnn
 from ekiden.relay.qnn.rescale import away
 from ekiden.runtime.late_methods import dataclass
 
+NONE = const(np.int32(0)), const(np.int32(0)), const(np.float32(1)), const(np.float32(1))
+"""Zero points and scales of products, which are applied to sums."""
 _SIGN = 128
 """Between the numbers of uint8 and those of int8."""
 
@@ -61,6 +64,34 @@ def quantized(data: Expr, rank: int, asymmetric: bool) -> Rows:
     nearest = op.clip(away(op.add(moved, point), "float32"), least, 127.0)
     levels = op.cast(op.add(nearest, const(np.float32(_SIGN))), "uint8")
     return Rows(levels, scale, op.cast(op.add(point, const(np.float32(_SIGN))), "int32"))
+
+
+class Operand:
+    """Rows of floats that are multiplied with weights of floats or bytes; their levels are made
+    once."""
+
+    def __init__(self, node: Node, data: Expr) -> None:
+        self.node, self.data = node, data
+        self._rows: Rows | None = None
+
+    def times(self, weight: int) -> Expr:
+        """The product with the rows of an input."""
+        tensor, values = self.node.ins[weight], self.node.expr(weight)
+        if tensor is None or tensor.dtype != "int8":
+            return op.nn.dense(self.data, values)
+        if self._rows is None:
+            is_asymmetric = bool(self.node.option("AsymmetricQuantizeInputs"))
+            self._rows = quantized(self.data, 2, is_asymmetric)
+        sums = qnn.dense(self._rows.levels, values, *NONE)
+        return self._rows.numbers(sums, weight_sums(values, (1,)), weight_scales(self.node, weight))
+
+
+def real(node: Node, index: int) -> Expr:
+    """An input of floats, or of bytes that kernels make floats of first."""
+    tensor = node.ins[index]
+    if tensor is None or tensor.dtype != "int8":
+        return node.expr(index)
+    return op.multiply(op.cast(node.expr(index), "float32"), weight_scales(node, index))
 
 
 def _number(value: float) -> Expr:

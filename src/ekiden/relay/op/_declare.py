@@ -105,13 +105,14 @@ def tensor_fields(name: str, types: Sequence[Type]) -> tuple[TensorType, ...]:
     return fields
 
 
-Takes = Literal["any", "number", "floating point", "integer", "bits"]
+Takes = Literal["any", "number", "floating point", "integer", "bits", "int32"]
 """What elements an argument may have: bool is no number, and bits are integers or bools."""
 _TAKES: dict[Takes, tuple[Callable[[str], bool], str]] = {
     "any": (lambda dtype: True, "anything"),
     "number": (lambda dtype: dtype != "bool", "a number"),
     "floating point": (is_float, "floating point"),
     "integer": (is_int, "integers"),
+    "int32": (lambda dtype: dtype == "int32", "int32"),
     "bits": (lambda dtype: is_int(dtype) or dtype == "bool", "integers or bools"),
 }
 

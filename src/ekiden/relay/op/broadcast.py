@@ -93,6 +93,7 @@ _MEANINGS = {
     "add": "lhs + rhs",
     "subtract": "lhs - rhs",
     "multiply": "lhs * rhs",
+    "widening_multiply": "lhs * rhs as int64, of int32",
     "divide": "lhs / rhs; integers truncate towards zero and give 0 when divided by it",
     "power": "lhs to the power rhs",
     "maximum": "The larger of lhs and rhs",
@@ -196,6 +197,8 @@ subtract      = binary("subtract", np.subtract, topi.subtract, takes="number", m
                        linear=SHIFTS_BACK)
 multiply      = binary("multiply", np.multiply, topi.multiply, mixed=FOLLOW, commutes=True,
                        linear=SCALES)
+widening_multiply = binary("widening_multiply", lambda a, b: np.multiply(a, b, dtype=np.int64),
+                           topi.widening_multiply, "int64", takes="int32", commutes=True)
 divide        = binary("divide", _divide, topi.divide, takes="number", mixed=FOLLOW, costly=True)
 power         = binary("power", _power, topi.power, takes="number", mixed=NEVER, costly=True)
 maximum       = binary("maximum", np.maximum, topi.maximum, mixed=FOLLOW, commutes=True)
@@ -256,4 +259,5 @@ __all__ = [
     "floor_mod", "greater", "greater_equal", "left_shift", "less", "less_equal", "logical_and",
     "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply", "not_equal", "power",
     "right_shift", "subtract", "trunc_divide", "trunc_mod", "where",
+    "widening_multiply",
 ]  # fmt: skip

@@ -23,6 +23,7 @@ NAMES = {
         add bitwise_and bitwise_or bitwise_xor divide equal floor_divide floor_mod greater
         greater_equal left_shift less less_equal logical_and logical_or logical_xor maximum
         minimum mod multiply not_equal power right_shift subtract trunc_divide trunc_mod where
+        widening_multiply
     """,
     "create": """
         arange extents full ndarray_size ones ones_like shape_of zeros zeros_like
@@ -102,6 +103,7 @@ OPERATORS = {
         add bitwise_and bitwise_or bitwise_xor divide equal floor_divide floor_mod greater
         greater_equal left_shift less less_equal logical_and logical_or logical_xor maximum
         minimum mod multiply not_equal power right_shift subtract trunc_divide trunc_mod where
+        widening_multiply
     """,
     "ekiden.relay.op.create": """
         arange full ndarray_size ones ones_like shape_of zeros zeros_like

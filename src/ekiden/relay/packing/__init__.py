@@ -69,6 +69,7 @@ RULES: Mapping[tuple[str, str, str, str], Row] = {
     ("nn.conv2d", "uint8", "int8", "int32"):           Row(conv_words),
     ("nn.conv2d", "bfloat16", "bfloat16", "float32"):  Row(conv_words),
     ("nn.conv2d", "uint8", "float32", "float32"):      Row(depthwise_bytes),
+    ("nn.conv2d", "int8", "float32", "float32"):       Row(depthwise_bytes),
     ("nn.conv2d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),
     ("nn.conv3d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),
     ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"): Row(_in_turn(_nibbles)),

@@ -256,7 +256,7 @@ def conv_transpose(call: Call, target: Target) -> RelayExpr:
 
 
 def depthwise_bytes(call: Call, target: Target) -> RelayExpr:
-    """Of uint8 and float32: the depthwise kernel takes them."""
+    """Of bytes and float32: the depthwise kernel takes them."""
     attrs = call.attrs
     assert isinstance(attrs, Conv2DAttrs)
     return conv(call, target) if attrs.groups == attrs.channels == last_dim(call) else call

@@ -234,8 +234,24 @@ def _transposed(data: Expr, layout: str, wanted: str) -> Expr:
     return data if layout == wanted else op.transpose(data, _permutation(layout, wanted))
 
 
+def _expand_transposed(
+    attrs: Conv2DTransposeAttrs, args: Sequence[Expr], types: Sequence[Type]
+) -> Expr:
+    """In float32, which has kernels, where that is exact."""
+    made = None
+    if attrs.groups == 1 and _TRANSPOSED.takes_bytes(attrs, args, types):
+        terms, channels = (attrs.kernel_layout.index(axis) for axis in "IO")
+        wide = attrs.with_fields(out_dtype="float32")
+        made = products.in_floats(
+            args[0], args[1], (args[2], args[3]),
+            (attrs.data_layout.index("C"), terms, channels),
+            lambda data, weight: call("nn.conv2d_transpose", data, weight, attrs=wide),
+        )  # fmt: skip
+    return _TRANSPOSED.general(attrs, args, types) if made is None else made
+
+
 _CONV.declare(_expand_conv)
-_TRANSPOSED.declare(_TRANSPOSED.general)
+_TRANSPOSED.declare(_expand_transposed)
 
 
 def conv2d(

@@ -7,6 +7,9 @@ points, which are sums over rows, fuse behind it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import reduce
+
 import numpy as np
 
 from ekiden.ir.op import Array
@@ -31,9 +34,12 @@ from ekiden.relay.op import sum as total
 from ekiden.relay.op._declare import call
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Ints, sides, spread
 from ekiden.relay.op.reshape import reshape
+from ekiden.relay.op.slice import strided_slice
 
-EXACT_TAPS = (1 << 24) // (255 * 255)
-"""Products of two bytes without their zero points whose sum float32 holds."""
+EXACT = 1 << 24
+"""Whole numbers of less are exact as float32, and so is each sum of such parts."""
+MOST = 255
+"""How far a byte may be from its zero point."""
 SIGN = 128
 """Between the numbers of uint8 and those of int8."""
 
@@ -101,17 +107,83 @@ def dense(
 def _grouped(
     data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs, data_dtype: str
 ) -> Expr:
-    """A convolution of groups: in float32 where that is exact."""
-    taps = int(np.prod(weight.data.shape[1:]))
-    wide = "float32" if taps <= EXACT_TAPS else "int32"
+    """A convolution of groups: in float32 where that is exact. One of each channel reads bytes as
+    they are, if their zero point is 0, or has no border and is taken off the sums.
+    """
+    centred = _centred(weight.data, points[1], 0)
+    is_exact = centred is not None and len(_exact_parts(centred, 0, 1)) == 1
+    wide = "float32" if is_exact else "int32"
     kernel = subtract(cast(weight, wide), reshape(cast(points[1], wide), (-1, 1, 1, 1)))
-    is_depthwise = weight.data.shape[:2] == (window.groups, 1)
+    is_depthwise = is_exact and weight.data.shape[:2] == (window.groups, 1)
+    mixed = window.with_fields(channels=window.groups, out_dtype=wide)
     levels, point = _as_uint8(data, points[0], data_dtype)
-    if is_depthwise and wide == "float32" and _is_zero(point):  # bytes are read as they are
-        mixed = window.with_fields(channels=window.groups, out_dtype=wide)
-        return cast(call("nn.conv2d", levels, kernel, attrs=mixed), "int32")
-    shifted = subtract(cast(data, wide), cast(points[0], wide))
-    return cast(call("nn.conv2d", shifted, kernel, attrs=window), "int32")
+    if is_depthwise and not any(window.padding):
+        levels, point = data, cast(points[0], "int32")
+    elif not _is_zero(point):
+        is_depthwise = False
+    if not is_depthwise:
+        shifted = subtract(cast(data, wide), cast(points[0], wide))
+        return cast(call("nn.conv2d", shifted, kernel, attrs=window), "int32")
+    made: Expr = cast(call("nn.conv2d", levels, kernel, attrs=mixed), "int32")
+    if _is_zero(points[0] if levels is data else point):
+        return made
+    assert centred is not None
+    rows = const(centred.sum(axis=(1, 2, 3)).astype(np.int32)[:, None, None])
+    return subtract(made, multiply(rows, point))
+
+
+def _centred(kernel: Array, point: Expr, channels: int) -> Array | None:
+    """Weights less their zero point, one for all or one for each of their channels, as int64; None
+    where that is no constant."""
+    if not isinstance(point, Constant):
+        return None
+    shape = [-1 if axis == channels else 1 for axis in range(kernel.ndim)]
+    return kernel.astype(np.int64) - point.data.astype(np.int64).reshape(shape)
+
+
+def _exact_parts(kernel: Array, channels: int, terms: int) -> list[slice]:
+    """Parts of the axis `terms` of weights such that float32 holds every sum of products with
+    bytes, of each of their channels; none if not even those of one element."""
+    others = tuple(axis for axis in range(kernel.ndim) if axis not in (channels, terms))
+    each = np.abs(np.moveaxis(kernel, (terms, channels), (0, 1)))
+    each = each.reshape(*each.shape[:2], -1).sum(axis=2) if others else each
+    parts, begin, so_far = list[slice](), 0, np.zeros_like(each[0])
+    for at, one in enumerate(MOST * each):
+        if one.max(initial=0) >= EXACT:
+            return []
+        so_far = so_far + one
+        if so_far.max(initial=0) >= EXACT:
+            parts.append(slice(begin, at))
+            begin, so_far = at, one
+    return [*parts, slice(begin, len(each))]
+
+
+def in_floats(
+    data: Expr,
+    weight: Expr,
+    points: tuple[Expr, Expr],
+    axes: tuple[int, int, int],
+    product: Callable[[Expr, Expr], Expr],
+) -> Expr | None:
+    """A product of bytes less their zero points as sums of int32, that is computed in float32, in
+    as few parts as are exact; None where the weights are no constants or too large.
+
+    axes: the channels of the data, those of the weights that they are multiplied with, and those of
+    the result; product: (data, weight) of float32 -> the product.
+    """
+    across, terms, channels = axes
+    kernel = _centred(weight.data, points[1], channels) if isinstance(weight, Constant) else None
+    parts = [] if kernel is None else _exact_parts(kernel, channels, terms)
+    if kernel is None or not parts:
+        return None
+    levels = subtract(cast(data, "float32"), cast(points[0], "float32"))
+    made = []
+    for part in parts:
+        index = tuple(part if axis == terms else slice(None) for axis in range(kernel.ndim))
+        one = strided_slice(levels, (part.start,), (part.stop,), axes=(across,))
+        taken = levels if len(parts) == 1 else one
+        made.append(cast(product(taken, const(kernel[index].astype(np.float32))), "int32"))
+    return reduce(add, made)
 
 
 def conv2d(
@@ -216,4 +288,4 @@ def dynamic_lstm(
     return TupleGetItem(layer, 0), TupleGetItem(layer, 1), TupleGetItem(layer, 2)
 
 
-__all__ = ["conv2d", "dense", "dynamic_lstm", "dynamic_quantize"]
+__all__ = ["conv2d", "dense", "dynamic_lstm", "dynamic_quantize", "in_floats"]

@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ekiden.ir.attrs import Attrs
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.relay.op import (
-    abs,
     add,
     cast,
     clip,
@@ -31,12 +31,13 @@ from ekiden.relay.op import (
     floor,
     greater_equal,
     left_shift,
+    less,
     multiply,
     right_shift,
-    sign,
     subtract,
     trunc,
     where,
+    widening_multiply,
 )
 from ekiden.relay.op._declare import attrs_of, tensors
 from ekiden.relay.qnn._declare import (
@@ -67,8 +68,6 @@ from ekiden.runtime.late_methods import dataclass
 
 POINT = 31
 """Bits behind the point of a multiplier."""
-HALF = 32
-"""Bits of a half of int64."""
 
 
 @node("relay.attrs.QuantizeAttrs")
@@ -145,11 +144,13 @@ def _scalar(number: float, dtype: str) -> Expr:
 
 
 def away(data: Expr, dtype: str) -> Expr:
-    """The nearest whole number, midway the one farther from zero. The fraction is exact, where
-    adding a half would round."""
-    whole = trunc(data)
-    is_far = greater_equal(abs(subtract(data, whole)), _scalar(0.5, dtype))
-    return where(is_far, add(whole, sign(data)), whole)
+    """The nearest whole number, midway the one farther from zero: a sum with the greatest number
+    below a half, which rounds to the next whole number from midway on, and from nowhere nearer.
+    """
+    kind = to_numpy(dtype).type
+    below = np.nextafter(kind(0.5), kind(0))
+    half = where(less(data, _scalar(0, dtype)), _scalar(-below, dtype), _scalar(below, dtype))
+    return trunc(add(data, half))
 
 
 def _saturate(data: Expr, dtype: str) -> Expr:
@@ -197,48 +198,51 @@ class _Product:
     def by(quotient: Array) -> _Product:
         """A product with float64."""
         whole, exponent = fixed_point(quotient)
-        return _Product(whole, np.maximum(exponent, 0), np.maximum(-exponent, 0) + POINT)
+        right = np.minimum(np.maximum(-exponent, 0), POINT + 1)  # from there on nothing is left
+        return _Product(whole, np.maximum(exponent, 0), right + POINT)
 
     def expr(self, data: Expr, rounding: str) -> Expr:
         """int32 data times the multiplier, in int64: << left, * multiplier, >> right, rounded as
         `rounding` says ("UPWARD", "TONEAREST" with halves away from zero, "TWICE" as gemmlowp).
-
-        A shift by 32 or more is one to the upper half and one of that half, which is int32: few
-        processors shift int64 with its sign in vectors.
         """
-        wide = cast(data, "int64")
-        if self.left.any():
-            wide = left_shift(wide, const(self.left))
-        wide = multiply(wide, const(self.multiplier))
-        if rounding == "TWICE":
-            return self._twice(wide)
-        half: Expr = const(np.left_shift(np.int64(1), self.right - 1))
+        wide = self._wide(data)
         if rounding == "TONEAREST":
+            half: Expr = const(np.left_shift(np.int64(1), self.right - 1))
             below = const(np.left_shift(np.int64(1), self.right - 1) - 1)
             half = where(greater_equal(wide, _scalar(0, "int64")), half, below)
-        moved = add(wide, half)
-        rest = self.right - HALF
-        if rest.min() < 0 or rest.max() >= HALF:
-            return cast(right_shift(moved, const(self.right)), "int32")
-        upper = cast(right_shift(moved, _scalar(HALF, "int64")), "int32")
-        return right_shift(upper, const(rest.astype(np.int32))) if rest.any() else upper
-
-    def _twice(self, wide: Expr) -> Expr:
-        """gemmlowp's two steps: a product rounded to where the multiplier has its point, midway
-        upward, then a shift by the exponent, midway away from zero.
-
-        The first result fits int32, and is above its least number. The shift keeps a bit for the
-        second rounding, so that this stays within int32 too.
-        """
+            return cast(right_shift(add(wide, half), const(self.right)), "int32")
         nearest = add(wide, _scalar(1 << (POINT - 1), "int64"))
         high = cast(right_shift(nearest, _scalar(POINT, "int64")), "int32")
-        rest = np.minimum(self.right - POINT, POINT + 1)  # from there on nothing is left
+        rest = self.right - POINT
         if not rest.any():
             return high
-        below = add(high, right_shift(high, _scalar(POINT, "int32")))  # 1 less if negative
-        kept = right_shift(below, const(np.maximum(rest - 1, 0).astype(np.int32)))
-        made = right_shift(add(kept, _scalar(1, "int32")), _scalar(1, "int32"))
+        made = self._halved(wide, high, rest, rounding)
         return made if rest.all() else where(const(rest > 0), made, high)
+
+    def _wide(self, data: Expr) -> Expr:
+        """The product before its shift to the right. Both numbers are known to be int32, for what
+        makes code of it, but where data are shifted to the left first.
+        """
+        if not self.left.any():
+            return widening_multiply(data, const(self.multiplier.astype(np.int32)))
+        moved = left_shift(cast(data, "int64"), const(self.left))
+        return multiply(moved, const(self.multiplier))
+
+    @staticmethod
+    def _halved(wide: Expr, high: Expr, rest: Array, rounding: str) -> Expr:
+        """The product shifted by POINT and by `rest`, at least 1, rounded once, midway upward; or
+        "TWICE": as gemmlowp rounds `high`, which is the product to where the multiplier has its
+        point, midway away from zero.
+
+        A shift by POINT leaves int32, which few processors shift with its sign as int64. The shift
+        keeps a bit to round with, so that this stays within int32 too: high is above its least.
+        """
+        if rounding == "TWICE":
+            below = add(high, right_shift(high, _scalar(POINT, "int32")))  # 1 less if negative
+        else:
+            below = cast(right_shift(wide, _scalar(POINT, "int64")), "int32")
+        kept = right_shift(below, const(np.maximum(rest - 1, 0).astype(np.int32)))
+        return right_shift(add(kept, _scalar(1, "int32")), _scalar(1, "int32"))
 
     def array(self, data: Array, rounding: str) -> Array:
         """The same on an array, bit by bit: it is how constants fold."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.arith import simplify
+from ekiden.frontend.common.reshaping import by_data
 from ekiden.frontend.common.text_value import text_constant
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.whole import whole
@@ -60,23 +61,11 @@ def _size(node: Node) -> Expr:
 def _reshape(node: Node) -> Expr | Value:
     allow_zero = bool(node.get_int("allowzero", 0))
     if not node.value(1).is_known:
-        return _reshape_by_data(node, allow_zero)
+        return by_data(node, allow_zero)
     wanted = node.dims(1, "shape")
     check_reshape(wanted)
     _require_same_count(node, wanted, allow_zero)
     return op.reshape(node.expr(0), wanted, allowzero=allow_zero)
-
-
-def _reshape_by_data(node: Node, allow_zero: bool) -> Value:
-    """A number of the data may be -1 or 0, which stand for others; what is known stays known."""
-    found = op.reshape(node.expr(0), node.expr(1), allowzero=allow_zero)
-    shape: list[PrimExpr] = [AnyDim() if d is None else d for d in node.partial(1)]
-    for axis, dim in enumerate(shape):
-        if known(dim) == -1:
-            shape[axis] = AnyDim()
-        elif known(dim) == 0 and not allow_zero:
-            shape[axis] = node.shape(0)[axis]
-    return node.scope.bound(found, node.proto.output[0], shape)
 
 
 def _require_same_count(node: Node, wanted: tuple[Dim, ...], allow_zero: bool) -> None:

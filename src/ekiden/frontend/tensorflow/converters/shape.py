@@ -12,6 +12,7 @@ from ekiden.frontend.common.arithmetic import lift
 from ekiden.frontend.common.formulas import shape_of_both
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.products import taken
+from ekiden.frontend.common.reshaping import by_data, is_open
 from ekiden.frontend.common.subscript import MASKS, Subscript
 from ekiden.frontend.common.value import Value, constant, known
 from ekiden.frontend.tensorflow.node import Node, Row
@@ -47,6 +48,8 @@ def _rank(node: Node) -> Value:
 
 
 def _reshape(node: Node) -> Result:
+    if is_open(node, 1):
+        return by_data(node, allow_zero=True)
     shape: Sequence[Dim] = node.dims(1, "shape")
     value = node.value(0)
     if value.is_known and all(isinstance(d, int) for d in shape):

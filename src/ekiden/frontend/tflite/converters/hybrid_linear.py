@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
 
 from ekiden.frontend.tflite.converters.rows import biased, rows_of, shaped
 from ekiden.frontend.tflite.converters.window import Window, strides
-from ekiden.frontend.tflite.hybrid import quantized, weight_scales, weight_sums
+from ekiden.frontend.tflite.hybrid import NONE, Operand, Rows, quantized, weight_scales, weight_sums
 from ekiden.frontend.tflite.node import Node
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
+from ekiden.relay.expr import Expr
 from ekiden.relay.qnn import op as qnn
-
-_NONE = const(np.int32(0)), const(np.int32(0)), const(np.float32(1)), const(np.float32(1))
-"""Zero points and scales, which are applied to sums."""
 
 
 def convolution(node: Node, window: Window, asymmetric: bool) -> Expr:
@@ -26,7 +23,7 @@ def convolution(node: Node, window: Window, asymmetric: bool) -> Expr:
     rows = quantized(data, 4, asymmetric)
     weight = op.transpose(node.expr(1), window.order)
     sums = qnn.conv2d(
-        rows.levels, weight, *_NONE, window.size, window.channels, strides(node), (0, 0),
+        rows.levels, weight, *NONE, window.size, window.channels, strides(node), (0, 0),
         window.dilation, window.groups, "NHWC", "HWIO",
     )  # fmt: skip
     made = rows.numbers(sums, weight_sums(weight, (0, 1, 2)), weight_scales(node, 1))
@@ -43,7 +40,27 @@ def plain_convolution(node: Node, window: Window) -> Expr:
 
 def fully_connected(node: Node) -> Expr:
     """FULLY_CONNECTED, which says itself whether its rows have zero points."""
-    rows = quantized(rows_of(node), 2, bool(node.option("AsymmetricQuantizeInputs")))
-    sums = qnn.dense(rows.levels, node.expr(1), *_NONE)
-    made = rows.numbers(sums, weight_sums(node.expr(1), (1,)), weight_scales(node, 1))
-    return biased(node, shaped(node, made))
+    return biased(node, shaped(node, Operand(node, rows_of(node)).times(1)))
+
+
+def batch_matmul(
+    node: Node, product: Callable[[Expr, Expr], Expr], sides: tuple[Expr, Expr]
+) -> Expr:
+    """BATCH_MATMUL: each row of each matrix has levels of its own. sides: [.., m, k], [.., k, n];
+    product: of int32.
+    """
+    data, weight = sides
+    shape = node.typed(data).shape
+    is_asymmetric = bool(node.option("AsymmetricQuantizeInputs"))
+    rows = quantized(op.reshape(data, (-1, shape[-1]), allowzero=True), 2, is_asymmetric)
+    levels, scale = (
+        op.reshape(each, (*shape[:-1], size), allowzero=True)
+        for each, size in ((rows.levels, shape[-1]), (rows.scale, 1))
+    )
+    point = rows.point
+    if is_asymmetric:
+        point = op.reshape(point, (*shape[:-1], 1), allowzero=True)
+    wide = op.cast(weight, "int32")
+    sums = product(op.cast(levels, "int32"), wide)
+    totals = op.sum(wide, axis=[-2], keepdims=True)
+    return Rows(levels, scale, point).numbers(sums, totals, weight_scales(node, 1))

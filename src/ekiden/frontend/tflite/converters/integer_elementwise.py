@@ -96,13 +96,18 @@ def same_scales(function: Callable[[Expr, Expr], Expr]) -> Converter:
 
 
 def compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """A comparison of real values, in fixed point of 8 bits more."""
+    """A comparison of real values, in fixed point of 8 bits more. Kernels of int16 compare the
+    numbers as they are, which is one of real values where the scales are the same."""
 
     def convert(node: Node) -> Expr:
         """Both sides in real values, with 8 bits below the point."""
+        sides = [levels(node, node.ins[index]) for index in (0, 1)]
+        if sides[0].dtype == "int16":
+            if sides[0] != sides[1]:
+                node.unsupported(f"{node.ins[0]} and {node.ins[1]}, of int16, have other scales")
+            return function(node.expr(0), node.expr(1))
         parts = []
-        for index in (0, 1):
-            side = levels(node, node.ins[index])
+        for index, side in enumerate(sides):
             wide = op.left_shift(centred(node.expr(index), side.point), const(np.int32(8)))
             parts.append(scaled(wide, np.float64(side.scale)))
         return function(*parts)

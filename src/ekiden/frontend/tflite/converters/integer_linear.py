@@ -23,6 +23,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
+from ekiden.relay.qnn.products import in_floats
 from ekiden.relay.qnn.rescale import away
 
 Scaled = Callable[[Expr, Array], Expr]
@@ -93,12 +94,15 @@ def convolution(node: Node, window: Window) -> Expr:
 
 
 def transpose_conv(node: Node, product: Callable[[Expr, Expr], Expr]) -> Expr:
-    """By the transposed convolution of centred numbers, which are int32."""
+    """By the transposed convolution of centred numbers: of floats where they are exact."""
     points = _points(node, 2, 1)[:2]
-    weight = op.subtract(op.cast(node.expr(1), "int32"), points[1])
 
     def centred_product(data: Expr) -> Expr:
         """Of bytes."""
+        made = in_floats(data, node.expr(1), points, (3, 3, 0), product)
+        if made is not None:
+            return made
+        weight = op.subtract(op.cast(node.expr(1), "int32"), points[1])
         return product(op.subtract(op.cast(data, "int32"), points[0]), weight)
 
     return _finished(node, _summed(node, node.expr(2), 2, centred_product), 3,

@@ -183,6 +183,11 @@ def _batch_matmul_of_integers(node: Node) -> Expr:
     return integer.product(node, lambda a, b: multiplied(node, *_sides(node, a, b)))
 
 
+def _batch_matmul_of_levels(node: Node) -> Expr:
+    sides = _sides(node, node.expr(0), node.expr(1))
+    return hybrid.batch_matmul(node, lambda a, b: multiplied(node, a, b), sides)
+
+
 def _sides(node: Node, a: Expr, b: Expr) -> tuple[Expr, Expr]:
     a = op.transpose(a, _swapped(node.rank(0))) if node.option("AdjX") else a
     return a, op.transpose(b, _swapped(node.rank(1))) if node.option("AdjY") else b
@@ -212,6 +217,6 @@ ROWS = (
     Row("FULLY_CONNECTED",   _fully_connected, integer=integer.fully_connected,
         is_wide=True, hybrid=hybrid.fully_connected),
     Row("BATCH_MATMUL",      _batch_matmul, integer=_batch_matmul_of_integers,
-        is_wide=True),
+        is_wide=True, hybrid=_batch_matmul_of_levels),
 )
 # fmt: on

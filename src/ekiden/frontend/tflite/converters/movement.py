@@ -9,6 +9,7 @@ import numpy as np
 from ekiden.frontend.common.arithmetic import SMALL, lift
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.products import taken
+from ekiden.frontend.common.reshaping import by_data, is_open
 from ekiden.frontend.common.subscript import MASKS, Subscript
 from ekiden.frontend.common.value import Value, known
 from ekiden.frontend.tflite.integer import levels
@@ -24,8 +25,11 @@ MOVED = Quantized.MOVED
 
 
 def _reshape(node: Node) -> Result:
+    shape: Sequence[Dim]
     if node.optional(1) is not None:
-        shape: Sequence[Dim] = node.dims(1, "shape")
+        if is_open(node, 1):
+            return by_data(node, allow_zero=True)
+        shape = node.dims(1, "shape")
     else:
         options = node.operation.options
         shape = () if options is None else tuple(int(i) for i in options.NewShapeAsNumpy())

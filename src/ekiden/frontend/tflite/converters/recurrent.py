@@ -1,5 +1,5 @@
 """Recurrent layers of floats: RNN, LSTM and SVDF, whose states are tensors that are kept between
-runs.
+runs. Their weights may be of int8: products are those of hybrid.py then.
 
     RNN    h' = a(W x + A aux + R h + b)
     LSTM   i, f, o = sigmoid(W x + R h + p c + b),  g = a(W x + R h + b)
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.frontend.common.cells import Gate, Step, gate, lstm, normalised, projected, scanned
+from ekiden.frontend.common.cells import Gate, Step, bounded, gate, lstm, normalised, scanned
+from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tflite.node import Node, Row
+from ekiden.frontend.tflite.hybrid import Operand, real
+from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.runtime.late_methods import dataclass
@@ -74,26 +76,26 @@ def _sum(parts: Sequence[Expr | None]) -> Expr:
 # RNN.
 
 
-def _rnn_step(node: Node, weights: Sequence[Expr], bias: Expr) -> Step:
-    """The weights of each input, then those of the state."""
+def _rnn_step(node: Node, weights: Sequence[int], bias: Expr) -> Step:
+    """The weights of each input, then those of the state, by index."""
 
     def step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
         """The next state."""
-        products = [op.nn.dense(x, w) for x, w in zip((*rows, *states), weights, strict=True)]
-        return [node.activated(_sum([*products, bias]))]
+        sides = zip((*rows, *states), weights, strict=True)
+        return [node.activated(_sum([*(Operand(node, x).times(w) for x, w in sides), bias]))]
 
     return step
 
 
 def _rnn(node: Node) -> Expr:
     """(data [batch, inputs], weights, weights of the state, bias, state)"""
-    step = _rnn_step(node, [node.expr(1), node.expr(2)], node.expr(3))
+    step = _rnn_step(node, [1, 2], node.expr(3))
     made = _scanned(node, [op.expand_dims(node.expr(0), 0)], [4], step)
     return op.squeeze(made, axis=[0])
 
 
 def _sequence_rnn(node: Node) -> Expr:
-    step = _rnn_step(node, [node.expr(1), node.expr(2)], node.expr(3))
+    step = _rnn_step(node, [1, 2], node.expr(3))
     return _turned(node, _scanned(node, [_timed(node, 0)], [4], step))
 
 
@@ -104,23 +106,23 @@ def _both_rnn(node: Node) -> list[Expr]:
     made = []
     for backwards, at, beside in ((False, 1, 10), (True, 5, 11)):
         data, weights = _sides(node, backwards, at, 9, beside)
-        step = _rnn_step(node, [*weights, node.expr(at + 1)], node.expr(at + 2))
+        step = _rnn_step(node, [*weights, at + 1], node.expr(at + 2))
         made.append(_turned(node, _scanned(node, data, [at + 3], step, backwards)))
     return _merged(node, made)
 
 
 def _sides(
     node: Node, backwards: bool, weight: int, beside: int, beside_weight: int
-) -> tuple[list[Expr], list[Expr]]:
-    """The data of a direction and their weights. Data beside without weights of their own are what
-    the way back sees.
+) -> tuple[list[Expr], list[int]]:
+    """The data of a direction, and which inputs their weights are. Data beside without weights of
+    their own are what the way back sees.
     """
     if node.optional(beside) is None:
-        return [_timed(node, 0)], [node.expr(weight)]
+        return [_timed(node, 0)], [weight]
     if node.optional(beside_weight) is not None:
         both = [_timed(node, 0), _timed(node, beside)]
-        return both, [node.expr(weight), node.expr(beside_weight)]
-    return [_timed(node, beside if backwards else 0)], [node.expr(weight)]
+        return both, [weight, beside_weight]
+    return [_timed(node, beside if backwards else 0)], [weight]
 
 
 def _merged(node: Node, made: Sequence[Expr]) -> list[Expr]:
@@ -147,34 +149,36 @@ class _Cell:
         """One step of `count` inputs."""
         makers = [self._gate(node, i, count) for i in range(4)]
         cell_clip, clip = (float(node.option(n)) for n in ("CellClip", "ProjClip"))
-        weight, bias = (_given(node, self.projection + i) for i in (0, 1))
+        bias = _given(node, self.projection + 1)
+        is_projected = node.optional(self.projection) is not None
 
         def step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
             """(output, cell) from (output, cell)."""
             output, cell = states
-            gates = [None if make is None else make([*rows, output]) for make in makers]
+            sides = [Operand(node, each) for each in (*rows, output)]
+            gates = [None if make is None else make(sides) for make in makers]
             made = lstm(gates, cell, node.activation, cell_clip)
-            shown = made.hidden
-            return [shown if weight is None else projected(shown, weight, bias, clip), made.cell]
+            if not is_projected:
+                return [made.hidden, made.cell]
+            seen = _sum([Operand(node, made.hidden).times(self.projection), bias])
+            return [bounded(seen, clip), made.cell]
 
         return step
 
-    def _gate(self, node: Node, at: int, count: int) -> Callable[[Sequence[Expr]], Gate] | None:
+    def _gate(self, node: Node, at: int, count: int) -> Callable[[Sequence[Operand]], Gate] | None:
         """(inputs of a step and the output before) -> what goes into the gate's activation."""
         if at == 0 and node.optional(self.inputs) is None:
             return None
-        weights = [node.expr(self.inputs + at)]
-        if count > 1:
-            weights.append(node.expr(self.beside + at))
-        weights.append(node.expr(self.states + at))
+        weights = [self.inputs + at, *([self.beside + at] if count > 1 else []), self.states + at]
         place = {0: 0, 1: 1, 3: 2}.get(at)
-        hole = None if place is None else _given(node, self.peepholes + place)
+        is_seen = place is not None and node.optional(self.peepholes + place) is not None
+        hole = real(node, self.peepholes + (place or 0)) if is_seen else None
         bias = node.expr(self.biases + at)
         norm = None if self.norms < 0 else _given(node, self.norms + at)
 
-        def made(sides: Sequence[Expr]) -> Gate:
+        def made(sides: Sequence[Operand]) -> Gate:
             """Layer normalisation, where there is one, comes before the bias."""
-            total = _sum([op.nn.dense(x, w) for x, w in zip(sides, weights, strict=True)])
+            total = _sum([side.times(w) for side, w in zip(sides, weights, strict=True)])
             if norm is None:
                 return gate(op.add(total, bias), hole)
             seen = gate(total, hole)
@@ -233,11 +237,11 @@ def _svdf(node: Node) -> Expr:
     filters, memory = (known(d) for d in node.shape(2))
     if filters is None or memory is None or filters % rank:
         node.unsupported(f"{node.ins[2]} must have known extents, the first a multiple of {rank}")
-    seen = op.nn.dense(node.expr(0), node.expr(1))
+    seen = Operand(node, node.expr(0)).times(1)
     before = op.reshape(node.scope.expr(_state(node, 4)), (-1, filters, memory))
     rest = op.strided_slice(before, (1,), (memory,), axes=(2,))
     after = node.given(op.concatenate([rest, op.expand_dims(seen, 2)], axis=2))
-    made = op.sum(op.multiply(node.scope.expr(after), node.expr(2)), axis=[2])
+    made = op.sum(op.multiply(node.scope.expr(after), real(node, 2)), axis=[2])
     made = op.sum(op.reshape(made, (-1, filters // rank, rank)), axis=[2])
     flat = op.reshape(node.scope.expr(after), (-1, filters * memory))
     state = node.shape(4)
@@ -245,14 +249,24 @@ def _svdf(node: Node) -> Expr:
     return node.activated(_sum([made, _given(node, 3)]))
 
 
+def _row(code: str, convert: Converter) -> Row:
+    def of_floats(node: Node) -> Result:
+        """Refuses data of integers, whose kernels have states and scales of their own."""
+        if node.dtype(0) != "float32":
+            node.unsupported(f"{node.ins[0]} is {node.dtype(0)}: layers of float32 are here")
+        return convert(node)
+
+    return Row(code, of_floats, Quantized.OWN, dtypes=VARIABLE)
+
+
 # fmt: off
 ROWS = (
-    Row("RNN",                          _rnn,           dtypes=VARIABLE),
-    Row("UNIDIRECTIONAL_SEQUENCE_RNN",  _sequence_rnn,  dtypes=VARIABLE),
-    Row("BIDIRECTIONAL_SEQUENCE_RNN",   _both_rnn,      dtypes=VARIABLE),
-    Row("LSTM",                         _lstm,          dtypes=VARIABLE),
-    Row("UNIDIRECTIONAL_SEQUENCE_LSTM", _sequence_lstm, dtypes=VARIABLE),
-    Row("BIDIRECTIONAL_SEQUENCE_LSTM",  _both_lstm,     dtypes=VARIABLE),
-    Row("SVDF",                         _svdf,          dtypes=VARIABLE),
+    _row("RNN",                          _rnn),
+    _row("UNIDIRECTIONAL_SEQUENCE_RNN",  _sequence_rnn),
+    _row("BIDIRECTIONAL_SEQUENCE_RNN",   _both_rnn),
+    _row("LSTM",                         _lstm),
+    _row("UNIDIRECTIONAL_SEQUENCE_LSTM", _sequence_lstm),
+    _row("BIDIRECTIONAL_SEQUENCE_LSTM",  _both_lstm),
+    _row("SVDF",                         _svdf),
 )
 # fmt: on

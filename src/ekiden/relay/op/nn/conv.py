@@ -157,7 +157,11 @@ def by_plain_conv(
     return topi.layout_transform(found, plain.data_layout, attrs.out_layout or attrs.data_layout)
 
 
-MIXED = (("uint8", "int8", "int32"), ("uint8", "float32", "float32"))
+MIXED = (
+    ("uint8", "int8", "int32"),
+    ("uint8", "float32", "float32"),
+    ("int8", "float32", "float32"),
+)
 """Data, weights and results of convolutions that are not of one type."""
 
 

@@ -1,0 +1,131 @@
+"""Arithmetic of int64 between vectors of int32, in halves: the even elements and the odd ones.
+
+    cast(cast(x, int64) * cast(y, int64) >> 31, int32)        of 8 lanes
+    ->  even(x) * even(y) >> 31, odd(x) * odd(y) << 1         of 4 lanes of int64 each,
+        whose lower and upper words in turn are the result
+
+x86-64 multiplies every second int32 of a vector (pmuldq), so that neither widening nor narrowing
+moves anything between lanes; LLVM widens neighbours, which it has to gather and scatter. A product
+of numbers that are not known to be int32 takes three instructions for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin, shuffle
+from ekiden.ir.prim import Add, Cast, IntImm, Intrinsic, Mul, PrimExpr, Sub, binary, const
+from ekiden.tir.expr import Broadcast, broadcast
+
+WORD = 32
+"""Bits of an element of the vectors around."""
+LIMIT = 24
+"""Nodes of int64 that are looked at; more are no requantisation."""
+SHIFTS = frozenset(("left_shift", "right_shift"))
+
+
+def in_halves(e: Cast) -> PrimExpr | None:
+    """The same vector of int32, computed in halves; None of what is no such arithmetic, or has no
+    product.
+    """
+    lanes = dt.lanes(e.dtype)
+    if dt.element(e.dtype) != "int32" or dt.element(e.value.dtype) != "int64" or lanes % 2:
+        return None
+    nodes = list(_inner(e.value))
+    if len(nodes) > LIMIT or not any(isinstance(n, Mul) for n in nodes):
+        return None
+    if not all(_is_leaf(n) or isinstance(n, (Add, Sub, Mul)) or _is_shift(n) for n in nodes):
+        return None
+    low, odd = _lower_words(_half(e.value, 0)), _half(e.value, 1)
+    if any(isinstance(n, Mul) and (_is_same(n.a) or _is_same(n.b)) for n in nodes):
+        return shuffle(low, _lower_words(odd), [i + (lanes - 1) * (i % 2) for i in range(lanes)])
+    return shuffle(low, _upper_words(odd), [i + lanes * (i % 2) for i in range(lanes)])
+
+
+def _inner(root: PrimExpr) -> Iterator[PrimExpr]:
+    """The nodes of int64, at most one more than `LIMIT`."""
+    stack = [root]
+    for _ in range(LIMIT + 1):
+        if not stack:
+            return
+        e = stack.pop()
+        yield e
+        if isinstance(e, (Add, Sub, Mul)):
+            stack += [e.a, e.b]
+        elif isinstance(e, Intrinsic) and _is_shift(e):
+            stack += e.args
+
+
+def _is_shift(e: PrimExpr) -> bool:
+    return isinstance(e, Intrinsic) and e.op in SHIFTS
+
+
+def _is_same(e: PrimExpr) -> bool:
+    """Whether all lanes are the same number. Of a product with one, LLVM would shift that number to
+    the left for the whole, and it were no int32 any more.
+    """
+    return isinstance(e, Broadcast)
+
+
+def _is_leaf(e: PrimExpr) -> bool:
+    """What is the same in all lanes, or an int32 of each."""
+    return _is_same(e) or (isinstance(e, Cast) and dt.element(e.value.dtype) == "int32")
+
+
+def _half(e: PrimExpr, odd: int) -> PrimExpr:
+    """Every second element of an expression whose nodes `_inner` gives; no deeper than `LIMIT`."""
+    half = dt.lanes(e.dtype) // 2
+    if isinstance(e, Broadcast):
+        return broadcast(e.value, half)
+    if isinstance(e, Cast):
+        words = call_intrin("reinterpret", e.value, dtype=dt.with_lanes("int64", half))
+        moved = words if odd else _shifted("left_shift", words, WORD)
+        return _shifted("right_shift", moved, WORD)
+    if isinstance(e, (Add, Sub, Mul)):
+        return binary(type(e), _half(e.a, odd), _half(e.b, odd))
+    assert isinstance(e, Intrinsic)
+    return call_intrin(e.op, *(_half(a, odd) for a in e.args))
+
+
+def _shifted(op: str, e: PrimExpr, by: int) -> PrimExpr:
+    if not by:
+        return e
+    return call_intrin(op, e, broadcast(const(by, dt.element(e.dtype)), dt.lanes(e.dtype)))
+
+
+def _distance(e: PrimExpr) -> int | None:
+    """By how much a shift to the right moves all lanes, where all bits of a word stay."""
+    if not (isinstance(e, Intrinsic) and e.op == "right_shift"):
+        return None
+    by = e.args[1].value if isinstance(e.args[1], Broadcast) else e.args[1]
+    return by.value if isinstance(by, IntImm) and 0 <= by.value <= WORD else None
+
+
+def _lower_words(e: PrimExpr) -> PrimExpr:
+    """A vector of int32 whose even elements are the lower words. Which sign is shifted in does not
+    matter to them, and few processors have a shift of int64 with its sign.
+    """
+    by = _distance(e)
+    if by is not None:
+        assert isinstance(e, Intrinsic)
+        bits = call_intrin("reinterpret", e.args[0], dtype=_unsigned(e.dtype))
+        e = _shifted("right_shift", bits, by)
+    return _words(e)
+
+
+def _upper_words(e: PrimExpr) -> PrimExpr:
+    """A vector of int32 whose odd elements are the lower words."""
+    by = _distance(e)
+    if by is None:
+        return _words(_shifted("left_shift", e, WORD))
+    assert isinstance(e, Intrinsic)
+    return _words(_shifted("left_shift", e.args[0], WORD - by))
+
+
+def _unsigned(dtype: str) -> str:
+    return dt.with_lanes("uint64", dt.lanes(dtype))
+
+
+def _words(e: PrimExpr) -> PrimExpr:
+    return call_intrin("reinterpret", e, dtype=dt.with_lanes("int32", 2 * dt.lanes(e.dtype)))
