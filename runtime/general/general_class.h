@@ -9,10 +9,16 @@
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 
-#ifdef __AVX512F__
-enum { ROW_TILE = 12, WIDE = 2 };
+/* The bytes of a vector register, and the rows of a tile of sums that all stay in registers, beside
+** one for what is multiplied with them; WIDE: how many times VECTOR columns it has at most. */
+#if defined(__AVX512F__)
+enum { REGISTER = 64, ROW_TILE = 12, FEW_ROWS = 4, WIDE = 2 };
+#elif defined(__AVX__)
+enum { REGISTER = 32, ROW_TILE = 6, FEW_ROWS = 2, WIDE = 1 };
+#elif defined(__aarch64__)
+enum { REGISTER = 16, ROW_TILE = 6, FEW_ROWS = 2, WIDE = 1 };
 #else
-enum { ROW_TILE = 6, WIDE = 1 };
+enum { REGISTER = 16, ROW_TILE = 3, FEW_ROWS = 2, WIDE = 1 };
 #endif
 enum { STRIP = 256, VECTOR = 16, BLOCK_TILES = 4, FEW_TASKS = 16 };
 

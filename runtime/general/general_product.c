@@ -10,8 +10,10 @@
 
 enum { ALONE = 1 << 18 }; /* multiplications that a thread does sooner than two share them */
 
-typedef float floats __attribute__((vector_size(4 * VECTOR), aligned(4)));
-typedef int32_t ints __attribute__((vector_size(4 * VECTOR), aligned(4)));
+/* As long as a register: of longer ones GCC keeps sums in memory. */
+typedef float floats __attribute__((vector_size(REGISTER), aligned(4)));
+typedef int32_t ints __attribute__((vector_size(REGISTER), aligned(4)));
+enum { PARTS = 4 * VECTOR / REGISTER };
 typedef union word {           /* an element of the factors and of sums, as the result's are */
   float f;
   int32_t i;
@@ -32,30 +34,30 @@ typedef struct product {
 
 /* R * W sums stay in registers throughout the depth: each step loads W vectors of a panel, and
 ** broadcasts R elements of rows. The pragmas unroll over what are constants, so that the array of
-** sums is registers and not memory. A tile of rows is left with one of four, then single rows. */
+** sums is registers and not memory. A tile of rows is left with smaller ones, then single rows. */
 #define TILE(name, vector, member, R, W)                                                        \
   static void name(const word *left, int64_t step, int64_t depth, const word *right,            \
                    const int64_t *offsets, word *out) {                                         \
     vector sum[R][W];                                                                           \
     _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                        \
-      _Pragma("GCC unroll 2") for (int j = 0; j < W; j++) sum[i][j] = (vector){0};              \
+      _Pragma("GCC unroll 4") for (int j = 0; j < W; j++) sum[i][j] = (vector){0};              \
     for (int64_t k = 0; k < depth; k++) {                                                       \
       const vector *b = (const vector *)(const void *)(right + offsets[k]);                     \
       _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                      \
-        _Pragma("GCC unroll 2") for (int j = 0; j < W; j++)                                     \
+        _Pragma("GCC unroll 4") for (int j = 0; j < W; j++)                                     \
           sum[i][j] += left[i * step + k].member * b[j];                                       \
     }                                                                                           \
     vector *to = (vector *)(void *)out;                                                         \
     _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                        \
-      _Pragma("GCC unroll 2") for (int j = 0; j < W; j++) to[i * W + j] = sum[i][j];            \
+      _Pragma("GCC unroll 4") for (int j = 0; j < W; j++) to[i * W + j] = sum[i][j];            \
   }
 #define TILES(vector, member)                                                                   \
-  TILE(all_1_##vector, vector, member, ROW_TILE, 1)                                             \
-  TILE(four_1_##vector, vector, member, 4, 1)                                                   \
-  TILE(one_1_##vector, vector, member, 1, 1)                                                    \
-  TILE(all_2_##vector, vector, member, ROW_TILE, 2)                                             \
-  TILE(four_2_##vector, vector, member, 4, 2)                                                   \
-  TILE(one_2_##vector, vector, member, 1, 2)
+  TILE(all_1_##vector, vector, member, ROW_TILE, PARTS)                                         \
+  TILE(some_1_##vector, vector, member, FEW_ROWS, PARTS)                                        \
+  TILE(one_1_##vector, vector, member, 1, PARTS)                                                \
+  TILE(all_2_##vector, vector, member, ROW_TILE, WIDE * PARTS)                                  \
+  TILE(some_2_##vector, vector, member, FEW_ROWS, WIDE * PARTS)                                 \
+  TILE(one_2_##vector, vector, member, 1, WIDE * PARTS)
 TILES(floats, f)
 TILES(ints, i)
 
@@ -63,14 +65,16 @@ typedef void tile(const word *, int64_t, int64_t, const word *, const int64_t *,
 
 /* By elements, vectors of a chunk, and rows. */
 static tile *const tiles[2][2][3] = {
-    {{all_1_floats, four_1_floats, one_1_floats}, {all_2_floats, four_2_floats, one_2_floats}},
-    {{all_1_ints, four_1_ints, one_1_ints}, {all_2_ints, four_2_ints, one_2_ints}}};
+    {{all_1_floats, some_1_floats, one_1_floats}, {all_2_floats, some_2_floats, one_2_floats}},
+    {{all_1_ints, some_1_ints, one_1_ints}, {all_2_ints, some_2_ints, one_2_ints}}};
 
 /* How many rows are done at once of so many that are left. */
-static int64_t rows_at_once(int64_t left) { return left >= ROW_TILE ? ROW_TILE : left >= 4 ? 4 : 1; }
+static int64_t rows_at_once(int64_t left) {
+  return left >= ROW_TILE ? ROW_TILE : left >= FEW_ROWS ? FEW_ROWS : 1;
+}
 
 static tile *tile_of(const product *m, int64_t rows) {
-  return tiles[m->is_int][m->width != VECTOR][rows == 1 ? 2 : rows == 4];
+  return tiles[m->is_int][m->width != VECTOR][rows == 1 ? 2 : rows == FEW_ROWS];
 }
 
 /* So many elements of a strip as those of a factor. */
