@@ -9,18 +9,18 @@
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 
-/* The bytes of a vector register, and the rows of a tile of sums that all stay in registers, beside
-** one for what is multiplied with them; WIDE: how many times VECTOR columns it has at most. */
+/* The elements of 32 bits of a vector register, and how many rows of one, two and three of them are
+** summed up at once, so that all sums stay in registers. */
 #if defined(__AVX512F__)
-enum { REGISTER = 64, ROW_TILE = 12, FEW_ROWS = 4, WIDE = 2 };
+enum { LANES = 16, ROWS_1 = 8, ROWS_2 = 8, ROWS_3 = 8 };
 #elif defined(__AVX__)
-enum { REGISTER = 32, ROW_TILE = 6, FEW_ROWS = 2, WIDE = 1 };
+enum { LANES = 8, ROWS_1 = 8, ROWS_2 = 6, ROWS_3 = 4 };
 #elif defined(__aarch64__)
-enum { REGISTER = 16, ROW_TILE = 6, FEW_ROWS = 2, WIDE = 1 };
+enum { LANES = 4, ROWS_1 = 8, ROWS_2 = 8, ROWS_3 = 8 };
 #else
-enum { REGISTER = 16, ROW_TILE = 3, FEW_ROWS = 2, WIDE = 1 };
+enum { LANES = 4, ROWS_1 = 8, ROWS_2 = 6, ROWS_3 = 4 };
 #endif
-enum { STRIP = 256, VECTOR = 16, BLOCK_TILES = 4, FEW_TASKS = 16 };
+enum { STRIP = 256, VECTOR = 16, MOST_ROWS = 8, MOST_VECTORS = 3, BLOCK_ROWS = 24, FEW_TASKS = 16 };
 
 typedef union strip {
   float f[STRIP];

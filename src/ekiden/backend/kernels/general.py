@@ -43,8 +43,9 @@ else:
 MAGIC, VERSION = 0x454B4746, 2
 MAP, REDUCE, PRODUCT, REPEAT, CHECK = range(5)
 BATCH, ROWS, COLUMNS = range(3)
-LANES = 16
-"""Columns of a vector of the library: panels of weights hold a multiple."""
+LANES = 4
+"""Columns of the library's shortest vectors: panels of weights that hold a multiple are read where
+they lie, by classes of processors of which it is one."""
 FACTORS = ("float32", "int32")
 """What products of matrices are of."""
 SHORT = 8
