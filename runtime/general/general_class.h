@@ -20,6 +20,13 @@ enum { LANES = 4, ROWS_1 = 8, ROWS_2 = 8, ROWS_3 = 8 };
 #else
 enum { LANES = 4, ROWS_1 = 8, ROWS_2 = 6, ROWS_3 = 4 };
 #endif
+/* Of products of bytes: columns and rows of a tile, and the bytes of a word. */
+#if defined(__AVX2__)
+enum { WORD_COLUMNS = 8 };
+#else
+enum { WORD_COLUMNS = 4 };
+#endif
+enum { WORD_ROWS = 4, WORD_BYTES = 4 };
 enum { STRIP = 256, VECTOR = 16, MOST_ROWS = 8, MOST_VECTORS = 3, BLOCK_ROWS = 24, FEW_TASKS = 16 };
 
 typedef union strip {
@@ -63,6 +70,7 @@ typedef struct loops {
 #define run_code OF_CLASS(run_code)
 #define run_product OF_CLASS(run_product)
 #define registers_of OF_CLASS(registers_of)
+#define word_tiles OF_CLASS(word_tiles)
 
 /* 0 or -1; p->loads is to be freed by ek_workspace_free either way. */
 int read_loops(loops *p, const run *r, const stage *s, const code *c);
@@ -83,6 +91,19 @@ strip *registers_of(const loops *p, int64_t more);
 void run_code(const loops *p, const int64_t *at, int64_t n, strip *R);
 
 int run_product(const run *r, const stage *s);
+
+typedef union word {           /* an element of the factors of products and of sums */
+  float f;
+  int32_t i;
+} word;
+
+/* Sums of so many products in registers, for some rows and the columns of a chunk: terms of a row
+** lie at left_at, those of a chunk at right_at. */
+typedef void tile(const void *const *left, const int64_t *left_at, int64_t depth, const void *right,
+                  const int64_t *right_at, word *out);
+
+/* Of words of bytes: of WORD_ROWS, two rows and one; a term is a word. */
+extern tile *const word_tiles[3];
 
 /* The position of a number in a range of axes without those that strips lie along. */
 static inline void place(const loops *p, int64_t number, int32_t first, int32_t end, int64_t *at) {

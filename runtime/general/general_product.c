@@ -13,21 +13,19 @@ enum { ALONE = 1 << 18 }; /* multiplications that a thread does sooner than two 
 /* As long as a register: of longer ones GCC keeps sums in memory. */
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef union word {           /* an element of the factors and of sums, as the result's are */
-  float f;
-  int32_t i;
-} word;
-
 typedef struct product {
   loops left, right;
   const stage *s;
   bool is_int;
+  bool is_bytes;                           /* whether rows are int16 that hold bytes, terms words */
   bool is_loaded;                          /* whether the left factor is elements of a buffer */
-  int64_t batches, rows, columns, depth;   /* depth: of the sum */
+  int64_t batches, rows, columns, depth;   /* depth: terms of the sum */
+  int64_t length;                          /* elements of a row */
   int64_t tile, vectors, width;            /* columns of a panel of weights, or 0; a chunk's */
   int64_t per_panel, chunks;               /* chunks of a panel and in all */
   int64_t blocks, block_rows, splits;
-  const word *panels;
+  const char *panels;
+  int64_t element;                         /* bytes of one of them; steps are in elements */
   int64_t batch_step, panel_step, base;    /* batch_step: of panels that were made */
   int64_t *left_at, *right_at, *in_order;  /* of each term: from a row's first element, in a panel, */
   int64_t least, most;                     /* and 0, 1, 2, ...; the ends of left_at */
@@ -37,8 +35,8 @@ typedef struct product {
 ** broadcasts an element of each of R rows. The pragmas unroll over what are constants, so that the
 ** array of sums is registers and not memory. */
 #define TILE(name, vector, member, R, W)                                                        \
-  static void name(const word *const *left, const int64_t *left_at, int64_t depth,              \
-                   const word *right, const int64_t *right_at, word *out) {                     \
+  static void name(const void *const *left, const int64_t *left_at, int64_t depth,              \
+                   const void *right, const int64_t *right_at, word *out) {                     \
     vector sum[R][W];                                                                           \
     const word *rows[R];                                                                        \
     _Pragma("GCC unroll 8") for (int i = 0; i < R; i++) {                                       \
@@ -46,7 +44,7 @@ typedef struct product {
       _Pragma("GCC unroll 3") for (int j = 0; j < W; j++) sum[i][j] = (vector){0};              \
     }                                                                                           \
     for (int64_t k = 0; k < depth; k++) {                                                       \
-      const vector *b = (const vector *)(const void *)(right + right_at[k]);                    \
+      const vector *b = (const vector *)(const void *)((const word *)right + right_at[k]);      \
       int64_t at = left_at[k];                                                                  \
       _Pragma("GCC unroll 8") for (int i = 0; i < R; i++)                                       \
         _Pragma("GCC unroll 3") for (int j = 0; j < W; j++) sum[i][j] += rows[i][at].member * b[j]; \
@@ -66,8 +64,6 @@ TILES(ints, i, 1)
 TILES(ints, i, 2)
 TILES(ints, i, 3)
 
-typedef void tile(const word *const *, const int64_t *, int64_t, const word *, const int64_t *, word *);
-
 /* By elements, vectors of a chunk, and rows. */
 #define OF_ROWS(vector, W) {all_##W##_##vector, two_##W##_##vector, one_##W##_##vector}
 static tile *const tiles[2][MOST_VECTORS][3] = {
@@ -77,12 +73,13 @@ static tile *const tiles[2][MOST_VECTORS][3] = {
 /* How many rows are done at once of so many that are left. */
 static int64_t rows_at_once(const product *m, int64_t left) {
   static const int64_t all[] = {ROWS_1, ROWS_2, ROWS_3};
-  int64_t most = all[m->vectors - 1];
+  int64_t most = m->is_bytes ? WORD_ROWS : all[m->vectors - 1];
   return left >= most ? most : left >= 2 ? 2 : 1;
 }
 
 static tile *tile_of(const product *m, int64_t rows) {
-  return tiles[m->is_int][m->vectors - 1][rows == 1 ? 2 : rows == 2];
+  int of_rows = rows == 1 ? 2 : rows == 2;
+  return m->is_bytes ? word_tiles[of_rows] : tiles[m->is_int][m->vectors - 1][of_rows];
 }
 
 /* So many elements of a strip as those of a factor. */
@@ -110,16 +107,21 @@ static void next_row(const product *m, int64_t *at) {
 }
 
 /* One row of the left factor. */
-static void left_row(const product *m, int64_t *at, strip *R, word *to) {
+static void left_row(const product *m, int64_t *at, strip *R, void *row) {
   const loops *p = &m->left;
   int64_t strips = strips_of(p), turns = count(p, p->n_spatial, p->n_axes);
+  word *words = row;
+  int16_t *bytes = row;
   for (int64_t turn = 0; turn < turns; turn++) {
     place(p, turn, p->n_spatial, p->n_axes, at);
     for (int64_t k = 0; k < strips; k++) {
       int64_t n = begin_strip(p, k, at);
       run_code(p, at, n, R);
-      take(m, &R[p->c->results[0]], 0, n, to);
-      to += n;
+      const strip *from = &R[p->c->results[0]];
+      if (m->is_bytes) EACH bytes[l] = (int16_t)from->i[l];
+      else take(m, from, 0, n, words);
+      words += n;
+      bytes += n;
     }
   }
 }
@@ -139,7 +141,7 @@ static void store_tile(const product *m, const int64_t *row_at, int64_t rows, in
 
 /* A block of rows: where each is read and written. */
 typedef struct block {
-  const word *from[BLOCK_ROWS];
+  const void *from[BLOCK_ROWS];
   int64_t to[BLOCK_ROWS];
   const int64_t *at;           /* of each term of a row */
 } block;
@@ -165,32 +167,33 @@ static bool find_rows(const product *m, const int64_t *first, int64_t rows, bloc
 }
 
 /* The rows of a block, computed. */
-static void make_rows(const product *m, int64_t *at, int64_t rows, strip *R, word *made, block *b) {
-  int64_t next[MAX_AXES];
+static void make_rows(const product *m, int64_t *at, int64_t rows, strip *R, char *made, block *b) {
+  int64_t next[MAX_AXES], bytes = m->length * (m->is_bytes ? 2 : 4);
   for (int64_t i = 0; i < rows; i++) {
     memcpy(next, at, sizeof next);
-    b->from[i] = made + i * m->depth;
-    left_row(m, next, R, made + i * m->depth);
+    b->from[i] = made + i * bytes;
+    left_row(m, next, R, made + i * bytes);
     next_row(m, at);
   }
   b->at = m->in_order;
 }
 
 static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_t rows,
-                          int64_t chunk, int64_t end, strip *R, word *made) {
+                          int64_t chunk, int64_t end, strip *R, char *made) {
   int64_t at[MAX_AXES] = {0};
   word out[MOST_ROWS * MOST_VECTORS * LANES] __attribute__((aligned(64)));
   block b;
   place_role(m, batch, BATCH, at);
-  const word *panels = m->panels + m->base + batch * m->batch_step;
+  int64_t base = m->base + batch * m->batch_step;
   for (int64_t a = 0; a < m->s->n_axes && m->tile != 0; a++) {
-    panels += at[a] * m->left.r->sizes[m->s->steps[m->s->n_reduced + 1 + a]];
+    base += at[a] * m->left.r->sizes[m->s->steps[m->s->n_reduced + 1 + a]];
   }
   place_role(m, first, ROWS, at);
   if (!find_rows(m, at, rows, &b)) make_rows(m, at, rows, R, made, &b);
   for (; chunk < end; chunk++) {
     int64_t panel = chunk / m->per_panel, inside = chunk % m->per_panel * m->width;
-    const word *right = panels + panel * m->panel_step + inside;
+    int64_t at_column = inside * (m->is_bytes ? WORD_BYTES : 1);
+    const char *right = m->panels + (base + panel * m->panel_step + at_column) * m->element;
     int64_t column = panel * m->per_panel * m->width + inside;
     if (column >= m->columns) continue;
     for (int64_t i = 0; i < rows;) {
@@ -205,7 +208,7 @@ static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_
 static int product_some(void *context, int64_t begin, int64_t end) {
   const product *m = context;
   strip *R = registers_of(&m->left, 1);
-  word *left = R == NULL ? NULL : ek_workspace_alloc(m->block_rows * m->depth * 4 + 64);
+  char *left = R == NULL ? NULL : ek_workspace_alloc(m->block_rows * m->length * 4 + 64);
   int status = left == NULL ? -1 : 0;
   for (int64_t i = begin; i < end && status == 0; i++) {
     int64_t split = i % m->splits, block = i / m->splits % m->blocks, batch = i / m->splits / m->blocks;
@@ -258,12 +261,15 @@ static int64_t extent_of(const product *m, int64_t role) {
 /* How the right factor lies: as weights do whose panels are whole vectors, or as it is made. */
 static void lay_out(product *m) {
   int64_t tile = m->s->tile;
-  m->tile = tile % LANES == 0 ? tile : 0;
-  m->vectors = tile == 0 && m->columns > LANES ? 2 : 1;
+  m->is_bytes = m->s->word == WORD_BYTES && tile % WORD_COLUMNS == 0;
+  m->tile = m->is_bytes || (tile % LANES == 0 && m->s->word == 1) ? tile : 0;
+  m->vectors = m->tile == 0 && m->columns > LANES ? 2 : 1;
   for (int64_t n = MOST_VECTORS; m->tile != 0 && m->vectors == 1 && n > 1; n--) {
     if (tile % (n * LANES) == 0) m->vectors = n;
   }
-  m->width = m->vectors * LANES;
+  m->width = m->is_bytes ? WORD_COLUMNS : m->vectors * LANES;
+  m->element = m->is_bytes ? 1 : 4;
+  if (m->is_bytes) m->depth /= WORD_BYTES;
   m->per_panel = m->tile == 0 ? 1 : tile / m->width;
   m->chunks = (m->columns + m->width - 1) / m->width;
   if (m->tile != 0) m->chunks = (m->columns + tile - 1) / tile * m->per_panel;
@@ -273,15 +279,17 @@ static void lay_out(product *m) {
   if (m->splits > m->chunks) m->splits = m->chunks;
 }
 
-/* How far each term of the sum lies from the first, by the steps of the reduced axes. */
+/* How far each term of the sum lies from the first, by the steps of the reduced axes, of which the
+** last one counts words of bytes. */
 static void find_terms(const product *m, const int64_t *steps, int64_t *found) {
   int64_t at[MAX_AXES] = {0}, offset = 0, n = m->s->n_reduced;
   const int64_t *extents = m->s->extents + m->s->n_axes, *sizes = m->left.r->sizes;
   for (int64_t k = 0; k < m->depth; k++) {
     found[k] = offset;
     for (int64_t a = n - 1; a >= 0; a--) {
+      int64_t extent = sizes[extents[a]] / (m->is_bytes && a == n - 1 ? WORD_BYTES : 1);
       offset += steps[a];
-      if (++at[a] < sizes[extents[a]]) break;
+      if (++at[a] < extent) break;
       offset -= at[a] * steps[a];
       at[a] = 0;
     }
@@ -293,8 +301,8 @@ static void find_left(product *m) {
   const loops *p = &m->left;
   const int64_t *row = p->c->instructions;
   const load *l = p->loads;
-  for (int64_t k = 0; k < m->depth; k++) m->in_order[k] = k;
-  m->is_loaded = p->c->n_instructions == 1 && row[0] == O_LOAD && row[4] < 0 &&
+  for (int64_t k = 0; k < m->depth; k++) m->in_order[k] = m->is_bytes ? k * WORD_BYTES : k;
+  m->is_loaded = !m->is_bytes && p->c->n_instructions == 1 && row[0] == O_LOAD && row[4] < 0 &&
                  l->type == (m->is_int ? E_I32 : E_F32);
   if (!m->is_loaded) return;
   find_terms(m, l->steps + m->s->n_axes, m->left_at);
@@ -317,7 +325,7 @@ static int find_right(product *m, word *panels) {
     find_terms(m, steps, m->right_at);
     return 0;
   }
-  m->panels = panels;
+  m->panels = (const char *)panels;
   m->panel_step = m->depth * m->width;
   m->batch_step = m->chunks * m->panel_step;
   for (int64_t k = 0; k < m->depth; k++) m->right_at[k] = k * m->width;
@@ -329,8 +337,9 @@ static int multiply(product *m) {
   const stage *s = m->s;
   const run *r = m->left.r;
   m->is_int = r->types[s->results[0]] != E_F32;
-  m->depth = 1;
-  for (int64_t a = 0; a < s->n_reduced; a++) m->depth *= r->sizes[s->extents[s->n_axes + a]];
+  m->length = 1;
+  for (int64_t a = 0; a < s->n_reduced; a++) m->length *= r->sizes[s->extents[s->n_axes + a]];
+  m->depth = m->length;
   m->batches = extent_of(m, BATCH);
   m->rows = extent_of(m, ROWS);
   m->columns = r->sizes[s->extents[s->column_axis]];
@@ -354,7 +363,7 @@ static int multiply(product *m) {
     status = find_right(m, panels);
   }
   if (status == 0) {
-    int64_t each = m->block_rows * m->depth * (1 + m->columns / m->splits);
+    int64_t each = m->block_rows * m->length * (1 + m->columns / m->splits);
     int64_t grain = 1 + ALONE / (each + 1);
     status = ek_parallel_for(product_some, m, m->batches * m->blocks * m->splits, grain);
   }
