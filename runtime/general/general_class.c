@@ -186,27 +186,46 @@ static void divide_strip(strip *to, const strip *a, const strip *b, int64_t n, b
   }
 }
 
-static int64_t wrap(int64_t value, int64_t type) {
+/* Integers as those of a type. */
+static void wrap_strip(strip *to, const strip *a, int64_t type, int64_t n) {
   switch (type) {
-    case E_BOOL: return value != 0;
-    case E_I8: return (int8_t)value;
-    case E_I16: return (int16_t)value;
-    case E_I32: return (int32_t)value;
-    case E_U8: return (uint8_t)value;
-    case E_U16: return (uint16_t)value;
-    case E_U32: return (uint32_t)value;
-    default: return value;
+    case E_BOOL: EACH to->i[l] = a->i[l] != 0; break;
+    case E_I8: EACH to->i[l] = (int8_t)a->i[l]; break;
+    case E_I16: EACH to->i[l] = (int16_t)a->i[l]; break;
+    case E_I32: EACH to->i[l] = (int32_t)a->i[l]; break;
+    case E_U8: EACH to->i[l] = (uint8_t)a->i[l]; break;
+    case E_U16: EACH to->i[l] = (uint16_t)a->i[l]; break;
+    case E_U32: EACH to->i[l] = (uint32_t)a->i[l]; break;
+    default:
+      if (to != a) memcpy(to->i, a->i, (size_t)n * sizeof *to->i);
   }
 }
 
 /* As the processor's instructions convert: what does not fit is the lowest number. C leaves
 ** undefined what becomes of a double that does not fit; x86 gives the lowest number. */
-static int64_t to_int(double value, int64_t type) {
-  bool is_wide = type == E_I64 || type == E_U32;
-  double limit = is_wide ? 9223372036854775808.0 : 2147483648.0;
-  int64_t lowest = is_wide ? INT64_MIN : INT32_MIN;
-  bool fits = value > -limit - (is_wide ? 0 : 1) && value < limit;
-  return wrap(fits ? (int64_t)value : lowest, type);
+static int64_t to_wide(double x) {
+  return x >= -9223372036854775808.0 && x < 9223372036854775808.0 ? (int64_t)x : INT64_MIN;
+}
+
+static void integer_strip(strip *to, int64_t kind, const strip *a, int64_t type, int64_t n) {
+  if (type == E_BOOL) {
+    if (kind == K_F32) EACH to->i[l] = a->f[l] != 0;
+    else EACH to->i[l] = a->d[l] != 0;
+  } else if (type == E_I64 || type == E_U32) {
+    if (kind == K_F32) EACH to->i[l] = to_wide((double)a->f[l]);
+    else EACH to->i[l] = to_wide(a->d[l]);
+  } else if (kind == K_F32) {
+    EACH {
+      float x = a->f[l];
+      to->i[l] = x >= -2147483648.0f && x < 2147483648.0f ? (int32_t)x : INT32_MIN;
+    }
+  } else {
+    EACH {
+      double x = a->d[l];
+      to->i[l] = x > -2147483649.0 && x < 2147483648.0 ? (int32_t)x : INT32_MIN;
+    }
+  }
+  if (type != E_BOOL && type != E_I64 && type != E_I32) wrap_strip(to, to, type, n);
 }
 
 /* e^x: 2^n e^y with |y| <= ln 2 / 2, whose series ends at y^7. ln 2 is taken off in two parts, of
@@ -363,7 +382,7 @@ static void step(const int64_t *row, strip *R, int64_t n) {
     case O_WRAP:
       if (row[4] == E_F16) EACH to->f[l] = of_half(to_half(a->f[l]));
       else if (row[4] == E_BF16) EACH to->f[l] = of_brain(to_brain(a->f[l]));
-      else EACH to->i[l] = wrap(a->i[l], row[4]);
+      else wrap_strip(to, a, row[4], n);
       break;
     case O_ABS:
       if (kind == K_F32) EACH to->f[l] = fabsf(a->f[l]);
@@ -391,12 +410,7 @@ static void step(const int64_t *row, strip *R, int64_t n) {
       if (kind == K_F32) EACH to->d[l] = a->f[l];
       else EACH to->d[l] = (double)a->i[l];
       break;
-    case O_TO_INT:
-      if (row[4] == E_BOOL && kind == K_F32) EACH to->i[l] = a->f[l] != 0;
-      else if (row[4] == E_BOOL) EACH to->i[l] = a->d[l] != 0;
-      else if (kind == K_F32) EACH to->i[l] = to_int((double)a->f[l], row[4]);
-      else EACH to->i[l] = to_int(a->d[l], row[4]);
-      break;
+    case O_TO_INT: integer_strip(to, kind, a, row[4], n); break;
     default: mathematics(op, kind, to, a, b, n);
   }
 }
@@ -660,7 +674,7 @@ static void combine(strip *to, const strip *by, int64_t reducer, int32_t type, i
     case O_MAX: BINARY(MORE(x, y), x > y ? x : y);
     default: BINARY(LESS(x, y), x < y ? x : y);
   }
-  if (kind == K_INT && type != E_I64) EACH to->i[l] = wrap(to->i[l], type);
+  if (kind == K_INT && type != E_I64) wrap_strip(to, to, type, n);
 }
 
 /* The lanes of a strip become one, in halves. */

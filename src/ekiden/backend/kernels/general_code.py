@@ -293,7 +293,7 @@ class CodeBuilder:
         steps = [self.sizes.number(0)] * len(self.axes)
         offset = self.sizes.number(0)
         more: list[tuple[PrimExpr, int]] = []
-        stack = list(zip(indices, self.sizes.strides(shape), strict=True))
+        stack = self._joined(list(zip(indices, self.sizes.strides(shape), strict=True)))
         while stack:
             expr, scale = stack.pop()
             match expr:
@@ -313,6 +313,21 @@ class CodeBuilder:
                 case _:
                     more.append((expr, scale))
         return steps, offset, more
+
+    def _joined(self, terms: list[tuple[PrimExpr, int]]) -> list[tuple[PrimExpr, int]]:
+        """Terms of an address, with a quotient and its rest that lie as the whole number does in
+        the place of both: x // 8 * 8 + x % 8 is x."""
+        found: list[tuple[PrimExpr, int]] = []
+        for expr, scale in terms:
+            if found and isinstance(expr, FloorMod):
+                outer, wide = found[-1]
+                is_whole = isinstance(outer, FloorDiv) and outer.a is expr.a and outer.b == expr.b
+                if is_whole and self.sizes.has(expr.b):
+                    if self.sizes.mul(scale, self.sizes.of(expr.b)) == wide:
+                        expr = expr.a
+                        found.pop()
+            found.append((expr, scale))
+        return found
 
     # Instructions --------------------------------------------------------------------------------
 
