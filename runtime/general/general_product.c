@@ -281,19 +281,12 @@ static void lay_out(product *m) {
 
 /* How far each term of the sum lies from the first, by the steps of the reduced axes, of which the
 ** last one counts words of bytes. */
-static void find_terms(const product *m, const int64_t *steps, int64_t *found) {
-  int64_t at[MAX_AXES] = {0}, offset = 0, n = m->s->n_reduced;
-  const int64_t *extents = m->s->extents + m->s->n_axes, *sizes = m->left.r->sizes;
-  for (int64_t k = 0; k < m->depth; k++) {
-    found[k] = offset;
-    for (int64_t a = n - 1; a >= 0; a--) {
-      int64_t extent = sizes[extents[a]] / (m->is_bytes && a == n - 1 ? WORD_BYTES : 1);
-      offset += steps[a];
-      if (++at[a] < extent) break;
-      offset -= at[a] * steps[a];
-      at[a] = 0;
-    }
-  }
+static void find_distances(const product *m, const int64_t *steps, int64_t *found) {
+  int64_t extents[MAX_AXES];
+  int32_t n = (int32_t)m->s->n_reduced;
+  for (int32_t a = 0; a < n; a++) extents[a] = m->left.r->sizes[m->s->extents[m->s->n_axes + a]];
+  if (m->is_bytes) extents[n - 1] /= WORD_BYTES;
+  term_offsets(extents, steps, n, m->depth, found);
 }
 
 /* Where the left factor is elements of float32 or int32, each of one load: the terms of a row. */
@@ -305,7 +298,7 @@ static void find_left(product *m) {
   m->is_loaded = !m->is_bytes && p->c->n_instructions == 1 && row[0] == O_LOAD && row[4] < 0 &&
                  l->type == (m->is_int ? E_I32 : E_F32);
   if (!m->is_loaded) return;
-  find_terms(m, l->steps + m->s->n_axes, m->left_at);
+  find_distances(m, l->steps + m->s->n_axes, m->left_at);
   for (int64_t k = 0; k < m->depth; k++) {
     if (m->left_at[k] < m->least) m->least = m->left_at[k];
     if (m->left_at[k] > m->most) m->most = m->left_at[k];
@@ -322,7 +315,7 @@ static int find_right(product *m, word *panels) {
     m->panels = r->data[s->buffer];
     m->panel_step = r->sizes[s->panel_step];
     m->base = r->sizes[s->steps[s->n_reduced]];
-    find_terms(m, steps, m->right_at);
+    find_distances(m, steps, m->right_at);
     return 0;
   }
   m->panels = (const char *)panels;
