@@ -17,6 +17,7 @@ import numpy as np
 
 from ekiden import te
 from ekiden.backend.kernels.general_code import CodeBuilder, NoGeneralFormError, Sizes, element_of
+from ekiden.backend.kernels.general_parts import boxes_of
 from ekiden.backend.kernels.general_stages import staged
 from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op
@@ -150,7 +151,7 @@ class Form:
         for tensor in group:
             self._hold(tensor)
         if isinstance(op, te.ComputeOp):
-            self.stages.append(self._stage(group, [self._whole(tensor) for tensor in group]))
+            self.stages += self._stages(group, [self._whole(tensor) for tensor in group])
             return
         if not isinstance(op, te.ExternOp):
             raise NoGeneralFormError(f"{op.name} is made of statements")
@@ -181,9 +182,8 @@ class Form:
         self.sizes.bind(region.turn)
         symbol = len(self.symbols) // 2
         self.symbols += [-1, 0]
-        self.stages.append([REPEAT, turns, symbol, len(region.steps)])
-        for step in region.steps:
-            self.stages.append(self._stage(step.made, self._places(step)))
+        steps = [s for step in region.steps for s in self._stages(step.made, self._places(step))]
+        self.stages += [[REPEAT, turns, symbol, len(steps)], *steps]
 
     def _places(self, step: Step) -> list[list[int]]:
         for tensor in step.made:
@@ -216,6 +216,28 @@ class Form:
             *buffers, len(self.stages), *stages,
         ]  # fmt: skip
         return np.array(words, np.int64).tobytes()
+
+    def _stages(
+        self, group: Sequence[te.Tensor], places: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """An operation: a stage, or one for each box of what is chosen by conditions on axes."""
+        op = group[0].op
+        assert isinstance(op, te.ComputeOp)
+        if len(group) > 1 or op.reduce_axis:
+            return [self._stage(group, places)]
+        ((buffer, *strides, offset),) = places
+        axes = [a.var for a in op.axis]
+        boxes = boxes_of(op.body[group[0].value_index], axes, [a.extent for a in op.axis])
+        stages = []
+        for box in boxes:
+            code = CodeBuilder(axes, self.sizes, self.buffers)
+            at = offset
+            for begin, stride in zip(box.begins, strides, strict=True):
+                at = self.sizes.add(at, self.sizes.mul(self.sizes.of(begin), stride))
+            extents = [self.sizes.of(e) for e in box.extents]
+            body = code.words([box.value])
+            stages.append([MAP, len(axes), 0, *extents, 0, 1, buffer, *strides, at, *body])
+        return stages
 
     def _stage(self, group: Sequence[te.Tensor], places: Sequence[Sequence[int]]) -> list[int]:
         op = group[0].op

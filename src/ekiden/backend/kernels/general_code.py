@@ -232,7 +232,8 @@ class CodeBuilder:
         self._made: dict[int, int] = {}
         self._addresses: dict[int, Address] = {}
         self._depths: dict[int, int] = {}
-        self._constants: dict[tuple[int, int, int], int] = {}
+        self._known: dict[tuple[int, ...], int] = {}
+        """Instructions, and loads behind a -1: equal ones are one."""
         self._alive: list[PrimExpr] = []
 
     def words(self, results: Sequence[PrimExpr]) -> list[int]:
@@ -321,23 +322,21 @@ class CodeBuilder:
         for expr, scale in terms:
             if found and isinstance(expr, FloorMod):
                 outer, wide = found[-1]
-                is_whole = isinstance(outer, FloorDiv) and outer.a is expr.a and outer.b == expr.b
-                if is_whole and self.sizes.has(expr.b):
-                    if self.sizes.mul(scale, self.sizes.of(expr.b)) == wide:
-                        expr = expr.a
-                        found.pop()
+                is_whole = isinstance(outer, FloorDiv) and outer.a is expr.a
+                is_whole = is_whole and outer.b == expr.b and self.sizes.has(expr.b)
+                if is_whole and self.sizes.mul(scale, self.sizes.of(expr.b)) == wide:
+                    expr = expr.a
+                    found.pop()
             found.append((expr, scale))
         return found
 
     # Instructions --------------------------------------------------------------------------------
 
     def _put(self, op: str, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-        if op in CONSTANTS and (OP[op], kind, a) in self._constants:
-            return self._constants[OP[op], kind, a]
-        self.rows.append([OP[op], kind, len(self.rows), a, b, c])
-        if op in CONSTANTS:
-            self._constants[OP[op], kind, a] = len(self.rows) - 1
-        return len(self.rows) - 1
+        made = self._known.setdefault((OP[op], kind, a, b, c), len(self.rows))
+        if made == len(self.rows):
+            self.rows.append([OP[op], kind, made, a, b, c])
+        return made
 
     def _emit(self, expr: PrimExpr) -> int:
         match expr:
@@ -371,8 +370,10 @@ class CodeBuilder:
             raise NoGeneralFormError(f"{expr.producer.name} is read before it is there")
         steps, offset, more = self._addresses[id(expr)]
         buffer = self.buffers[expr.producer]
-        self.loads.append([buffer, 1, *steps, offset])
-        number, by = len(self.loads) - 1, -1
+        load = [buffer, 1, *steps, offset]
+        number, by = self._known.setdefault((-1, *load), len(self.loads)), -1
+        if number == len(self.loads):
+            self.loads.append(load)
         for each, scale in more:
             term = self._put("mul", INT, self._made[id(each)], self._put("size", INT, scale))
             by = term if by < 0 else self._put("add", INT, by, term)
@@ -436,7 +437,7 @@ class CodeBuilder:
                 last[row[place]] = max(last.get(row[place], 0), at)
         free: list[int] = []
         home: dict[int, int] = {}
-        constant = set(self._constants.values())
+        constant = {at for at, row in enumerate(self.rows) if OPS[row[0]] in CONSTANTS}
         count = 0
         for at, row in enumerate(self.rows):
             if free and at not in constant:
