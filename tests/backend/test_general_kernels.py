@@ -220,6 +220,16 @@ def test_packed_convolutions(layout: str) -> None:
     check(conv, x, packed)
 
 
+def test_joins_and_borders_of_parts() -> None:
+    """Of what is padded and computed before and after, in axes of any order."""
+    a, b = v("a", 2, 5, 4), v("b", 2, 3, 4)
+    joined = relay.concatenate([relay.nn.pad(a, ((0, 0), (1, 2), (0, 3)), 2.5), relay.nn.pad(
+        relay.exp(b), ((0, 0), (0, 0), (2, 1)))], axis=1)  # fmt: skip
+    check(relay.maximum(joined, -joined) + joined, data(2, 5, 4), data(2, 3, 4))
+    stacked = relay.concatenate([joined, joined * relay.const(2.0)], axis=2)
+    check(relay.transpose(stacked, (2, 0, 1)), data(2, 5, 4), data(2, 3, 4))
+
+
 def test_a_join_of_many() -> None:
     arrays = [data(2, n % 3 + 1) for n in range(150)]
     given = [v(f"x{n}", *a.shape) for n, a in enumerate(arrays)]
@@ -235,6 +245,19 @@ def test_convolutions(groups: int, strides: tuple[int, int]) -> None:
         channels=32, kernel_size=(3, 3), dilation=(1, 2),
     )  # fmt: skip
     check(relay.nn.relu(conv), x, w)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 2, 0, 1)])
+def test_pooling(layout: str, padding: tuple[int, ...]) -> None:
+    x = data(2, 40, 9, 11)
+    x = np.ascontiguousarray(x if layout == "NCHW" else x.transpose(0, 2, 3, 1))
+    x.flat[::97] = np.nan
+    given = {"pool_size": (3, 4), "strides": (2, 1), "padding": padding, "layout": layout,
+             "ceil_mode": True}  # fmt: skip
+    check(relay.nn.max_pool2d(v("x", *x.shape), **given), x)
+    check(relay.nn.avg_pool2d(v("x", *x.shape), **given), x)
+    check(relay.nn.max_pool2d(v("x", *x.shape), dilation=(2, 1), **given), x)
 
 
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 1), (4, 5)])

@@ -17,6 +17,7 @@ from ekiden.ir.prim import cast as cast_to
 from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.topi.layout import packed_tile, permute
 from ekiden.topi.nn.conv import conv, guarded, inside, weight_element
+from ekiden.topi.nn.pool import Window
 from ekiden.topi.nn.weights import window_axes
 from ekiden.topi.nn.winograd import TAPS, matrices, matrix_element
 from ekiden.topi.rule.steps import replaced
@@ -78,6 +79,40 @@ def _padded(tensor: te.Tensor) -> Made:
         str(attrs["out_layout"]),
     )
     return made, [padded]
+
+
+def _is_pooled(tensor: te.Tensor) -> bool:
+    """Whether this is a pooling (of topi.nn.pool) over windows of one size."""
+    return isinstance(tensor.op.attrs.get("window"), Window)
+
+
+def _pooled(tensor: te.Tensor) -> Made:
+    """The same as a reduction of data around which there are what changes no result."""
+    window, reducer = (tensor.op.attrs[name] for name in ("window", "reducer"))
+    assert isinstance(window, Window)
+    reduced = cast("Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr]", reducer)
+    given, dtype = window.data, tensor.dtype
+    neutral = te.identity(reduced.__name__, given.dtype)
+    ranges, data = window.around(), window.data
+
+    def pad(*at: Var) -> PrimExpr:
+        places = [i - begin for i, (begin, _) in zip(at, ranges, strict=True)]
+        held = [h for n in window.axes for h in inside(places[n], given.shape[n], True, True)]
+        return guarded(given, places, held, neutral)
+
+    kept = []
+    if any(window.before) or any(window.reaches(n, data.shape[a]) for n, a in enumerate(window.axes)):
+        data = te.compute([extent for _, extent in ranges], pad, name="around")
+        kept = [data]
+    taps = window.taps()
+
+    def body(*at: Var) -> PrimExpr:
+        places: list[PrimExpr] = list(at)
+        for n, axis in enumerate(window.axes):
+            places[axis] = at[axis] * window.strides[n] + taps[n] * window.dilation[n]
+        return reduced(cast_to(data[tuple(places)], dtype), taps)
+
+    return te.compute(tensor.shape, body, name="pooled"), kept
 
 
 def _is_transposed(tensor: te.Tensor) -> bool:
@@ -326,6 +361,7 @@ FORMS: Sequence[tuple[Callable[[te.Tensor], bool], Callable[[te.Tensor], Made]]]
     (lambda tensor: tensor.op.tag == "winograd_conv2d", _winograd),
     (_is_transposed, _transposed),
     (_is_grouped, _grouped),
+    (_is_pooled, _pooled),
     (_is_padded, _padded),
     (_lists_rows, _listed),
 )
