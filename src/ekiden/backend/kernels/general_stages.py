@@ -101,7 +101,9 @@ def _pooled(tensor: te.Tensor) -> Made:
         return guarded(given, places, held, neutral)
 
     kept = []
-    if any(window.before) or any(window.reaches(n, data.shape[a]) for n, a in enumerate(window.axes)):
+    if any(window.before) or any(
+        window.reaches(n, data.shape[a]) for n, a in enumerate(window.axes)
+    ):
         data = te.compute([extent for _, extent in ranges], pad, name="around")
         kept = [data]
     taps = window.taps()
