@@ -7,8 +7,8 @@ tensor), ReduceAxis and Reduce (see ekiden.te.reducer).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar
 from numbers import Integral, Real
 from typing import NoReturn, cast, overload
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node, node
-from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, SizeVar, Var, convert
+from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, SizeVar, Var, const, convert
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.runtime.late_methods import dataclass
@@ -432,13 +432,29 @@ def extern_op(
     tag: str = "extern",
     attrs: Mapping[str, object] | None = None,
 ) -> tuple[Tensor, ...]:
-    """As `extern`, for a list of shapes and a dtype for each."""
+    """As `extern`, for a list of shapes and a dtype for each; within `without_statements` without
+    what `fbuild` makes."""
     dims = [as_dims(shape, f"extern {name!r}") for shape in shapes]
     if len(dtypes) != len(dims):
         raise ValueError(f"extern {name!r}: {len(dims)} shapes need as many dtypes, got {dtypes}")
     ins = tuple(Buffer(t.name, t.shape, t.dtype) for t in inputs)
     outs = tuple(Buffer(name, d, t) for d, t in zip(dims, dtypes, strict=True))
-    return _extern(name, tag, attrs, inputs, ins, outs, fbuild(ins, outs))
+    body = Evaluate(const(0)) if _IS_BARE.get() else fbuild(ins, outs)
+    return _extern(name, tag, attrs, inputs, ins, outs, body)
+
+
+_IS_BARE: ContextVar[bool] = ContextVar("is_bare", default=False)
+
+
+@contextmanager
+def without_statements() -> Iterator[None]:
+    """Computations that are written as statements are made without these meanwhile, for who asks
+    for names, shapes and attributes: attention's take a tenth of a model's first compilation."""
+    before = _IS_BARE.set(True)
+    try:
+        yield
+    finally:
+        _IS_BARE.reset(before)
 
 
 def _extern(
@@ -588,5 +604,5 @@ def extern_primfunc(
 __all__ = [
     "ComputeOp", "ExternOp", "Operation", "PlaceholderOp", "ProducerLoad", "Tensor",
     "TensorSlice", "compute", "compute_op", "extern", "extern_op", "extern_primfunc",
-    "placeholder", "size_var", "tag_scope", "var",
+    "placeholder", "size_var", "tag_scope", "var", "without_statements",
 ]  # fmt: skip

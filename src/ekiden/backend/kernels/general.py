@@ -73,7 +73,8 @@ def general_form(function: Function, target: Target) -> bytes | str:
     """The general form of a primitive function (canonical form), or why it has none."""
     try:
         _refuse_options(function, target)
-        inputs, outputs = te_graph(function, target)
+        with te.without_statements():
+            inputs, outputs = te_graph(function, target)
         checks = list(dict.fromkeys(
             check for tensor in te.post_order_tensors(outputs) for check in checks_of(tensor.op)
         ))  # fmt: skip
