@@ -88,7 +88,7 @@ CONSTANTS = ("const", "size")
 SAME = {"nearbyint": "round"}
 GROWS = frozenset(("add", "sub", "mul", "div", "abs"))
 """What may leave the range of a narrow integer."""
-MOST = {"axes": 16, "loads": 1024, "results": 8, "instructions": 4096, "registers": 512}
+MOST = {"axes": 16, "loads": 1024, "results": 16, "instructions": 4096, "registers": 512}
 MOST_SYMBOLS = 64
 
 
