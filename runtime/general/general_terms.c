@@ -7,6 +7,8 @@
 
 #include <math.h>
 
+enum { MOST_TERMS = 1 << 16 }; /* whose places are kept: beyond these a sum is long in any case */
+
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t masks __attribute__((vector_size(4 * LANES), aligned(4)));
 
@@ -46,7 +48,8 @@ bool find_terms(const loops *p, int64_t reducer, terms *t) {
   if (!is_of_elements(p, reducer, &t->n_loads)) return false;
   t->n = 1;
   for (int32_t a = 0; a < n; a++) t->n *= p->extents[p->n_spatial + a];
-  t->at[0] = t->n == 0 ? NULL : ek_workspace_alloc(t->n * t->n_loads * 8);
+  bool fits = t->n > 0 && t->n <= MOST_TERMS;
+  t->at[0] = fits ? ek_workspace_alloc(t->n * t->n_loads * 8) : NULL;
   if (t->at[0] == NULL) return false;
   t->at[1] = t->at[0] + t->n;
   for (int64_t i = 0; i < t->n_loads; i++) {
