@@ -320,15 +320,21 @@ class CodeBuilder:
         the place of both: x // 8 * 8 + x % 8 is x."""
         found: list[tuple[PrimExpr, int]] = []
         for expr, scale in terms:
-            if found and isinstance(expr, FloorMod):
-                outer, wide = found[-1]
-                is_whole = isinstance(outer, FloorDiv) and outer.a is expr.a
-                is_whole = is_whole and outer.b == expr.b and self.sizes.has(expr.b)
-                if is_whole and self.sizes.mul(scale, self.sizes.of(expr.b)) == wide:
-                    expr = expr.a
-                    found.pop()
-            found.append((expr, scale))
+            if isinstance(expr, FloorMod) and found and self._are_one(*found[-1], expr, scale):
+                found[-1] = (expr.a, scale)
+            else:
+                found.append((expr, scale))
         return found
+
+    def _are_one(self, outer: PrimExpr, wide: int, rest: FloorMod, scale: int) -> bool:
+        """Whether a quotient, times one size, and a rest, times another, are a number times that of
+        the rest."""
+        if not isinstance(outer, FloorDiv) or outer.a is not rest.a:
+            return False
+        if outer.b is not rest.b and not (isinstance(rest.b, IntImm) and rest.b == outer.b):
+            return False
+        is_size = self.sizes.has(rest.b)
+        return is_size and self.sizes.mul(scale, self.sizes.of(rest.b)) == wide
 
     # Instructions --------------------------------------------------------------------------------
 

@@ -251,8 +251,9 @@ def _grouped(tensor: te.Tensor) -> Made:
 
     def part(*at: Var) -> tuple[PrimExpr, ...]:
         """The same sum, with a group and a channel of it in the place of the channel."""
-        *before, group, within = at
+        *others, group, within = at
         given = [a.var for a in op.axis]
+        before: list[PrimExpr] = list(others)
         before.insert(channel, group * per_group + within)
 
         def change(e: PrimExpr) -> PrimExpr:
