@@ -364,6 +364,7 @@ class _Panels(NamedTuple):
         panel, step = Var("panel"), Var("step")
 
         def change(e: PrimExpr) -> PrimExpr:
+            """A panel's number and a word's are variables of their own."""
             if _is_quotient(e, column.var, tile.value):
                 return panel
             return step if word > 1 and _is_quotient(e, last, word) else e

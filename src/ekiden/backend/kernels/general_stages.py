@@ -96,6 +96,7 @@ def _pooled(tensor: te.Tensor) -> Made:
     ranges, data = window.around(), window.data
 
     def pad(*at: Var) -> PrimExpr:
+        """The data, and what changes no result around them."""
         places = [i - begin for i, (begin, _) in zip(at, ranges, strict=True)]
         held = [h for n in window.axes for h in inside(places[n], given.shape[n], True, True)]
         return guarded(given, places, held, neutral)
@@ -109,6 +110,7 @@ def _pooled(tensor: te.Tensor) -> Made:
     taps = window.taps()
 
     def body(*at: Var) -> PrimExpr:
+        """The taps of a window, all of which are there."""
         places: list[PrimExpr] = list(at)
         for n, axis in enumerate(window.axes):
             places[axis] = at[axis] * window.strides[n] + taps[n] * window.dilation[n]
@@ -216,6 +218,7 @@ def _listed(tensor: te.Tensor) -> Made:
         return data[(*at[:-2], place * word + at[-1] % word)]
 
     def rest(*at: Var) -> PrimExpr:
+        """The words that a panel lists, behind its others."""
         *_, panel, column = at
         factor = weight[panel, j // word + words, column, j % word]
         return te.sum(product(gathered[(*at[:-1], j)], factor), j)
@@ -257,6 +260,7 @@ def _grouped(tensor: te.Tensor) -> Made:
         before.insert(channel, group * per_group + within)
 
         def change(e: PrimExpr) -> PrimExpr:
+            """The group of a channel and its number in it are axes."""
             if isinstance(e, (FloorDiv, FloorMod)) and e.a is given[channel]:
                 return group if isinstance(e, FloorDiv) else within
             return e
