@@ -276,6 +276,8 @@ static void lay_out(product *m) {
   m->block_rows = m->rows < BLOCK_ROWS ? m->rows : BLOCK_ROWS;
   m->blocks = (m->rows + m->block_rows - 1) / m->block_rows;
   m->splits = (FEW_TASKS + m->batches * m->blocks - 1) / (m->batches * m->blocks);
+  int64_t most = 1 + m->batches * m->rows * m->length * m->columns / ALONE;
+  if (m->splits > most) m->splits = most; /* each computes its rows anew */
   if (m->splits > m->chunks) m->splits = m->chunks;
 }
 
