@@ -270,11 +270,11 @@ def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
 
 PAGE = """# First answers
 
-Made by `python benchmarks/first_answer.py --manifest models.json --page docs/first-answers.md`; do
-not edit.
+Made by `python benchmarks/first_answer.py --manifest models.json --json FILE --page
+docs/first-answers.md`; do not edit.
 
-Each figure is of a fresh process and empty caches, or for the second start of a full one, on {machine}
-and {threads} threads. `first`: seconds from the model's file to the first answer, of Ekiden with
+Each figure is of a fresh process and empty caches, or for the second start of a full one; {threads}
+threads; {machine}. `first`: seconds from the model's file to the first answer, of Ekiden with
 `tier="quick"`, ONNX Runtime and OpenVINO; their imports are not in it, Ekiden's modules that compile
 are. `process`: the same with imports, from the start of the process. `speed`: that of the first
 answers as a share of full speed. `full`: seconds until full speed.
@@ -327,6 +327,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--python", help="of another checkout")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--conditions", help="of the machine, for the page")
     options = parser.parse_args(arguments)
     machine = processor()
     print(f"{machine}; {options.threads} threads")
@@ -345,7 +346,8 @@ def main(arguments: list[str]) -> int:
     for text in summary(table) if table else ():
         print(text)
     if options.page:
-        options.page.write_text(page(machine, options.threads, table))
+        where = f"{machine}, {options.conditions}" if options.conditions else machine
+        options.page.write_text(page(where, options.threads, table))
     return 0
 
 
