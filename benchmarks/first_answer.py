@@ -24,7 +24,9 @@ manifest comes through the `fetch_models.py` beside it; inputs of others are ran
 no number is 1, or as `--dim NAME=SIZE` says. Answers that differ from ONNX Runtime's are marked. A
 peer that cannot run a model says so in its row, and means are of the models that it runs.
 Given `--python` of another checkout, that one is measured in turns with this one. `--only-first`
-measures nothing that comes after the first answer.
+measures nothing that comes after the first answer. `--json FILE` keeps what it measures, beside
+what the file has of other models, so that a manifest may be measured in parts; `--page FILE` makes
+a page of all that is there, measured now or before.
 """
 
 from __future__ import annotations
@@ -190,6 +192,8 @@ def first_and_second(
 
 
 TIERS = ("quick", "full")
+SOON_S = 8
+"""Seconds after which full speed shall be there."""
 
 
 def medians(runs: Sequence[Figures]) -> Figures:
@@ -247,13 +251,65 @@ def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
         ]
         late = [row[subject]["full"] for row in rows if "full" in row[subject]]
         if late:
-            yield f"  at {mean(speeds):.2f} of full speed (worst {min(speeds):.2f})"
-            yield f"  which comes {statistics.median(late):.1f} s later (worst {max(late):.1f})"
+            yield f"{subject}: at {mean(speeds):.2f} of full speed (worst {min(speeds):.2f})"
+            soon = sum(each <= SOON_S for each in late)
+            yield (
+                f"{subject}: full speed {statistics.median(late):.1f} s later (worst"
+                f" {max(late):.1f}), within {SOON_S} s for {soon} of {len(late)}"
+            )
+    tiers = [row for row in rows if all("ms" in row.get(name, {}) for name in TIERS)]
+    if tiers:
+        each = [row["quick"]["ms"] / row["full"]["ms"] for row in tiers]
+        yield f"a run in the end, quick over full: {mean(each):.3f} (worst {max(each):.2f})"
     for subject in subjects:
         if f"other {subject}" in rows[0]:
             for what in ("cpu", "first", "process"):
                 each = [row[subject][what] / row[f"other {subject}"][what] for row in rows]
                 yield f"{subject} over the other's: {what} {mean(each):.3f} (worst {max(each):.3f})"
+
+
+PAGE = """# First answers
+
+Made by `python benchmarks/first_answer.py --manifest models.json --json FILE --page
+docs/first-answers.md`; do not edit.
+
+Each figure is of a fresh process and empty caches, or for the second start of a full one; {threads}
+threads; {machine}. `first`: seconds from the model's file to the first answer, of Ekiden with
+`tier="quick"`, ONNX Runtime and OpenVINO; their imports are not in it, Ekiden's modules that compile
+are. `process`: the same with imports, from the start of the process. `speed`: that of the first
+answers as a share of full speed. `full`: seconds until full speed.
+
+{summary}
+
+| model | first | ONNX Runtime | OpenVINO | process | ONNX Runtime | OpenVINO | speed | full | second | peak, MB |
+|---|---|---|---|---|---|---|---|---|---|---|
+{rows}
+"""  # noqa: E501
+
+
+def page(machine: str, threads: int, table: Mapping[str, Mapping[str, Figures]]) -> str:
+    """The page of all that was measured."""
+    engines = ("quick", *PEERS)
+
+    def row(model: str) -> str:
+        found = table[model]
+        own = found["quick"]
+        cells = [
+            f"{found[name][what]:.2f}" if name in found else "does not run"
+            for what in ("first", "process")
+            for name in engines
+        ]
+        cells += [f"{own['ms'] / own['early_ms']:.2f}", f"{own['full']:.1f}"]
+        cells += [f"{own['second']:.2f}", f"{own['peak_mb']:.0f}"]
+        return f"| {model} | {' | '.join(cells)} |"
+
+    measured = [model for model in table if "ms" in table[model].get("quick", {})]
+    texts = [f"- {text}" for text in summary({model: table[model] for model in measured})]
+    rows = [row(model) for model in measured]
+    text = PAGE.format(
+        machine=machine, threads=threads, summary="\n".join(texts), rows="\n".join(rows)
+    )
+    return text
 
 
 def main(arguments: list[str]) -> int:
@@ -270,21 +326,28 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only-first", action="store_true")
     parser.add_argument("--python", help="of another checkout")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--conditions", help="of the machine, for the page")
     options = parser.parse_args(arguments)
     machine = processor()
     print(f"{machine}; {options.threads} threads")
     print(HEAD)
     table: dict[str, dict[str, Figures]] = {}
+    if options.json and options.json.exists():
+        table = json.loads(options.json.read_text())["models"]
     for model, file, feed, tolerance in models(options):
         table[model], refused = one_model(options, file, feed, tolerance)
         for engine, row in table[model].items():
             print(line(model, engine, row), flush=True)
         for engine, reason in refused.items():
             print(f"{model[-26:]:26}{engine:>13}  does not run it: {reason}", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps({"machine": machine, "models": table}, indent=1))
     for text in summary(table) if table else ():
         print(text)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "models": table}, indent=1))
+    if options.page:
+        where = f"{machine}, {options.conditions}" if options.conditions else machine
+        options.page.write_text(page(where, options.threads, table))
     return 0
 
 

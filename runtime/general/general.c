@@ -59,6 +59,7 @@ static const int64_t *read_stage(const int64_t *at, stage *to) {
   to->tile = *at++;
   to->buffer = *at++;
   to->panel_step = *at++;
+  to->word = *at++;
   to->steps = at;
   return at + to->n_reduced + 1 + to->n_axes;
 }

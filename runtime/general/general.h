@@ -31,7 +31,7 @@
 
 #include "ekiden/kernel.h"
 
-enum { MAGIC = 0x454b4746, VERSION = 2, MAX_AXES = 16, MAX_SYMBOLS = 64, MAX_RESULTS = 8,
+enum { MAGIC = 0x454b4746, VERSION = 3, MAX_AXES = 16, MAX_SYMBOLS = 64, MAX_RESULTS = 16,
        MAX_INSTRUCTIONS = 4096, MAX_REGISTERS = 512 };
 
 enum element { E_F32, E_F64, E_BOOL, E_I8, E_I16, E_I32, E_I64, E_U8, E_U16, E_U32, E_F16, E_BF16 };
@@ -73,8 +73,10 @@ typedef struct stage {
   const int64_t *extents, *results, *roles;
   code codes[2];
   /* The right factor of a product as its weights lie: elements of a buffer in panels of 'tile'
-  ** columns. tile 0: it is made by its code. */
-  int64_t tile, buffer, panel_step, column_axis;
+  ** columns. tile 0: it is made by its code. word 4: panels hold four int8 for each column, those of
+  ** neighbours on the last reduced axis, whose step is from one such word to the next, and numbers of
+  ** the left factor fit int16. */
+  int64_t tile, buffer, panel_step, word, column_axis;
   const int64_t *steps;        /* a size per reduced axis, the offset, a size per spatial axis */
   int64_t turns, symbol, n_repeated; /* of REPEAT */
   const char *error, *format;  /* of CHECK */

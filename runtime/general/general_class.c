@@ -186,27 +186,46 @@ static void divide_strip(strip *to, const strip *a, const strip *b, int64_t n, b
   }
 }
 
-static int64_t wrap(int64_t value, int64_t type) {
+/* Integers as those of a type. */
+static void wrap_strip(strip *to, const strip *a, int64_t type, int64_t n) {
   switch (type) {
-    case E_BOOL: return value != 0;
-    case E_I8: return (int8_t)value;
-    case E_I16: return (int16_t)value;
-    case E_I32: return (int32_t)value;
-    case E_U8: return (uint8_t)value;
-    case E_U16: return (uint16_t)value;
-    case E_U32: return (uint32_t)value;
-    default: return value;
+    case E_BOOL: EACH to->i[l] = a->i[l] != 0; break;
+    case E_I8: EACH to->i[l] = (int8_t)a->i[l]; break;
+    case E_I16: EACH to->i[l] = (int16_t)a->i[l]; break;
+    case E_I32: EACH to->i[l] = (int32_t)a->i[l]; break;
+    case E_U8: EACH to->i[l] = (uint8_t)a->i[l]; break;
+    case E_U16: EACH to->i[l] = (uint16_t)a->i[l]; break;
+    case E_U32: EACH to->i[l] = (uint32_t)a->i[l]; break;
+    default:
+      if (to != a) memcpy(to->i, a->i, (size_t)n * sizeof *to->i);
   }
 }
 
 /* As the processor's instructions convert: what does not fit is the lowest number. C leaves
 ** undefined what becomes of a double that does not fit; x86 gives the lowest number. */
-static int64_t to_int(double value, int64_t type) {
-  bool is_wide = type == E_I64 || type == E_U32;
-  double limit = is_wide ? 9223372036854775808.0 : 2147483648.0;
-  int64_t lowest = is_wide ? INT64_MIN : INT32_MIN;
-  bool fits = value > -limit - (is_wide ? 0 : 1) && value < limit;
-  return wrap(fits ? (int64_t)value : lowest, type);
+static int64_t to_wide(double x) {
+  return x >= -9223372036854775808.0 && x < 9223372036854775808.0 ? (int64_t)x : INT64_MIN;
+}
+
+static void integer_strip(strip *to, int64_t kind, const strip *a, int64_t type, int64_t n) {
+  if (type == E_BOOL) {
+    if (kind == K_F32) EACH to->i[l] = a->f[l] != 0;
+    else EACH to->i[l] = a->d[l] != 0;
+  } else if (type == E_I64 || type == E_U32) {
+    if (kind == K_F32) EACH to->i[l] = to_wide((double)a->f[l]);
+    else EACH to->i[l] = to_wide(a->d[l]);
+  } else if (kind == K_F32) {
+    EACH {
+      float x = a->f[l];
+      to->i[l] = x >= -2147483648.0f && x < 2147483648.0f ? (int32_t)x : INT32_MIN;
+    }
+  } else {
+    EACH {
+      double x = a->d[l];
+      to->i[l] = x > -2147483649.0 && x < 2147483648.0 ? (int32_t)x : INT32_MIN;
+    }
+  }
+  if (type != E_BOOL && type != E_I64 && type != E_I32) wrap_strip(to, to, type, n);
 }
 
 /* e^x: 2^n e^y with |y| <= ln 2 / 2, whose series ends at y^7. ln 2 is taken off in two parts, of
@@ -363,7 +382,7 @@ static void step(const int64_t *row, strip *R, int64_t n) {
     case O_WRAP:
       if (row[4] == E_F16) EACH to->f[l] = of_half(to_half(a->f[l]));
       else if (row[4] == E_BF16) EACH to->f[l] = of_brain(to_brain(a->f[l]));
-      else EACH to->i[l] = wrap(a->i[l], row[4]);
+      else wrap_strip(to, a, row[4], n);
       break;
     case O_ABS:
       if (kind == K_F32) EACH to->f[l] = fabsf(a->f[l]);
@@ -391,12 +410,7 @@ static void step(const int64_t *row, strip *R, int64_t n) {
       if (kind == K_F32) EACH to->d[l] = a->f[l];
       else EACH to->d[l] = (double)a->i[l];
       break;
-    case O_TO_INT:
-      if (row[4] == E_BOOL && kind == K_F32) EACH to->i[l] = a->f[l] != 0;
-      else if (row[4] == E_BOOL) EACH to->i[l] = a->d[l] != 0;
-      else if (kind == K_F32) EACH to->i[l] = to_int((double)a->f[l], row[4]);
-      else EACH to->i[l] = to_int(a->d[l], row[4]);
-      break;
+    case O_TO_INT: integer_strip(to, kind, a, row[4], n); break;
     default: mathematics(op, kind, to, a, b, n);
   }
 }
@@ -474,6 +488,7 @@ int read_loops(loops *p, const run *r, const stage *s, const code *c) {
   p->n_axes = (int32_t)(s->n_axes + s->n_reduced);
   p->n_spatial = (int32_t)s->n_axes;
   p->lane = p->outer = -1;
+  p->length = STRIP;
   p->n_results = c == &s->codes[0] ? s->n_results : 1;
   for (int32_t a = 0; a < p->n_axes; a++) p->extents[a] = r->sizes[s->extents[a]];
   for (int64_t k = 0; k < s->n_results && s->kind != CHECK; k++) {
@@ -602,6 +617,10 @@ static int32_t lane_of(const loops *p) {
 }
 
 void choose_outer(loops *p, int32_t first) {
+  if (p->lane >= 0 && p->extents[p->lane] > STRIP) { /* strips that differ little */
+    int64_t strips = (p->extents[p->lane] + STRIP - 1) / STRIP;
+    p->length = ((p->extents[p->lane] + strips - 1) / strips + VECTOR - 1) / VECTOR * VECTOR;
+  }
   if (p->lane < 0 || p->extents[p->lane] > STRIP / 2) return;
   int32_t outer = p->lane - 1;
   while (outer >= first && p->extents[outer] == 1) outer--;
@@ -660,7 +679,7 @@ static void combine(strip *to, const strip *by, int64_t reducer, int32_t type, i
     case O_MAX: BINARY(MORE(x, y), x > y ? x : y);
     default: BINARY(LESS(x, y), x < y ? x : y);
   }
-  if (kind == K_INT && type != E_I64) EACH to->i[l] = wrap(to->i[l], type);
+  if (kind == K_INT && type != E_I64) wrap_strip(to, to, type, n);
 }
 
 /* The lanes of a strip become one, in halves. */
@@ -679,6 +698,7 @@ static void fold(strip *of, int64_t reducer, int32_t type, int64_t n) {
 typedef struct work {
   loops p;
   const stage *s;
+  terms t;                     /* of a sum whose terms lie evenly */
   int64_t strips;              /* along the axes that strips lie along, where those are spatial */
 } work;
 
@@ -710,51 +730,6 @@ static int map_some(void *context, int64_t begin, int64_t end) {
   return 0;
 }
 
-/* Whether what is summed is the product of two elements of float32 that lie at even steps. */
-static bool adds_products(const stage *s, const loops *p) {
-  const int64_t *row = p->c->instructions;
-  if (s->reducer != R_SUM || p->lane < 0 || p->c->n_instructions != 3) return false;
-  for (int i = 0; i < 2; i++) {
-    if (row[6 * i] != O_LOAD || row[6 * i + 4] >= 0) return false;
-    const load *from = &p->loads[row[6 * i + 3]];
-    int64_t by = from->steps[p->lane];
-    if (from->type != E_F32 || (by != 0 && by != 1)) return false;
-  }
-  return row[12] == O_MUL && row[13] == K_F32 && row[2] != row[8];
-}
-
-/* Whether so many rows of elements are all in the buffer. */
-static bool is_inside(const load *from, int64_t first, int64_t next, int64_t rows, int64_t length) {
-  int64_t last = first + next * (rows - 1);
-  int64_t low = first < last ? first : last, high = (first < last ? last : first) + length;
-  return low >= 0 && high < from->elements;
-}
-
-/* sum += a b, elements as they lie in memory; false where any of them does not. */
-static bool add_product(const loops *p, const int64_t *at, int64_t n, strip *sum) {
-  const float *from[2];
-  int64_t by[2], next[2], width = width_of(p, n);
-  for (int i = 0; i < 2; i++) {
-    const load *l = &p->loads[p->c->instructions[6 * i + 3]];
-    int64_t first = l->offset;
-    for (int32_t a = 0; a < p->n_axes; a++) first += l->steps[a] * at[a];
-    from[i] = (const float *)p->r->data[l->buffer] + first;
-    by[i] = l->steps[p->lane];
-    next[i] = p->outer < 0 ? 0 : l->steps[p->outer];
-    if (!is_inside(l, first, next[i], n / width, by[i] * (width - 1))) return false;
-  }
-  if (next[0] == by[0] * width && next[1] == by[1] * width) width = n;
-  for (int64_t begin = 0; begin < n; begin += width, from[0] += next[0], from[1] += next[1]) {
-    const float *a = from[0], *b = from[1];
-    float *to = sum->f + begin;
-    if (by[0] != 0 && by[1] != 0) for (int64_t l = 0; l < width; l++) to[l] += a[l] * b[l];
-    else if (by[0] != 0) for (int64_t l = 0; l < width; l++) to[l] += a[l] * *b;
-    else if (by[1] != 0) for (int64_t l = 0; l < width; l++) to[l] += *a * b[l];
-    else for (int64_t l = 0; l < width; l++) to[l] += *a * *b;
-  }
-  return true;
-}
-
 /* Sums of the elements of strips. */
 static int reduce_some(void *context, int64_t begin, int64_t end) {
   const work *w = context;
@@ -762,15 +737,14 @@ static int reduce_some(void *context, int64_t begin, int64_t end) {
   int32_t type = p->r->types[w->s->results[0]];
   int64_t at[MAX_AXES] = {0}, turns = count(p, p->n_spatial, p->n_axes);
   strip *R = registers_of(p, 1), *sum = R == NULL ? NULL : R + p->c->n_registers;
-  bool adds = adds_products(w->s, p);
   if (R == NULL) return -1;
   for (int64_t i = begin; i < end; i++) {
     place(p, i / w->strips, 0, p->n_spatial, at);
     int64_t n = begin_strip(p, i % w->strips, at);
-    begin_sum(sum, w->s->reducer, type, n);
-    for (int64_t turn = 0; turn < turns; turn++) {
+    bool is_done = w->t.at[0] != NULL && sum_terms(p, &w->t, w->s->reducer, at, n, sum);
+    if (!is_done) begin_sum(sum, w->s->reducer, type, n);
+    for (int64_t turn = 0; turn < turns && !is_done; turn++) {
       place(p, turn, p->n_spatial, p->n_axes, at);
-      if (adds && add_product(p, at, n, sum)) continue;
       run_code(p, at, n, R);
       combine(sum, &R[p->c->results[0]], w->s->reducer, type, n);
     }
@@ -827,8 +801,11 @@ static int run_loops(work *w, const stage *s) {
   int64_t width = p->outer >= 0 ? length * p->per_strip : length < STRIP ? length : STRIP;
   int64_t n = count(p, 0, p->n_spatial) * w->strips, turns = count(p, p->n_spatial, p->n_axes);
   if (s->kind == MAP) return ek_parallel_for(map_some, w, n, grain(p, width));
-  return is_across ? ek_parallel_for(reduce_across, w, n, grain(p, turns * length))
-                   : ek_parallel_for(reduce_some, w, n, grain(p, turns * width));
+  if (is_across) return ek_parallel_for(reduce_across, w, n, grain(p, turns * length));
+  if (!find_terms(p, s->reducer, &w->t)) w->t.at[0] = NULL;
+  int status = ek_parallel_for(reduce_some, w, n, grain(p, turns * width));
+  ek_workspace_free(w->t.at[0]);
+  return status;
 }
 
 static int run_plain(const run *r, const stage *s) {

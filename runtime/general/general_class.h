@@ -9,12 +9,25 @@
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 
-#ifdef __AVX512F__
-enum { ROW_TILE = 12, WIDE = 2 };
+/* The elements of 32 bits of a vector register, and how many rows of one, two and three of them are
+** summed up at once, so that all sums stay in registers. */
+#if defined(__AVX512F__)
+enum { LANES = 16, ROWS_1 = 8, ROWS_2 = 8, ROWS_3 = 8 };
+#elif defined(__AVX__)
+enum { LANES = 8, ROWS_1 = 8, ROWS_2 = 6, ROWS_3 = 4 };
+#elif defined(__aarch64__)
+enum { LANES = 4, ROWS_1 = 8, ROWS_2 = 8, ROWS_3 = 8 };
 #else
-enum { ROW_TILE = 6, WIDE = 1 };
+enum { LANES = 4, ROWS_1 = 8, ROWS_2 = 6, ROWS_3 = 4 };
 #endif
-enum { STRIP = 256, VECTOR = 16, BLOCK_TILES = 4, FEW_TASKS = 16 };
+/* Of products of bytes: columns and rows of a tile, and the bytes of a word. */
+#if defined(__AVX2__)
+enum { WORD_COLUMNS = 8 };
+#else
+enum { WORD_COLUMNS = 4 };
+#endif
+enum { WORD_ROWS = 4, WORD_BYTES = 4 };
+enum { STRIP = 256, VECTOR = 16, MOST_ROWS = 8, MOST_VECTORS = 3, BLOCK_ROWS = 24, FEW_TASKS = 16 };
 
 typedef union strip {
   float f[STRIP];
@@ -35,6 +48,7 @@ typedef struct loops {
   int32_t n_axes, n_spatial, lane; /* all axes, those that are not reduced, the lane axis or -1 */
   int32_t outer;                   /* an axis of which a strip takes several, or -1 */
   int64_t per_strip;               /* so many of it, each with all of the lane axis */
+  int64_t length;                  /* of a strip along the lane axis alone, but for the last */
   int64_t extents[MAX_AXES];
   int64_t out_steps[MAX_RESULTS][MAX_AXES], out_offsets[MAX_RESULTS];
   load *loads;                             /* owned: working memory */
@@ -57,6 +71,10 @@ typedef struct loops {
 #define run_code OF_CLASS(run_code)
 #define run_product OF_CLASS(run_product)
 #define registers_of OF_CLASS(registers_of)
+#define word_tiles OF_CLASS(word_tiles)
+#define term_offsets OF_CLASS(term_offsets)
+#define find_terms OF_CLASS(find_terms)
+#define sum_terms OF_CLASS(sum_terms)
 
 /* 0 or -1; p->loads is to be freed by ek_workspace_free either way. */
 int read_loops(loops *p, const run *r, const stage *s, const code *c);
@@ -78,6 +96,38 @@ void run_code(const loops *p, const int64_t *at, int64_t n, strip *R);
 
 int run_product(const run *r, const stage *s);
 
+/* Terms of sums: how far each lies from the first, in each of the loads, and the ends of that. */
+typedef struct terms {
+  int64_t n, n_loads, *at[2]; /* at[0] is owned: working memory */
+  int64_t least[2], most[2];
+} terms;
+
+/* How far so many terms lie from the first, by axes and their steps, of which the last is the
+** innermost. */
+void term_offsets(const int64_t *extents, const int64_t *steps, int32_t n_axes, int64_t n,
+                  int64_t *found);
+
+/* The terms of a reduction of elements, or of a sum of products of two, that lie at the same
+** distances for every result; false for what is not such, or without memory. */
+bool find_terms(const loops *p, int64_t reducer, terms *t);
+
+/* Reduces them for the n results of a strip; false where one of them lies outside of its buffer. */
+bool sum_terms(const loops *p, const terms *t, int64_t reducer, const int64_t *at, int64_t n,
+               strip *sum);
+
+typedef union word {           /* an element of the factors of products and of sums */
+  float f;
+  int32_t i;
+} word;
+
+/* Sums of so many products in registers, for some rows and the columns of a chunk: terms of a row
+** lie at left_at, those of a chunk at right_at. */
+typedef void tile(const void *const *left, const int64_t *left_at, int64_t depth, const void *right,
+                  const int64_t *right_at, word *out);
+
+/* Of words of bytes: of WORD_ROWS, two rows and one; a term is a word. */
+extern tile *const word_tiles[3];
+
 /* The position of a number in a range of axes without those that strips lie along. */
 static inline void place(const loops *p, int64_t number, int32_t first, int32_t end, int64_t *at) {
   for (int32_t a = end - 1; a >= first; a--) {
@@ -96,7 +146,7 @@ static inline int64_t count(const loops *p, int32_t first, int32_t end) {
 /* How many strips there are along the lane axis and the outer one. */
 static inline int64_t strips_of(const loops *p) {
   if (p->outer >= 0) return (p->extents[p->outer] + p->per_strip - 1) / p->per_strip;
-  return p->lane < 0 ? 1 : (p->extents[p->lane] + STRIP - 1) / STRIP;
+  return p->lane < 0 ? 1 : (p->extents[p->lane] + p->length - 1) / p->length;
 }
 
 /* Places one of those, and gives the number of its elements. */
@@ -108,9 +158,9 @@ static inline int64_t begin_strip(const loops *p, int64_t number, int64_t *at) {
     at[p->outer] = first;
     return (left < p->per_strip ? left : p->per_strip) * p->extents[p->lane];
   }
-  int64_t left = p->extents[p->lane] - number * STRIP;
-  at[p->lane] = number * STRIP;
-  return left < STRIP ? left : STRIP;
+  int64_t left = p->extents[p->lane] - number * p->length;
+  at[p->lane] = number * p->length;
+  return left < p->length ? left : p->length;
 }
 
 static inline int64_t out_at(const loops *p, int64_t result, const int64_t *at) {

@@ -1,8 +1,8 @@
 /* The products of general kernels. Compiled once for each class of processors.
 **
-** The left factor of a block of rows is computed into rows of K elements, the right one lies in
-** panels of whole vectors of columns, as the weights do or made so first; a tile of rows and columns
-** is summed up in registers.
+** A row of the left factor is read where it lies, at the same distances from its first element for
+** all rows, or else computed into K elements; the right factor lies in panels of whole vectors of
+** columns, as the weights do or made so first; a tile of rows and columns is summed up in registers.
 */
 #include "general_class.h"
 
@@ -10,67 +10,76 @@
 
 enum { ALONE = 1 << 18 }; /* multiplications that a thread does sooner than two share them */
 
-typedef float floats __attribute__((vector_size(4 * VECTOR), aligned(4)));
-typedef int32_t ints __attribute__((vector_size(4 * VECTOR), aligned(4)));
-typedef union word {           /* an element of the factors and of sums, as the result's are */
-  float f;
-  int32_t i;
-} word;
-
+/* As long as a register: of longer ones GCC keeps sums in memory. */
+typedef float floats __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef struct product {
   loops left, right;
   const stage *s;
   bool is_int;
-  bool is_loaded;                          /* whether a row of the left factor lies in memory */
-  int64_t batches, rows, columns, depth;   /* depth: of the sum */
-  int64_t width, per_panel, chunks;        /* columns of a chunk, chunks of a panel and in all */
+  bool is_bytes;                           /* whether rows are int16 that hold bytes, terms words */
+  bool is_loaded;                          /* whether the left factor is elements of a buffer */
+  int64_t batches, rows, columns, depth;   /* depth: terms of the sum */
+  int64_t length;                          /* elements of a row */
+  int64_t tile, vectors, width;            /* columns of a panel of weights, or 0; a chunk's */
+  int64_t per_panel, chunks;               /* chunks of a panel and in all */
   int64_t blocks, block_rows, splits;
-  const word *panels;
+  const char *panels;
+  int64_t element;                         /* bytes of one of them; steps are in elements */
   int64_t batch_step, panel_step, base;    /* batch_step: of panels that were made */
-  const int64_t *offsets;                  /* of each term in a panel */
+  int64_t *left_at, *right_at, *in_order;  /* of each term: from a row's first element, in a panel, */
+  int64_t least, most;                     /* and 0, 1, 2, ...; the ends of left_at */
 } product;
 
 /* R * W sums stay in registers throughout the depth: each step loads W vectors of a panel, and
-** broadcasts R elements of rows. The pragmas unroll over what are constants, so that the array of
-** sums is registers and not memory. A tile of rows is left with one of four, then single rows. */
+** broadcasts an element of each of R rows. The pragmas unroll over what are constants, so that the
+** array of sums is registers and not memory. */
 #define TILE(name, vector, member, R, W)                                                        \
-  static void name(const word *left, int64_t step, int64_t depth, const word *right,            \
-                   const int64_t *offsets, word *out) {                                         \
+  static void name(const void *const *left, const int64_t *left_at, int64_t depth,              \
+                   const void *right, const int64_t *right_at, word *out) {                     \
     vector sum[R][W];                                                                           \
-    _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                        \
-      _Pragma("GCC unroll 2") for (int j = 0; j < W; j++) sum[i][j] = (vector){0};              \
+    const word *rows[R];                                                                        \
+    _Pragma("GCC unroll 8") for (int i = 0; i < R; i++) {                                       \
+      rows[i] = left[i];                                                                        \
+      _Pragma("GCC unroll 3") for (int j = 0; j < W; j++) sum[i][j] = (vector){0};              \
+    }                                                                                           \
     for (int64_t k = 0; k < depth; k++) {                                                       \
-      const vector *b = (const vector *)(const void *)(right + offsets[k]);                     \
-      _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                      \
-        _Pragma("GCC unroll 2") for (int j = 0; j < W; j++)                                     \
-          sum[i][j] += left[i * step + k].member * b[j];                                       \
+      const vector *b = (const vector *)(const void *)((const word *)right + right_at[k]);      \
+      int64_t at = left_at[k];                                                                  \
+      _Pragma("GCC unroll 8") for (int i = 0; i < R; i++)                                       \
+        _Pragma("GCC unroll 3") for (int j = 0; j < W; j++) sum[i][j] += rows[i][at].member * b[j]; \
     }                                                                                           \
     vector *to = (vector *)(void *)out;                                                         \
-    _Pragma("GCC unroll 12") for (int i = 0; i < R; i++)                                        \
-      _Pragma("GCC unroll 2") for (int j = 0; j < W; j++) to[i * W + j] = sum[i][j];            \
+    _Pragma("GCC unroll 8") for (int i = 0; i < R; i++)                                         \
+      _Pragma("GCC unroll 3") for (int j = 0; j < W; j++) to[i * W + j] = sum[i][j];            \
   }
-#define TILES(vector, member)                                                                   \
-  TILE(all_1_##vector, vector, member, ROW_TILE, 1)                                             \
-  TILE(four_1_##vector, vector, member, 4, 1)                                                   \
-  TILE(one_1_##vector, vector, member, 1, 1)                                                    \
-  TILE(all_2_##vector, vector, member, ROW_TILE, 2)                                             \
-  TILE(four_2_##vector, vector, member, 4, 2)                                                   \
-  TILE(one_2_##vector, vector, member, 1, 2)
-TILES(floats, f)
-TILES(ints, i)
-
-typedef void tile(const word *, int64_t, int64_t, const word *, const int64_t *, word *);
+#define TILES(vector, member, W)                                                                \
+  TILE(all_##W##_##vector, vector, member, ROWS_##W, W)                                         \
+  TILE(two_##W##_##vector, vector, member, 2, W)                                                \
+  TILE(one_##W##_##vector, vector, member, 1, W)
+TILES(floats, f, 1)
+TILES(floats, f, 2)
+TILES(floats, f, 3)
+TILES(ints, i, 1)
+TILES(ints, i, 2)
+TILES(ints, i, 3)
 
 /* By elements, vectors of a chunk, and rows. */
-static tile *const tiles[2][2][3] = {
-    {{all_1_floats, four_1_floats, one_1_floats}, {all_2_floats, four_2_floats, one_2_floats}},
-    {{all_1_ints, four_1_ints, one_1_ints}, {all_2_ints, four_2_ints, one_2_ints}}};
+#define OF_ROWS(vector, W) {all_##W##_##vector, two_##W##_##vector, one_##W##_##vector}
+static tile *const tiles[2][MOST_VECTORS][3] = {
+    {OF_ROWS(floats, 1), OF_ROWS(floats, 2), OF_ROWS(floats, 3)},
+    {OF_ROWS(ints, 1), OF_ROWS(ints, 2), OF_ROWS(ints, 3)}};
 
 /* How many rows are done at once of so many that are left. */
-static int64_t rows_at_once(int64_t left) { return left >= ROW_TILE ? ROW_TILE : left >= 4 ? 4 : 1; }
+static int64_t rows_at_once(const product *m, int64_t left) {
+  static const int64_t all[] = {ROWS_1, ROWS_2, ROWS_3};
+  int64_t most = m->is_bytes ? WORD_ROWS : all[m->vectors - 1];
+  return left >= most ? most : left >= 2 ? 2 : 1;
+}
 
 static tile *tile_of(const product *m, int64_t rows) {
-  return tiles[m->is_int][m->width != VECTOR][rows == 1 ? 2 : rows == 4];
+  int of_rows = rows == 1 ? 2 : rows == 2;
+  return m->is_bytes ? word_tiles[of_rows] : tiles[m->is_int][m->vectors - 1][of_rows];
 }
 
 /* So many elements of a strip as those of a factor. */
@@ -83,23 +92,36 @@ static void take(const product *m, const strip *from, int64_t first, int64_t n, 
 static void place_role(const product *m, int64_t number, int64_t role, int64_t *at) {
   for (int64_t a = m->s->n_axes - 1; a >= 0; a--) {
     if (m->s->roles[a] != role) continue;
-    int64_t extent = m->left.r->sizes[m->s->extents[a]];
-    at[a] = number % extent;
-    number /= extent;
+    at[a] = number % m->left.extents[a];
+    number /= m->left.extents[a];
+  }
+}
+
+/* The position of the next one. */
+static void next_row(const product *m, int64_t *at) {
+  for (int64_t a = m->s->n_axes - 1; a >= 0; a--) {
+    if (m->s->roles[a] != ROWS) continue;
+    if (++at[a] < m->left.extents[a]) return;
+    at[a] = 0;
   }
 }
 
 /* One row of the left factor. */
-static void left_row(const product *m, int64_t *at, strip *R, word *to) {
+static void left_row(const product *m, int64_t *at, strip *R, void *row) {
   const loops *p = &m->left;
   int64_t strips = strips_of(p), turns = count(p, p->n_spatial, p->n_axes);
+  word *words = row;
+  int16_t *bytes = row;
   for (int64_t turn = 0; turn < turns; turn++) {
     place(p, turn, p->n_spatial, p->n_axes, at);
     for (int64_t k = 0; k < strips; k++) {
       int64_t n = begin_strip(p, k, at);
       run_code(p, at, n, R);
-      take(m, &R[p->c->results[0]], 0, n, to);
-      to += n;
+      const strip *from = &R[p->c->results[0]];
+      if (m->is_bytes) EACH bytes[l] = (int16_t)from->i[l];
+      else take(m, from, 0, n, words);
+      words += n;
+      bytes += n;
     }
   }
 }
@@ -117,54 +139,67 @@ static void store_tile(const product *m, const int64_t *row_at, int64_t rows, in
   }
 }
 
-/* The rows of the left factor where they lie in memory, at even distances; NULL where they do not.
-** Rows at even distances are multiplied where they lie, and none is copied; a row may not begin
-** before its buffer, nor end behind it, as one of a padded convolution would. */
-static const word *rows_in_place(const product *m, const int64_t *from, int64_t rows, int64_t *step) {
+/* A block of rows: where each is read and written. */
+typedef struct block {
+  const void *from[BLOCK_ROWS];
+  int64_t to[BLOCK_ROWS];
+  const int64_t *at;           /* of each term of a row */
+} block;
+
+/* The rows of a block where they lie in memory; false where one of them begins before its buffer or
+** ends behind it, as one of a padded convolution would. Places the results either way. */
+static bool find_rows(const product *m, const int64_t *first, int64_t rows, block *b) {
   const loops *p = &m->left;
   const load *l = p->loads;
-  *step = rows > 1 ? from[1] - from[0] : m->depth;
-  if (!m->is_loaded || from[0] < 0 || from[rows - 1] < 0) return NULL;
-  if (from[0] + m->depth > l->elements || from[rows - 1] + m->depth > l->elements) return NULL;
-  for (int64_t i = 1; i < rows; i++) {
-    if (from[i] - from[i - 1] != *step) return NULL;
+  bool is_inside = m->is_loaded;
+  int64_t at[MAX_AXES];
+  memcpy(at, first, sizeof at);
+  for (int64_t i = 0; i < rows; i++, next_row(m, at)) {
+    b->to[i] = out_at(p, 0, at);
+    if (!is_inside) continue;
+    int64_t from = l->offset;
+    for (int64_t a = 0; a < m->s->n_axes; a++) from += l->steps[a] * at[a];
+    is_inside = from + m->least >= 0 && from + m->most < l->elements;
+    if (is_inside) b->from[i] = (const word *)p->r->data[l->buffer] + from;
   }
-  return (const word *)p->r->data[l->buffer] + from[0];
+  b->at = m->left_at;
+  return is_inside;
+}
+
+/* The rows of a block, computed. */
+static void make_rows(const product *m, int64_t *at, int64_t rows, strip *R, char *made, block *b) {
+  int64_t next[MAX_AXES], bytes = m->length * (m->is_bytes ? 2 : 4);
+  for (int64_t i = 0; i < rows; i++) {
+    memcpy(next, at, sizeof next);
+    b->from[i] = made + i * bytes;
+    left_row(m, next, R, made + i * bytes);
+    next_row(m, at);
+  }
+  b->at = m->in_order;
 }
 
 static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_t rows,
-                          int64_t chunk, int64_t end, strip *R, word *made) {
-  int64_t at[MAX_AXES] = {0}, row_at[ROW_TILE * BLOCK_TILES], from[ROW_TILE * BLOCK_TILES], step;
-  word out[(ROW_TILE + 1) * WIDE * VECTOR] __attribute__((aligned(64)));
-  const loops *p = &m->left;
+                          int64_t chunk, int64_t end, strip *R, char *made) {
+  int64_t at[MAX_AXES] = {0};
+  word out[MOST_ROWS * MOST_VECTORS * LANES] __attribute__((aligned(64)));
+  block b;
   place_role(m, batch, BATCH, at);
-  const word *panels = m->panels + m->base + batch * m->batch_step;
-  for (int64_t a = 0; a < m->s->n_axes && m->s->tile != 0; a++) {
-    panels += at[a] * p->r->sizes[m->s->steps[m->s->n_reduced + 1 + a]];
+  int64_t base = m->base + batch * m->batch_step;
+  for (int64_t a = 0; a < m->s->n_axes && m->tile != 0; a++) {
+    base += at[a] * m->left.r->sizes[m->s->steps[m->s->n_reduced + 1 + a]];
   }
-  for (int64_t i = 0; i < rows; i++) {
-    place_role(m, first + i, ROWS, at);
-    at[m->s->column_axis] = 0;
-    row_at[i] = out_at(p, 0, at);
-    from[i] = m->is_loaded ? p->loads[0].offset : 0;
-    for (int64_t a = 0; a < m->s->n_axes && m->is_loaded; a++) from[i] += p->loads[0].steps[a] * at[a];
-  }
-  const word *left = rows_in_place(m, from, rows, &step);
-  for (int64_t i = 0; i < rows && left == NULL; i++) {
-    place_role(m, first + i, ROWS, at);
-    left_row(m, at, R, made + i * m->depth);
-  }
-  if (left == NULL) step = m->depth;
-  if (left == NULL) left = made;
+  place_role(m, first, ROWS, at);
+  if (!find_rows(m, at, rows, &b)) make_rows(m, at, rows, R, made, &b);
   for (; chunk < end; chunk++) {
     int64_t panel = chunk / m->per_panel, inside = chunk % m->per_panel * m->width;
-    const word *right = panels + panel * m->panel_step + inside;
+    int64_t at_column = inside * (m->is_bytes ? WORD_BYTES : 1);
+    const char *right = m->panels + (base + panel * m->panel_step + at_column) * m->element;
     int64_t column = panel * m->per_panel * m->width + inside;
     if (column >= m->columns) continue;
     for (int64_t i = 0; i < rows;) {
-      int64_t some = rows_at_once(rows - i);
-      tile_of(m, some)(left + i * step, step, m->depth, right, m->offsets, out);
-      store_tile(m, row_at + i, some, column, out);
+      int64_t some = rows_at_once(m, rows - i);
+      tile_of(m, some)(b.from + i, b.at, m->depth, right, m->right_at, out);
+      store_tile(m, b.to + i, some, column, out);
       i += some;
     }
   }
@@ -173,7 +208,7 @@ static void block_of_rows(const product *m, int64_t batch, int64_t first, int64_
 static int product_some(void *context, int64_t begin, int64_t end) {
   const product *m = context;
   strip *R = registers_of(&m->left, 1);
-  word *left = R == NULL ? NULL : ek_workspace_alloc(m->block_rows * m->depth * 4 + 64);
+  char *left = R == NULL ? NULL : ek_workspace_alloc(m->block_rows * m->length * 4 + 64);
   int status = left == NULL ? -1 : 0;
   for (int64_t i = begin; i < end && status == 0; i++) {
     int64_t split = i % m->splits, block = i / m->splits % m->blocks, batch = i / m->splits / m->blocks;
@@ -223,55 +258,73 @@ static int64_t extent_of(const product *m, int64_t role) {
   return n;
 }
 
+/* How the right factor lies: as weights do whose panels are whole vectors, or as it is made. */
 static void lay_out(product *m) {
-  const stage *s = m->s;
-  bool is_wide = WIDE == 2 && (s->tile == 0 ? m->columns > VECTOR : s->tile % (2 * VECTOR) == 0);
-  m->width = is_wide ? 2 * VECTOR : VECTOR;
-  m->per_panel = s->tile == 0 ? 1 : s->tile / m->width;
+  int64_t tile = m->s->tile;
+  m->is_bytes = m->s->word == WORD_BYTES && tile % WORD_COLUMNS == 0;
+  m->tile = m->is_bytes || (tile % LANES == 0 && m->s->word == 1) ? tile : 0;
+  m->vectors = m->tile == 0 && m->columns > LANES ? 2 : 1;
+  for (int64_t n = MOST_VECTORS; m->tile != 0 && m->vectors == 1 && n > 1; n--) {
+    if (tile % (n * LANES) == 0) m->vectors = n;
+  }
+  m->width = m->is_bytes ? WORD_COLUMNS : m->vectors * LANES;
+  m->element = m->is_bytes ? 1 : 4;
+  if (m->is_bytes) m->depth /= WORD_BYTES;
+  m->per_panel = m->tile == 0 ? 1 : tile / m->width;
   m->chunks = (m->columns + m->width - 1) / m->width;
-  if (s->tile != 0) m->chunks = (m->columns + s->tile - 1) / s->tile * m->per_panel;
-  m->block_rows = m->rows < ROW_TILE * BLOCK_TILES ? m->rows : ROW_TILE * BLOCK_TILES;
+  if (m->tile != 0) m->chunks = (m->columns + tile - 1) / tile * m->per_panel;
+  m->block_rows = m->rows < BLOCK_ROWS ? m->rows : BLOCK_ROWS;
   m->blocks = (m->rows + m->block_rows - 1) / m->block_rows;
   m->splits = (FEW_TASKS + m->batches * m->blocks - 1) / (m->batches * m->blocks);
+  int64_t most = 1 + m->batches * m->rows * m->length * m->columns / ALONE;
+  if (m->splits > most) m->splits = most; /* each computes its rows anew */
   if (m->splits > m->chunks) m->splits = m->chunks;
 }
 
+/* How far each term of the sum lies from the first, by the steps of the reduced axes, of which the
+** last one counts words of bytes. */
+static void find_distances(const product *m, const int64_t *steps, int64_t *found) {
+  int64_t extents[MAX_AXES];
+  int32_t n = (int32_t)m->s->n_reduced;
+  for (int32_t a = 0; a < n; a++) extents[a] = m->left.r->sizes[m->s->extents[m->s->n_axes + a]];
+  if (m->is_bytes) extents[n - 1] /= WORD_BYTES;
+  term_offsets(extents, steps, n, m->depth, found);
+}
+
+/* Where the left factor is elements of float32 or int32, each of one load: the terms of a row. */
+static void find_left(product *m) {
+  const loops *p = &m->left;
+  const int64_t *row = p->c->instructions;
+  const load *l = p->loads;
+  for (int64_t k = 0; k < m->depth; k++) m->in_order[k] = m->is_bytes ? k * WORD_BYTES : k;
+  m->is_loaded = !m->is_bytes && p->c->n_instructions == 1 && row[0] == O_LOAD && row[4] < 0 &&
+                 l->type == (m->is_int ? E_I32 : E_F32);
+  if (!m->is_loaded) return;
+  find_distances(m, l->steps + m->s->n_axes, m->left_at);
+  for (int64_t k = 0; k < m->depth; k++) {
+    if (m->left_at[k] < m->least) m->least = m->left_at[k];
+    if (m->left_at[k] > m->most) m->most = m->left_at[k];
+  }
+}
+
 /* Where the terms of the sum lie in the weights, or in panels that are made now. */
-static int find_right(product *m, int64_t *offsets, word *panels) {
+static int find_right(product *m, word *panels) {
   const stage *s = m->s;
   const run *r = m->left.r;
-  m->offsets = offsets;
-  if (s->tile != 0) {
+  if (m->tile != 0) {
+    int64_t steps[MAX_AXES];
+    for (int64_t a = 0; a < s->n_reduced; a++) steps[a] = r->sizes[s->steps[a]];
     m->panels = r->data[s->buffer];
     m->panel_step = r->sizes[s->panel_step];
     m->base = r->sizes[s->steps[s->n_reduced]];
-    int64_t at[MAX_AXES] = {0};
-    for (int64_t k = 0; k < m->depth; k++) {
-      int64_t left = k, offset = 0;
-      for (int64_t a = s->n_reduced - 1; a >= 0; a--) {
-        int64_t extent = r->sizes[s->extents[s->n_axes + a]];
-        at[a] = left % extent;
-        left /= extent;
-        offset += at[a] * r->sizes[s->steps[a]];
-      }
-      offsets[k] = offset;
-    }
+    find_distances(m, steps, m->right_at);
     return 0;
   }
-  m->panels = panels;
+  m->panels = (const char *)panels;
   m->panel_step = m->depth * m->width;
   m->batch_step = m->chunks * m->panel_step;
-  for (int64_t k = 0; k < m->depth; k++) offsets[k] = k * m->width;
+  for (int64_t k = 0; k < m->depth; k++) m->right_at[k] = k * m->width;
   return ek_parallel_for(panels_some, m, m->batches * m->depth, 1 + 65536 / (m->columns + 1));
-}
-
-/* Whether a code is the load of one element of float32 or int32, and its reduced axes are one row. */
-static bool lies_in_rows(const loops *p) {
-  const int64_t *row = p->c->instructions;
-  const load *l = p->loads;
-  return p->c->n_instructions == 1 && row[0] == O_LOAD && row[4] < 0 && p->outer < 0 &&
-         count(p, p->n_spatial, p->n_axes) == 1 && l->steps[p->lane] == 1 &&
-         (l->type == E_F32 || l->type == E_I32);
 }
 
 /* Multiplies what both factors are read of. */
@@ -279,8 +332,9 @@ static int multiply(product *m) {
   const stage *s = m->s;
   const run *r = m->left.r;
   m->is_int = r->types[s->results[0]] != E_F32;
-  m->depth = 1;
-  for (int64_t a = 0; a < s->n_reduced; a++) m->depth *= r->sizes[s->extents[s->n_axes + a]];
+  m->length = 1;
+  for (int64_t a = 0; a < s->n_reduced; a++) m->length *= r->sizes[s->extents[s->n_axes + a]];
+  m->depth = m->length;
   m->batches = extent_of(m, BATCH);
   m->rows = extent_of(m, ROWS);
   m->columns = r->sizes[s->extents[s->column_axis]];
@@ -290,21 +344,26 @@ static int multiply(product *m) {
   while (m->left.lane > m->left.n_spatial && m->left.extents[m->left.lane] == 1) m->left.lane--;
   m->right.lane = (int32_t)s->column_axis;
   choose_outer(&m->left, m->left.n_spatial);
-  m->is_loaded = lies_in_rows(&m->left);
   find_same(&m->left);
   find_same(&m->right);
   lay_out(m);
-  int64_t made = s->tile == 0 ? m->batches * m->chunks * m->width * m->depth : 0;
-  int64_t *offsets = ek_workspace_alloc(m->depth * 8 + 8);
-  word *panels = offsets == NULL ? NULL : ek_workspace_alloc(made * 4 + 64);
-  int status = panels == NULL ? -1 : find_right(m, offsets, panels);
+  int64_t made = m->tile == 0 ? m->batches * m->chunks * m->width * m->depth : 0;
+  m->left_at = ek_workspace_alloc(m->depth * 3 * 8 + 8);
+  word *panels = m->left_at == NULL ? NULL : ek_workspace_alloc(made * 4 + 64);
+  int status = panels == NULL ? -1 : 0;
   if (status == 0) {
-    int64_t each = m->block_rows * m->depth * (1 + m->columns / m->splits);
+    m->right_at = m->left_at + m->depth;
+    m->in_order = m->right_at + m->depth;
+    find_left(m);
+    status = find_right(m, panels);
+  }
+  if (status == 0) {
+    int64_t each = m->block_rows * m->length * (1 + m->columns / m->splits);
     int64_t grain = 1 + ALONE / (each + 1);
     status = ek_parallel_for(product_some, m, m->batches * m->blocks * m->splits, grain);
   }
   ek_workspace_free(panels);
-  ek_workspace_free(offsets);
+  ek_workspace_free(m->left_at);
   return status;
 }
 

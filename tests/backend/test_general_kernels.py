@@ -21,7 +21,9 @@ from ekiden.runtime.errors import IndexRangeError, InputError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.transform import lower
+from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.nn.winograd import transform_weight
+from ekiden.topi.rule.words import narrowed_words
 
 pytestmark = pytest.mark.quick
 TARGET = Target("llvm")
@@ -182,6 +184,52 @@ def test_products_of_integers(rows: int, dtypes: tuple[str, str]) -> None:
     check(relay.nn.dense(left, right, out_dtype="int32"), a, b)
 
 
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("tile", [4, 8, 16])
+def test_weights_in_words_of_bytes(rows: int, tile: int) -> None:
+    """With and without words that panels list, which large weights need."""
+    for most in (20, 127):
+        w = RNG.integers(-most, most + 1, (40, 44)).astype("int8")
+        packed, places = narrowed_words(pack_weight(w, "dense_u8s8", tile))
+        assert places.shape[1] == 0 or most == 127
+        x = data(2, rows, 44, dtype="uint8")
+        given = v("x", *x.shape, dtype="uint8"), v("w", *packed.shape, dtype="int8")
+        listed = v("p", *places.shape, dtype="int32")
+        body = relay.op.nn.contrib_dense_pack(*given, 40, tile, "int32", listed)
+        check(body, x, packed, places)
+
+
+@pytest.mark.parametrize("layout", ["OHWI8o4i", "OHWI8o", "GOHWI8o", "HWIO"])
+def test_packed_convolutions(layout: str) -> None:
+    """Of bytes, of one result, in groups: as their weights lie."""
+    is_bytes, groups = layout.endswith("i"), 4 if layout in ("GOHWI8o", "HWIO") else 1
+    channels = {"OHWI8o4i": 20, "OHWI8o": 1}.get(layout, 40)
+    x = data(1, 9, 7, 16, dtype="uint8" if is_bytes else "float32")
+    w = data(channels, 16 // groups, 3, 3, dtype="int8" if is_bytes else "float32")
+    kinds = {"OHWI8o4i": "conv2d_u8s8", "OHWI8o": "conv2d", "GOHWI8o": "group_conv2d"}
+    packed = (
+        pack_weight(w, kinds[layout], 8, groups)
+        if layout in kinds
+        else np.ascontiguousarray(w.transpose(2, 3, 1, 0))
+    )
+    conv = relay.nn.conv2d(
+        v("x", *x.shape, dtype=str(x.dtype)), v("w", *packed.shape, dtype=str(w.dtype)),
+        padding=(1, 1), channels=channels, kernel_size=(3, 3), data_layout="NHWC", groups=groups,
+        kernel_layout=layout, out_dtype="int32" if is_bytes else "",
+    )  # fmt: skip
+    check(conv, x, packed)
+
+
+def test_joins_and_borders_of_parts() -> None:
+    """Of what is padded and computed before and after, in axes of any order."""
+    a, b = v("a", 2, 5, 4), v("b", 2, 3, 4)
+    joined = relay.concatenate([relay.nn.pad(a, ((0, 0), (1, 2), (0, 3)), 2.5), relay.nn.pad(
+        relay.exp(b), ((0, 0), (0, 0), (2, 1)))], axis=1)  # fmt: skip
+    check(relay.maximum(joined, -joined) + joined, data(2, 5, 4), data(2, 3, 4))
+    stacked = relay.concatenate([joined, joined * relay.const(2.0)], axis=2)
+    check(relay.transpose(stacked, (2, 0, 1)), data(2, 5, 4), data(2, 3, 4))
+
+
 def test_a_join_of_many() -> None:
     arrays = [data(2, n % 3 + 1) for n in range(150)]
     given = [v(f"x{n}", *a.shape) for n, a in enumerate(arrays)]
@@ -197,6 +245,19 @@ def test_convolutions(groups: int, strides: tuple[int, int]) -> None:
         channels=32, kernel_size=(3, 3), dilation=(1, 2),
     )  # fmt: skip
     check(relay.nn.relu(conv), x, w)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 2, 0, 1)])
+def test_pooling(layout: str, padding: tuple[int, ...]) -> None:
+    x = data(2, 40, 9, 11)
+    x = np.ascontiguousarray(x if layout == "NCHW" else x.transpose(0, 2, 3, 1))
+    x.flat[::97] = np.nan
+    given = {"pool_size": (3, 4), "strides": (2, 1), "padding": padding, "layout": layout,
+             "ceil_mode": True}  # fmt: skip
+    check(relay.nn.max_pool2d(v("x", *x.shape), **given), x)
+    check(relay.nn.avg_pool2d(v("x", *x.shape), **given), x)
+    check(relay.nn.max_pool2d(v("x", *x.shape), dilation=(2, 1), **given), x)
 
 
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 1), (4, 5)])
@@ -236,7 +297,7 @@ def test_quotients_of_any_sign() -> None:
 
 
 @pytest.mark.parametrize("size", [(12, 12), (9, 14)])
-@pytest.mark.parametrize("tile", [16, 32])
+@pytest.mark.parametrize("tile", [8, 16, 24, 32])
 def test_packed_and_winograd_weights(size: tuple[int, int], tile: int) -> None:
     x, w = data(1, *size, 16), data(40, 16, 3, 3)
     count = -(-40 // tile)
@@ -299,19 +360,23 @@ def test_recurrent_weights_in_panels(gates: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "gates", "hidden"), [("lstm", 4, 20), ("gru", 3, 32)])
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_recurrent_weights_of_bytes(kind: str, gates: int, hidden: int, is_packed: bool) -> None:
+@pytest.mark.parametrize("packing", ["", "packed", "listed"])
+def test_recurrent_weights_of_bytes(kind: str, gates: int, hidden: int, packing: str) -> None:
     rows = gates * hidden
     w = data(rows, hidden, dtype="int8")
     arrays = {"x": data(5, 2, rows), "w": w, "scale": abs(data(rows)) / 500,
               "sums": w.sum(1, dtype="int32")}  # fmt: skip
-    if is_packed:
+    extras = ["scale", "sums"]
+    if packing:
         packed = fused(relay.op.nn.contrib_pack_recurrent(v("w", *w.shape, dtype="int8"), gates, 8))
         plain = IRModule.from_expr(Function(packed.params, packed.body))
         arrays["w"] = np.asarray(Interpreter(plain).evaluate("main", w))
+    if packing == "listed":
+        arrays["w"], arrays["places"] = narrowed_words(arrays["w"])
+        extras.append("places")
     given = {name: v(name, *a.shape, dtype=str(a.dtype)) for name, a in arrays.items()}
-    extras = {"scale": given["scale"], "sums": given["sums"]}
-    body = relay.op.nn.recurrent(given["x"], given["w"], kind, extras)
+    more = {name: given[name] for name in extras}
+    body = relay.op.nn.recurrent(given["x"], given["w"], kind, more)
     check(body, *arrays.values(), tolerance=1e-2)  # a level more or less of a state
 
 

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ekiden import te
 from ekiden.backend.kernels.general_code import CodeBuilder, NoGeneralFormError, Sizes, element_of
+from ekiden.backend.kernels.general_parts import boxes_of
 from ekiden.backend.kernels.general_stages import staged
 from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DENORMALS, PassContext
-from ekiden.ir.prim import FloorDiv, FloorMod, IntImm, Mul, PrimExpr, Var
+from ekiden.ir.prim import Cast, FloorDiv, FloorMod, IntImm, Mul, PrimExpr, Var, is_const
 from ekiden.ir.prim_visitor import free_vars, rewrite
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
@@ -31,8 +32,9 @@ from ekiden.runtime.paths import general_kernels_path
 from ekiden.target import Target
 from ekiden.te.prim_func import whole_operations
 from ekiden.te.range_check import RangeCheck, checks_of
-from ekiden.te.reducer import REDUCERS, Reduce
+from ekiden.te.reducer import REDUCERS, Reduce, ReduceAxis
 from ekiden.tir.stmt import IterVar
+from ekiden.topi.nn.weights import WORD
 
 if TYPE_CHECKING:
     from ekiden.backend.kernels import general_regions
@@ -40,13 +42,17 @@ if TYPE_CHECKING:
 else:
     general_regions = Late("ekiden.backend.kernels.general_regions")
 
-MAGIC, VERSION = 0x454B4746, 2
+MAGIC, VERSION = 0x454B4746, 3
 MAP, REDUCE, PRODUCT, REPEAT, CHECK = range(5)
 BATCH, ROWS, COLUMNS = range(3)
-LANES = 16
-"""Columns of a vector of the library: panels of weights hold a multiple."""
+LANES = 4
+"""Columns of the library's shortest vectors: panels of weights that hold a multiple are read where
+they lie, by classes of processors of which it is one."""
 FACTORS = ("float32", "int32")
 """What products of matrices are of."""
+BYTES = ("int8", "uint8")
+PANELS = {1: FACTORS, WORD: ("int8",)}
+"""Elements of a word in panels of weights -> of which dtypes they are."""
 SHORT = 8
 """Terms of a sum from which a product of matrices pays."""
 
@@ -67,7 +73,8 @@ def general_form(function: Function, target: Target) -> bytes | str:
     """The general form of a primitive function (canonical form), or why it has none."""
     try:
         _refuse_options(function, target)
-        inputs, outputs = te_graph(function, target)
+        with te.without_statements():
+            inputs, outputs = te_graph(function, target)
         checks = list(dict.fromkeys(
             check for tensor in te.post_order_tensors(outputs) for check in checks_of(tensor.op)
         ))  # fmt: skip
@@ -145,7 +152,7 @@ class Form:
         for tensor in group:
             self._hold(tensor)
         if isinstance(op, te.ComputeOp):
-            self.stages.append(self._stage(group, [self._whole(tensor) for tensor in group]))
+            self.stages += self._stages(group, [self._whole(tensor) for tensor in group])
             return
         if not isinstance(op, te.ExternOp):
             raise NoGeneralFormError(f"{op.name} is made of statements")
@@ -176,9 +183,8 @@ class Form:
         self.sizes.bind(region.turn)
         symbol = len(self.symbols) // 2
         self.symbols += [-1, 0]
-        self.stages.append([REPEAT, turns, symbol, len(region.steps)])
-        for step in region.steps:
-            self.stages.append(self._stage(step.made, self._places(step)))
+        steps = [s for step in region.steps for s in self._stages(step.made, self._places(step))]
+        self.stages += [[REPEAT, turns, symbol, len(steps)], *steps]
 
     def _places(self, step: Step) -> list[list[int]]:
         for tensor in step.made:
@@ -212,6 +218,28 @@ class Form:
         ]  # fmt: skip
         return np.array(words, np.int64).tobytes()
 
+    def _stages(
+        self, group: Sequence[te.Tensor], places: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """An operation: a stage, or one for each box of what is chosen by conditions on axes."""
+        op = group[0].op
+        assert isinstance(op, te.ComputeOp)
+        if len(group) > 1 or op.reduce_axis:
+            return [self._stage(group, places)]
+        ((buffer, *strides, offset),) = places
+        axes = [a.var for a in op.axis]
+        boxes = boxes_of(op.body[group[0].value_index], axes, [a.extent for a in op.axis])
+        stages = []
+        for box in boxes:
+            code = CodeBuilder(axes, self.sizes, self.buffers)
+            at = offset
+            for begin, stride in zip(box.begins, strides, strict=True):
+                at = self.sizes.add(at, self.sizes.mul(self.sizes.of(begin), stride))
+            extents = [self.sizes.of(e) for e in box.extents]
+            body = code.words([box.value])
+            stages.append([MAP, len(axes), 0, *extents, 0, 1, buffer, *strides, at, *body])
+        return stages
+
     def _stage(self, group: Sequence[te.Tensor], places: Sequence[Sequence[int]]) -> list[int]:
         op = group[0].op
         assert isinstance(op, te.ComputeOp)
@@ -238,45 +266,38 @@ class Form:
 
     # Products ------------------------------------------------------------------------------------
 
-    def _factors(self, op: te.ComputeOp, sum_of: Reduce) -> tuple[int, PrimExpr, PrimExpr] | None:
-        """The axis of columns, what does not depend on it and what does; None for what is no sum of
-        products of float32 or int32, or of few terms."""
+    def _factors(self, op: te.ComputeOp, sum_of: Reduce) -> _Factors | None:
+        """The factors of a product of matrices; None for what is no sum of products of float32 or
+        int32, or of few terms or one column that no weights in panels make worth it."""
         if sum_of.kind != "sum" or sum_of.dtype not in FACTORS or not op.axis:
             return None
         depth = 1
         for axis in sum_of.axis:
             depth *= axis.extent.value if isinstance(axis.extent, IntImm) else SHORT
+        factors = [(each, set(free_vars(each))) for each in _product_of(sum_of.source)]
+        split = (_split(factors, n, op.axis, sum_of.axis) for n in reversed(range(len(op.axis))))
+        found = [each for each in split if each is not None]
+        for each in found:
+            if each.panels is not None:
+                return each
+        if depth < SHORT:
+            return None
         wide = [n for n, a in enumerate(op.axis) if not _is_one(a.extent)]
-        if depth < SHORT or not wide:
-            return None
-        column = wide[-1]
-        parts: tuple[list[PrimExpr], list[PrimExpr]] = ([], [])
-        for factor in _product_of(sum_of.source):
-            parts[op.axis[column].var in free_vars(factor)].append(factor)
-        left, right = (functools.reduce(lambda a, b: a * b, p) if p else None for p in parts)
-        if left is None or right is None:
-            return None
-        reduced = set(sum_of.axis)
-        if not (reduced & set(free_vars(left)) and reduced & set(free_vars(right))):
-            return None
-        return column, left, right
+        return next((each for each in found if [each.column] == wide[-1:]), None)
 
     def _product(
-        self,
-        axes: Sequence[Var],
-        domain: Sequence[IterVar],
-        factors: tuple[int, PrimExpr, PrimExpr],
+        self, axes: Sequence[Var], domain: Sequence[IterVar], factors: _Factors
     ) -> list[int] | None:
         """The words of a product; None where each right factor would be made for one row."""
-        column, left, right = factors
-        spatial = [a.var for a in domain]
+        column, left, right, panels = factors
         used = set(free_vars(right))
         roles = [
-            COLUMNS if n == column else BATCH if v in used else ROWS for n, v in enumerate(spatial)
+            COLUMNS if n == column else BATCH if a.var in used else ROWS
+            for n, a in enumerate(domain)
         ]
         first = CodeBuilder(axes, self.sizes, self.buffers).words([left])
         second = CodeBuilder(axes, self.sizes, self.buffers).words([right])
-        weights = self._panels(axes, spatial, column, right)
+        weights = self._panels(axes, len(domain), column, panels)
         # of the first axis, the batch, most calls have one
         shared = (
             r == ROWS and n > 0 and not _is_one(domain[n].extent) for n, r in enumerate(roles)
@@ -286,41 +307,113 @@ class Form:
         return [*first, *second, *roles, column, *weights]
 
     def _panels(
-        self, axes: Sequence[Var], spatial: Sequence[Var], column: int, right: PrimExpr
+        self, axes: Sequence[Var], n_spatial: int, column: int, lies: _Panels | None
     ) -> list[int]:
         """How weights lie that are packed in panels of columns; all 0 where they do not."""
-        none = [0] * (3 + len(axes) + 1)
-        if not isinstance(right, te.ProducerLoad) or not right.indices:
+        none = [0] * (4 + len(axes) + 1)
+        if lies is None or lies.weight.producer not in self.buffers:
             return none
-        *_, last = right.indices
-        shape = right.producer.whole_shape
-        tile = shape[-1]
-        is_packed = (
-            isinstance(last, FloorMod)
-            and last.a is spatial[column]
-            and isinstance(tile, IntImm)
-            and isinstance(last.b, IntImm)
-            and last.b.value == tile.value
-            and tile.value % LANES == 0
-            and right.dtype in FACTORS
-        )
-        if not is_packed or right.producer not in self.buffers:
+        code = CodeBuilder([*axes, lies.panel, lies.step], self.sizes, self.buffers)
+        steps, offset, rest = code.address(lies.indices, lies.weight.producer.whole_shape)
+        *along, of_panel, of_step = steps
+        zero = self.sizes.number(0)
+        if rest or along[column] != zero or (lies.word > 1 and along[-1] != zero):
             return none
-        assert isinstance(tile, IntImm)
-        panel = Var("panel")
+        if lies.word > 1:
+            along[-1] = of_step
+        return [lies.tile, self.buffers[lies.weight.producer], of_panel, lies.word,
+                *along[n_spatial:], offset, *along[:n_spatial]]  # fmt: skip
+
+
+class _Panels(NamedTuple):
+    """Weights in panels of columns: the load of one, and the indices of a panel's first column at
+    the first element of a word."""
+
+    weight: te.ProducerLoad
+    indices: Sequence[PrimExpr]
+    tile: int
+    word: int
+    """Neighbours on the last reduced axis that lie side by side."""
+    panel: Var
+    """The number of a panel, in the indices."""
+    step: Var
+    """The number of a word, in the indices."""
+
+    @staticmethod
+    def of(last: ReduceAxis, column: IterVar, left: PrimExpr, right: PrimExpr) -> _Panels | None:
+        """What a right factor reads; None of one that is not such a weight. `last` is the last
+        reduced axis."""
+        word = 1
+        if _is_byte(left) and isinstance(right, Cast) and right.value.dtype == "int8":
+            right, word = right.value, WORD
+            if not isinstance(last.extent, IntImm) or last.extent.value % word:
+                return None  # words of which a part is beyond the sum
+        if not isinstance(right, te.ProducerLoad) or len(right.indices) < word // WORD + 1:
+            return None
+        indices, shape = list(right.indices), list(right.producer.whole_shape)
+        if word > 1:
+            part, shape = indices.pop(), shape[:-1]
+            if not _is_rest(part, last, word):
+                return None
+        tile, place = shape[-1], indices.pop()
+        if not isinstance(tile, IntImm) or tile.value % LANES or right.dtype not in PANELS[word]:
+            return None
+        is_one = place is column.var and is_const(column.extent, tile.value)
+        if not is_one and not _is_rest(place, column.var, tile.value):
+            return None
+        panel, step = Var("panel"), Var("step")
 
         def change(e: PrimExpr) -> PrimExpr:
-            by_tile = isinstance(e, FloorDiv) and e.a is spatial[column]
-            return panel if by_tile and isinstance(e.b, IntImm) and e.b.value == tile.value else e  # type: ignore[attr-defined]
+            """A panel's number and a word's are variables of their own."""
+            if _is_quotient(e, column.var, tile.value):
+                return panel
+            return step if word > 1 and _is_quotient(e, last, word) else e
 
-        indices = [*(rewrite(i, change) for i in right.indices[:-1]), IntImm(0)]
-        code = CodeBuilder([*axes, panel], self.sizes, self.buffers)
-        steps, offset, rest = code.address(indices, shape)
-        if rest or steps[column] != self.sizes.number(0):
-            return none
-        reduced = steps[len(spatial) : len(axes)]
-        return [tile.value, self.buffers[right.producer], steps[-1], *reduced, offset,
-                *steps[: len(spatial)]]  # fmt: skip
+        indices = [rewrite(i, change) for i in indices]
+        zeros = [IntImm(0)] * (1 + word // WORD)
+        return _Panels(right, [*indices, *zeros], tile.value, word, panel, step)
+
+
+class _Factors(NamedTuple):
+    """The axis of columns, what does not depend on it and what does, and how that lies."""
+
+    column: int
+    left: PrimExpr
+    right: PrimExpr
+    panels: _Panels | None
+
+
+def _split(
+    factors: Sequence[tuple[PrimExpr, set[Var]]],
+    column: int,
+    domain: Sequence[IterVar],
+    reduced: Sequence[ReduceAxis],
+) -> _Factors | None:
+    """Factors by whether they depend on an axis; None where a part has none, or is no sum."""
+    axis = domain[column]
+    parts: tuple[list[PrimExpr], list[PrimExpr]] = ([], [])
+    used: tuple[set[Var], set[Var]] = (set(), set())
+    for factor, variables in factors:
+        side = axis.var in variables
+        parts[side].append(factor)
+        used[side].update(variables)
+    if not all(parts) or any(each.isdisjoint(reduced) for each in used):
+        return None
+    left, right = (functools.reduce(lambda a, b: a * b, part) for part in parts)
+    return _Factors(column, left, right, _Panels.of(reduced[-1], axis, left, right))
+
+
+def _is_rest(e: PrimExpr, of: Var, by: int) -> bool:
+    return isinstance(e, FloorMod) and e.a is of and is_const(e.b, by)
+
+
+def _is_quotient(e: PrimExpr, of: Var, by: int) -> bool:
+    return isinstance(e, FloorDiv) and e.a is of and is_const(e.b, by)
+
+
+def _is_byte(e: PrimExpr) -> bool:
+    """Whether a factor is a byte, made an integer."""
+    return isinstance(e, Cast) and e.dtype == "int32" and e.value.dtype in BYTES
 
 
 def _first_of_each(tensors: Sequence[te.Tensor]) -> list[te.Tensor]:

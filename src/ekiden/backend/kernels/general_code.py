@@ -88,7 +88,7 @@ CONSTANTS = ("const", "size")
 SAME = {"nearbyint": "round"}
 GROWS = frozenset(("add", "sub", "mul", "div", "abs"))
 """What may leave the range of a narrow integer."""
-MOST = {"axes": 16, "loads": 1024, "results": 8, "instructions": 4096, "registers": 512}
+MOST = {"axes": 16, "loads": 1024, "results": 16, "instructions": 4096, "registers": 512}
 MOST_SYMBOLS = 64
 
 
@@ -232,7 +232,8 @@ class CodeBuilder:
         self._made: dict[int, int] = {}
         self._addresses: dict[int, Address] = {}
         self._depths: dict[int, int] = {}
-        self._constants: dict[tuple[int, int, int], int] = {}
+        self._known: dict[tuple[int, ...], int] = {}
+        """Instructions, and loads behind a -1: equal ones are one."""
         self._alive: list[PrimExpr] = []
 
     def words(self, results: Sequence[PrimExpr]) -> list[int]:
@@ -293,7 +294,7 @@ class CodeBuilder:
         steps = [self.sizes.number(0)] * len(self.axes)
         offset = self.sizes.number(0)
         more: list[tuple[PrimExpr, int]] = []
-        stack = list(zip(indices, self.sizes.strides(shape), strict=True))
+        stack = self._joined(list(zip(indices, self.sizes.strides(shape), strict=True)))
         while stack:
             expr, scale = stack.pop()
             match expr:
@@ -314,15 +315,34 @@ class CodeBuilder:
                     more.append((expr, scale))
         return steps, offset, more
 
+    def _joined(self, terms: list[tuple[PrimExpr, int]]) -> list[tuple[PrimExpr, int]]:
+        """Terms of an address, with a quotient and its rest that lie as the whole number does in
+        the place of both: x // 8 * 8 + x % 8 is x."""
+        found: list[tuple[PrimExpr, int]] = []
+        for expr, scale in terms:
+            if isinstance(expr, FloorMod) and found and self._are_one(*found[-1], expr, scale):
+                found[-1] = (expr.a, scale)
+            else:
+                found.append((expr, scale))
+        return found
+
+    def _are_one(self, outer: PrimExpr, wide: int, rest: FloorMod, scale: int) -> bool:
+        """Whether a quotient, times one size, and a rest, times another, are a number times that of
+        the rest."""
+        if not isinstance(outer, FloorDiv) or outer.a is not rest.a:
+            return False
+        if outer.b is not rest.b and not (isinstance(rest.b, IntImm) and rest.b == outer.b):
+            return False
+        is_size = self.sizes.has(rest.b)
+        return is_size and self.sizes.mul(scale, self.sizes.of(rest.b)) == wide
+
     # Instructions --------------------------------------------------------------------------------
 
     def _put(self, op: str, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-        if op in CONSTANTS and (OP[op], kind, a) in self._constants:
-            return self._constants[OP[op], kind, a]
-        self.rows.append([OP[op], kind, len(self.rows), a, b, c])
-        if op in CONSTANTS:
-            self._constants[OP[op], kind, a] = len(self.rows) - 1
-        return len(self.rows) - 1
+        made = self._known.setdefault((OP[op], kind, a, b, c), len(self.rows))
+        if made == len(self.rows):
+            self.rows.append([OP[op], kind, made, a, b, c])
+        return made
 
     def _emit(self, expr: PrimExpr) -> int:
         match expr:
@@ -356,8 +376,10 @@ class CodeBuilder:
             raise NoGeneralFormError(f"{expr.producer.name} is read before it is there")
         steps, offset, more = self._addresses[id(expr)]
         buffer = self.buffers[expr.producer]
-        self.loads.append([buffer, 1, *steps, offset])
-        number, by = len(self.loads) - 1, -1
+        load = [buffer, 1, *steps, offset]
+        number, by = self._known.setdefault((-1, *load), len(self.loads)), -1
+        if number == len(self.loads):
+            self.loads.append(load)
         for each, scale in more:
             term = self._put("mul", INT, self._made[id(each)], self._put("size", INT, scale))
             by = term if by < 0 else self._put("add", INT, by, term)
@@ -421,7 +443,7 @@ class CodeBuilder:
                 last[row[place]] = max(last.get(row[place], 0), at)
         free: list[int] = []
         home: dict[int, int] = {}
-        constant = set(self._constants.values())
+        constant = {at for at, row in enumerate(self.rows) if OPS[row[0]] in CONSTANTS}
         count = 0
         for at, row in enumerate(self.rows):
             if free and at not in constant:

@@ -148,8 +148,6 @@ class _Layer:
         self.c = _memory((self.batch, const(self.hidden)), "c_state")
         self.reset = _memory((self.batch, const(self.hidden)), "reset_state")
         self.update = _memory((self.batch, const(self.hidden)), "update")
-        if "places" in self.extras:
-            raise NoGeneralFormError("a recurrent weight in which rows are listed")
         self.dtype = "int32" if self.is_bytes else "float32"
         self.is_packed = len(self.given.whole_shape) > 2
         self.columns, self.lanes, self.width = rows.value, self.hidden, PANEL
@@ -159,12 +157,20 @@ class _Layer:
             self.columns, self.width = panels.value * width.value, width.value
             self.lanes = self.width // cell.gates
         self.weight = self.given
-        if self.is_bytes or not self.is_packed:
+        if not self.is_packed:
             panels = const(-(-self.columns // self.width))
             shape = (panels, const(self.hidden), const(self.width))
             self.weight = _memory(shape, "panels", self.dtype)
         self.products = _memory((self.batch, const(self.columns)), "products", self.dtype)
-        self.bytes = _memory((self.batch, const(self.hidden)), "bytes", "int32")
+        self.bytes = _memory((self.batch, const(self.hidden)), "bytes", "uint8")
+        self.places = self.extras.get("places")
+        if self.places is None or is_const(self.places.whole_shape[1], 0):
+            self.places = None
+        else:
+            panels, listed = self.places.whole_shape
+            steps = simplify(listed * WORD)
+            self.listed = _memory((self.batch, panels, steps), "listed", "uint8")
+            self.more = _memory((self.batch, panels, const(self.width)), "more", "int32")
         self.low, self.high = _memory((), "low"), _memory((), "high")
         self.states = {"h": self.h} | ({"c": self.c} if cell.kind == "lstm" else {})
 
@@ -198,11 +204,8 @@ class _Layer:
             """Element i of panel p at step k; rows behind the last column are zeros, so that a
             product may take whole panels.
             """
-            if self.is_packed:
-                value: PrimExpr = self.given[p, k // WORD, i, k % WORD]
-            else:
-                row = p * self.width + i
-                value = if_then_else(row < self.columns, self.given[row, k], zero)
+            row = p * self.width + i
+            value = if_then_else(row < self.columns, self.given[row, k], zero)
             return cast(value, self.dtype)
 
         return [_step(self.weight.whole_shape, body, _into(self.weight), name="panels")]
@@ -214,10 +217,35 @@ class _Layer:
         left = self.bytes if self.is_bytes else state
 
         def body(b: Var, column: Var) -> PrimExpr:
-            return te.sum(left[b, k] * self.weight[column // width, k, column % width], k)
+            factor = self.factor(column // width, k, column % width)
+            return te.sum(cast(left[b, k], self.dtype) * factor, k)
 
         shape = self.products.whole_shape
-        return [*steps, _step(shape, body, _into(self.products), name="products")]
+        steps.append(_step(shape, body, _into(self.products), name="products"))
+        return steps if self.places is None else [*steps, *self.multiply_listed(self.places)]
+
+    def factor(self, panel: PrimExpr, k: PrimExpr, column: PrimExpr) -> PrimExpr:
+        """An element of a panel of the weight."""
+        if self.is_bytes and self.is_packed:
+            return cast(self.weight[panel, k // WORD, column, k % WORD], self.dtype)
+        return self.weight[panel, k, column]
+
+    def multiply_listed(self, places: te.Tensor) -> list[Step]:
+        """The products of the words that panels list, behind the others (topi.rule.words)."""
+        shape = self.listed.whole_shape
+        j = te.reduce_axis((0, shape[2]), "j")
+
+        def word(b: Var, p: Var, at: Var) -> PrimExpr:
+            return self.bytes[b, cast(places[p, at // WORD], "int64") * WORD + at % WORD]
+
+        def body(b: Var, p: Var, column: Var) -> PrimExpr:
+            factor = self.given[p, j // WORD + self.hidden // WORD, column, j % WORD]
+            return te.sum(cast(self.listed[b, p, j], "int32") * cast(factor, "int32"), j)
+
+        return [
+            _step(shape, word, _into(self.listed), name="listed"),
+            _step(self.more.whole_shape, body, _into(self.more), name="more"),
+        ]
 
     def quantize(self, state: te.Tensor) -> list[Step]:
         """A state as bytes of the least range that holds it and 0."""
@@ -235,7 +263,7 @@ class _Layer:
             step, point = self.spread()
             level = call_intrin("round", state[b, u] / step) + cast(point, "float32")
             top = const(255.0, "float32")
-            return cast(Max(Min(level, top, "float32"), zero, "float32"), "int32")
+            return cast(Max(Min(level, top, "float32"), zero, "float32"), "uint8")
 
         return [
             extreme(te.min, self.low),
@@ -257,6 +285,8 @@ class _Layer:
         if self.is_packed:
             at = u // self.lanes * self.width + gate * self.lanes + u % self.lanes
         value: PrimExpr = self.products[b, at]
+        if self.places is not None:
+            value = value + self.more[b, at // self.width, at % self.width]
         if not self.is_bytes:
             return value
         step, point = self.spread()

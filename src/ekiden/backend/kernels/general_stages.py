@@ -1,38 +1,40 @@
-"""Convolutions as stages that general kernels run well: padded first, so that what is summed is
-elements at even steps; transposed ones for each remainder by the stride, whose sums are such; and
-Winograd's a transform at a time, as one sum over everything, which is what they mean, would take as
-many times longer."""
+"""Convolutions and products as stages that general kernels run well: padded first, so that what is
+summed is elements at even steps; transposed ones for each remainder by the stride, whose sums are
+such; those in groups a group at a time; weights that list rows as two products; and Winograd's a
+transform at a time, as one sum over everything, which is what they mean, would take as many times
+longer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from ekiden import te
+from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import PrimExpr, Var, const
+from ekiden.ir.prim import FloorDiv, FloorMod, PrimExpr, Var, const, is_const
 from ekiden.ir.prim import cast as cast_to
+from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.topi.layout import packed_tile, permute
 from ekiden.topi.nn.conv import conv, guarded, inside, weight_element
+from ekiden.topi.nn.pool import Window
 from ekiden.topi.nn.weights import window_axes
 from ekiden.topi.nn.winograd import TAPS, matrices, matrix_element
 from ekiden.topi.rule.steps import replaced
 from ekiden.topi.shape import as_dim
+
+Made = tuple[te.Tensor, list[te.Tensor]]
+"""The result in the place of another, and the computations that must be stored."""
 
 
 def staged(outputs: list[te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
     """The outputs with convolutions taken apart, and the computations that must be stored. Of one
     convolution at most: the others of a kernel stay as they are."""
     for tensor in te.post_order_tensors(outputs):
-        if tensor.op.tag == "winograd_conv2d":
-            made, kept = _winograd(tensor)
-            return replaced(outputs, tensor, made), kept
-        if _is_transposed(tensor):
-            made, kept = _transposed(tensor)
-            return replaced(outputs, tensor, made), kept
-        if _is_padded(tensor):
-            made, kept = _padded(tensor)
-            return replaced(outputs, tensor, made), kept
+        for is_such, made_of in FORMS:
+            if is_such(tensor):
+                made, kept = made_of(tensor)
+                return replaced(outputs, tensor, made), kept
     return outputs, []
 
 
@@ -45,7 +47,7 @@ def _is_padded(tensor: te.Tensor) -> bool:
     return is_conv and layout.isalpha() and any(cast("Sequence[int]", attrs["padding"]))
 
 
-def _padded(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
+def _padded(tensor: te.Tensor) -> Made:
     """out = conv(pad(data)), which reads nothing outside."""
     attrs = tensor.op.attrs
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
@@ -79,6 +81,44 @@ def _padded(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
     return made, [padded]
 
 
+def _is_pooled(tensor: te.Tensor) -> bool:
+    """Whether this is a pooling (of topi.nn.pool) over windows of one size."""
+    return isinstance(tensor.op.attrs.get("window"), Window)
+
+
+def _pooled(tensor: te.Tensor) -> Made:
+    """The same as a reduction of data around which there are what changes no result."""
+    window, reducer = (tensor.op.attrs[name] for name in ("window", "reducer"))
+    assert isinstance(window, Window)
+    reduced = cast("Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr]", reducer)
+    given, dtype = window.data, tensor.dtype
+    neutral = te.identity(reduced.__name__, given.dtype)
+    ranges, data = window.around(), window.data
+
+    def pad(*at: Var) -> PrimExpr:
+        """The data, and what changes no result around them."""
+        places = [i - begin for i, (begin, _) in zip(at, ranges, strict=True)]
+        held = [h for n in window.axes for h in inside(places[n], given.shape[n], True, True)]
+        return guarded(given, places, held, neutral)
+
+    kept = []
+    if any(window.before) or any(
+        window.reaches(n, data.shape[a]) for n, a in enumerate(window.axes)
+    ):
+        data = te.compute([extent for _, extent in ranges], pad, name="around")
+        kept = [data]
+    taps = window.taps()
+
+    def body(*at: Var) -> PrimExpr:
+        """The taps of a window, all of which are there."""
+        places: list[PrimExpr] = list(at)
+        for n, axis in enumerate(window.axes):
+            places[axis] = at[axis] * window.strides[n] + taps[n] * window.dilation[n]
+        return reduced(cast_to(data[tuple(places)], dtype), taps)
+
+    return te.compute(tensor.shape, body, name="pooled"), kept
+
+
 def _is_transposed(tensor: te.Tensor) -> bool:
     """Whether this is a transposed convolution (of topi.nn.conv_transpose) of one group, every tap
     of which reaches each result of one remainder."""
@@ -91,7 +131,7 @@ def _is_transposed(tensor: te.Tensor) -> bool:
     return is_dense and is_known and all(layout.isalpha() for layout in layouts)
 
 
-def _transposed(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
+def _transposed(tensor: te.Tensor) -> Made:
     """out[p * s + r] = sum of data[p - j] * weight[r + j * s] over j, for each remainder r by the
     stride s: as the sum over i of padded[p + i] * weight[r + (taps - 1 - i) * s]."""
     attrs = tensor.op.attrs
@@ -150,6 +190,94 @@ def _transposed(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
     return te.compute(tensor.shape, out, name="transposed"), [padded]
 
 
+def _lists_rows(tensor: te.Tensor) -> bool:
+    """Whether this is a product (of topi.nn.dense) whose weight lists words of data."""
+    places = tensor.op.attrs.get("places")
+    return isinstance(places, te.Tensor) and not is_const(places.shape[1], 0)
+
+
+def _listed(tensor: te.Tensor) -> Made:
+    """out = data * weight + listed * rest: words of data are brought together for each panel."""
+    attrs = tensor.op.attrs
+    data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
+    places, tile = cast(te.Tensor, attrs["places"]), cast(int, attrs["tile"])
+    panels, listed = places.shape
+    *rows, units = tensor.shape
+    word, words = weight.shape[3], data.shape[-1] // weight.shape[3]
+    k, j = te.reduce_axis((0, data.shape[-1]), "k"), te.reduce_axis((0, listed * word), "j")
+
+    def product(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return cast_to(a, tensor.dtype) * cast_to(b, tensor.dtype)
+
+    def plain(*at: Var) -> PrimExpr:
+        factor = weight[at[-1] // tile, k // word, at[-1] % tile, k % word]
+        return te.sum(product(data[(*at[:-1], k)], factor), k)
+
+    def gather(*at: Var) -> PrimExpr:
+        place = cast_to(places[at[-2], at[-1] // word], "int64")
+        return data[(*at[:-2], place * word + at[-1] % word)]
+
+    def rest(*at: Var) -> PrimExpr:
+        """The words that a panel lists, behind its others."""
+        *_, panel, column = at
+        factor = weight[panel, j // word + words, column, j % word]
+        return te.sum(product(gathered[(*at[:-1], j)], factor), j)
+
+    most = te.compute((*rows, units), plain, name="most")
+    gathered = te.compute((*rows, panels, j.extent), gather, name="gathered")
+    more = te.compute((*rows, panels, as_dim(tile)), rest, name="rest")
+
+    def out(*at: Var) -> PrimExpr:
+        return most[at] + more[(*at[:-1], at[-1] // tile, at[-1] % tile)]
+
+    return te.compute(tensor.shape, out, name="listed"), [gathered]
+
+
+def _is_grouped(tensor: te.Tensor) -> bool:
+    """Whether this is a convolution (of topi.nn.conv) in groups of more than one result."""
+    attrs = tensor.op.attrs
+    layout, groups = str(attrs.get("out_layout", "")), attrs.get("groups", 1)
+    if groups == 1 or not layout.isalpha() or "output_padding" in attrs:
+        return False
+    return not is_const(simplify(tensor.shape[layout.index("C")] // cast(int, groups)), 1)
+
+
+def _grouped(tensor: te.Tensor) -> Made:
+    """out[o] = part[o / n, o % n] with n channels in a group, so that a group is a product."""
+    attrs = tensor.op.attrs
+    layout, groups = str(attrs["out_layout"]), cast(int, attrs["groups"])
+    padded, kept = _padded(tensor) if _is_padded(tensor) else (tensor, [])
+    op = padded.op
+    assert isinstance(op, te.ComputeOp)
+    channel = layout.index("C")
+    per_group = simplify(tensor.shape[channel] // groups)
+
+    def part(*at: Var) -> tuple[PrimExpr, ...]:
+        """The same sum, with a group and a channel of it in the place of the channel."""
+        *others, group, within = at
+        given = [a.var for a in op.axis]
+        before: list[PrimExpr] = list(others)
+        before.insert(channel, group * per_group + within)
+
+        def change(e: PrimExpr) -> PrimExpr:
+            """The group of a channel and its number in it are axes."""
+            if isinstance(e, (FloorDiv, FloorMod)) and e.a is given[channel]:
+                return group if isinstance(e, FloorDiv) else within
+            return e
+
+        bodies = (rewrite(b, change) for b in op.body)
+        return tuple(substitute(b, dict(zip(given, before, strict=True))) for b in bodies)
+
+    outer = [d for n, d in enumerate(tensor.shape) if n != channel]
+    (parts,) = te.compute_op((*outer, as_dim(groups), per_group), part, name="groups")
+
+    def out(*at: Var) -> PrimExpr:
+        before = [i for n, i in enumerate(at) if n != channel]
+        return parts[(*before, at[channel] // per_group, at[channel] % per_group)]
+
+    return te.compute(tensor.shape, out, name="grouped"), kept
+
+
 def _transposed_weight(
     weight: te.Tensor,
     layout: str,
@@ -173,7 +301,7 @@ def _matrix(values: object, name: str) -> te.Tensor:
     )
 
 
-def _winograd(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
+def _winograd(tensor: te.Tensor) -> Made:
     """out = A (U * (B d B')) A', a factor of each transform at a time."""
     attrs = tensor.op.attrs
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
@@ -235,5 +363,15 @@ def _winograd(tensor: te.Tensor) -> tuple[te.Tensor, list[te.Tensor]]:
 
     return te.compute(tensor.shape, result, name="winograd"), [a, b, padded]
 
+
+FORMS: Sequence[tuple[Callable[[te.Tensor], bool], Callable[[te.Tensor], Made]]] = (
+    (lambda tensor: tensor.op.tag == "winograd_conv2d", _winograd),
+    (_is_transposed, _transposed),
+    (_is_grouped, _grouped),
+    (_is_pooled, _pooled),
+    (_is_padded, _padded),
+    (_lists_rows, _listed),
+)
+"""What is taken apart, and into what; the first that fits."""
 
 __all__ = ["staged"]

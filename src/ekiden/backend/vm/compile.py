@@ -42,7 +42,7 @@ from ekiden.backend.vm.emit import Scope, emit_scope
 from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels, primitive_functions
 from ekiden.backend.vm.primitives import HOST, Primitives
 from ekiden.backend.vm.registers import allocate
-from ekiden.backend.vm.stages import arguments, sources, stage_kernel
+from ekiden.backend.vm.stages import arguments, entry_sources, stage_kernel
 from ekiden.backend.vm.write import Places, Program, VMFunction, write_programs
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import GlobalVar, RelayExpr
@@ -178,7 +178,7 @@ class _FunctionCompiler(Choices):
     def compile(self) -> VMFunction:
         """The whole function."""
         if self.plan.entry.dims.exprs:
-            found = sources(self.function, self.plan.entry.dims).tensors
+            found = entry_sources(self.plan).tensors
             held: Parts = {(i,): i for i in range(len(self.function.params))}
             self._compute(self.plan.entry, [self._part(each.path, held) for each in found])
         emit_scope(self._scope(self.function.body, None))

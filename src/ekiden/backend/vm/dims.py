@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from ekiden.backend.kernels.lower import Constraint
 from ekiden.ir.expr import RelayExpr
@@ -34,6 +35,9 @@ from ekiden.relay.transform.chains import unchain
 from ekiden.relay.transform.scopes import bodies
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime.late_methods import dataclass
+
+if TYPE_CHECKING:
+    from ekiden.backend.vm.stages import Sources
 
 
 def is_static(exprs: Sequence[PrimExpr]) -> bool:
@@ -121,6 +125,8 @@ class Plan:
     ) -> None:
         self.name = name
         self.function = function
+        self.sources: Sources | None = None
+        """Where the entry reads what it needs, once it is known (stages.entry_sources)."""
         self.entry = Stage(name, None, function.body, Dims(constraints))
         self.stages = [self.entry]
         self._ends: dict[Stage, RelayVar] = {}

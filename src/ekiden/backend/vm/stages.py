@@ -174,13 +174,21 @@ def _read(stage: Stage) -> Iterator[tuple[RelayExpr, tuple[int, ...], TensorType
             yield value, path, kind
 
 
+def entry_sources(plan: Plan) -> Sources:
+    """The sources of what is computed at the entry of a function, looked for once: a plan's
+    dimensions stay as they are."""
+    if plan.sources is None:
+        plan.sources = sources(plan.function, plan.entry.dims)
+    return plan.sources
+
+
 def stage_kernel(plan: Plan, stage: Stage) -> PrimFunc:
     """The kernel of a stage. Its arguments are the parameters that `sources` names at entry, or
     `arguments` and then the vectors of `stage.earlier`; the last one is what it writes.
     """
     name = f"shape_func_{stage.name}"
     if stage is plan.entry:
-        found = sources(plan.function, stage.dims)
+        found = entry_sources(plan)
         params = [Buffer(f"p{i}", t.kind.shape, t.kind.dtype) for i, t in enumerate(found.tensors)]
         return shape_function(params, found.exprs, found.checks, name)
     return _StageKernel(stage).build(name)

@@ -14,6 +14,7 @@ from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Constructor, Function
 from ekiden.relay.transform.plan_devices import device_table
@@ -58,6 +59,8 @@ def _need(function: Function, callees: Mapping[str, _Need | None]) -> _Need | No
     changes: list[tuple[int, int]] = []
     kept = 0
     for storage, request in lifetimes.requests.items():
+        if free_vars(request.size):
+            return None  # not asked of the simplifier: an arena's size may be a long expression
         size = round_up(request.size)
         if not isinstance(size, IntImm):
             return None

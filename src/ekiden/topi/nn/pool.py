@@ -95,6 +95,17 @@ class Window:
             at[axis] = maximum(position, 0) if self.before[n] > 0 else position
         return self.data[at]
 
+    def around(self) -> list[tuple[PrimExpr, PrimExpr]]:
+        """(begin, extent) of the places that windows reach, on each axis of the data: those from
+        `begin` elements before the data on.
+        """
+        found: list[tuple[PrimExpr, PrimExpr]] = [(const(0), d) for d in self.data.shape]
+        for n, axis in enumerate(self.axes):
+            span = (self.shape[axis] - 1) * self.strides[n]
+            last = (self.pool_size[n] - 1) * self.dilation[n]
+            found[axis] = const(self.before[n]), as_dim(tidy(span + (last + 1)))
+        return found
+
     @property
     def holds_its_nearest(self) -> bool:
         """Whether that element is in the window anyway, and reading it keeps vectors whole."""
@@ -160,7 +171,7 @@ def _combine(
         values = (load(i, [as_dim(k) for k in taps]) for taps in every_tap)
         return functools.reduce(operation, values)
 
-    attrs = {"axes": tuple(window.axes)}
+    attrs = {"axes": tuple(window.axes), "window": window, "reducer": reducer}
     return te.compute(window.shape, body, name=name, tag="pool", attrs=attrs)
 
 

@@ -1,0 +1,108 @@
+/* Tiles of products of bytes: int16 rows that hold bytes, and weights of int8 in words of four
+** neighbours of a row, a word for each column of a panel. Compiled once for each class of processors.
+**
+** Bytes are widened, so that sums are exact: two products and their sum in an int32 by one
+** instruction, and of the two such sums of a column one in the end.
+*/
+#include "general_class.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX2__)
+
+typedef __m256i words;
+
+static inline words widened(const int8_t *from) {
+  return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)from));
+}
+
+static inline words repeated(const int16_t *from) {
+  int64_t bits;
+  memcpy(&bits, from, sizeof bits);
+  return _mm256_set1_epi64x(bits);
+}
+
+static inline words with_sums(words sum, words a, words b) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+}
+
+/* Columns 0 1 | 2 3 and 4 5 | 6 7, two sums of each: their sums in order. */
+static inline void store_sums(words low, words high, word *out) {
+  words sums = _mm256_permute4x64_epi64(_mm256_hadd_epi32(low, high), 0xd8);
+  memcpy(out, &sums, sizeof sums);
+}
+
+#elif defined(__SSE4_1__)
+
+typedef __m128i words;
+
+static inline words widened(const int8_t *from) {
+  return _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)from));
+}
+
+static inline words repeated(const int16_t *from) {
+  int64_t bits;
+  memcpy(&bits, from, sizeof bits);
+  return _mm_set1_epi64x(bits);
+}
+
+static inline words with_sums(words sum, words a, words b) {
+  return _mm_add_epi32(sum, _mm_madd_epi16(a, b));
+}
+
+static inline void store_sums(words low, words high, word *out) {
+  words sums = _mm_hadd_epi32(low, high);
+  memcpy(out, &sums, sizeof sums);
+}
+
+#endif
+
+#if defined(__SSE4_1__)
+
+#define TILE(name, R)                                                                           \
+  static void name(const void *const *left, const int64_t *left_at, int64_t depth,              \
+                   const void *right, const int64_t *right_at, word *out) {                     \
+    words sum[R][2];                                                                            \
+    memset(sum, 0, sizeof sum);                                                                 \
+    for (int64_t k = 0; k < depth; k++) {                                                       \
+      const int8_t *from = (const int8_t *)right + right_at[k];                                 \
+      words low = widened(from), high = widened(from + 2 * WORD_COLUMNS);                       \
+      _Pragma("GCC unroll 4") for (int i = 0; i < R; i++) {                                     \
+        words each = repeated((const int16_t *)left[i] + left_at[k]);                           \
+        sum[i][0] = with_sums(sum[i][0], low, each);                                            \
+        sum[i][1] = with_sums(sum[i][1], high, each);                                           \
+      }                                                                                         \
+    }                                                                                           \
+    _Pragma("GCC unroll 4") for (int i = 0; i < R; i++)                                         \
+      store_sums(sum[i][0], sum[i][1], out + i * WORD_COLUMNS);                                 \
+  }
+
+#else
+
+#define TILE(name, R)                                                                           \
+  static void name(const void *const *left, const int64_t *left_at, int64_t depth,              \
+                   const void *right, const int64_t *right_at, word *out) {                     \
+    int32_t sum[R][WORD_COLUMNS] = {{0}};                                                       \
+    for (int64_t k = 0; k < depth; k++) {                                                       \
+      const int8_t *from = (const int8_t *)right + right_at[k];                                 \
+      for (int i = 0; i < R; i++) {                                                             \
+        const int16_t *row = (const int16_t *)left[i] + left_at[k];                             \
+        for (int j = 0; j < WORD_COLUMNS; j++) {                                                \
+          for (int t = 0; t < WORD_BYTES; t++) sum[i][j] += row[t] * from[WORD_BYTES * j + t];  \
+        }                                                                                       \
+      }                                                                                         \
+    }                                                                                           \
+    memcpy(out, sum, sizeof sum);                                                               \
+  }
+
+#endif
+
+TILE(all_words, WORD_ROWS)
+TILE(two_words, 2)
+TILE(one_word, 1)
+
+tile *const word_tiles[3] = {all_words, two_words, one_word};
