@@ -31,7 +31,7 @@
 
 #include "ekiden/kernel.h"
 
-enum { MAGIC = 0x454b4746, VERSION = 3, MAX_AXES = 16, MAX_SYMBOLS = 64, MAX_RESULTS = 16,
+enum { MAGIC = 0x454b4746, VERSION = 3, MAX_AXES = 16, MAX_SYMBOLS = 256, MAX_RESULTS = 16,
        MAX_INSTRUCTIONS = 4096, MAX_REGISTERS = 512 };
 
 enum element { E_F32, E_F64, E_BOOL, E_I8, E_I16, E_I32, E_I64, E_U8, E_U16, E_U32, E_F16, E_BF16 };

@@ -154,3 +154,12 @@ def test_what_an_exporter_changed_is_its_own(
     line = zoo._ran(model, engines, [torch.ones(2).numpy()], False, 0)
     assert line["state"] == state
     assert line["onnxruntime"] == pytest.approx(theirs - 1)
+
+
+def test_a_model_that_roundings_change_is_unstable(zoo: ModuleType) -> None:
+    torch = pytest.importorskip("torch", reason="the package torch is not installed")
+    model = zoo.Model(lambda x: (x - 1) * 1e6, {"x": torch.ones(2)})
+    wrong = {"ekiden": lambda: lambda inputs: [inputs[0].numpy()]}
+    line = zoo._ran(model, wrong, [torch.zeros(2).numpy()], False, 0)
+    assert line["state"] == "unstable"
+    assert line["state"] in zoo.NOT_COMPARABLE

@@ -44,6 +44,19 @@ def test_the_machine_joins_any_number_by_kernels_of_few() -> None:
     assert max(sizes) <= MOST_JOINED
 
 
+def test_what_the_machine_joins_is_computed_by_kernels_of_few_inputs() -> None:
+    sizes = [SizeVar("n", "int64") for _ in range(40)]
+    data = [relay.var("x", shape=(n, 4)) for n in sizes]
+    rows = [relay.var("i", shape=(n,), dtype="int64") for n in sizes]
+    parts = [relay.take(x, i, axis=0) for x, i in zip(data, rows, strict=True)]
+    body = relay.concatenate(parts, axis=0)
+    made = optimize(IRModule.from_expr(relay.Function([*data, *rows], body)), Target.host())
+    calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
+    kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
+    read = [len(c.args[1].fields) for c in kernels if isinstance(c.args[1], Tuple)]
+    assert max(read) == MOST_JOINED  # as much with it as there may be
+
+
 @pytest.mark.parametrize(("most", "splits"), [(0, 1), (2, 7), (3, 4), (7, 3), (8, 1)])
 @pytest.mark.parametrize("cuts", [8, (1, 3, 4, 9, 9, 14, 15)])
 def test_no_split_has_more_parts(most: int, splits: int, cuts: int | tuple[int, ...]) -> None:

@@ -89,7 +89,7 @@ SAME = {"nearbyint": "round"}
 GROWS = frozenset(("add", "sub", "mul", "div", "abs"))
 """What may leave the range of a narrow integer."""
 MOST = {"axes": 16, "loads": 1024, "results": 16, "instructions": 4096, "registers": 512}
-MOST_SYMBOLS = 64
+MOST_SYMBOLS = 256
 
 
 def element_of(dtype: str) -> int:

@@ -60,7 +60,9 @@ from ekiden.target import CompilationConfig, Target
 
 MOST_JOINED = 64
 """Tensors that one kernel joins at most, below the parts that loops are cut into (topi/rule): a
-kernel of many takes LLVM longer than in proportion, and kernels of as many are one."""
+kernel of many takes LLVM longer than in proportion, and kernels of as many are one. Nor does it
+read more of what it computes them from: a part with operators of its own is a kernel then, which
+many parts share."""
 FEW = "as a kernel of a device takes no more inputs"
 
 
@@ -131,7 +133,7 @@ def pipeline(
             else needed(PlaceRefused(config), "to run on the host what a device has no code for"),
             needed(PlanDevices(config, marks=False), "to say where each value lives"),
             needed(
-                FuseOps(most_inputs=most_inputs),
+                FuseOps(most_inputs=most_inputs or MOST_JOINED),
                 "to make kernels; the option relay.FuseOps.max_depth=1 keeps operators apart",
             ),
             needed(ToANormalForm(), "to put the program into order"),
