@@ -145,6 +145,10 @@ def test_views_by_steps_of_other_views() -> None:
     )
     with pytest.raises(UnsupportedError, match="has not all elements of its memory"):
         agree((lambda x: x[:, :, ::2].as_strided((2, 2), (1, 5)),), x)
+    part = torch.arange(20.0)[5:15]
+    agree((lambda x: x.as_strided((2, 2), (1, 2)), lambda x: x.as_strided((3,), (2,), 9)), part)
+    with pytest.raises(UnsupportedError, match="memory 5 elements before its input"):
+        agree((lambda x: x.as_strided((2, 2), (1, 2), 0),), part)
 
 
 def test_images_of_one_and_three_axes_by_factors() -> None:

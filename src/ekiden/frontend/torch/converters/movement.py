@@ -303,13 +303,18 @@ def _transposed(data: Expr, order: Sequence[int]) -> Expr:
 
 
 def _as_strided(
-    node: Node, x: Value, size: Sequence[object], stride: Sequence[object], offset: object = 0
+    node: Node, x: Value, size: Sequence[object], stride: Sequence[object], offset: object = None
 ) -> Expr:
-    """By places in the memory that PyTorch has the input in."""
+    """By places in the memory that PyTorch has the input in; without an offset from where that
+    begins.
+    """
     sizes, strides = node.sizes(size), node.sizes(stride)
     order, begin = _memory_of(node, len(x.type.shape))
     flat = op.reshape(_transposed(node.of(x), order), (-1,))
     first = 0 if offset is None else tidy(as_dim(node.size(offset)) - begin)
+    before = -(known(as_dim(first)) or 0)
+    if before > 0:
+        node.unsupported(f"as_strided looks at memory {before} elements before its input")
     places: Expr = node.of(first, "int64")
     for at, (extent, step) in enumerate(zip(sizes, strides, strict=True)):
         steps = op.multiply(op.arange(0, extent, 1, dtype="int64"), node.of(step, "int64"))

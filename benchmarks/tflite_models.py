@@ -1,0 +1,93 @@
+"""Files of TensorFlow Lite beside LiteRT (XNNPACK), one thread, in turns in one process.
+
+    python benchmarks/tflite_models.py MODEL.tflite ... [--seconds 2]
+
+Of each file: microseconds of a call of Ekiden's, from arrays to tensors; of LiteRT's with its
+inputs set and its outputs fetched, and of its `invoke` alone; how often Ekiden runs while LiteRT
+runs once, by both. Medians. Inputs are random, and the same in every call. Needs the packages
+`tflite` and `ai-edge-litert`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+import ekiden
+
+Call = Callable[[], object]
+TURN = 5e-4
+"""Seconds of one turn, at least."""
+
+
+def calls(path: str) -> dict[str, Call]:
+    """What is timed, by name."""
+    peer = Interpreter(path, num_threads=1)
+    peer.allocate_tensors()
+    rng, given, results = (
+        np.random.default_rng(0),
+        peer.get_input_details(),
+        peer.get_output_details(),
+    )
+    feed = [drawn(each, rng) for each in given]
+    program = ekiden.compile(path, num_threads=1, tier="full")
+
+    def whole() -> object:
+        for each, array in zip(given, feed, strict=True):
+            peer.set_tensor(each["index"], array)
+        peer.invoke()
+        return [peer.get_tensor(each["index"]) for each in results]
+
+    return {"ekiden": lambda: program(*feed), "litert": whole, "invoke": peer.invoke}
+
+
+def drawn(each: dict[str, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """An input of a kind that LiteRT tells: numbers of small size, that may be indices too."""
+    if np.issubdtype(each["dtype"], np.floating):
+        return rng.standard_normal(each["shape"]).astype(each["dtype"])
+    return rng.integers(0, 100, each["shape"]).astype(each["dtype"])
+
+
+def medians(timed: dict[str, Call], seconds: float) -> dict[str, float]:
+    """Microseconds of each."""
+    counts, found = {}, {name: list[float]() for name in timed}
+    for name, call in timed.items():
+        call()
+        begin = time.perf_counter()
+        call()
+        counts[name] = max(1, round(TURN / (time.perf_counter() - begin)))
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, call in timed.items():
+            begin = time.perf_counter()
+            for _ in range(counts[name]):
+                call()
+            found[name].append((time.perf_counter() - begin) / counts[name] * 1e6)
+    return {name: statistics.median(each) for name, each in found.items()}
+
+
+def main() -> None:
+    """Print a line for each file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--seconds", type=float, default=2.0)
+    options = parser.parse_args()
+    ratios = []
+    for path in options.models:
+        us = medians(calls(path), options.seconds)
+        ratios.append(us["litert"] / us["ekiden"])
+        shown = "  ".join(f"{name} {each:9.2f}" for name, each in us.items())
+        alone = us["invoke"] / us["ekiden"]
+        print(f"{Path(path).name:28}  {shown} us  {ratios[-1]:.2f} ({alone:.2f})", flush=True)
+    print(f"geometric mean of {len(ratios)}: {statistics.geometric_mean(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()
