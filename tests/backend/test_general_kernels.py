@@ -236,6 +236,20 @@ def test_a_join_of_many() -> None:
     check(relay.concatenate(given, axis=1), *arrays)
 
 
+def test_a_join_of_parts_that_each_bring_two_sizes() -> None:
+    parts, given = [], []
+    for n in range(35):
+        x = relay.var(f"x{n}", shape=(SizeVar("n"), 2))
+        parts.append(relay.take(x, relay.var(f"i{n}", shape=(SizeVar("m"),), dtype="int64"), 0))
+        given += [data(n % 3 + 1, 2), np.arange(n % 3 + 1)[::-1].copy()]
+    form = general_form(canonicalize(fused(relay.concatenate(parts, 0))), TARGET)
+    assert isinstance(form, bytes), form
+    wanted = np.concatenate([x[::-1] for x in given[::2]])
+    found = np.zeros(wanted.shape, "float32")
+    general_function(form)(*given, found)
+    np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
 def test_convolutions(groups: int, strides: tuple[int, int]) -> None:
