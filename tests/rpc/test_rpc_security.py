@@ -14,10 +14,11 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ekiden
-from ekiden import rpc
+from ekiden import relay, rpc
 from ekiden.rpc.keys import Key
 from ekiden.rpc.sandbox import missing
 
@@ -272,6 +273,19 @@ def test_an_uploaded_module_is_held_too(hostile: rpc.Server, library: Path) -> N
         session.load_module(library.name)["spin"]()
     with rpc.connect("127.0.0.1", hostile.port) as session:
         assert session.listdir() == ""
+
+
+@needs_sandbox
+def test_an_archive_is_loaded_where_nothing_may_be_written(
+    hostile: rpc.Server, tmp_path: Path
+) -> None:
+    x = relay.var("x", shape=(3,))
+    relay.build(relay.Function([x], relay.nn.relu(x)), "llvm").export_library(tmp_path / "net.tar")
+    with rpc.connect("127.0.0.1", hostile.port) as session:
+        session.upload(tmp_path / "net.tar")
+        main = session.load_module("net.tar")["main"]
+        found = main(session.cpu(0).array(np.array([-1, 0, 2], "float32")))
+        assert found.numpy().tolist() == [0, 0, 2]
 
 
 def test_sessions_need_the_runtime_alone() -> None:
