@@ -53,8 +53,8 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
             return new
         made = rule(new, target)
         made.set_checked_type(old.checked_type)
-        if isinstance(new.args[1], Constant) and isinstance(made, Call) and made is not new:
-            packed.append((new.args[1], made))
+        if isinstance(made, Call) and made is not new:
+            packed.extend((w, made) for w in new.args[1:2] if isinstance(w, Constant))
         return made
 
     def share(old: RelayExpr, new: RelayExpr) -> RelayExpr:
