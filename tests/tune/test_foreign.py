@@ -76,7 +76,7 @@ def test_a_trace_of_metaschedule_is_done_again(tmp_path: Path) -> None:
     session = Session([task], measurer=measurer, search=Replay(found.candidates))
     session.run(4)
     (trial,) = session.records.query(kind="trial")
-    assert trial.rule == "metaschedule" and trial.status == "ok"
+    assert trial.rule == "metaschedule" and trial.status in ("ok", "unsteady")
 
 
 def line(name: str, args: list[object], entity: list[object], error: int = 0) -> str:

@@ -258,7 +258,8 @@ def test_a_schedule_with_sampling_is_tuned() -> None:
     session = Session([task], measurer=measurer)
     session.run(4)
     records = session.records.query(kind="trial")
-    assert [r.status for r in records] == ["ok"] * 4 and {r.rule for r in records} == {"tiled"}
+    assert len(records) == 4 and {r.rule for r in records} == {"tiled"}
+    assert {r.status for r in records} <= {"ok", "unsteady"}
 
 
 def test_a_program_that_no_rule_knows_is_refused() -> None:

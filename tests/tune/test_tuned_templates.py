@@ -67,9 +67,8 @@ def test_a_template_is_tuned_and_its_records_are_found() -> None:
     session = Session([task], measurer=measurer)
     session.run(4)
     trials = session.records.query(kind="trial")
-    assert [t.status for t in trials] == ["ok"] * 4 and {t.rule for t in trials} == {
-        "tests/product"
-    }
+    assert len(trials) == 4 and {t.rule for t in trials} == {"tests/product"}
+    assert {t.status for t in trials} <= {"ok", "unsteady"}
     assert task.program(session.records).params
 
 
