@@ -120,6 +120,19 @@ def test_what_seems_faster_on_a_machine_that_is_disturbed_is_not_kept(task: Task
     )
 
 
+def test_a_run_before_on_a_faster_day_does_not_disturb(task: Task) -> None:
+    """The default took a hundredth of its time then."""
+    before = Trial(
+        workload=task.workload, target=str(task.target), rule="matmul", choice="rows=2", ratio=1.2,
+        untuned=1e-6,
+    )  # fmt: skip
+    records = Records()
+    records.append(before)
+    session = Session([task], records, quick(run_function="hostile_jobs:all_faster"))
+    session.run(5)
+    assert session.states[0].trials == 5 and session.records.best()
+
+
 def test_a_task_gets_more_where_more_is_won(task: Task) -> None:
     session = Session([task], Records(), quick(run_function="hostile_jobs:all_faster"))
     session.run(4)

@@ -47,6 +47,8 @@ class State:
     best: Best | None = None
     untuned: float = math.inf
     """Seconds of the default, the fastest seen."""
+    least: float = math.inf
+    """The same of this run: processors are not as fast on all days."""
     ended: str = ""
     """Why it gets no more trials."""
     failed: dict[str, int] = field(default_factory=dict)
@@ -227,11 +229,11 @@ class Session:
     def _confirmed(self, state: State, outcome: Outcome, seed: int) -> tuple[list[Outcome], float]:
         """A candidate in other processes, and how many times as long as it ever did the default
         took there; again while the machine is disturbed."""
-        least = min(state.untuned, outcome.untuned)
+        least = min(state.least, outcome.untuned)
         for attempt in range(CONFIRMATIONS):
             again = self.measurer.confirm(state.task, outcome.candidate, seed ^ (attempt + 1))
             times = [o.untuned for o in again if o.is_ok]
-            least = min([least, *times])
+            least = state.least = min([least, *times])
             slower = max(times, default=0.0) / least if least > 0 else 1.0
             if slower <= DISTURBED or not again[-1].is_ok:
                 break
@@ -241,6 +243,8 @@ class Session:
         self.records.append(*records)
         for each in records:
             state.add(each)
+            if each.untuned > 0:
+                state.least = min(state.least, each.untuned)
 
 
 _FIELDS = tuple(Trial.__dataclass_fields__)

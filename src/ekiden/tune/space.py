@@ -90,7 +90,12 @@ class FamilySpace:
         )
 
     def _decision(self, candidate: Candidate) -> Decision:
-        return Decision.parse(candidate.choice or self._said({}).choice)
+        """All that is chosen; what a record lacks, of a version with fewer choices or by hand, as
+        the model has it."""
+        known = Decision.parse(candidate.choice)
+        if all(c.name in known for c in self.free):
+            return known
+        return Decision.parse(self._said(dict(known)).choice)
 
     def mutate(self, candidate: Candidate, source: random.Random) -> Candidate:
         """One choice changed, a number mostly to one of its neighbours; now and then, what follows
