@@ -100,6 +100,15 @@ def test_an_archive_is_loaded_without_a_compiler(
     assert net.get_output(0).numpy().tolist() == [1, 1, 1]
 
 
+def rewritten(data: bytes, size: bytes) -> bytes:
+    """An archive whose .eki says that it has another size."""
+    at = data.rindex(b".eki\0" + bytes(16), 0, data.index(b"ustar", 0)) // 512 * 512
+    head = bytearray(data[at : at + 512])
+    head[124:136], head[148:156] = size, b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return data[:at] + bytes(head) + data[at + 512 :]
+
+
 def test_archives_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "some.tar"
     with pytest.raises(FileNotFoundError, match=r"some\.tar"):
@@ -115,6 +124,10 @@ def test_archives_that_are_none(tmp_path: Path) -> None:
             runtime.load_module(path)
     with pytest.raises(LoadError, match=r"load '.*whole\.tar': it holds no model"):
         ekiden.load(tmp_path / "whole.tar")
+    for size in (b"77777777777\0", b"\x80" + b"\xff" * 11, b"-0000000001\0", b"no number!!\0"):
+        path.write_bytes(rewritten(data, size))
+        with pytest.raises(LoadError, match=r"load module '.*some\.tar': "):
+            runtime.load_module(path)
     with tarfile.open(path, "w") as archive:
         archive.add(__file__, "some/model.c")
     with pytest.raises(LoadError, match=r"that export_library wrote has one \.eki, got 0"):

@@ -7,6 +7,7 @@ put into a library stands in them as it is, and is loaded without one.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from ekiden.runtime._core import Module, module_from_bytes, register_func
@@ -28,23 +29,26 @@ def load_archive(path: str) -> Module:
     """The module in an archive, which is in memory as long as the process. Raises OSError for a
     file that cannot be read, LoadError for one that is no such archive."""
     try:
-        with tarfile.open(path) as archive:
-            made = _content(path, archive)
-    except (tarfile.TarError, EOFError) as error:
+        with tarfile.open(path, "r:") as archive:
+            made = _content(path, archive, os.path.getsize(path))
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise LoadError(f"load module '{path}': {error}") from error
     module = module_from_bytes(memoryview(made))
     _KEPT.append(made)
     return module
 
 
-def _content(path: str, archive: tarfile.TarFile) -> mmap.mmap:
-    """The one .eki, in memory alone: who serves sessions may write nowhere else."""
+def _content(path: str, archive: tarfile.TarFile, most: int) -> mmap.mmap:
+    """The one .eki, of at most so many bytes. It is held in memory alone, as who serves a session
+    may write in few places."""
     found = [each for each in archive if each.isfile() and each.name.endswith(".eki")]
     if len(found) != 1 or found[0].size == 0:
         raise LoadError(
             f"load module '{path}': an archive that export_library wrote has one .eki, "
             f"got {len(found)}"
         )
+    if found[0].size > most:
+        raise LoadError(f"load module '{path}': unexpected end of data")
     source, made = archive.extractfile(found[0]), mmap.mmap(-1, found[0].size)
     assert source is not None
     while data := source.read(1 << 20):
