@@ -47,7 +47,7 @@ def _within(
 ) -> tuple[Numbers, float]:
     """Frequencies that change with texts beyond the positions that the model has, of which there
     are none here: a context is at most as long."""
-    said["factor"]
+    said["factor"]  # without which a configuration is refused
     return plain, 1.0
 
 

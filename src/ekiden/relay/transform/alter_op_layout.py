@@ -40,6 +40,7 @@ def is_own(call: Call) -> bool:
 def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
     """Pack the weights below root for a target. Needs checked types."""
     packed: list[tuple[Constant, Call]] = []
+    readers: list[Call] = []
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """A call with the weight packed by the rule of its operator; one that has an implementation
@@ -48,6 +49,8 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
         if not isinstance(new, Call):
             return new
         new.set_checked_type(old.checked_type)
+        if reader_of(new) is not None:
+            readers.append(new)
         rule = rule_of(new)
         if rule is None or is_own(new):
             return new
@@ -68,7 +71,7 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
         return new
 
     made = rewrite_graph(root, rewrite)
-    return rewrite_graph(made, share) if packed else made
+    return rewrite_graph(made, share) if packed and readers else made
 
 
 def _same(weight: Constant, other: RelayExpr) -> bool:
