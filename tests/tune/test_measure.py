@@ -126,7 +126,7 @@ def test_what_a_lost_machine_had_is_tried_again_and_counted_once(task: Task) -> 
     session.run(4)
     choices = [r.choice for r in session.records.query(kind="trial")]
     assert len(choices) == len(set(choices)) == 4 and session.trials == 4
-    assert not session.states[0].failed
+    assert session.states[0].failed.keys() <= {"unsteady"}  # that is what else the machine does
 
 
 def test_a_machine_that_stays_away_is_said(task: Task) -> None:
