@@ -42,7 +42,8 @@ from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim
 from ekiden.target.virtual_device import Targets, compilation_config
 
 Model: TypeAlias = str | os.PathLike[str] | bytes | IRModule | Function | Any
-"""A path, bytes, a module, a function of Relay, or an object that a row of the table of frontends takes."""
+"""A path, bytes, a module, a function of Relay, or an object that a row of the table of frontends
+takes."""
 
 EXECUTORS = ("vm", "aot", "async")
 """How an executable runs: its bytecode is interpreted, has native code beside it, or is interpreted
