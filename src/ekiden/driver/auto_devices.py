@@ -90,8 +90,9 @@ def candidates(targets: Targets, model: object = None) -> list[Plan]:
 
 def _fixed(model: object) -> list[Device]:
     """The devices other than the host that a program names."""
-    is_program = isinstance(model, (IRModule, Function))
-    places = said_places(module_of(model)) if is_program else ()
+    if not isinstance(model, (IRModule, Function)):
+        return []
+    places = said_places(module_of(model))
     return list(dict.fromkeys(p.device for p in places if p.device.type != cpu().type))
 
 

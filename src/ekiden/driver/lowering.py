@@ -42,13 +42,13 @@ def scheduled(
     tensors = [by_buffer.get(a, a) if isinstance(a, Buffer) else a for a in args]
     func = lower_schedule(schedule, tensors, name)  # type: ignore[arg-type]
     new = {
-        old: given[t]  # type: ignore[index]
+        old: given[t]
         for t, old in zip(tensors, func.params, strict=True)
-        if t in given
+        if isinstance(old, Buffer) and isinstance(t, Tensor) and t in given
     }
     if not new:
         return func
-    params = tuple(new.get(p, p) for p in func.params)  # type: ignore[call-overload]
+    params = tuple(new.get(p, p) if isinstance(p, Buffer) else p for p in func.params)
     return func.with_fields(params=params, body=replace_buffers(func.body, new))
 
 

@@ -126,9 +126,9 @@ def _canonical(function: Function) -> Function:
     for expr in evaluation_order(function.body):
         inner = expr.op if isinstance(expr, Call) and not isinstance(expr.op, Op) else expr
         if not isinstance(inner, _PARTS):
-            kind = type(inner).__name__
+            got = type(inner).__name__
             text = "expected calls of operators and tuples in a function marked Primitive"
-            raise CompileError(f"{text}, got a {kind}")
+            raise CompileError(f"{text}, got a {got}")
         if expr not in new:
             new[expr] = _rebuild(expr, new, renaming)
     body = new[function.body]

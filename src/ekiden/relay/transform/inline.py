@@ -81,9 +81,11 @@ def _marked(kernel: Function) -> Function:
 
 
 def _value_of(function: Function) -> Function:
-    if not _is_kernel(function):
-        return fresh_copy(function)
-    kernel = fresh_copy(_marked(function))
+    copy = fresh_copy(function)
+    assert isinstance(copy, Function)
+    if not _is_kernel(copy):
+        return copy
+    kernel = _marked(copy)
     params = tuple(Var(p.name_hint, p.type_annotation) for p in kernel.params)
     return Function(params, Call(kernel, params))
 
