@@ -107,11 +107,11 @@ NOTHING: Callable[..., tir.Stmt] = lambda ins, outs: tir.Evaluate(const(0))  # n
         ),
         (
             lambda: te.create_prim_func([X, X]),
-            "create_prim_func 'main': a tensor is among the arguments twice",
+            "create_prim_func 'main': a tensor or variable is among the arguments twice",
         ),
         (
-            lambda: te.create_prim_func([te.var("n"), X]),  # type: ignore[list-item]
-            "expected tensors, got Var; symbolic sizes are read from the shapes of the arguments",
+            lambda: te.create_prim_func([te.var("n") + 1, X]),  # type: ignore[list-item]
+            "create_prim_func 'main': expected tensors and variables, got Add",
         ),
         (lambda: te.placeholder((-1,)), "placeholder 'placeholder': a dimension must not be neg"),
         (lambda: te.placeholder((1.5,)), "a dimension must be an integer, got 1.5"),

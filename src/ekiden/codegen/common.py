@@ -63,6 +63,13 @@ def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bo
     return False
 
 
+def undefined(generator: str, thing: Var | Buffer) -> CompileError:
+    """That a program names what nothing in it defines."""
+    kind = "buffer" if isinstance(thing, Buffer) else "variable"
+    of = "allocated" if isinstance(thing, Buffer) else "a size of one, nor a loop's"
+    return CompileError(f"{generator}: {kind} {thing.name!r} is no argument, nor {of}")
+
+
 def gaps(label: str) -> str:
     """What is said of an argument whose elements do not lie one after the other."""
     return f"{label} must be contiguous, got strides; copy it first"

@@ -9,6 +9,7 @@ from functools import partial
 
 from ekiden import runtime
 from ekiden.backend.vm.place_by_cost import Costs
+from ekiden.driver.build import module_of
 from ekiden.driver.device_peak import Figures, measure_device
 from ekiden.driver.executable import Executable
 from ekiden.driver.inputs import random_inputs
@@ -16,6 +17,7 @@ from ekiden.driver.peak import measure_peak
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import COSTS, with_options
+from ekiden.relay.expr import Function
 from ekiden.relay.transform.plan_devices import said_places
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, EkidenError
@@ -88,7 +90,9 @@ def candidates(targets: Targets, model: object = None) -> list[Plan]:
 
 def _fixed(model: object) -> list[Device]:
     """The devices other than the host that a program names."""
-    places = said_places(model) if isinstance(model, IRModule) else ()
+    if not isinstance(model, (IRModule, Function)):
+        return []
+    places = said_places(module_of(model))
     return list(dict.fromkeys(p.device for p in places if p.device.type != cpu().type))
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from ekiden.backend.external import External, register_compiler
 from ekiden.backend.kernels.build import flush_asked
@@ -22,6 +22,7 @@ from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.table import described, frontend_of, taken
 from ekiden.ir.dtype import itemsize
+from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import ENGINE, PassContext, phase
@@ -29,22 +30,29 @@ from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay.analysis.conditions import shape_conditions
-from ekiden.relay.expr import Constant, Function
+from ekiden.relay.analysis.well_formedness import find_errors
+from ekiden.relay.expr import Constant, Function, Var
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.name_dimensions import NameDimensions
-from ekiden.relay.visitor import post_order
+from ekiden.relay.visitor import bound_vars, fresh_copy, post_order
 from ekiden.runtime.engines import text_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim
 from ekiden.target.virtual_device import Targets, compilation_config
 
-Model: TypeAlias = str | os.PathLike[str] | bytes | IRModule | Any
-"""A path, bytes, a module, or an object that a row of the table of frontends takes."""
+Model: TypeAlias = str | os.PathLike[str] | bytes | IRModule | Function | Any
+"""A path, bytes, a module, a function of Relay, or an object that a row of the table of frontends
+takes."""
 
 EXECUTORS = ("vm", "aot", "async")
 """How an executable runs: its bytecode is interpreted, has native code beside it, or is interpreted
 with independent kernels at the same time."""
+
+
+def module_of(program: IRModule | Function) -> IRModule:
+    """A program of Relay as a module: a function is its `main`."""
+    return program if isinstance(program, IRModule) else IRModule({"main": program})
 
 
 @phase("import")
@@ -53,15 +61,43 @@ def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
     ekiden.frontend.common.imported). Raises CompileError for anything else, and for options that
     the model does not know.
     """
-    if isinstance(model, IRModule):
+    if isinstance(model, (IRModule, Function)):
         for name in options.given():
-            raise CompileError(f"compile: an ekiden.IRModule takes no '{name}'")
-        return model
+            what = "an ekiden.IRModule" if isinstance(model, IRModule) else "a relay.Function"
+            raise CompileError(f"compile: {what} takes no '{name}'")
+        return _checked(module_of(model))
     row = frontend_of(model)
     if row is None:
         raise CompileError(f"compile: expected {taken()}, got {described(model)}")
     row.check_options(options)
     return row.entry().import_model(model, options).as_module()
+
+
+def _checked(module: IRModule) -> IRModule:
+    """A program that was written by hand, whose functions may share variables: each gets its own.
+
+    Raises CompileError naming what is not well formed in it.
+    """
+    module = _with_own_variables(module)
+    if found := find_errors(module):
+        more = f"; {len(found) - 3} more" if len(found) > 3 else ""
+        raise CompileError(f"compile: {'; '.join(found[:3])}{more}")
+    for mark in ("Primitive", "Compiler"):
+        if "main" in module and module["main"].attr(mark):
+            raise CompileError(f"compile: @main is marked {mark!r}, as functions are that it calls")
+    return module
+
+
+def _with_own_variables(module: IRModule) -> IRModule:
+    bound: set[Var] = set()
+    again: dict[GlobalVar, BaseFunc] = {}
+    for name, function in module.functions.items():
+        if isinstance(function, Function):
+            own = set(bound_vars(function))
+            if own & bound:
+                again[name] = cast(Function, fresh_copy(function))
+            bound |= own
+    return module.with_functions({**module.functions, **again}) if again else module
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,8 +80,8 @@ def compile(
     byoc: str = "",
     devices: str = "",
 ) -> Executable:
-    """Compile a model: a path, bytes, an object of a framework (docs/frontends.md), or an IRModule
-    with a function `main`: `compile(model)`, `compile(model, target)`,
+    """Compile a model: a path, bytes, an object of a framework (docs/frontends.md), a function
+    of Relay, or an IRModule with a function `main`: `compile(model)`, `compile(model, target)`,
     `compile(module, example_inputs)`, `compile(module, example_inputs, target)`; both by name too.
 
     `target` "llvm" is this machine; a list of targets gives variants of the code, the best first,

@@ -51,6 +51,8 @@ class Executor:
         `binds` gives free variables their values. Raises TypeInferenceError or CompileError.
         """
         if expr is None:
+            if "main" not in self.mod:
+                raise CompileError("evaluate: no expression given, and the module has no 'main'")
             expr = self.mod["main"]
         if binds:
             expr = bind(expr, {v: _bound(value) for v, value in binds.items()})

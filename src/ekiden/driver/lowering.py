@@ -9,6 +9,7 @@ from ekiden.codegen import build as codegen_build
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Var
 from ekiden.runtime import Module
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target, TargetLike
@@ -21,7 +22,7 @@ from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform import lower as lower_program
 
 Program: TypeAlias = PrimFunc | IRModule | Schedule
-Args: TypeAlias = Sequence[Tensor | Buffer] | None
+Args: TypeAlias = Sequence[Tensor | Buffer | Var] | None
 
 
 def scheduled(
@@ -41,13 +42,13 @@ def scheduled(
     tensors = [by_buffer.get(a, a) if isinstance(a, Buffer) else a for a in args]
     func = lower_schedule(schedule, tensors, name)  # type: ignore[arg-type]
     new = {
-        old: given[t]  # type: ignore[index]
-        for t, old in zip(tensors, func.buffers, strict=True)
-        if t in given
+        old: given[t]
+        for t, old in zip(tensors, func.params, strict=True)
+        if isinstance(old, Buffer) and isinstance(t, Tensor) and t in given
     }
     if not new:
         return func
-    params = tuple(new.get(b, b) for b in func.buffers)
+    params = tuple(new.get(p, p) if isinstance(p, Buffer) else p for p in func.params)
     return func.with_fields(params=params, body=replace_buffers(func.body, new))
 
 

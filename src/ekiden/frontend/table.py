@@ -287,6 +287,8 @@ OTHERS = (
               "onnxruntime.InferenceSession",)),
     Other("pickled", (".pkl", ".pickle", ".joblib"),
           "load it; ekiden.compile takes what is a model of a framework"),
+    Other("an expression of Relay", (), "make a function of it: relay.Function(parameters, it)",
+          classes=("ekiden.ExprWithOp",)),
     Other("a part of an ONNX model", (), "make a model of it by onnx.helper.make_model",
           classes=("onnx.GraphProto", "onnx.FunctionProto")),
     Other("a model of LightGBM", (), "convert it to ONNX by onnxmltools.convert_lightgbm",
@@ -433,5 +435,5 @@ _ZIP = b"PK\x03\x04"
 def taken() -> str:
     """What `compile` takes, in words."""
     return ", ".join(["a path", "bytes", *(row.takes for row in FRONTENDS)]) + (
-        " or an ekiden.IRModule"
+        ", a relay.Function or an ekiden.IRModule"
     )

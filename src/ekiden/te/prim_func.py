@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
@@ -72,6 +72,11 @@ class BufferMap:
     def _load(self, expr: PrimExpr) -> PrimExpr:
         if isinstance(expr, ProducerLoad):
             return BufferLoad(self.buffers[expr.producer], expr.indices, expr.dtype)
+        if isinstance(expr, Reduce):
+            raise ValueError(
+                f"te.{expr.reducer.name}: a reduction is the whole of a computation; what is made"
+                " of it is another te.compute"
+            )
         return expr
 
 
@@ -169,20 +174,39 @@ def _completed(group: list[Tensor]) -> list[Tensor]:
     return group
 
 
+def with_numbers(
+    args: Sequence[Tensor | Var], made: Callable[[Sequence[Tensor]], PrimFunc]
+) -> PrimFunc:
+    """A program over arguments of which some are numbers, in their order: `made` gives that of the
+    tensors. A number that is a size too is compared with it in a call.
+    """
+    numbers = [a for a in args if isinstance(a, Var)]
+    func = made([a for a in args if not isinstance(a, Var)])
+    if not numbers:
+        return func
+    buffers = iter(func.params)
+    params = tuple(a if isinstance(a, Var) else next(buffers) for a in args)
+    return func.with_fields(params=params)
+
+
 def create_prim_func(
-    ops: Sequence[Tensor] | Tensor, name: str = "main", extern_blocks: bool = False
+    ops: Sequence[Tensor | Var] | Tensor, name: str = "main", extern_blocks: bool = False
 ) -> PrimFunc:
     """The program that computes the outputs among `ops` (inputs first, then outputs) from the
-    inputs.
+    inputs. Numbers, which are variables, may stand anywhere among them.
 
     One block per computation in dependency order; intermediates are allocated around all of them.
     With `extern_blocks` the statements of an extern operation are a block too, so that a schedule
     knows what they touch.
     Raises ValueError when an input that is needed is not among `ops`, or an argument is there
-    twice; TypeError for an argument that is no tensor.
+    twice; TypeError for an argument that is neither.
     """
     args = [ops] if isinstance(ops, Tensor) else list(ops)
-    _check_arguments(args, name)
+    check_arguments(args, f"create_prim_func {name!r}")
+    return with_numbers(args, lambda tensors: _of_tensors(tensors, name, extern_blocks))
+
+
+def _of_tensors(args: Sequence[Tensor], name: str, extern_blocks: bool) -> PrimFunc:
     outputs = [t for t in args if not isinstance(t.op, PlaceholderOp)]
     buffers = BufferMap()
     params = tuple(buffers.declare(t) for t in args)
@@ -227,12 +251,12 @@ def _search(check: RangeCheck, buffers: BufferMap, result: Sequence[PrimExpr]) -
     return found
 
 
-def _check_arguments(args: Sequence[Tensor], name: str) -> None:
+def check_arguments(args: Sequence[object], what: str) -> None:
+    """Raise TypeError for an argument that is neither a tensor nor a variable, ValueError for one
+    that is there twice.
+    """
     for each in args:
-        if not isinstance(each, Tensor):
-            raise TypeError(
-                f"create_prim_func {name!r}: expected tensors, got {type(each).__name__};"
-                " symbolic sizes are read from the shapes of the arguments"
-            )
+        if not isinstance(each, (Tensor, Var)):
+            raise TypeError(f"{what}: expected tensors and variables, got {type(each).__name__}")
     if len(set(args)) != len(args):
-        raise ValueError(f"create_prim_func {name!r}: a tensor is among the arguments twice")
+        raise ValueError(f"{what}: a tensor or variable is among the arguments twice")

@@ -13,15 +13,16 @@ from collections.abc import Iterable, Iterator
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var
 from ekiden.ir.prim_visitor import children, rebuild, substitute
 from ekiden.ir.prim_visitor import free_vars as prim_vars
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type
-from ekiden.relay.expr import Call, Function, Tuple, TupleGetItem
+from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.transform.manifest_alloc import tensor_types
 from ekiden.relay.transform.scopes import evaluation_order, infer_here
-from ekiden.runtime.errors import InternalError
+from ekiden.runtime.errors import CompileError, InternalError
 
 
 class _Renaming:
@@ -123,6 +124,11 @@ def _canonical(function: Function) -> Function:
         new[param] = made
         params.append(made)
     for expr in evaluation_order(function.body):
+        inner = expr.op if isinstance(expr, Call) and not isinstance(expr.op, Op) else expr
+        if not isinstance(inner, _PARTS):
+            got = type(inner).__name__
+            text = "expected calls of operators and tuples in a function marked Primitive"
+            raise CompileError(f"{text}, got a {got}")
         if expr not in new:
             new[expr] = _rebuild(expr, new, renaming)
     body = new[function.body]
@@ -132,6 +138,10 @@ def _canonical(function: Function) -> Function:
     made_function = Function(tuple(params), body, kind, (), function.attrs, span=function.span)
     made_function.set_checked_type(FuncType(tuple(p.checked_type for p in params), kind))
     return made_function
+
+
+_PARTS = (Call, Tuple, TupleGetItem, RelayVar, Constant)
+"""What a kernel is made of."""
 
 
 def _is_closed(params: Iterable[RelayVar], body: RelayExpr, exprs: Iterable[RelayExpr]) -> bool:

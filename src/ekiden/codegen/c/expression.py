@@ -18,6 +18,7 @@ from ekiden.codegen.common import (
     check_lanes,
     is_nonnegative,
     shuffle_order,
+    undefined,
 )
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import (
@@ -94,7 +95,7 @@ class ExpressionWriter:
     def name(self, thing: Var | Buffer) -> str:
         """The name of a variable or buffer in scope."""
         if thing not in self.names:
-            raise InternalError(f"c: {thing.name!r} is not defined")
+            raise undefined("c", thing)
         return self.names[thing]
 
     @contextmanager

@@ -233,7 +233,7 @@ class StatementWriter(ExpressionWriter):
         for d in buffer.shape:
             extent = extent * d
         inner = f"[{lanes}]" if lanes > 1 else ""
-        if buffer.scope == "global":
+        if buffer.scope == "global" or not isinstance(extent, IntImm):
             size = self.text(extent * dt.itemsize(buffer.dtype))
             name = self.define(buffer)
             declared = f"(*{name}){inner}" if inner else f"*{name}"
@@ -249,10 +249,6 @@ class StatementWriter(ExpressionWriter):
             self.put("}")
             self.frees.append(free)
             return
-        if not isinstance(extent, IntImm):
-            raise InternalError(
-                f"c: buffer {buffer.name!r} of scope {buffer.scope!r} has no constant size"
-            )
         self.put(f"{kind} {self.define(buffer)}[{max(extent.value, 1)}]{inner};")
 
     # stores

@@ -12,6 +12,7 @@ buffers between kernels. Buffers that it allocates are memory of the device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from ekiden.arith import prove_equal
 from ekiden.codegen.common import DEVICE_ID, DEVICE_TYPE
@@ -27,12 +28,13 @@ from ekiden.runtime.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
-from ekiden.tir.stmt import Evaluate, For, IfThenElse, LetStmt, PrimFunc, Stmt
+from ekiden.tir.expr import BufferLoad
+from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.transform import split_host_device
 from ekiden.tir.transform.narrow_data_type import narrow_data_type
 from ekiden.tir.transform.pipeline import AFTER_SPLIT, BEFORE_SPLIT
 from ekiden.tir.transform.split_host_device import is_device_loop
-from ekiden.tir.visitor import StmtMutator, walk
+from ekiden.tir.visitor import StmtMutator, all_expressions, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +182,20 @@ class _Launches(StmtMutator):
         return Evaluate(self._calls[name.value].made(e.args[1:]))
 
 
+def _check_untouched(name: str, host: Stmt, target: Target) -> None:
+    """Raise CompileError where the host reads or writes elements, which are not in its memory."""
+    stores = (s.buffer for s in walk(host) if isinstance(s, BufferStore))
+    loads = (e.buffer for e in all_expressions(host) if isinstance(e, BufferLoad))
+    for buffer in chain(stores, loads):
+        raise CompileError(
+            f"{name!r}: target {target.kind.name!r}: elements of {buffer.name!r} are used outside "
+            "of threads, which alone reach its memory: bind a loop around them to one of their axes"
+        )
+
+
 def _host(func: PrimFunc, calls: Mapping[str, _Call], target: Target) -> PrimFunc:
     body = _Launches(calls).visit(func.body)
+    _check_untouched(func.name, body, target)
     attrs = {**(func.attrs or {}), DEVICE_TYPE: target.kind.device_type}
     return func.with_fields(body=body, attrs=attrs)
 

@@ -12,6 +12,7 @@ from ekiden.codegen.common import (
     check_lanes,
     is_nonnegative,
     shuffle_order,
+    undefined,
 )
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Builder, Module, Operand
@@ -106,11 +107,11 @@ class ExpressionEmitter:
 
     def capture_variable(self, var: Var) -> None:
         """Called for a variable that is not in scope."""
-        raise InternalError(f"llvm: variable {var.name!r} is not defined")
+        raise undefined("llvm", var)
 
     def capture_buffer(self, buffer: Buffer) -> None:
         """Called for a buffer that is not in scope."""
-        raise InternalError(f"llvm: buffer {buffer.name!r} is not allocated")
+        raise undefined("llvm", buffer)
 
     # the walk
 

@@ -166,11 +166,7 @@ class StatementEmitter(PackedCallEmitter):
         extent: PrimExpr = const(1)
         for d in buffer.shape:
             extent = extent * d
-        if buffer.scope != "global":
-            if not isinstance(extent, IntImm):
-                raise InternalError(
-                    f"llvm: buffer {buffer.name!r} of scope {buffer.scope!r} has no constant size"
-                )
+        if buffer.scope != "global" and isinstance(extent, IntImm):
             kind = f"[{max(extent.value, 1)} x {memory_type(buffer.dtype)}]"
             self.pointers[buffer] = name = f"%{self.b.fresh('stack')}"
             self.b.entry.append(f"  {name} = alloca {kind}, align 64")

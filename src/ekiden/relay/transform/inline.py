@@ -5,8 +5,8 @@
 
 Functions with the attribute Inline are inlined, unless they are recursive or polymorphic; one that
 was inlined everywhere goes away. An argument that is more than a name stays evaluated once: as
-a shared value where it is pure, bound by a let where it is not. A function for an external compiler
-stays whole and is called in place.
+a shared value where it is pure, bound by a let where it is not. What is one kernel stays whole and
+is called in place: a function for an external compiler, and one that is marked Primitive.
 
 Callees first, so that each body is copied with what was inlined into it; the program may grow to
 the product of calls along a path, as with any inlining. No variable is bound twice afterwards: each
@@ -38,29 +38,35 @@ def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> I
         function = done[name]
         if not isinstance(function, Function):
             continue
-        done[name] = function = function.with_fields(body=_with_bodies(function.body, inlined))
+        is_part = _is_kernel(function)  # of which those that it calls are parts
+        body = _with_bodies(function.body, inlined, is_part)
+        done[name] = function = function.with_fields(body=body)
         if name not in recursive and not function.type_params and wanted(name, function):
             inlined[name] = function
     used = {name for name in inlined if graph.ref_count(name)}
     return _without_unused(module.with_functions(done), used)
 
 
-def _with_bodies(body: RelayExpr, functions: Mapping[GlobalVar, Function]) -> RelayExpr:
-    """`body` with calls of these functions replaced; used as values they become function values."""
+def _with_bodies(
+    body: RelayExpr, functions: Mapping[GlobalVar, Function], is_part: bool
+) -> RelayExpr:
+    """`body` with calls of these functions replaced; used as values they become function values. In
+    what `is_part` of a kernel no kernel stays whole.
+    """
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """A call becomes the body over its arguments; a name used as a value a copy with variables
-        of its own, as no variable may be bound twice. For an external compiler the function stays
-        whole.
+        of its own, as no variable may be bound twice. A kernel stays whole; as a value it is a
+        function that calls it.
         """
         if isinstance(old, GlobalVar) and old in functions:
-            return fresh_copy(functions[old])
+            return _value_of(functions[old])
         if isinstance(old, Call) and isinstance(old.op, GlobalVar) and old.op in functions:
             assert isinstance(new, Call)
             callee = functions[old.op]
-            if callee.attr("Compiler") is None:
+            if is_part or not _is_kernel(callee):
                 return apply(callee, new)
-            made = new.with_fields(op=callee)
+            made = new.with_fields(op=_marked(callee))
             known = old.checked_type_or_none()
             if known is not None:
                 made.set_checked_type(known)
@@ -68,6 +74,20 @@ def _with_bodies(body: RelayExpr, functions: Mapping[GlobalVar, Function]) -> Re
         return new
 
     return rewrite_graph(body, rewrite)
+
+
+def _marked(kernel: Function) -> Function:
+    return kernel if kernel.attr("Primitive") else kernel.with_attr("Primitive", 1)
+
+
+def _value_of(function: Function) -> Function:
+    copy = fresh_copy(function)
+    assert isinstance(copy, Function)
+    if not _is_kernel(copy):
+        return copy
+    kernel = _marked(copy)
+    params = tuple(Var(p.name_hint, p.type_annotation) for p in kernel.params)
+    return Function(params, Call(kernel, params))
 
 
 def apply(function: Function, call: Call) -> RelayExpr:
@@ -95,11 +115,21 @@ def _without_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
     )
 
 
+def _is_kernel(function: Function) -> bool:
+    return bool(function.attr("Compiler") or function.attr("Primitive"))
+
+
+def _is_wanted(function: BaseFunc) -> bool:
+    return isinstance(function, Function) and (
+        bool(function.attr("Inline")) or _is_kernel(function)
+    )
+
+
 @module_pass(name="Inline", opt_level=1)
 def _inline(module: IRModule, context: PassContext) -> IRModule:
-    if not any(isinstance(f, Function) and f.attr("Inline") for f in module.functions.values()):
+    if not any(map(_is_wanted, module.functions.values())):
         return module
-    return inline(module, lambda name, function: bool(function.attr("Inline")))
+    return inline(module, lambda name, function: _is_wanted(function))
 
 
 def Inline() -> Pass:  # noqa: N802

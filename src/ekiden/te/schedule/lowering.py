@@ -16,7 +16,7 @@ from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ScheduleError
 from ekiden.te.inline import Inliner, post_order_tensors
-from ekiden.te.prim_func import create_prim_func
+from ekiden.te.prim_func import check_arguments, create_prim_func, with_numbers
 from ekiden.te.schedule.relations import (
     Axis,
     AxisAttr,
@@ -39,11 +39,13 @@ from ekiden.tir.stmt import BlockRealize, For, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator
 
 
-def lower(schedule: Schedule, args: Sequence[Tensor], name: str = "main") -> PrimFunc:
+def lower(schedule: Schedule, args: Sequence[Tensor | Var], name: str = "main") -> PrimFunc:
     """The loop program of a schedule over its arguments: inputs, then outputs, as in
-    `create_prim_func`. Raises ScheduleError for a step that would change its meaning.
+    `create_prim_func`. Raises ScheduleError for a step that would change its meaning; TypeError,
+    ValueError as there.
     """
-    return Lowering(schedule, args, name).func
+    check_arguments(args, f"lower {name!r}")
+    return with_numbers(args, lambda tensors: Lowering(schedule, tensors, name).func)
 
 
 def infer_bound(schedule: Schedule) -> dict[Axis, Range]:

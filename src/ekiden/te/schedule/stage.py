@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from ekiden.ir import dtype as dt
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, convert
 from ekiden.runtime.errors import ScheduleError
 from ekiden.te.reducer import ReduceAxis
@@ -102,7 +103,10 @@ class Stage:
             raise ValueError(f"split of {self.name!r}: give either factor or nparts")
         parent = self._leaf("split", parent)
         name, size, kind = parent.var.name, _extent(parent), kind_of(parent)
-        given = convert(factor if nparts is None else nparts, "int64")  # type: ignore[arg-type]
+        asked = factor if nparts is None else nparts
+        given = convert(asked, "int64") if isinstance(asked, (int, PrimExpr)) else None
+        if given is None or not dt.is_int(given.dtype):
+            raise ScheduleError(f"split of {self.name!r}: expected a whole factor, got {asked}")
         if isinstance(given, IntImm) and given.value < 1:
             raise ScheduleError(f"split of {self.name!r}: expected a factor above 0, got {given}")
         rest = ceil_div(size, given)
