@@ -127,3 +127,15 @@ def test_what_runs_outside_of_threads_is_not_built_for_a_device(target: str, bou
         f"'default_function': target '{target}': elements of 'C' are used outside of threads, "
         "which alone reach its memory: bind a loop around them to one of their axes"
     )
+
+
+def test_an_operation_of_two_tensors_may_be_named_by_both() -> None:
+    sums, halves = te.compute(A.shape, lambda i, j: (A[i, j] + 1, A[i, j] / 2), name="C")
+    schedule = te.create_schedule([sums.op, halves.op])
+    schedule.cache_write([sums, halves], "local")
+    func = ekiden.build(schedule.normalize(), [A, sums, halves])
+    results = [ekiden.nd.array(np.zeros_like(DATA)) for _ in range(2)]
+    func(ekiden.nd.array(DATA), *results)
+    assert np.array_equal(results[0].numpy(), DATA + 1)
+    assert np.array_equal(results[1].numpy(), DATA / 2)
+    assert te.schedule.InferBound(schedule)

@@ -192,12 +192,14 @@ class Schedule:
 
 
 def create_schedule(ops: Tensor | Operation | Sequence[Tensor | Operation]) -> Schedule:
-    """A schedule that computes operations, each stage at its own loops before its readers."""
+    """A schedule that computes operations, each stage at its own loops before its readers. One
+    that comes twice, as the operation of two tensors, is one.
+    """
     many = [ops] if isinstance(ops, (Tensor, Operation)) else list(ops)
     for each in many:
         if not isinstance(each, (Tensor, Operation)):
             raise ScheduleError(f"create_schedule: expected operations, got {type(each).__name__}")
-    return Schedule([o.op if isinstance(o, Tensor) else o for o in many])
+    return Schedule(list(dict.fromkeys(o.op if isinstance(o, Tensor) else o for o in many)))
 
 
 def _enter(stage: Stage, group: Stage | None) -> None:
