@@ -245,14 +245,14 @@ static void mend(bytes *file) {
   put32(file->data + 28, ek_crc32(file->data + 32, 24 * n));
 }
 
-/* A small deterministic fuzzer: some words are replaced, checksums mended. What still loads must be
-** harmless to take apart; it is not run, for its loops may be endless. */
 #ifdef EK_HARD_TEST
-enum { DAMAGED = 8000 }; /* under watch and count; the other builds make them all */
+enum { DAMAGED = 8000 }; /* slower, each; the other builds, in long runs, make them all */
 #else
 enum { DAMAGED = 40000 };
 #endif
 
+/* A small deterministic fuzzer: some words are replaced, checksums mended. What still loads must be
+** harmless to take apart; it is not run, for its loops may be endless. */
 static void mended_damage_is_harmless(const bytes *file) {
   static const uint32_t values[] = {0,    1,      2,          7,          0x7f,
                                     0xff, 0xffff, 0x7fffffff, 0x80000000, 0xffffffff};
