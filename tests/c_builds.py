@@ -110,7 +110,7 @@ class Objects:
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self._factory = factory
         self.runtime, self.tests = cache(self._runtime), cache(self._tests)
-        self.programs = cache(self._programs)
+        self.program = cache(self._program)
 
     def _runtime(self, name: str) -> list[Path]:
         """Those of the runtime in the build of a name."""
@@ -118,23 +118,21 @@ class Objects:
         return self._compiled(name, "runtime", sources, BUILDS[name].level)
 
     def _tests(self, name: str) -> list[Path]:
-        """The build's tests, behind their library."""
+        """The build's tests, and the library that they load."""
         only = BUILDS[name].only
         wanted = [*TESTS, "soak", "fuzz_load"] if only is None else only
         sources = [HERE / f"{test}.c" for test in ("library", *wanted)]
         return self._compiled(name, "tests", sources, "-O0")
 
-    def _programs(self, name: str) -> Path:
-        """A folder of all test programs and library.so."""
-
-        def make(folder: Path) -> None:
-            folder.mkdir(exist_ok=True)
-            library, *tests = self.tests(name)
-            for test in tests:
-                link([*self.runtime(name), test], folder / test.stem, BUILDS[name].flags)
-            link([library], folder / "library.so", ("-shared",))
-
-        return made_once(self._factory, f"{name}-programs", make)
+    def _program(self, name: str, test: str) -> Path:
+        """A test program, or library.so."""
+        flags, linked = BUILDS[name].flags, self.runtime(name)
+        if test == "library.so":
+            flags, linked = ("-shared",), []
+        (made,) = (each for each in self.tests(name) if each.stem == test.removesuffix(".so"))
+        return made_once(
+            self._factory, f"{name}-{test}", lambda to: link([*linked, made], to, flags)
+        )
 
     def _compiled(self, name: str, kind: str, sources: Sequence[Path], level: str) -> list[Path]:
         """What a build has of its own, and links to the files of the build that it is like."""

@@ -198,7 +198,7 @@ def test_a_background_that_cannot_be_forked_leaves_no_files_open(
         raise OSError(errno.EAGAIN, "no more processes")
 
     monkeypatch.setattr(os, "fork", no_process)
-    before = os.listdir("/proc/self/fd")
+    before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="no more processes"):
         Background.begin()
-    assert os.listdir("/proc/self/fd") == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # what tests before this one left may close

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from toolchains import BINDINGS, LIBRARY, NEEDS_JDK, NEEDS_NODE, ROOT, go, jdk, needs, run
+from toolchains import BINDINGS, BRIEF, LIBRARY, NEEDS_JDK, NEEDS_NODE, ROOT, go, jdk, needs, run
 
 import ekiden
 from ekiden import relay, runtime
@@ -102,8 +102,9 @@ def java(folder: Path, tmp_path: Path, library: Path) -> Program:
     programs = jdk()
     assert programs is not None
     sources = sorted((BINDINGS / "java").glob("*/dev/**/*.java"))
-    run([programs / "javac", "-d", tmp_path, *sources], ROOT)
-    options = ["--enable-native-access=ALL-UNNAMED", "-Xmx64m", "-cp", tmp_path]
+    brief = [f"-J{option}" for option in BRIEF]
+    run([programs / "javac", *brief, "-d", tmp_path, *sources], ROOT)
+    options = [*BRIEF, "--enable-native-access=ALL-UNNAMED", "-Xmx64m", "-cp", tmp_path]
     places = {"EKIDEN_LIB_DIR": str(library)}
     command = [programs / "java", *options, "dev.ekiden.Conformance", folder]
     return Program(command, variables=places)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from toolchains import BINDINGS, LIBRARY, NEEDS_JDK, NEEDS_NODE, ROOT, go, jdk, needs, run
+from toolchains import BINDINGS, BRIEF, LIBRARY, NEEDS_JDK, NEEDS_NODE, ROOT, go, jdk, needs, run
 
 from ekiden import runtime
 from ekiden.runtime.errors import ImportModelError
@@ -82,7 +82,7 @@ def test_java(words: Sequence[Path], said: str, tmp_path: Path) -> None:
     programs = jdk()
     assert programs is not None
     jar = built("java", tmp_path / "dist")
-    options = ["--enable-native-access=ALL-UNNAMED", "-cp", jar]
+    options = [*BRIEF, "--enable-native-access=ALL-UNNAMED", "-cp", jar]
     command = [programs / "java", *options, BINDINGS / "java/examples/Classify.java"]
     assert run([*command, *words], tmp_path, EKIDEN_LIB_DIR=None) == said
 

@@ -44,6 +44,10 @@ def has_node_headers() -> bool:
     return any((place / "node_api.h").exists() for place in places)
 
 
+BRIEF = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Options of a JVM that is to end soon: to optimise what runs once took half of its time."""
+
+
 def jdk() -> Path | None:
     """The folder of programs of a JDK of 22 or later, which has foreign functions."""
     homes = [Path(os.environ.get("JAVA_HOME", "/nowhere")), *sorted(Path("/usr/lib/jvm").glob("*"))]

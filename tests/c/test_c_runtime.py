@@ -38,9 +38,9 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
 
 
 @pytest.fixture(params=[pytest.param(b, marks=LONG if b == "plain" else ()) for b in BUILDS])
-def built(request: pytest.FixtureRequest, objects: Objects) -> Path:
-    """The test programs of one build: made once, whatever the order of tests."""
-    return objects.programs(request.param)
+def build(request: pytest.FixtureRequest) -> str:
+    """The name of a build; its test programs are linked as they are asked for."""
+    return str(request.param)
 
 
 def test_no_header_is_another_one_in_some_build() -> None:
@@ -80,17 +80,17 @@ def is_usual(build: str, test: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("built", "test"),
+    ("build", "test"),
     [
         pytest.param(name, test, marks=() if is_usual(name, test) else LONG)
         for name, build in BUILDS.items()
         for test in TESTS
         if build.only is None or test in build.only
     ],
-    indirect=["built"],
+    indirect=["build"],
 )
-def test_c(built: Path, test: str) -> None:
-    print(run(built / test, built / "library.so"), end="")
+def test_c(objects: Objects, build: str, test: str) -> None:
+    print(run(objects.program(build, test), objects.program(build, "library.so")), end="")
 
 
 def within(rounds: int) -> int:
@@ -99,25 +99,28 @@ def within(rounds: int) -> int:
 
 
 @sizes("rounds", 20_000, 5_000_000)
-def test_calls_from_four_threads_and_flat_memory(built: Path, rounds: int) -> None:
-    """Ten million calls, each with a callback, where threads are watched."""
-    calls = 10_000_000 if built.name.startswith("thread") else 100_000
-    print(run(built / "soak", calls, rounds, timeout=within(rounds)), end="")
+def test_calls_from_four_threads_and_flat_memory(objects: Objects, build: str, rounds: int) -> None:
+    """A million calls, each with a callback, where threads are watched; ten in a long run."""
+    calls = min(50 * rounds, 10_000_000) if build == "thread" else 100_000
+    print(run(objects.program(build, "soak"), calls, rounds, timeout=within(rounds)), end="")
 
 
 @sizes("calls", 10_000, 100_000)
-def test_kernels_are_swapped_behind_calls_from_four_threads(built: Path, calls: int) -> None:
-    if not built.name.startswith("thread"):
+def test_kernels_are_swapped_behind_calls_from_four_threads(
+    objects: Objects, build: str, calls: int
+) -> None:
+    if build != "thread":
         pytest.skip("races are looked for where threads are watched")
-    run(built / "test_swap", built / "library.so", calls)
+    run(objects.program(build, "test_swap"), objects.program(build, "library.so"), calls)
 
 
 @sizes("files", 1000, 1_000_000)
-def test_damaged_files_are_harmless(built: Path, files: int) -> None:
-    if not (built / "fuzz_load").exists():
+def test_damaged_files_are_harmless(objects: Objects, build: str, files: int) -> None:
+    if build == "thread":
         pytest.skip("damage is looked for where addresses are watched")
     # objects that come to own themselves leak; the hard build looks for other leaks
-    print(run(built / "fuzz_load", files, 1, timeout=within(files), leaks=False), end="")
+    program = objects.program(build, "fuzz_load")
+    print(run(program, files, 1, timeout=within(files), leaks=False), end="")
 
 
 def test_blocks_in_use_at_exit_are_told_of_in_the_hard_build(

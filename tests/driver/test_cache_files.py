@@ -142,6 +142,18 @@ def test_the_folder_of_kernels_is_bounded(home: Path, monkeypatch: pytest.Monkey
     assert KernelCache.default().get(key_of(399)) == code_of(399)
 
 
+@pytest.mark.parametrize(("limit", "looks"), [("1G", 0), ("100K", 70), ("5K", 400)])
+def test_the_folder_is_looked_at_as_its_limit_is_filled(
+    home: Path, monkeypatch: pytest.MonkeyPatch, limit: str, looks: int
+) -> None:
+    """A look reads the names of all kernels; those here have 109 KB together."""
+    found: list[int] = []
+    monkeypatch.setattr("ekiden.codegen.cache.shrink", lambda _, limit: found.append(limit))
+    monkeypatch.setenv("EKIDEN_KERNEL_LIMIT", limit)
+    filled(*range(400))
+    assert looks / 2 <= len(found) <= looks * 2
+
+
 def test_what_is_packed_can_be_taken_elsewhere(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

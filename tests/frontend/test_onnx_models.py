@@ -33,8 +33,10 @@ CACHE = Path(os.environ.get("EKIDEN_BENCH_CACHE", Path.home() / ".cache" / "ekid
 MODELS = (
     "oww_alexa_mlp", "oww_timer_mlp", "magika_v3_3", "attacut_c", "deepcut", "ppocr2_cls",
     "ppocr4_det", "ddddocr_det", "minilm_l3_f32", "light_squeezenet", "light_resnet50",
-    "light_bvlc_alexnet", "light_vgg19", "light_zfnet512", "light_inception_v1",
-    "light_shufflenet", "light_densenet121",
+    "light_inception_v1", "light_shufflenet", "light_densenet121", *(
+        pytest.param(name, marks=LONG)  # most of all weights, for layers that others have too
+        for name in ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")
+    ),
 )  # fmt: skip
 INTERPRETED = {
     "oww_alexa_mlp": ["default"],

@@ -13,7 +13,7 @@ import ekiden
 from ekiden import relay, runtime
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
-from long_runs import alike
+from long_runs import LONG, alike
 
 
 def compiled(params: list[relay.Var], body: relay.Expr) -> ekiden.Executable:
@@ -269,8 +269,8 @@ def test_a_refused_run_changes_nothing(two: ekiden.Executable) -> None:
     [
         ("minilm_l3_f32", {"s": 513}),
         ("minilm_l3_f32", {"s": 100_000}),
-        ("ppocr4_det", {"h": 33, "w": 64}),
-        ("ppocr4_det", {"h": 100, "w": 100}),
+        pytest.param("ppocr4_det", {"h": 33, "w": 64}, marks=LONG),  # takes 11 s to compile
+        pytest.param("ppocr4_det", {"h": 100, "w": 100}, marks=LONG),
     ],
 )
 def test_shapes_that_a_model_does_not_admit(name: str, dims: dict[str, int]) -> None:

@@ -33,8 +33,8 @@ def test_keys_and_constructors(c_server: CServer) -> None:
 
 
 def test_a_session_in_c_has_its_time(c_server: CServer, functions_library: Path) -> None:
-    session = connect(c_server, session_timeout=0.5)
     with pytest.raises(rpc.RPCSessionTimeoutError):  # of a spin, or of what comes before it
+        session = connect(c_server, session_timeout=0.5)
         session.upload(functions_library)
         session.load_module("functions.so")["spin"]()
 

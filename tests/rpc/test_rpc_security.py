@@ -266,8 +266,8 @@ def test_an_uploaded_module_is_held_too(hostile: rpc.Server, library: Path) -> N
         with pytest.raises(rpc.RPCError, match="gone"):
             module["crash"]()
     with (
-        rpc.connect("127.0.0.1", hostile.port, session_timeout=1) as session,
         pytest.raises(rpc.RPCSessionTimeoutError),  # of a spin, or of what comes before it
+        rpc.connect("127.0.0.1", hostile.port, session_timeout=1) as session,
     ):
         session.upload(library)
         session.load_module(library.name)["spin"]()

@@ -337,7 +337,7 @@ def test_hybrid_script() -> None:
     assert y.tolist() == [2] * 4
 
 
-def test_the_strategy_of_an_operator() -> None:
+def test_the_strategy_of_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     def compute(attrs: object, inputs: Sequence[te.Tensor], out: object) -> list[te.Tensor]:
         return [topi.multiply(inputs[0], te.const(3.0, F32))]
 
@@ -346,15 +346,11 @@ def test_the_strategy_of_an_operator() -> None:
         made.add_implementation(compute, plevel=15)
         return made
 
-    kept = {key: dict(rows) for key, rows in OP_ATTRS.items()}
-    try:
-        relay.op.register_strategy("exp")(strategy)
-        x = relay.var("x", shape=(2,))
-        found = tvm.compile(tvm.IRModule.from_expr(relay.Function([x], relay.exp(x))))
-        assert found(np.ones(2, F32)).numpy().tolist() == [3, 3]
-    finally:
-        OP_ATTRS.clear()
-        OP_ATTRS.update(kept)
+    monkeypatch.setitem(OP_ATTRS, "FTVMStrategy", dict(OP_ATTRS.get("FTVMStrategy", {})))
+    relay.op.register_strategy("exp")(strategy)
+    x = relay.var("x", shape=(2,))
+    found = tvm.compile(tvm.IRModule.from_expr(relay.Function([x], relay.exp(x))))
+    assert found(np.ones(2, F32)).numpy().tolist() == [3, 3]
 
 
 def test_a_function_of_another_process() -> None:

@@ -34,12 +34,19 @@ def kernel_key(function: Node, target: Target, *extra: str) -> str:
 DIGEST_SIZE = 8
 VERSION = b"ekiden-1"
 """Of the form of files: part of their digest, so that one of another form is a miss."""
-SHRINK_ONE_IN = 16
-"""How many kernels are kept, about, until their folder is looked at for more than its limit."""
+LOOKS = 64
+"""How often the folder is looked at, about, while as many bytes are kept as it may have."""
 
 
 def _digest(code: bytes) -> bytes:
     return hashlib.blake2b(code, digest_size=DIGEST_SIZE, person=VERSION).digest()
+
+
+def _is_looked_at(digest: bytes, size: int, limit: int) -> bool:
+    """Whether the folder is looked at for more than its limit behind a kernel of so many bytes. By
+    chance, as processes do not know of each other: a look reads the names of all kernels.
+    """
+    return int.from_bytes(digest) * limit < (size * LOOKS) << (8 * DIGEST_SIZE)
 
 
 def checked_code(kept: bytes) -> bytes | None:
@@ -94,7 +101,7 @@ class KernelCache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, lambda file: file.write(digest + code))
-            if self.limit is not None and digest[0] % SHRINK_ONE_IN == 0:
+            if self.limit is not None and _is_looked_at(digest, len(code), self.limit):
                 shrink(self.folder, self.limit)
         except OSError:
             return

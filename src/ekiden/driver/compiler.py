@@ -327,11 +327,19 @@ class _Rarely:
 _RARELY = _Rarely()
 
 
+_has_frozen = False
+"""Whether the program was seen to freeze objects; Python counts them one by one to tell."""
+
+
 def _stays() -> None:
     """Count what was made up to now as old, as if garbage had been looked for: at the next object
     Python would look through all of it, in the middle of the first answer.
     """
-    if gc.isenabled() and not gc.get_freeze_count():  # what a program has frozen stays so
+    global _has_frozen
+    if not gc.isenabled() or _has_frozen:
+        return
+    _has_frozen = gc.get_freeze_count() > 0
+    if not _has_frozen:  # what a program has frozen stays so
         gc.freeze()
         gc.unfreeze()
 

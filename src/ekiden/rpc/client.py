@@ -215,11 +215,15 @@ class RPCSession:
 def open_session(
     channel: Channel, key: str, timeout: float, constructor: Sequence[object] = ()
 ) -> Endpoint:
-    """Say HELLO and hear it. Raises what the other side refuses it with."""
+    """Say HELLO and hear it. Raises what the other side refuses it with, RPCSessionTimeoutError
+    where the session's time is over before it is open.
+    """
     far = FarThings()
     endpoint = Endpoint(channel, far)
     far.endpoint = weakref.ref(endpoint)
     begun = time.monotonic()  # before the other side begins to count: it may end the session first
+    if timeout:
+        channel.ends = begun + timeout
     endpoint.say_hello(key, math.ceil(timeout * 1000), constructor)  # 0 would be no timeout
     try:
         kind, body = channel.receive(_HELLO_SECONDS)
@@ -227,8 +231,6 @@ def open_session(
         channel.close()
         raise
     endpoint.hear_hello(kind, body)
-    if timeout:
-        channel.ends = begun + timeout
     return endpoint
 
 

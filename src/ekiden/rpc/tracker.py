@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import itertools
 import json
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -246,19 +247,24 @@ class TrackerSession:
     ) -> RPCSession:
         """A session with a device of that name, once one is free; a higher priority comes first.
         Where a device cannot be reached another is asked for, `max_retry` times in all. Raises
-        RPCError.
+        RPCError; RPCSessionTimeoutError where the session's time is over before it is open.
         """
         last: RPCError | None = None
         for _ in range(max_retry):
+            begin = math.inf
             try:
                 host, port, match = cast(
                     tuple[str, int, str], self._ask(Kind.REQUEST, key, priority)
                 )
+                begin = time.monotonic()
                 return connect(
                     host, port, f"{key}:{match}", session_timeout, session_constructor_args,
                     credentials=self._credentials,
                 )  # fmt: skip
             except RPCError as error:
+                is_over = session_timeout and time.monotonic() - begin >= session_timeout
+                if is_over and isinstance(error, RPCSessionTimeoutError):
+                    raise  # another device would give it no more
                 last = error
         raise RPCError(f"request '{key}': no device in {max_retry} tries; the last: {last}")
 

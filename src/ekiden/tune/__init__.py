@@ -112,7 +112,13 @@ def __getattr__(name: str) -> object:
 
 
 class _Callable(ModuleType):
-    """This package, which can be called: `ekiden.tune(model, ...)`."""
+    """This package, which can be called: `ekiden.tune(model, ...)`. A module that Python imports
+    does not take the place of the name that it has: `template` is a function.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _HOMES or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
 
     def __call__(self, *args: object, **options: object) -> object:
         """What `ekiden.driver.tuning.tune` does."""
