@@ -522,8 +522,8 @@ class CanonicalForm:
         return self._recombine_symbolic(p) if self._has_digits else p
 
     def _is_multiple(self, numerator: Key, divisor: int) -> bool:
-        """Whether a sum is a multiple of the divisor since each x % c in it is x less one of c: what
-        is padded to whole blocks, x + -x % c, is one.
+        """Whether a sum is a multiple of the divisor as x % c is x less a multiple of c: what is
+        padded to whole blocks, x + -x % c, is one.
         """
         p = dict(numerator)
         while True:
