@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import pickle
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -78,6 +81,58 @@ def test_files_of_other_kinds_are_told_what_makes_a_model_of_them(
     (tmp_path / name).write_bytes(b"any")
     with pytest.raises(ImportModelError, match=f"import {name!r}: it is .*{advice}"):
         ekiden.compile(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (gzip.compress(b"any"), "compressed: unpack it"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "git lfs pull"),
+        (b"<!DOCTYPE html><html>404</html>", "a web page: the download gave no model"),
+        (pickle.dumps([1]), "pickled: load it"),
+        (struct.pack("<Q", 20) + b'{"w":{}}', "weights alone: "),
+        (b"\x89HDF\r\n\x1a\n", "loaded by keras.models.load_model"),
+        (b"\x10\0\0\0ORTM", "ONNX Runtime's own format"),
+        (b"GGUF\3\0\0\0", "run it by `ekiden generate`"),
+        (b"\x7fELF\2", "load it by ekiden.load"),
+    ],
+    ids=lambda value: "" if isinstance(value, bytes) else value[:16],
+)
+@pytest.mark.parametrize("name", ["model", "model.onnx", "model.tflite", "model.PB"])
+def test_files_of_other_kinds_are_told_by_what_is_in_them(
+    data: bytes, told: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    for given, label in ((tmp_path / name, repr(name)), (data, "bytes")):
+        with pytest.raises(ImportModelError, match=f"^import {label}: it is .*{told}"):
+            ekiden.compile(given)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (("b.onnx", "a.onnx", "readme"), "it is a folder: give the path of 'a.onnx' or 'b.onnx'$"),
+        (tuple(f"{i}.onnx" for i in range(9)), "'4.onnx' or 4 more$"),
+        (("config.json", "model.safetensors"), "a checkpoint of transformers: .*from_pretrained"),
+        (("config.json", "model.safetensors", "model.onnx"), "give the path of 'model.onnx'$"),
+        (("checkpoint", "a-1.index"), "weights alone"),
+        (("readme.md",), "it is a folder, in which there is no model$"),
+    ],
+)  # fmt: skip
+def test_folders_that_are_no_model(files: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ImportModelError, match=f"^import .*{told}"):
+        ekiden.compile(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["", ".onnx", ".pt", ".h5", ".tflite", ".relay", ".zip"])
+@pytest.mark.parametrize(
+    ("stem", "told"), [("no", "No such file"), ("a\0b", "zero"), ("a" * 300, "too long")]
+)
+def test_paths_of_nothing(stem: str, suffix: str, told: str) -> None:
+    with pytest.raises(ImportModelError, match=f"^import .*{told}"):
+        ekiden.compile(stem + suffix)
 
 
 def text_of_program() -> str:
@@ -190,3 +245,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         ImportModelError, match=r"import '.*': it is a folder, in which there is no"
     ):
         ekiden.compile(tmp_path)
+
+
+def test_what_was_downloaded_in_the_place_of_weights_is_told(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ImportModelError, match="a pointer of Git LFS"):
+        ekiden.compile(tmp_path / "m.safetensors")

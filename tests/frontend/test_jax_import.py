@@ -90,6 +90,14 @@ def test_bits_of_threefry(shape: tuple[int, ...], dtype: type) -> None:
         agree(bits, np.array([3, 2**32 - 2], np.uint64), exact=True)
 
 
+def test_keys_are_results() -> None:
+    """Which JAX constrains to no mesh."""
+    function = jax.jit(lambda seed: jax.random.split(jax.random.key(seed), 3))
+    seed = np.int32(7)
+    wanted = jax.random.key_data(function(seed))
+    np.testing.assert_array_equal(ekiden.compile(function, (seed,))(seed).numpy(), wanted)
+
+
 def test_windows_of_any_kind() -> None:
     x = np.random.default_rng(0).standard_normal((2, 9, 7, 3)).astype(np.float32)
     start = jnp.float32(1.5)

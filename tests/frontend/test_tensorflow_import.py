@@ -315,6 +315,17 @@ def test_recurrent_layers_of_any_length() -> None:
     agree(ekiden.compile(model), reference, (floats(2, 7, 5),), (floats(3, 2, 5),))
 
 
+def test_dilated_convolutions_of_any_length() -> None:
+    """Which TensorFlow pads to whole blocks, by the sizes of the data."""
+    x = keras.Input((None, 3))
+    y = keras.layers.Conv1D(3, 3, dilation_rate=4, padding="same")(x)
+    z = keras.layers.Conv1D(5, 2, dilation_rate=3)(keras.layers.add([x, y]))
+    model = keras.Model(x, z)
+    made = ekiden.compile(model)
+    for size in (5, 12):
+        agree(made, model, (floats(2, size, 3),))
+
+
 def test_attention() -> None:
     inputs = keras.Input((None, 8))
     x = keras.layers.MultiHeadAttention(2, 4)(inputs, inputs)

@@ -210,6 +210,20 @@ def test_attention_by_functions_of_places(size: int) -> None:
     assert not backend.counters["eager"]
 
 
+def test_heads_of_queries_share_heads_of_keys() -> None:
+    """As Llama's have it: PyTorch traces attention whole, without repeating the keys."""
+    q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
+
+    def function(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        attention = nn.functional.scaled_dot_product_attention
+        return attention(q, k, k.sin(), is_causal=True, enable_gqa=True)
+
+    with torch.no_grad():
+        found = torch.compile(function, backend="ekiden")(q, k)
+        torch.testing.assert_close(found, function(q, k), rtol=1e-5, atol=1e-6)
+    assert not backend.counters["eager"]
+
+
 def test_complex_numbers_come_and_go() -> None:
     class Turning(nn.Module):
         """Positions turned, as Llama's own program has it."""

@@ -491,7 +491,9 @@ class CanonicalForm:
         return poly.multiply(self._of(e.a), self._of(e.b))
 
     def _recombine(self, p: Poly) -> Poly:
-        """(x // c) * c + x % c -> x;  (x // c) % d * c + x % c -> x % (c * d)"""
+        """(x // c) * c + x % c -> x;  (x // c) % d * c + x % c -> x % (c * d);  (x // c) * c -> x
+        for a multiple x of c
+        """
         # Both by x = (x // c) * c + x % c, the definition of floor division, with c, d > 0. The
         # second joins two digits of x in mixed radix to one: what fusing two loops and splitting
         # them again leaves. A remainder is replaced by atoms that came before it, so this ends.
@@ -499,7 +501,13 @@ class CanonicalForm:
             if len(monomial) != 1:
                 continue
             atom = self._atoms[monomial[0]]
-            if atom.numerator is None or not isinstance(atom.expr, FloorMod):
+            if atom.numerator is None:
+                continue
+            if not isinstance(atom.expr, FloorMod):
+                if scale % atom.divisor == 0 and self._is_multiple(atom.numerator, atom.divisor):
+                    rest = {m: c for m, c in p.items() if m != monomial}
+                    factor = scale // atom.divisor
+                    return self._recombine(poly.add(rest, dict(atom.numerator), factor))
                 continue
             quotient = self._numbers.get((FloorDiv, atom.numerator, atom.divisor))
             if quotient is not None and p.get((quotient,)) == scale * atom.divisor:
@@ -512,6 +520,24 @@ class CanonicalForm:
                 made = self._modulo(dict(atom.numerator), size, atom.expr.dtype)
                 return self._recombine(poly.add(rest, made, scale))
         return self._recombine_symbolic(p) if self._has_digits else p
+
+    def _is_multiple(self, numerator: Key, divisor: int) -> bool:
+        """Whether a sum is a multiple of the divisor as x % c is x less a multiple of c: what is
+        padded to whole blocks, x + -x % c, is one.
+        """
+        p = dict(numerator)
+        while True:
+            p = poly.split(p, divisor)[1]
+            for monomial, scale in p.items():
+                atom = self._atoms[monomial[0]] if len(monomial) == 1 else None
+                if atom is None or atom.numerator is None or not isinstance(atom.expr, FloorMod):
+                    continue
+                if scale * atom.divisor % divisor == 0:
+                    rest = {m: c for m, c in p.items() if m != monomial}
+                    p = poly.add(rest, dict(atom.numerator), scale)
+                    break
+            else:
+                return not p
 
     def _digit_above(self, p: Poly, quotient: int, scale: int, atom: _Atom) -> int | None:
         """The term of p that is `quotient % d` where the digit below it is `atom`."""
@@ -648,6 +674,8 @@ class CanonicalForm:
         # Coefficients count modulo the divisor, so -1 may be divisor - 1. Where p may be negative
         # they are left as written: no form of it is known to be nearer to [0, divisor).
         p = {m: (c % divisor if m else c) for m, c in p.items()} if self._bound(p)[0] >= 0 else p
+        if self._is_multiple(poly.key(p), divisor):
+            return {}
         return self._quotient_atom(FloorMod, p, poly.constant(divisor), dtype)
 
     def _quotient_atom(self, kind: type[BinaryExpr], p: Poly, d: Poly, dtype: str) -> Poly:

@@ -258,35 +258,50 @@ FRONTENDS = (
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Files and objects that no frontend takes, and what a user does with one. `members` and
-    `classes` are as those of a frontend.
+    """Files and objects that no frontend takes, and what a user does with one. `starts`, `holds`,
+    `members` and `classes` are as those of a frontend.
     """
 
     what: str
     suffixes: tuple[str, ...]
     advice: str
+    starts: tuple[tuple[int, bytes], ...] = ()
+    holds: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
 
 
+_ORIGIN = "give ekiden.compile the model that it was made of"
+
 OTHERS = (
+    Other("a pointer of Git LFS", (), "fetch the file itself: git lfs pull",
+          starts=((0, b"version https://git-lfs"),)),
+    Other("a web page", (".html",), "the download gave no model: look at what it says",
+          starts=((0, b"<!DOCTYPE"), (0, b"<!doctype"), (0, b"<html"))),
     Other("a file of TorchScript", (),
           "give ekiden.compile the module, loaded by torch.jit.load, with example_inputs",
           members=("constants.pkl",)),
     Other("what torch.save wrote", (),
           "give ekiden.compile the module, loaded by torch.load, with example_inputs",
-          members=("data.pkl",)),
+          starts=((0, b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."),), members=("data.pkl",)),
     Other("a file of PyTorch that Python has to load", (".pt", ".pth", ".ckpt"),
           "give ekiden.compile the module, loaded by torch.load or torch.jit.load, with "
           "example_inputs"),
-    Other("weights alone", (".safetensors", ".npz", ".msgpack", ".pdiparams", ".params"),
+    Other("a checkpoint of transformers", (), "give ekiden.compile the module that from_pretrained "
+          "makes of it, with example_inputs, or run it by `ekiden generate`",
+          holds=("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                 "pytorch_model.bin.index.json")),
+    Other("weights alone", (".safetensors", ".npz", ".msgpack", ".pdiparams", ".params",
+                            ".weights.h5"),
           "load them into the model in its framework, and give ekiden.compile that model",
+          starts=((5, b'\0\0\0{"'),), holds=("checkpoint", "_CHECKPOINT_METADATA", "_METADATA"),
           classes=("builtins.dict",)),
     Other("in ONNX Runtime's own format", (".ort",),
-          "give ekiden.compile the .onnx file that it was made of", classes=(
-              "onnxruntime.InferenceSession",)),
+          "give ekiden.compile the .onnx file that it was made of", starts=((4, b"ORTM"),),
+          classes=("onnxruntime.InferenceSession",)),
     Other("pickled", (".pkl", ".pickle", ".joblib"),
-          "load it; ekiden.compile takes what is a model of a framework"),
+          "load it; ekiden.compile takes what is a model of a framework",
+          starts=tuple((0, bytes((0x80, protocol))) for protocol in range(2, 6))),
     Other("an expression of Relay", (), "make a function of it: relay.Function(parameters, it)",
           classes=("ekiden.ExprWithOp",)),
     Other("a part of an ONNX model", (), "make a model of it by onnx.helper.make_model",
@@ -316,12 +331,24 @@ OTHERS = (
     Other("a model of Keras 2", (), "export it, and give ekiden.compile the folder: "
           "model.export(path)", classes=("tf_keras.Model",)),
     Other("a model of Keras 2", (".h5", ".hdf5"),
-          "give ekiden.compile the model, loaded by keras.models.load_model"),
-    Other("a checkpoint of a language model", (".gguf",), "run it by `ekiden generate`"),
+          "give ekiden.compile the model, loaded by keras.models.load_model",
+          starts=((0, b"\x89HDF\r\n"),)),
+    Other("a checkpoint of a language model", (".gguf",), "run it by `ekiden generate`",
+          starts=((0, b"GGUF"),)),
     Other("a model of CoreML", (".mlmodel", ".mlpackage"),
           "convert it to ONNX by onnxmltools.convert_coreml", classes=("coremltools.MLModel",)),
     Other("compiled already", (".eki", ".so", ".dll", ".dylib"),
-          "load it by ekiden.load, or look into it by `ekiden inspect`"),
+          "load it by ekiden.load, or look into it by `ekiden inspect`",
+          starts=((0, b"\x7fELF"),)),
+    Other("a model of OpenVINO", (".xml",), _ORIGIN,
+          classes=("openvino.Model", "openvino.CompiledModel")),
+    Other("made for another engine", (".engine", ".plan", ".trt", ".pte", ".mnn"), _ORIGIN),
+    Other("a model of Caffe", (".caffemodel", ".prototxt"), "convert it to ONNX"),
+    Other("a program of MLIR", (".mlir", ".stablehlo"), "give ekiden.compile the function of JAX, "
+          "or what its jax.export.export serializes"),
+    Other("compressed", (".gz", ".tgz", ".xz", ".bz2", ".zst", ".zip", ".tar"),
+          "unpack it, and give ekiden.compile the model that is in it",
+          starts=((0, b"\x1f\x8b\x08"), (0, b"\xfd7zXZ"), (0, b"BZh"), (0, b"\x28\xb5\x2f\xfd"))),
     Other("a model of PaddlePaddle", (".pdmodel",), "convert it to ONNX by paddle2onnx",
           classes=("paddle.Layer",)),
 )  # fmt: skip
@@ -341,6 +368,9 @@ def frontend_of(model: object) -> Frontend | None:
         return _of_path(Path(model))
     if isinstance(model, bytes):
         found = _of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP else None
+        for other in OTHERS:
+            if _starts(other, model[:_HEAD]):
+                raise _turned_away("bytes", other)
         return found or _of_bytes(model) or FRONTENDS[0]
     for row in FRONTENDS:
         if _is_one_of(model, row.classes):
@@ -371,41 +401,63 @@ def described(model: object) -> str:
 def is_model_file(path: str | os.PathLike[str]) -> bool:
     """Whether a path is that of a model, as its name, or what stands in a folder, tells."""
     where = Path(path)
-    return any(where.name.endswith(row.suffixes) or _holds(row, where) for row in FRONTENDS)
+    name = where.name.lower()
+    return any(name.endswith(row.suffixes) or _holds(row, where) for row in FRONTENDS)
 
 
 def _of_path(path: Path) -> Frontend:
+    if "\0" in str(path):
+        raise ImportModelError(f"import {str(path)!r}: no path has a character of zero")
     head, found = b"", None
-    if path.is_file():  # a pipe is read once, by the importer
+    if os.path.isfile(path):  # a pipe is read once, by the importer
         with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
             head = file.read(_HEAD)
             found = _of_archive(file, repr(path.name)) if head[:4] == _ZIP else None
+    found = found or next((row for row in FRONTENDS if _holds(row, path)), None)
     if found is not None:
         return found
+    if names := _models_in(path):
+        raise ImportModelError(f"import {str(path)!r}: it is a folder: give the path of {names}")
+    name = path.name.lower()
+    if os.path.exists(path):  # of what is not there, the importer says that
+        for other in OTHERS:
+            if _starts(other, head) or name.endswith(other.suffixes) or _holds(other, path):
+                raise _turned_away(repr(path.name), other)
     for row in FRONTENDS:
-        if path.name.endswith(row.suffixes) or _holds(row, path):
+        if name.endswith(row.suffixes):
             return row
-    for other in OTHERS:
-        if path.name.endswith(other.suffixes):
-            raise _turned_away(repr(path.name), other)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ImportModelError(f"import {str(path)!r}: it is a folder, in which there is no model")
     return _of_bytes(head) or FRONTENDS[0]
 
+
+def _models_in(folder: Path) -> str:
+    """The models in a folder, in words; "" where there are none, or it is no folder."""
+    try:
+        names = sorted(repr(each.name) for each in folder.iterdir() if is_model_file(each))
+    except OSError:
+        return ""
+    rest = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return " or ".join([*names[:_NAMED], *rest])
+
+
+_NAMED = 5
+"""Models of a folder that a message names."""
 
 _HEAD = 64
 """Bytes of a file in which its kind is looked for."""
 
 
-def _holds(row: Frontend, path: Path) -> bool:
-    return any((path / name).is_file() for name in row.holds)
+def _holds(row: Frontend | Other, path: Path) -> bool:
+    return any(os.path.isfile(path / name) for name in row.holds)
+
+
+def _starts(row: Frontend | Other, data: bytes) -> bool:
+    return any(data[at : at + len(text)] == text for at, text in row.starts)
 
 
 def _of_bytes(data: bytes) -> Frontend | None:
-    for row in FRONTENDS:
-        if any(data[at : at + len(text)] == text for at, text in row.starts):
-            return row
-    return None
+    return next((row for row in FRONTENDS if _starts(row, data)), None)
 
 
 def _of_archive(file: IO[bytes], name: str) -> Frontend | None:

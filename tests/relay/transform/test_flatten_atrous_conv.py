@@ -7,9 +7,11 @@ import pytest
 
 from ekiden import relay
 from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Var
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.testing import count_ops
+from ekiden.topi.shape import Dim, as_dim
 
 SIZE = (1, 9, 10, 2)
 
@@ -54,6 +56,35 @@ def test_one_dilated_convolution(
     data = rng.normal(size=SIZE).astype("float32"), rng.normal(size=(3, 3, 2, 4)).astype("float32")
     wanted, found = (np.asarray(Interpreter().evaluate(f, *data)) for f in (before, after))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def one_axis(size: Dim, crop: int = 0) -> relay.Function:
+    """As Keras has a convolution along one axis, of which the size comes with the data."""
+    size = as_dim(size)
+    x, w = relay.var("x", shape=(1, size, 2)), relay.var("w", shape=(1, 3, 2, 4))
+    rest = (4 - (size + 8) % 4) % 4
+    there = relay.nn.space_to_batch_nd(x, [4], [[4, rest + 4]])
+    conv = relay.nn.conv2d(relay.expand_dims(there, 1), w, data_layout="NHWC", kernel_layout="HWIO")
+    flat = relay.squeeze(conv, axis=[1])
+    return relay.Function([x, w], relay.nn.batch_to_space_nd(flat, [4], [[crop, rest]]))
+
+
+def test_a_convolution_along_one_axis_of_any_size() -> None:
+    before = one_axis(Var("n", "int64"))
+    after = flat(before)
+    assert count_ops(after) == {"expand_dims": 1, "nn.conv2d": 1, "squeeze": 1}
+    typed = relay.transform.InferType()(IRModule.from_expr(before))["main"]
+    assert isinstance(typed, relay.Function)
+    assert typed.ret_type.shape[1] is typed.params[0].type_annotation.shape[1]  # type: ignore[union-attr]
+    rng = np.random.default_rng(0)
+    for size in (1, 4, 11):
+        data = [rng.normal(size=s).astype("float32") for s in ((1, size, 2), (1, 3, 2, 4))]
+        one = one_axis(size)
+        wanted, found = (np.asarray(Interpreter().evaluate(f, *data)) for f in (one, after))
+        assert found.shape == (1, size, 4)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    cut = flat(one_axis(Var("n", "int64"), 5))  # more than is padded
+    assert "nn.batch_to_space_nd" in count_ops(cut)
 
 
 def test_what_is_no_dilated_convolution_is_left() -> None:

@@ -32,7 +32,7 @@ def exported(
     label = label_of(function)
     inputs: tuple[object, ...] = tuple(example_inputs)
     if dynamic_shapes is not None:
-        with told_by("dynamic_shapes", label, None):
+        with told_by("dynamic_shapes", label, None, _MEANT):
             inputs = export.symbolic_args_specs(inputs, _specs(dynamic_shapes))
     with told_by("jax.export", label, _LIBRARIES):
         traced = function if hasattr(function, "trace") else jax.jit(function)
@@ -41,6 +41,9 @@ def exported(
 
 _LIBRARIES = ("jax", "jaxlib", "flax")
 """Those whose lines are none of the user's."""
+
+
+_MEANT = 'one text for each of the example inputs is meant, or None, as in ("batch, 3", None)'
 
 
 def _specs(given: object) -> object:

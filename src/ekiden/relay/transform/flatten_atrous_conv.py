@@ -4,15 +4,15 @@
                          [2, 2], [[0, 1], [0, 1]])
 ->  nn.conv2d(%x, %w, dilation=[2, 2], padding=[2, 2, 2, 2])
 
-TensorFlow writes dilated convolutions so. A convolution of stride 1 over each position in the
+TensorFlow writes dilated convolutions so, those of one axis with an axis of 1 put between them and
+the convolution and taken out behind it. A convolution of stride 1 over each position in the
 blocks is one over all of them, `block` apart: its padding is that before the rearrangement, plus
 `block` times its own, minus what is cropped. Where that is negative, or other values than zeros are
-padded, or there is a dilation already, calls are left.
+padded, or there is a dilation already, calls are left. What is padded to whole blocks and cropped
+again may depend on sizes.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
@@ -20,18 +20,14 @@ from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
 from ekiden.relay.op.nn.space import BatchToSpaceNDAttrs, SpaceToBatchNDAttrs
+from ekiden.relay.op.reshape import ExpandDimsAttrs, SqueezeAttrs
 from ekiden.relay.transform.calls import call_pass
 from ekiden.relay.transform.fold_scale_axis import op_of, row_of
+from ekiden.topi.shape import as_dim, tidy
 
 CONV = "nn.conv2d"
 SPATIAL = ("NHWC",)
 """Layouts whose second and third axes are those that are rearranged."""
-
-
-def _numbers(pairs: Sequence[Sequence[object]]) -> list[tuple[int, int]] | None:
-    """Pairs of extents as numbers, None if one is not known."""
-    found = [tuple(e.value if isinstance(e, IntImm) else e for e in p) for p in pairs]
-    return found if all(isinstance(e, int) for p in found for e in p) else None  # type: ignore[return-value]
 
 
 def _is_convolution(call: Call) -> bool:
@@ -49,25 +45,34 @@ def _pads_zero(blocks: SpaceToBatchNDAttrs, conv: Call) -> bool:
 
 
 def _padding(
-    attrs: Conv2DAttrs, blocks: SpaceToBatchNDAttrs, crops: Sequence[Sequence[object]]
+    attrs: Conv2DAttrs, blocks: SpaceToBatchNDAttrs, crops: BatchToSpaceNDAttrs, first: int
 ) -> tuple[int, ...] | None:
-    """The padding of the dilated convolution; None if there is none."""
-    pads, cut = _numbers(blocks.paddings), _numbers(crops)
-    if pads is None or cut is None:
-        return None
-    size, own = blocks.block_shape, attrs.padding
-    before = [pads[i][0] + size[i] * own[i] - cut[i][0] for i in (0, 1)]
-    after = [pads[i][1] + size[i] * own[i + 2] - cut[i][1] for i in (0, 1)]
-    padding = (*before, *after)
-    return padding if min(padding) >= 0 else None
+    """The padding of the dilated convolution, whose axes from `first` on the blocks are; None if
+    there is none.
+    """
+    own = attrs.padding
+    sides = [list(own[:2]), list(own[2:])]
+    for at, block in enumerate(blocks.block_shape):
+        pads, cut = blocks.paddings[at], crops.crops[at]
+        for i, side in enumerate(sides):
+            size = tidy(as_dim(pads[i]) - as_dim(cut[i]) + block * side[first + at])
+            if not isinstance(size, IntImm) or size.value < 0:
+                return None
+            side[first + at] = size.value
+    return (*sides[0], *sides[1])
 
 
 def _flatten(back: Call) -> RelayExpr | None:
-    conv = back.args[0]
+    inner = back.args[0]
+    shrunk = inner if op_of(inner) == "squeeze" else None
+    conv = shrunk.args[0] if isinstance(shrunk, Call) else inner
     if not isinstance(conv, Call) or not _is_convolution(conv):
         return None
-    there = conv.args[0]
-    if op_of(there) != "nn.space_to_batch_nd":
+    wide = conv.args[0] if shrunk is not None else None
+    there = (
+        wide.args[0] if isinstance(wide, Call) and op_of(wide) == "expand_dims" else conv.args[0]
+    )
+    if op_of(there) != "nn.space_to_batch_nd" or (wide is None) != (there is conv.args[0]):
         return None
     assert isinstance(there, Call)
     attrs, blocks, crops = conv.attrs, there.attrs, back.attrs
@@ -76,13 +81,32 @@ def _flatten(back: Call) -> RelayExpr | None:
     is_plain = set(attrs.strides) == {1} == set(attrs.dilation) and attrs.data_layout in SPATIAL
     if not is_plain or attrs.out_layout not in ("", attrs.data_layout):
         return None
-    if tuple(blocks.block_shape) != tuple(crops.block_shape) or len(blocks.block_shape) != 2:
+    count = len(blocks.block_shape)
+    if tuple(blocks.block_shape) != tuple(crops.block_shape) or not _are_places(
+        wide, shrunk, count
+    ):
         return None
-    padding = _padding(attrs, blocks, crops.crops)
+    padding = _padding(attrs, blocks, crops, 2 - count)
     if padding is None or not _pads_zero(blocks, conv):
         return None
-    dilated = attrs.with_fields(padding=padding, dilation=tuple(blocks.block_shape))
-    return Call(conv.op, (there.args[0], *conv.args[1:]), dilated, span=conv.span)
+    dilation = (1,) * (2 - count) + tuple(blocks.block_shape)
+    dilated = attrs.with_fields(padding=padding, dilation=dilation)
+    data = there.args[0]
+    if wide is not None:
+        data = Call(wide.op, (data,), wide.attrs, span=wide.span)
+    made = Call(conv.op, (data, *conv.args[1:]), dilated, span=conv.span)
+    return made if shrunk is None else Call(shrunk.op, (made,), shrunk.attrs, span=shrunk.span)
+
+
+def _are_places(wide: Call | None, shrunk: Call | None, count: int) -> bool:
+    """Whether the axes of the blocks are all of the convolution's, or its last one where an axis
+    is put before it and taken out behind.
+    """
+    if wide is None or shrunk is None:
+        return count == 2
+    assert isinstance(wide.attrs, ExpandDimsAttrs) and isinstance(shrunk.attrs, SqueezeAttrs)
+    put, taken = wide.attrs, tuple(shrunk.attrs.axis or ())
+    return count == 1 and put.num_newaxis == 1 and put.axis in (1, -3) and taken in ((1,), (-3,))
 
 
 def FlattenAtrousConv() -> Pass:  # noqa: N802

@@ -87,5 +87,6 @@ ROWS: tuple[Row, ...] = (
     Row("custom_call:stablehlo.dynamic_top_k",         dynamic_top_k),
     Row("custom_call:annotate_device_placement",       _same),
     Row("custom_call:Sharding",                        _same),
+    Row("sdy.sharding_constraint",                     _same),
 )
 # fmt: on

@@ -14,6 +14,7 @@ from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import Dim
 from ekiden.topi.shape import known as number
 
 
@@ -64,22 +65,23 @@ def _slice(node: Node) -> Expr:
     return op.strided_slice(node.expr(0), begin, end)
 
 
-def _pairs(node: Node, index: int) -> list[list[int]]:
-    found: list[list[int]] = node.numbers(index, "paddings").astype(np.int64).tolist()
-    return found
+def _pairs(node: Node, index: int) -> Sequence[Sequence[Dim]]:
+    """(before, after) of each axis, as numbers or dimensions."""
+    if (array := node.value(index).array) is not None:
+        found: list[list[int]] = array.astype(np.int64).tolist()
+        return found
+    flat = node.dims(index, "paddings")
+    return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
 
 
 def _pad(node: Node) -> Expr:
     value = node.expr(2) if len(node.inputs) > 2 else 0.0
-    if node.value(1).array is not None:
-        return op.nn.pad(node.expr(0), _pairs(node, 1), value)
-    flat = node.dims(1, "paddings")
-    pairs = [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
-    return op.nn.pad(node.expr(0), pairs, value)
+    return op.nn.pad(node.expr(0), _pairs(node, 1), value)
 
 
 def _mirror_pad(node: Node) -> Expr:
-    return op.nn.mirror_pad(node.expr(0), _pairs(node, 1), node.text("mode"))
+    pairs: list[list[int]] = node.numbers(1, "paddings").astype(np.int64).tolist()
+    return op.nn.mirror_pad(node.expr(0), pairs, node.text("mode"))
 
 
 def _tile(node: Node) -> Expr:

@@ -205,7 +205,10 @@ def _flash(node: Node, query: Value, key: Value, value: Value, dropout: float = 
            scale: float | None = None) -> list[Expr | Value | None]:  # fmt: skip
     if node.wants(1):
         node.unsupported("the logarithms of the sums of attention")
-    found = _attention(node, query, key, value, attn_mask, dropout, is_causal, scale=scale)
+    found = _attention(
+        node, query, key, value, attn_mask, dropout, is_causal, scale=scale,
+        enable_gqa=not equal(query.type.shape[-3], key.type.shape[-3]),
+    )  # fmt: skip
     return [found, None]
 
 
