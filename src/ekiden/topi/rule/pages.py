@@ -371,7 +371,9 @@ class PagedAttention:
         high = Max(best[zero], self.load(scores, start + i * self.lanes), vector)
         place = start + j * self.lanes
         shifted = Sub(self.load(scores, place), self.splat(top), vector)
-        keep = LetStmt(made, call_intrin("exp", shifted), seq(
+        # none is above the greatest: said, so that powers take fewer steps
+        power = call_intrin("exp", minimum(shifted, self.splat(0.0)))
+        keep = LetStmt(made, power, seq(
             self.store(scores, place, made),
             BufferStore(total, Add(total[zero], made, vector), (zero,)),
         ))  # fmt: skip
