@@ -65,7 +65,7 @@ class BytePages(PagedAttention):
         self.whole = dt.with_lanes("int32", self.lanes)
         self.real = dt.with_lanes("float32", self.lanes)
         self.held = self.plane.format.held
-        self.shares = (ByteShares if self.value_dot == DOT4 else ShortShares)(self)
+        self.shares = (ShortShares if self.value_dot in (MADD, "") else ByteShares)(self)
 
     @property
     def most_vectors(self) -> int:

@@ -18,18 +18,18 @@ from ekiden.tir.stmt import Stmt, seq
 from ekiden.topi.rule.page_bytes import BytePages
 from ekiden.topi.rule.page_planes import TOGETHER
 from ekiden.topi.rule.pages import Rows
-from ekiden.topi.rule.words import DOT4, MADD, SHORT_DOT
+from ekiden.topi.rule.words import DOT4, MADD, ONES, SHORT_DOT
 
 HALF = 0x0F0F0F0F
 """The lower halves of the bytes of a word."""
-LOWEST, ONES = 0x000F000F, 0x00010001
-"""The lowest four bits of both int16 of a word; 1 in each of them."""
+LOWEST = 0x000F000F
+"""The lowest four bits of both int16 of a word."""
 
 
 class NibblePages(BytePages):
     """One such attention."""
 
-    key_dots = (DOT4, SHORT_DOT, MADD)
+    key_dots = value_dots = (DOT4, SHORT_DOT, MADD)
     zero_by_dot = {DOT4: 8, SHORT_DOT: 8, MADD: 8}  # noqa: RUF012
     value_zero = 8
     share_bytes = 1

@@ -51,6 +51,8 @@ MOST = 128
 """Of the sum of two neighbours of one sign: 255 times that fits int16."""
 EVEN = 0x00FF00FF
 """The bytes 0 and 2 of a word."""
+ONES = 0x00010001
+"""1 in each int16 of a word."""
 SUMS = "helium"
 """What targets are able to that add up the products of a vector of words of one column."""
 GRAIN = 1 << 14
@@ -185,6 +187,7 @@ __all__ = [
     "DOT4",
     "MADD",
     "NARROW_DOT",
+    "ONES",
     "PAIR",
     "SHORT_DOT",
     "SIGNED_DOT",
