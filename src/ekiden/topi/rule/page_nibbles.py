@@ -1,11 +1,12 @@
 """Attention over pages of halves of bytes: that over bytes, with scales of 32 places each.
 
 Keys and values are 8 more in the cache than what they stand for: 8 times the numbers that they
-multiply is taken from their sums. Keys multiply bytes of queries two at a time where sums of two fit
-int16, and so do those of a whole group: they become int32 at its end alone.
+multiply is taken from their sums. Where two products of bytes are added up in int16, those of
+keys and a query stay so over a whole group, 127 * 15 * 2 * 8 at most, and those of shares over 32
+tokens.
 
-Shares by words have one byte, whose rounding is little beside that of the values: of a trained
-decoder the logits are 6.6 percent of their spread away with one or with two.
+Shares have one byte, whose rounding is little beside that of the values: of a trained decoder the
+logits are 6.6 percent of their spread away with one or with two.
 """
 
 from __future__ import annotations

@@ -71,9 +71,7 @@ class Shares:
         groups = range(self.kernel.plane.groups)
         return [(r, g) for r in range(tile.span * self.kernel.together) for g in groups]
 
-    def scaled(
-        self, tile: Rows, number: Var, base: Var, v: PrimExpr, body: Body
-    ) -> Stmt:
+    def scaled(self, tile: Rows, number: Var, base: Var, v: PrimExpr, body: Body) -> Stmt:
         """A body for a vector of tokens of each line."""
         kernel, made = self.kernel, list[Stmt]()
         scales = [Var(f"scale{g}", kernel.real) for g in range(kernel.plane.groups)]
@@ -85,7 +83,9 @@ class Shares:
             found = LetStmt(scale, kernel.value_scales(tile, base, number, v, group), found)
         return found
 
-    def greatest(self, tile: Rows, find: Callable[[Body], Stmt], body: Callable[[list[Var]], Stmt]) -> Stmt:
+    def greatest(
+        self, tile: Rows, find: Callable[[Body], Stmt], body: Callable[[list[Var]], Stmt]
+    ) -> Stmt:
         """A body with how many steps of each line 1 is, after the greatest of its shares was found;
         the factor of its steps is kept."""
         kernel, count = self.kernel, len(self.lines(tile))
@@ -270,9 +270,10 @@ class ByteShares(Shares):
         """Tokens of which a vector has bytes."""
         self.line = -(-kernel.pages.page // self.block) * self.block
         """Bytes of a line."""
-        held = kernel.pages.page // kernel.held
-        self.run = ((1 << 15) - 1) // (2 * 127 * 15) * TOGETHER // kernel.held if self.is_short else held
+        self.run = kernel.pages.page // kernel.held
         """Words whose products are added up before they become floats."""
+        if self.is_short:  # so many sums of two products of halves of bytes fit
+            self.run = ((1 << 15) - 1) // (2 * 127 * 15) * TOGETHER // kernel.held
         self.shares = Buffer("shares", (ZERO,), "uint8")
         self.bases = Buffer("bases", (ZERO,), "int32")
 
@@ -369,16 +370,12 @@ class ByteShares(Shares):
         for part in range(count):
             value: PrimExpr = bits
             if below := 8 * (count - 1 - part):
-                value = call_intrin(
-                    "right_shift", value, kernel.number(below), dtype=kernel.whole
-                )
+                value = call_intrin("right_shift", value, kernel.number(below), dtype=kernel.whole)
             if part:
                 value = call_intrin("bitwise_and", value, kernel.number(255), dtype=kernel.whole)
             at = const(count * n + part)
             if u:
-                value = call_intrin(
-                    "left_shift", value, kernel.number(8 * u), dtype=kernel.whole
-                )
+                value = call_intrin("left_shift", value, kernel.number(8 * u), dtype=kernel.whole)
                 value = call_intrin("bitwise_or", packed[at], value, dtype=kernel.whole)
             made.append(BufferStore(packed, value, (at,)))
         return LetStmt(bits, whole, seq(*made))

@@ -198,19 +198,31 @@ class PagedAttention:
         """Sums in registers over loops that `steps` puts around one step: a number of each row by
         a row of vectors; `ahead` brings near what a later step needs."""
         vector = f"float32x{self.lanes}"
+        taken = [Var(f"a{r}", vector) for r in range(rows)]
         loaded = [Var(f"b{v}", vector) for v in range(vectors)]
-        made: list[Stmt] = []
-        for r in range(rows):
-            a = Var(f"a{r}", vector)
-            grown = [
-                BufferStore(acc, call_intrin("fma", a, loaded[v], acc[const(n)], dtype=vector),
-                            (const(n),))
-                for v, n in enumerate(range(r * vectors, (r + 1) * vectors))
-            ]  # fmt: skip
-            made.append(LetStmt(a, self.splat(scalar(r)), seq(*grown)))
+
+        def grown(r: int, v: int) -> Stmt:
+            n = const(r * vectors + v)
+            value = call_intrin("fma", taken[r], loaded[v], acc[n], dtype=vector)
+            return BufferStore(acc, value, (n,))
+
+        def given(r: int, inside: Stmt) -> Stmt:
+            return LetStmt(taken[r], self.splat(scalar(r)), inside)
+
+        def found(v: int, inside: Stmt) -> Stmt:
+            return LetStmt(loaded[v], column(v), inside)
+
+        # those of which there are fewer are kept, the others come one by one: with the sums they
+        # fill the registers, and a sum that has none waits for memory in every step
+        if rows < vectors:
+            made = [found(v, seq(*(grown(r, v) for r in range(rows)))) for v in range(vectors)]
+            kept, count = given, rows
+        else:
+            made = [given(r, seq(*(grown(r, v) for v in range(vectors)))) for r in range(rows)]
+            kept, count = found, vectors
         body = seq(*ahead, *made)
-        for v in reversed(range(vectors)):
-            body = LetStmt(loaded[v], column(v), body)
+        for n in reversed(range(count)):
+            body = kept(n, body)
         zero = [BufferStore(acc, self.splat(0.0), (const(n),)) for n in range(rows * vectors)]
         return seq(*zero, steps(body))
 
