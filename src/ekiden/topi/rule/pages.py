@@ -296,14 +296,10 @@ class PagedAttention:
         return [Prefetch(self.cache, (at + n,), 3) for n in range(0, vectors * self.lanes, line)]
 
     def plane_after(self, tile: Rows, number: PrimExpr, values: int) -> PrimExpr:
-        """Where what is read after the keys or values of a page begins: those of the next page; the
-        first values of a chunk after its last keys, and after its last values the next chunk's
-        keys."""
-        is_last = number + 1 >= tile.end
-        turn = minimum(tile.end, tile.stop - 1) if values else tile.begin
-        following = Select(is_last, turn, number + 1, "int64")
-        which = Select(is_last, const(1 - values, "int64"), const(values, "int64"), "int64")
-        return self.plane_of(self.page_of(tile, following), tile.group, which)
+        """Where what is read as long after the keys or values of a page as a chunk takes begins:
+        its values, and the keys of the chunk behind."""
+        following = minimum(number + self.chunk, tile.stop - 1) if values else number
+        return self.plane_of(self.page_of(tile, following), tile.group, 1 - values)
 
     def acc(self, count: int) -> Buffer:
         """Sums in registers."""
