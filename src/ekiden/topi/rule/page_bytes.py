@@ -67,10 +67,13 @@ class BytePages(PagedAttention):
         self.held = self.plane.format.held
         self.shares = (ShortShares if self.value_dot in (MADD, "") else ByteShares)(self)
 
-    @property
-    def most_vectors(self) -> int:
-        """Of a tile of few rows: what is between words and sums takes registers."""
-        return self.cut.vectors if self.key_dot else super().most_vectors
+    def most_vectors(self, rows: int) -> int:
+        """Of a tile of few rows: what is between words and sums takes registers, two of each vector
+        where words come apart into halves."""
+        if not self.key_dot:
+            return super().most_vectors(rows)
+        few = 0 if self.key_dot == DOT4 else self.cut.rows * self.cut.vectors // (rows + 2)
+        return max(self.cut.vectors, few)
 
     @property
     def key_zero(self) -> int:

@@ -156,8 +156,7 @@ class PagedAttention:
         self.stride = const(self.chunk * pages.page + self.lanes)
         self.parts = Parts(self.depth, self.lanes)
 
-    @property
-    def most_vectors(self) -> int:
+    def most_vectors(self, rows: int) -> int:
         """Of a tile of few rows: as many as there are."""
         return self.depth + self.pages.page
 
@@ -229,7 +228,7 @@ class PagedAttention:
     def blocks(self, total: int, rows: int) -> list[tuple[int, int]]:
         """(first column, vectors) of the tiles that some columns are cut into: fewer rows have more
         vectors, so that no sum waits for the one before it and more of a line is read at once."""
-        wanted = max(1, min(self.most_vectors, self.cut.rows * self.cut.vectors // rows))
+        wanted = max(1, min(self.most_vectors(rows), self.cut.rows * self.cut.vectors // rows))
         width = wanted * self.lanes
         return [(c, min(width, total - c) // self.lanes) for c in range(0, total, width)]
 
