@@ -192,8 +192,8 @@ class ShortShares(Shares):
         made: Stmt = BufferStore(self.shares, paired(level), (place,))
         if kernel.value_zero:
             more = Sub(level, kernel.number(ADDED), kernel.whole)
-            more = Add(total[const(n)], more, kernel.whole)
-            made = seq(made, BufferStore(total, more, (const(n),)))
+            grown = Add(total[const(n)], more, kernel.whole)
+            made = seq(made, BufferStore(total, grown, (const(n),)))
         return LetStmt(level, value, made)
 
     def _begin(self, tile: Rows, total: Buffer | None) -> list[Stmt]:

@@ -215,13 +215,14 @@ class PagedAttention:
         # fill the registers, and a sum that has none waits for memory in every step
         if rows < vectors:
             made = [found(v, seq(*(grown(r, v) for r in range(rows)))) for v in range(vectors)]
-            kept, count = given, rows
+            body = seq(*ahead, *made)
+            for r in reversed(range(rows)):
+                body = given(r, body)
         else:
             made = [given(r, seq(*(grown(r, v) for v in range(vectors)))) for r in range(rows)]
-            kept, count = found, vectors
-        body = seq(*ahead, *made)
-        for n in reversed(range(count)):
-            body = kept(n, body)
+            body = seq(*ahead, *made)
+            for v in reversed(range(vectors)):
+                body = found(v, body)
         zero = [BufferStore(acc, self.splat(0.0), (const(n),)) for n in range(rows * vectors)]
         return seq(*zero, steps(body))
 
