@@ -392,7 +392,7 @@ INTEGER: dict[str, Callable[..., Operand]] = {
     "dot4_u8s8": _dot4, "dot4_s8s8": _dot4_of("s", "s"), "dot4_u8u8": _dot4_of("u", "u"),
     "madd_u8s8": _in_halves(_narrow_dot4),
     "madd_s8s8": _in_halves(_signed_dot4), "sum2_u8s8": _in_halves(_pair_sums),
-    "madd_s16": _madd, "dot2_bf16": _dot2,
+    "madd_s16": _in_halves(_madd), "dot2_bf16": _dot2,
     "left_shift": _left_shift, "right_shift": _right_shift,
 }
 # fmt: on

@@ -16,7 +16,7 @@ from ekiden.topi.rule.page_bytes import BytePages
 from ekiden.topi.rule.page_nibbles import NibblePages
 from ekiden.topi.rule.page_planes import BY_DTYPE, TOGETHER
 from ekiden.topi.rule.pages import DENSE, KEYS, LANES, Cut, PagedAttention, Pages
-from ekiden.topi.rule.words import exact_dot
+from ekiden.topi.rule.words import word_products
 
 CHUNKS = (KEYS, KEYS * 4, KEYS * 2, KEYS // 2)
 SHARES = 4
@@ -25,14 +25,14 @@ SHARES = 4
 
 def paged_attention_of(
     pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int = LANES,
-    cut: Cut | None = None, dot: str = "",
+    cut: Cut | None = None, dots: Sequence[str] = (),
 ) -> PagedAttention:  # fmt: skip
-    """The attention for the dtype of its cache; `dot`: how the target multiplies words of bytes."""
+    """The attention for the dtype of its cache; `dots`: how the target multiplies words."""
     row = BY_DTYPE[inputs[1].dtype]
     if not row.group:
         return PagedAttention(pages, inputs, output, lanes, cut)
     kind = BytePages if row.held == TOGETHER else NibblePages
-    return kind(pages, inputs, output, lanes, cut, dot)
+    return kind(pages, inputs, output, lanes, cut, dots)
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
@@ -64,7 +64,7 @@ def paged_attention(
     buffers, operands, (result,) = extern_buffers(inputs, outputs)
     rows, vectors, keys = (decision.number(n) for n in ("rows", "vectors", "keys"))
     cut, lanes = Cut(rows, vectors, keys, SHARES * target.cores), target.lanes("float32")
-    made = paged_attention_of(pages, operands, result, lanes, cut, exact_dot(target))
+    made = paged_attention_of(pages, operands, result, lanes, cut, word_products(target))
     body = tiled_function(name, buffers, made.body(), len(outputs))
     return body.with_attr({"tir.has_blocks": 1})  # the checks of places are loops as others
 

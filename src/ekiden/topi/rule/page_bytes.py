@@ -1,102 +1,84 @@
-"""Attention over pages of bytes, in products of bytes: queries are rounded too.
+"""Attention over pages of bytes, in products of whole numbers: queries are rounded too.
 
     query    step[row] * bytes[row]                 as `rounded_data` has it, for all targets
-    scores   sums of four products at once of a query's bytes and four places of a key
-    shares   exp(scores - max) * a value's scale, of each page in steps of its greatest, 65,535 of
-             them (16,383) or 255: two bytes or one, of which each multiplies four tokens at once
+    scores   sums of products of a query's bytes and places of a key
+    shares   exp(scores - max) * a value's scale, as whole numbers (page_shares.py)
 
-Four bytes of one lane are neighbours along what is summed (page_planes.py). Keys have a sign and
-the instruction wants one side without: 128 is added to each, and taken from the sums where these
-begin. Where sums of two products must fit int16 (words.py), keys lend their signs to the queries
-instead, and the bytes of shares have seven bits. Steps of a page keep what many small shares add up
-to: of a whole text in 255 steps those below a thousandth of the greatest would be lost.
+Four bytes of one lane are neighbours along what is summed (page_planes.py). They are multiplied
+
+    by words     four at once, where there is an instruction for it. It wants one side without a
+                 sign: 128 is added to each byte of a key, and taken from the sums where these begin
+    by halves    two at once, of bytes that become int16 by shifts as they are loaded, for all rows
+                 of a tile: of 32 bytes and a row that is two products. By sums of two bytes, which
+                 must fit int16, it is as many and a third instruction of the same units that gives
+                 the signs of keys to queries: 1.3 times as long on Zen 3
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import (
-    Add,
-    Cast,
-    Div,
-    Max,
-    Mul,
-    PrimExpr,
-    Select,
-    Sub,
-    Var,
-    cast,
-    const,
-    minimum,
-)
-from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
+from ekiden.ir.prim import Add, Cast, Mul, PrimExpr, Select, Var, cast, const
+from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, LetStmt, Stmt, seq
 from ekiden.topi.rule.page_planes import TOGETHER
+from ekiden.topi.rule.page_shares import ByteShares, ShortShares
 from ekiden.topi.rule.pages import Cut, PagedAttention, Pages, Rows, number, serial
-from ekiden.topi.rule.rounded_data import LEAST, RoundedData
-from ekiden.topi.rule.words import DOT4, SIGNED_DOT
+from ekiden.topi.rule.rounded_data import RoundedData
+from ekiden.topi.rule.words import DOT4, MADD
 
 SIGNS = 0x80808080 - (1 << 32)
 """What makes bytes with a sign 128 more, without one; as int32."""
-NEAREST = 1.5 * (1 << 23)
-"""What is added to a float below 2**22 so that its last bits are the nearest whole number."""
-ADDED = int(np.float32(NEAREST).view(np.int32))
-"""That, in bits."""
-ZERO = const(0)
 
 
 class BytePages(PagedAttention):
-    """One such attention; `dot`: the target's instruction for products of bytes, if it has one."""
+    """One such attention; `dots`: how the target multiplies words, as few as it has."""
 
+    key_dots: Sequence[str] = (DOT4, MADD)
+    value_dots: Sequence[str] = (DOT4, MADD)
+    """What would multiply keys and values, the best first."""
+    zero_by_dot: Mapping[str, int] = {DOT4: 128, MADD: 0}
+    """What the numbers of keys are more than what they stand for, as products take them."""
     value_zero = 0
-    """What the levels of values are more than the numbers that they stand for, as products of bytes
-    take them."""
+    """The same of values."""
     share_bytes = 2
+    """Of products of four."""
+    places: Sequence[int] = (0, 2)
+    """Where the two numbers of each of `key_halves` begin among all that a word holds, of each four
+    of which the first and the third come first."""
     has_inner_scales = False
     """Whether scales are within the sums, as there may be several."""
 
     def __init__(self, pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int,
-                 cut: Cut | None = None, dot: str = "") -> None:  # fmt: skip
+                 cut: Cut | None = None, dots: Sequence[str] = ()) -> None:  # fmt: skip
         super().__init__(pages, inputs, output, lanes, cut)
-        self.dot = dot
-        self.rounded = RoundedData.of(self.query, self.depth, self.plane.group)
+        self.key_dot, self.value_dot = (
+            next((way for way in ways if way in dots), "")
+            for ways in (self.key_dots, self.value_dots)
+        )
+        self.rounded = RoundedData.of(
+            self.query, self.depth, self.plane.group, is_paired=self.key_dot == MADD
+        )
         self.whole = dt.with_lanes("int32", self.lanes)
         self.real = dt.with_lanes("float32", self.lanes)
-        self.shares = Buffer("shares", (ZERO,), "uint8")
-        self.factors = Buffer("factors", (ZERO,))
-        self.bases = Buffer("bases", (ZERO,), "int32")
         self.held = self.plane.format.held
+        self.shares = (ShortShares if self.value_dot in (MADD, "") else ByteShares)(self)
 
-    @property
-    def most_vectors(self) -> int:
-        """Of a tile of few rows: what is between words and sums takes registers."""
-        return self.cut.vectors if self.dot else super().most_vectors
+    def most_vectors(self, rows: int) -> int:
+        """Of a tile of few rows: what is between words and sums takes registers, two of each vector
+        where words come apart into halves."""
+        if not self.key_dot:
+            return super().most_vectors(rows)
+        few = 0 if self.key_dot == DOT4 else self.cut.rows * self.cut.vectors // (rows + 2)
+        return max(self.cut.vectors, few)
 
     @property
     def key_zero(self) -> int:
-        """The same of keys."""
-        return 128 if self.dot == DOT4 else 0
-
-    @property
-    def key_dot(self) -> str:
-        """What multiplies keys by queries."""
-        return DOT4 if self.dot == DOT4 else SIGNED_DOT
-
-    @property
-    def share_bits(self) -> int:
-        """Of a byte of a share."""
-        return 8 if self.dot == DOT4 else 7
-
-    @property
-    def steps(self) -> float:
-        """Of the greatest share of a page."""
-        return float((1 << self.share_bits * self.share_bytes) - 1)
+        """Of keys, by how they are multiplied."""
+        return self.zero_by_dot.get(self.key_dot, 0)
 
     def body(self) -> Stmt:
         """Queries are rounded first."""
@@ -113,14 +95,24 @@ class BytePages(PagedAttention):
         return call_intrin("reinterpret", raw, dtype=self.whole)
 
     def word(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
-        """Four bytes of a buffer in every lane."""
-        kind = dt.with_lanes(buffer.dtype, TOGETHER)
-        taken = BufferLoad(buffer, (ramp(simplify(at), 1, TOGETHER),), kind)
+        """Four bytes of a buffer in every lane, or two int16."""
+        count = TOGETHER // dt.itemsize(buffer.dtype)
+        kind = dt.with_lanes(buffer.dtype, count)
+        taken = BufferLoad(buffer, (ramp(simplify(at), 1, count),), kind)
         return broadcast(call_intrin("reinterpret", taken, dtype="int32"), self.lanes)
 
     def number(self, value: int) -> PrimExpr:
         """In every lane."""
         return broadcast(const(value, "int32"), self.lanes)
+
+    def halves(self, words: PrimExpr, *shifts: tuple[str, int]) -> PrimExpr:
+        """The int16 of words, shifted."""
+        count = 2 * self.lanes
+        kind = dt.with_lanes("int16", count)
+        found = call_intrin("reinterpret", words, dtype=kind)
+        for way, by in shifts:
+            found = call_intrin(way, found, broadcast(const(by, "int16"), count), dtype=kind)
+        return call_intrin("reinterpret", found, dtype=self.whole)
 
     def picked(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
         """One of the four bytes of each lane of the cache, as floats."""
@@ -129,15 +121,22 @@ class BytePages(PagedAttention):
         found = call_intrin("right_shift", found, self.number(24), dtype=self.whole)
         return Cast(found, self.real)
 
-    def key_parts(self, words: PrimExpr) -> list[PrimExpr]:
-        """Four numbers of a key in each lane, as products take them, of all that words hold."""
-        if not self.key_zero:
+    def taken(self, words: PrimExpr, dot: str, is_key: bool) -> list[PrimExpr]:
+        """All numbers that words hold, as products take them: four of each lane, or two."""
+        if dot == MADD:
+            return self.as_halves(words)
+        if not is_key:
             return [words]
         return [call_intrin("bitwise_xor", words, self.number(SIGNS), dtype=self.whole)]
 
-    def value_parts(self, words: PrimExpr) -> list[PrimExpr]:
-        """Four numbers of values in each lane, with or without a sign."""
-        return [words]
+    def as_halves(self, words: PrimExpr) -> list[PrimExpr]:
+        """The even bytes as int16, and the odd ones."""
+        down = "right_shift", 8
+        return [self.halves(words, ("left_shift", 8), down), self.halves(words, down)]
+
+    def first_of(self, n: int, dot: str) -> int:
+        """Where what multiplies part `n` of a word begins, among as many numbers as words hold."""
+        return self.places[n] if dot == MADD else n * TOGETHER
 
     def row_of(self, tile: Rows, row: int) -> PrimExpr:
         """A row of the tile among all rows of the queries."""
@@ -165,7 +164,7 @@ class BytePages(PagedAttention):
         self, tile: Rows, base: Var, after: Var, column: int, vectors: int, acc: Buffer
     ) -> Stmt:
         """As floats, or by words."""
-        if not self.dot:
+        if not self.key_dot:
             return super().score_sums(tile, base, after, column, vectors, acc)
         groups = range(self.plane.groups)
         return seq(*(self._group_sums(tile, base, after, column, vectors, acc, g) for g in groups))
@@ -175,36 +174,54 @@ class BytePages(PagedAttention):
     ) -> Stmt:
         """The products of places that share scales."""
         rows, page, k = tile.span * self.together, self.pages.page, Var("k")
-        sums = Buffer("sums", (const(rows * vectors),), self.whole, "register")
-        body, parts = self._loaded(
+        sums = self.sums(rows * vectors)
+        body, parts = self.loaded(
             vectors, lambda v: base + (k * page + (column + v * self.lanes)) * TOGETHER,
-            self.key_parts,
+            lambda words: self.taken(words, self.key_dot, True),
         )  # fmt: skip
         made: list[Stmt] = [*self.ahead(after + (k * page + column) * TOGETHER, vectors * TOGETHER)]
         for r in range(rows):
             for n, loaded in enumerate(parts):
-                at = self.row_start(tile, r, self.total) + k * self.held + n * TOGETHER
-                made.append(self.grown(sums, r, self.word(self.rounded.bytes, at), loaded, False))
-        begin: list[Stmt] = []
-        for n in range(rows * vectors):
-            place = self.row_of(tile, n // vectors) * self.plane.groups + group
-            total = self.rounded.total[simplify(place)] * const(-self.key_zero, "int32")
-            begin.append(BufferStore(sums, broadcast(total, self.lanes), (const(n),)))
+                at = self.row_start(tile, r, self.total) + k * self.held
+                a = self.word(self.rounded.bytes, at + self.first_of(n, self.key_dot))
+                made.append(self.grown(sums, r, a, loaded, self.key_dot))
+        starts = [self._start(tile, r, group) for r in range(rows)]
+        begin = [BufferStore(sums, self.first_sums(sums, starts[n // vectors]), (const(n),))
+                 for n in range(rows * vectors)]  # fmt: skip
         count = self.plane.group // self.held
         loop = serial(k, const(count), body(seq(*made)), const(group * count))
-        return Allocate(
-            sums, seq(*begin, loop, *self._group_ends(base, column, vectors, acc, sums, group))
-        )
+        ends = self._group_ends(base, column, vectors, acc, sums, group, starts)
+        return Allocate(sums, seq(*begin, loop, *ends))
+
+    def sums(self, count: int) -> Buffer:
+        """Of products of keys, in registers."""
+        return Buffer("sums", (const(count),), self.whole, "register")
+
+    def first_sums(self, sums: Buffer, start: PrimExpr) -> PrimExpr:
+        """What they begin with."""
+        return start
+
+    def last_sums(self, found: PrimExpr, start: PrimExpr) -> PrimExpr:
+        """What they come to, in int32."""
+        return found
+
+    def _start(self, tile: Rows, row: int, group: int) -> PrimExpr:
+        """What the sums of a group are less than those of products."""
+        place = self.row_of(tile, row) * self.plane.groups + group
+        total = self.rounded.total[simplify(place)] * const(-self.key_zero, "int32")
+        return broadcast(total, self.lanes)
 
     def _group_ends(
-        self, base: Var, column: int, vectors: int, acc: Buffer, sums: Buffer, group: int
-    ) -> list[Stmt]:
+        self, base: Var, column: int, vectors: int, acc: Buffer, sums: Buffer, group: int,
+        starts: Sequence[PrimExpr],
+    ) -> list[Stmt]:  # fmt: skip
         """What sums of whole numbers add to the scores."""
         made: list[Stmt] = []
         for v in range(vectors):
             scale, stores = Var("scale", self.real), list[Stmt]()
             for n in range(v, number(sums.shape[0]), vectors):
-                found: PrimExpr = Cast(sums[const(n)], self.real)
+                whole = self.last_sums(sums[const(n)], starts[n // vectors])
+                found: PrimExpr = Cast(whole, self.real)
                 if self.has_inner_scales:
                     found = Mul(found, scale, self.real)
                 if group:
@@ -218,14 +235,14 @@ class BytePages(PagedAttention):
             made.append(each)
         return made
 
-    def _loaded(
+    def loaded(
         self,
         vectors: int,
         at: Callable[[int], PrimExpr],
         parts: Callable[[PrimExpr], list[PrimExpr]],
     ) -> tuple[Callable[[Stmt], Stmt], list[list[Var]]]:
-        """What puts loads of neighbouring words around a body, and what it finds: for each four
-        numbers that a word holds, vectors of them."""
+        """What puts loads of neighbouring words around a body, and what it finds: for each part of
+        what a word holds, vectors of them."""
         words = [Var(f"w{v}", self.whole) for v in range(vectors)]
         values = [parts(word) for word in words]
         found = [[Var(f"b{n}_{v}", self.whole) for v in range(vectors)]
@@ -242,102 +259,52 @@ class BytePages(PagedAttention):
         return around, found
 
     def grown(
-        self, sums: Buffer, row: int, a: PrimExpr, loaded: Sequence[Var], is_share: bool
-    ) -> Stmt:
-        """The sums of a row with four products more in each lane; `is_share`: `a` has no sign."""
+        self, sums: Buffer, row: int, a: PrimExpr, loaded: Sequence[Var], dot: str,
+        is_share: bool = False,
+    ) -> Stmt:  # fmt: skip
+        """The sums of a row with a few products more in each lane; `is_share`: `a` has no sign."""
         word = Var(f"a{row}", self.whole)
         made = []
         for v, b in enumerate(loaded):
             n = const(row * len(loaded) + v)
-            way, pair = (self.dot, (word, b)) if is_share else (self.key_dot, (b, word))
-            value = call_intrin(way, sums[n], *pair, dtype=self.whole)
+            pair = (word, b) if is_share else (b, word)
+            value = call_intrin(dot, sums[n], *pair, dtype=sums.dtype)
             made.append(BufferStore(sums, value, (n,)))
         return LetStmt(word, a, seq(*made))
 
     # Values.
 
-    def weighed(self, tile: Rows) -> Stmt:
-        """Shares times the scales of values; words take them page by page."""
-        if self.dot:
-            return seq()
-        rows, at, base = tile.span * self.together, Var("p"), Var("base", "int64")
-        made = []
-        for r in range(rows):
-            v = Var("v")
-            value = self._scaled(tile, r, 0, at, base, v)
-            each = self.store(tile.scores, self._share(tile, r, at, v), value)
-            made.append(serial(v, const(self.pages.page // self.lanes), each))
-        body = LetStmt(base, self.plane_of(self.page_of(tile, at), tile.group, 1), seq(*made))
-        return serial(at, tile.end - tile.begin, body, tile.begin)
+    def value_scales(
+        self, tile: Rows, base: Var, number: Var, v: PrimExpr | int, group: int
+    ) -> PrimExpr:
+        """Those of neighbouring tokens of a page; 0 behind the last one, where memory may hold no
+        number."""
+        at = v * self.lanes if isinstance(v, PrimExpr) else const(v * self.lanes)
+        scale = self.plane.scales(self.cache, base, at, self.lanes, group)
+        tokens = ramp(number * self.pages.page + at, 1, self.lanes)
+        seen = tokens < broadcast(tile.last + 1, self.lanes)
+        return Select(seen, scale, self.splat(0.0), self.real)
 
-    def _share(self, tile: Rows, row: int, number: Var, v: PrimExpr) -> PrimExpr:
+    def share_place(self, tile: Rows, row: int, number: Var, v: PrimExpr | int) -> PrimExpr:
         """Where the shares of neighbouring tokens of a page lie."""
         at = row * self.stride + (number - tile.begin) * self.pages.page + v * self.lanes
         return simplify(at)
 
-    def _scaled(
-        self, tile: Rows, row: int, group: int, number: Var, base: Var, v: PrimExpr
-    ) -> PrimExpr:
-        """Those shares times the scales of values; what lies behind the last token may be no
-        number."""
-        share = self.load(tile.scores, self._share(tile, row, number, v))
-        scale = self.plane.scales(self.cache, base, v * self.lanes, self.lanes, group)
-        seen = self.splat(0.0) < share
-        return Select(seen, Mul(share, scale, self.real), self.splat(0.0), self.real)
-
-    def _shared(self, tile: Rows, row: int, group: int, number: Var, base: Var) -> Stmt:
-        """The same in steps of the page's greatest, as bytes."""
-        line = row * self.plane.groups + group
-        count = self.pages.page // self.lanes
-        scaled = [Var(f"scaled{u}", self.real) for u in range(count)]
-        levels = [Var(f"levels{u}", self.whole) for u in range(count)]
-        top, finer = Var("top", "float32"), Var("finer", "float32")
-        factor = Mul(top, const(1 / self.steps, "float32"), "float32")
-        made = seq(
-            BufferStore(self.factors, factor, (const(line),)),
-            *(each for u in range(count) for each in self._bytes_of(levels[u], line, u)),
-        )
-        if self.value_zero:
-            every: PrimExpr = levels[0]
-            for level in levels[1:]:
-                every = Add(every, level, self.whole)
-            total = VectorReduce(every, "sum", "int32") * const(-self.value_zero, "int32")
-            made = seq(made, BufferStore(self.bases, total, (const(line),)))
-        for level, value in zip(levels, scaled, strict=True):
-            near = call_intrin(
-                "fma", value, self.splat(finer), self.splat(NEAREST), dtype=self.real
-            )
-            whole = call_intrin("reinterpret", near, dtype=self.whole)
-            made = LetStmt(level, Sub(whole, self.number(ADDED), self.whole), made)
-        bound = Max(top, const(LEAST * self.steps, "float32"), "float32")
-        made = LetStmt(finer, Div(const(self.steps, "float32"), bound, "float32"), made)
-        bits = [call_intrin("reinterpret", value, dtype=self.whole) for value in scaled]
-        most: PrimExpr = bits[0]
-        for each in bits[1:]:
-            most = Max(most, each, self.whole)
-        largest = VectorReduce(most, "max", "int32")  # none is below 0: in the order of their bits
-        made = LetStmt(top, call_intrin("reinterpret", largest, dtype="float32"), made)
-        for u, value in enumerate(scaled):
-            made = LetStmt(value, self._scaled(tile, row, group, number, base, const(u)), made)
-        return made
-
-    def _bytes_of(self, level: Var, line: int, u: int) -> list[Stmt]:
-        """A vector of shares, byte by byte."""
-        made: list[Stmt] = []
-        for part in range(self.share_bytes):
-            by = self.number(self.share_bits * (self.share_bytes - 1 - part))
-            value = call_intrin("right_shift", level, by, dtype=self.whole)
-            if self.share_bits < 8:
-                mask = self.number((1 << self.share_bits) - 1)
-                value = call_intrin("bitwise_and", value, mask, dtype=self.whole)
-            at = self.share_at(self.share_bytes * line + part, const(u * self.lanes))
-            byte = Cast(value, dt.with_lanes("uint8", self.lanes))
-            made.append(self.store(self.shares, at, byte))
-        return made
-
-    def share_at(self, line: int, token: PrimExpr) -> PrimExpr:
-        """Where bytes of shares of a page lie: the upper ones of a row, then its lower ones."""
-        return simplify(token + line * self.pages.page)
+    def weighed(self, tile: Rows) -> Stmt:
+        """Shares times the scales of values; products of whole numbers take them as they go."""
+        if self.value_dot:
+            return seq()
+        rows, at, base = tile.span * self.together, Var("p"), Var("base", "int64")
+        v, scale, made = Var("v"), Var("scale", self.real), []
+        for r in range(rows):
+            place = self.share_place(tile, r, at, v)
+            value = Mul(self.load(tile.scores, place), scale, self.real)
+            made.append(self.store(tile.scores, place, value))
+        scales = self.value_scales(tile, base, at, v, 0)
+        body: Stmt = LetStmt(scale, scales, seq(*made))
+        body = serial(v, const(self.pages.page // self.lanes), body)
+        body = LetStmt(base, self.plane_of(self.page_of(tile, at), tile.group, 1), body)
+        return serial(at, tile.end - tile.begin, body, tile.begin)
 
     def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
         """Neighbouring numbers of a value."""
@@ -345,86 +312,12 @@ class BytePages(PagedAttention):
         return self.picked(base + at, s % self.held)
 
     def value_sums(self, tile: Rows) -> Stmt:
-        """As floats, or by words: sums of a page become floats, and these are added up."""
-        if not self.dot:
-            return super().value_sums(tile)
-        rows, number = tile.span * self.together, Var("p")
-        base, after = Var("base", "int64"), Var("after", "int64")
-        ahead = self.ahead(
-            after + self.plane.numbers, (self.plane.size - self.plane.numbers) // self.lanes
-        )
-        groups = range(self.plane.groups)
-        shares = [self._shared(tile, r, g, number, base) for r in range(rows) for g in groups]
-        size = self.plane.group
-        blocks = [
-            (g * size + c, v) for g in groups for c, v in self.blocks(size, self.share_bytes * rows)
-        ]
-        parts = [self._page_sums(tile, number, base, after, *each) for each in blocks]
-        where = self.plane_of(self.page_of(tile, number), tile.group, 1)
-        body = seq(*ahead, *shares, *parts)
-        body = LetStmt(base, where, LetStmt(after, self.plane_after(tile, number, 1), body))
-        v, row = Var("v"), Var("row")
-        zero = self.store(tile.part, row * self.parts.size + v * self.lanes, self.splat(0.0))
-        zero = serial(row, const(rows), serial(v, const(self.depth // self.lanes), zero))
-        return seq(zero, serial(number, tile.end - tile.begin, body, tile.begin))
-
-    def _page_sums(
-        self, tile: Rows, number: Var, base: Var, after: Var, column: int, vectors: int
-    ) -> Stmt:
-        """Those of some columns, whose numbers share scales."""
-        rows, page, s = tile.span * self.together, self.pages.page, Var("s")
-        count = self.share_bytes * rows
-        lines = [r * self.plane.groups + column // self.plane.group for r in range(rows)]
-        acc = Buffer("acc", (const(count * vectors),), self.whole, "register")
-        body, parts = self._loaded(
-            vectors, lambda v: base + (s * self.depth + (column + v * self.lanes)) * TOGETHER,
-            self.value_parts,
-        )  # fmt: skip
-        made: list[Stmt] = [
-            *self.ahead(after + (s * self.depth + column) * TOGETHER, vectors * TOGETHER)
-        ]
-        for n in range(count):
-            line = self.share_bytes * lines[n // self.share_bytes] + n % self.share_bytes
-            for part, loaded in enumerate(parts):
-                at = self.share_at(line, s * self.held + part * TOGETHER)
-                made.append(self.grown(acc, n, self.word(self.shares, at), loaded, True))
-        here = minimum(const(page), tile.last + 1 - number * page)
-        loop = serial(s, (here + (self.held - 1)) // self.held, body(seq(*made)))
-        zero = [BufferStore(acc, self.number(0), (const(n),)) for n in range(count * vectors)]
-        ends = [
-            self._page_end(acc, tile.part, n, lines[n // vectors], vectors,
-                           n // vectors * self.parts.size + column + n % vectors * self.lanes)
-            for n in range(rows * vectors)
-        ]  # fmt: skip
-        return Allocate(acc, seq(*zero, loop, *ends))
-
-    def _page_end(
-        self, acc: Buffer, sums: Buffer, n: int, line: int, vectors: int, to: int
-    ) -> Stmt:
-        """A vector of a page's sums as floats, added up at `to`."""
-        row, v = divmod(n, vectors)
-        first = self.share_bytes * row
-        whole: PrimExpr = acc[const(first * vectors + v)]
-        for lower in range(first + 1, first + self.share_bytes):
-            upper = call_intrin("left_shift", whole, self.number(self.share_bits), dtype=self.whole)
-            whole = Add(upper, acc[const(lower * vectors + v)], self.whole)
-        if self.value_zero:
-            whole = Add(whole, broadcast(self.bases[const(line)], self.lanes), self.whole)
-        factor = self.splat(self.factors[const(line)])
-        known = self.load(sums, const(to))
-        grown = call_intrin("fma", Cast(whole, self.real), factor, known, dtype=self.real)
-        return self.store(sums, const(to), grown)
+        """As floats, or as whole numbers."""
+        return self.shares.value_sums(tile) if self.value_dot else super().value_sums(tile)
 
     def around(self, tile: Rows, body: Callable[[], Stmt]) -> Stmt:
-        """The body of a tile, with buffers for the shares of a page."""
-        if not self.dot:
-            return body()
-        lines = tile.span * self.together * self.plane.groups
-        size = const(self.share_bytes * lines * self.pages.page)
-        self.shares = Buffer("shares", (size,), "uint8", "local")
-        self.factors = Buffer("factors", (const(lines),), scope="local")
-        self.bases = Buffer("bases", (const(lines),), "int32", "local")
-        return Allocate(self.shares, Allocate(self.factors, Allocate(self.bases, body())))
+        """The body of a tile, with buffers for its shares."""
+        return self.shares.around(tile, body) if self.value_dot else body()
 
 
 __all__ = ["BytePages"]

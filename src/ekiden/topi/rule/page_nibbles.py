@@ -1,51 +1,91 @@
 """Attention over pages of halves of bytes: that over bytes, with scales of 32 places each.
 
 Keys and values are 8 more in the cache than what they stand for: 8 times the numbers that they
-multiply is taken from their sums. Shares have one byte, whose rounding is little beside that of the
-values: of a trained decoder the logits are 6.6 percent of their spread away with one or with two.
+multiply is taken from their sums. Where two products of bytes are added up in int16, those of
+keys and a query stay so over a whole group, 127 * 15 * 2 * 8 at most, and those of shares over 32
+tokens.
+
+Shares have one byte, whose rounding is little beside that of the values: of a trained decoder the
+logits are 6.6 percent of their spread away with one or with two.
 """
 
 from __future__ import annotations
 
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, Mul, PrimExpr, Sub, cast, const
-from ekiden.tir.expr import broadcast
+from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Stmt, seq
 from ekiden.topi.rule.page_bytes import BytePages
 from ekiden.topi.rule.page_planes import TOGETHER
 from ekiden.topi.rule.pages import Rows
+from ekiden.topi.rule.words import DOT4, MADD, ONES, SHORT_DOT
 
 HALF = 0x0F0F0F0F
 """The lower halves of the bytes of a word."""
+LOWEST = 0x000F000F
+"""The lowest four bits of both int16 of a word."""
 
 
 class NibblePages(BytePages):
     """One such attention."""
 
-    key_zero = value_zero = 8
-    share_bytes, share_bits = 1, 8
+    key_dots = value_dots = (DOT4, SHORT_DOT, MADD)
+    zero_by_dot = {DOT4: 8, SHORT_DOT: 8, MADD: 8}  # noqa: RUF012
+    value_zero = 8
+    share_bytes = 1
+    places = (0, 4, 2, 6)
     has_inner_scales = True
 
-    @property
-    def key_dot(self) -> str:
-        """Products of two halves of bytes fit int16 by far."""
-        return self.dot
+    def taken(self, words: PrimExpr, dot: str, is_key: bool) -> list[PrimExpr]:
+        """As halves, or the lower halves of bytes and the upper ones."""
+        if dot == MADD:
+            return self.as_halves(words)
+        return [self.masked(x, HALF) for x in (words, self._down(words, 4))]
 
-    def key_parts(self, words: PrimExpr) -> list[PrimExpr]:
-        """The lower halves of bytes and the upper ones."""
-        upper = call_intrin("right_shift", words, self.number(4), dtype=self.whole)
-        mask = self.number(HALF)
-        return [call_intrin("bitwise_and", x, mask, dtype=self.whole) for x in (words, upper)]
+    def masked(self, words: PrimExpr, mask: int) -> PrimExpr:
+        """Some bits."""
+        return call_intrin("bitwise_and", words, self.number(mask), dtype=self.whole)
 
-    value_parts = key_parts
+    def _down(self, words: PrimExpr, by: int) -> PrimExpr:
+        return call_intrin("right_shift", words, self.number(by), dtype=self.whole)
+
+    def as_halves(self, words: PrimExpr) -> list[PrimExpr]:
+        """Every fourth number as int16; what is above the twelfth bit needs no mask but for the
+        bits of the word's other half."""
+        return [self.masked(self._down(words, by) if by else words, LOWEST)
+                for by in (0, 4, 8, 12)]  # fmt: skip
+
+    # Sums of keys in int16: 8 of two products of 127 and 15 fit.
+
+    def sums(self, count: int) -> Buffer:
+        """Of products of keys, in registers."""
+        if self.key_dot != SHORT_DOT:
+            return super().sums(count)
+        assert self.plane.group <= 32, self.plane
+        kind = dt.with_lanes("int16", 2 * self.lanes)
+        return Buffer("sums", (const(count),), kind, "register")
+
+    def first_sums(self, sums: Buffer, start: PrimExpr) -> PrimExpr:
+        """With nothing, where what they begin with is added at their end."""
+        if self.key_dot != SHORT_DOT:
+            return start
+        return broadcast(const(0, "int16"), 2 * self.lanes)
+
+    def last_sums(self, found: PrimExpr, start: PrimExpr) -> PrimExpr:
+        """The sum of both halves."""
+        if self.key_dot != SHORT_DOT:
+            return found
+        words = call_intrin("reinterpret", found, dtype=self.whole)
+        return call_intrin(MADD, start, words, self.number(ONES), dtype=self.whole)
 
     def picked(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
         """One of the eight numbers of each lane of the cache, as floats."""
         by = cast(which % TOGETHER * 8 + which // TOGETHER * 4, "int32")
         found = self.words(at)
         found = call_intrin("right_shift", found, broadcast(by, self.lanes), dtype=self.whole)
-        found = call_intrin("bitwise_and", found, self.number(15), dtype=self.whole)
-        return Cast(Sub(found, self.number(self.key_zero), self.whole), self.real)
+        found = self.masked(found, 15)
+        return Cast(Sub(found, self.number(self.value_zero), self.whole), self.real)
 
     # As floats: scales are within the sums.
 

@@ -156,8 +156,7 @@ class PagedAttention:
         self.stride = const(self.chunk * pages.page + self.lanes)
         self.parts = Parts(self.depth, self.lanes)
 
-    @property
-    def most_vectors(self) -> int:
+    def most_vectors(self, rows: int) -> int:
         """Of a tile of few rows: as many as there are."""
         return self.depth + self.pages.page
 
@@ -198,26 +197,39 @@ class PagedAttention:
         """Sums in registers over loops that `steps` puts around one step: a number of each row by
         a row of vectors; `ahead` brings near what a later step needs."""
         vector = f"float32x{self.lanes}"
+        taken = [Var(f"a{r}", vector) for r in range(rows)]
         loaded = [Var(f"b{v}", vector) for v in range(vectors)]
-        made: list[Stmt] = []
-        for r in range(rows):
-            a = Var(f"a{r}", vector)
-            grown = [
-                BufferStore(acc, call_intrin("fma", a, loaded[v], acc[const(n)], dtype=vector),
-                            (const(n),))
-                for v, n in enumerate(range(r * vectors, (r + 1) * vectors))
-            ]  # fmt: skip
-            made.append(LetStmt(a, self.splat(scalar(r)), seq(*grown)))
-        body = seq(*ahead, *made)
-        for v in reversed(range(vectors)):
-            body = LetStmt(loaded[v], column(v), body)
+
+        def grown(r: int, v: int) -> Stmt:
+            n = const(r * vectors + v)
+            value = call_intrin("fma", taken[r], loaded[v], acc[n], dtype=vector)
+            return BufferStore(acc, value, (n,))
+
+        def given(r: int, inside: Stmt) -> Stmt:
+            return LetStmt(taken[r], self.splat(scalar(r)), inside)
+
+        def found(v: int, inside: Stmt) -> Stmt:
+            return LetStmt(loaded[v], column(v), inside)
+
+        # those of which there are fewer are kept, the others come one by one: with the sums they
+        # fill the registers, and a sum that has none waits for memory in every step
+        if rows < vectors:
+            made = [found(v, seq(*(grown(r, v) for r in range(rows)))) for v in range(vectors)]
+            body = seq(*ahead, *made)
+            for r in reversed(range(rows)):
+                body = given(r, body)
+        else:
+            made = [given(r, seq(*(grown(r, v) for v in range(vectors)))) for r in range(rows)]
+            body = seq(*ahead, *made)
+            for v in reversed(range(vectors)):
+                body = found(v, body)
         zero = [BufferStore(acc, self.splat(0.0), (const(n),)) for n in range(rows * vectors)]
         return seq(*zero, steps(body))
 
     def blocks(self, total: int, rows: int) -> list[tuple[int, int]]:
         """(first column, vectors) of the tiles that some columns are cut into: fewer rows have more
         vectors, so that no sum waits for the one before it and more of a line is read at once."""
-        wanted = max(1, min(self.most_vectors, self.cut.rows * self.cut.vectors // rows))
+        wanted = max(1, min(self.most_vectors(rows), self.cut.rows * self.cut.vectors // rows))
         width = wanted * self.lanes
         return [(c, min(width, total - c) // self.lanes) for c in range(0, total, width)]
 
@@ -284,14 +296,10 @@ class PagedAttention:
         return [Prefetch(self.cache, (at + n,), 3) for n in range(0, vectors * self.lanes, line)]
 
     def plane_after(self, tile: Rows, number: PrimExpr, values: int) -> PrimExpr:
-        """Where what is read after the keys or values of a page begins: those of the next page; the
-        first values of a chunk after its last keys, and after its last values the next chunk's
-        keys."""
-        is_last = number + 1 >= tile.end
-        turn = minimum(tile.end, tile.stop - 1) if values else tile.begin
-        following = Select(is_last, turn, number + 1, "int64")
-        which = Select(is_last, const(1 - values, "int64"), const(values, "int64"), "int64")
-        return self.plane_of(self.page_of(tile, following), tile.group, which)
+        """Where what is read as long after the keys or values of a page as a chunk takes begins:
+        its values, and the keys of the chunk behind."""
+        following = minimum(number + self.chunk, tile.stop - 1) if values else number
+        return self.plane_of(self.page_of(tile, following), tile.group, 1 - values)
 
     def acc(self, count: int) -> Buffer:
         """Sums in registers."""
@@ -371,7 +379,9 @@ class PagedAttention:
         high = Max(best[zero], self.load(scores, start + i * self.lanes), vector)
         place = start + j * self.lanes
         shifted = Sub(self.load(scores, place), self.splat(top), vector)
-        keep = LetStmt(made, call_intrin("exp", shifted), seq(
+        # none is above the greatest: said, so that powers take fewer steps
+        power = call_intrin("exp", minimum(shifted, self.splat(0.0)))
+        keep = LetStmt(made, power, seq(
             self.store(scores, place, made),
             BufferStore(total, Add(total[zero], made, vector), (zero,)),
         ))  # fmt: skip

@@ -3,6 +3,8 @@
 step[row, block]   = largest magnitude of the block / 127
 bytes[row, k]      = data[row, k] / step, to the nearest whole number
 total[row, group]  = sum of the bytes of a group
+
+`is_paired`: the bytes as int16, of each four the first and the third first (words.py)
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ekiden.ir.prim import Add, Cast, Div, IntImm, Max, Mul, PrimExpr, Var, cons
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, seq
+from ekiden.topi.rule.words import paired
 
 LEVELS = 127.0
 """What the largest number of a block becomes."""
@@ -40,7 +43,7 @@ class RoundedData:
     total: Buffer
 
     @staticmethod
-    def of(data: Buffer, block: int, group: int) -> RoundedData:
+    def of(data: Buffer, block: int, group: int, is_paired: bool = False) -> RoundedData:
         """Buffers for data whose last axis blocks divide."""
         leading, depth = data.shape[:-1], data.shape[-1]
         assert isinstance(depth, IntImm)
@@ -49,7 +52,7 @@ class RoundedData:
             data,
             block,
             group,
-            Buffer("bytes", data.shape, "int8"),
+            Buffer("bytes", data.shape, "int16" if is_paired else "int8"),
             Buffer("step", (*leading, steps), "float32"),
             Buffer("total", (*leading, totals), "int32"),
         )
@@ -106,9 +109,9 @@ class _Block:
         made: list[Stmt] = []
         for i, value in enumerate(self.rounded):
             at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)
-            made.append(
-                BufferStore(self.to.bytes, Cast(value, dt.with_lanes("int8", self.lanes)), (at,))
-            )
+            is_paired = self.to.bytes.dtype == "int16"
+            level = paired(value) if is_paired else Cast(value, dt.with_lanes("int8", self.lanes))
+            made.append(BufferStore(self.to.bytes, level, (at,)))
         size = self.to.group // self.lanes
         groups = self.to.block // self.to.group
         for group in range(groups):

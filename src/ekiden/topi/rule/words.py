@@ -33,7 +33,7 @@ import numpy as np
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.op import Array
 from ekiden.ir.prim import Cast, PrimExpr, Var, const
 from ekiden.target import Target
@@ -51,6 +51,8 @@ MOST = 128
 """Of the sum of two neighbours of one sign: 255 times that fits int16."""
 EVEN = 0x00FF00FF
 """The bytes 0 and 2 of a word."""
+ONES = 0x00010001
+"""1 in each int16 of a word."""
 SUMS = "helium"
 """What targets are able to that add up the products of a vector of words of one column."""
 GRAIN = 1 << 14
@@ -71,6 +73,12 @@ def exact_dot(target: Target) -> str:
     """The instruction of a target for products of bytes without a sign by bytes with one: for all
     bytes, or where sums of two products fit int16; "" where it has neither."""
     return next((way for way in (DOT4, NARROW_DOT) if target.has(way)), "")
+
+
+def word_products(target: Target) -> tuple[str, ...]:
+    """What a target has instructions for that multiply words of bytes or of int16."""
+    needs = {DOT4: DOT4, MADD: MADD, SHORT_DOT: NARROW_DOT}
+    return tuple(way for way, ability in needs.items() if target.has(ability))
 
 
 def has_few_products(target: Target) -> bool:
@@ -162,6 +170,14 @@ def widen(data: Buffer, pairs: Buffer, rows: PrimExpr, length: PrimExpr, lanes: 
     return For(row, const(0), rows, ForKind.PARALLEL, inside, {"grain": grain})
 
 
+def paired(levels: PrimExpr) -> PrimExpr:
+    """The lower halves of a vector of int32 in that order, as products of int16 take them."""
+    count = dt.lanes(levels.dtype)
+    halves = call_intrin("reinterpret", levels, dtype=dt.with_lanes("int16", 2 * count))
+    first = [WORD * (n // WORD) + (0, 2, 1, 3)[n % WORD] for n in range(count)]
+    return shuffle(halves, halves, [2 * n for n in first])
+
+
 def _known(length: PrimExpr) -> int:
     value = getattr(length, "value", 0)
     return value if isinstance(value, int) else 0
@@ -171,6 +187,7 @@ __all__ = [
     "DOT4",
     "MADD",
     "NARROW_DOT",
+    "ONES",
     "PAIR",
     "SHORT_DOT",
     "SIGNED_DOT",
@@ -180,7 +197,9 @@ __all__ = [
     "has_few_products",
     "matrix_dot",
     "narrowed_words",
+    "paired",
     "pairs_of",
     "widen",
+    "word_products",
     "words_of_step",
 ]
