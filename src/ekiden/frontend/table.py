@@ -13,7 +13,6 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
-from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
@@ -336,7 +335,7 @@ def frontend_of(model: object) -> Frontend | None:
     Raises ImportModelError for a file or an object of which another tool makes a model.
     """
     if isinstance(model, (str, os.PathLike)):
-        return _of_path(Path(model))
+        return _of_path(os.fspath(model) or os.curdir)
     if isinstance(model, bytes):
         found = _of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP else None
         return found or _of_bytes(model) or FRONTENDS[0]
@@ -368,26 +367,31 @@ def described(model: object) -> str:
 
 def is_model_file(path: str | os.PathLike[str]) -> bool:
     """Whether a path is that of a model, as its name, or what stands in a folder, tells."""
-    where = Path(path)
-    return any(where.name.endswith(row.suffixes) or _holds(row, where) for row in FRONTENDS)
+    where = os.fspath(path)
+    return any(_name(where).endswith(row.suffixes) or _holds(row, where) for row in FRONTENDS)
 
 
-def _of_path(path: Path) -> Frontend:
-    head, found = b"", None
-    if path.is_file():  # a pipe is read once, by the importer
+def _name(path: str) -> str:
+    """The last part of a path, also of a folder's that ends with its separator."""
+    return os.path.basename(path.rstrip(os.sep))
+
+
+def _of_path(path: str) -> Frontend:
+    head, found, name = b"", None, _name(path)
+    if os.path.isfile(path):  # a pipe is read once, by the importer
         with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
             head = file.read(_HEAD)
-            found = _of_archive(file, repr(path.name)) if head[:4] == _ZIP else None
+            found = _of_archive(file, repr(name)) if head[:4] == _ZIP else None
     if found is not None:
         return found
     for row in FRONTENDS:
-        if path.name.endswith(row.suffixes) or _holds(row, path):
+        if name.endswith(row.suffixes) or _holds(row, path):
             return row
     for other in OTHERS:
-        if path.name.endswith(other.suffixes):
-            raise _turned_away(repr(path.name), other)
-    if path.is_dir():
-        raise ImportModelError(f"import {str(path)!r}: it is a folder, in which there is no model")
+        if name.endswith(other.suffixes):
+            raise _turned_away(repr(name), other)
+    if os.path.isdir(path):
+        raise ImportModelError(f"import {path!r}: it is a folder, in which there is no model")
     return _of_bytes(head) or FRONTENDS[0]
 
 
@@ -395,8 +399,8 @@ _HEAD = 64
 """Bytes of a file in which its kind is looked for."""
 
 
-def _holds(row: Frontend, path: Path) -> bool:
-    return any((path / name).is_file() for name in row.holds)
+def _holds(row: Frontend, path: str) -> bool:
+    return any(os.path.isfile(os.path.join(path, name)) for name in row.holds)
 
 
 def _of_bytes(data: bytes) -> Frontend | None:
