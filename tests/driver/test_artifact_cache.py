@@ -197,6 +197,40 @@ def test_a_file_written_meanwhile_is_not_what_was_compiled(
     assert kept(tmp_path) == []
 
 
+def test_a_path_stays_that_of_the_folder_it_was_given_in(
+    compiles: Compiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What compiles beside a program is done when that may have gone to another folder."""
+    for name, proto in (("first", model()), ("second", changed_weight())):
+        (tmp_path / name).mkdir()
+        file_of(tmp_path / name / "a.onnx", proto)
+    monkeypatch.chdir(tmp_path / "first")
+    wanted = request("a.onnx", "llvm", NO_OPTIONS, "vm")
+    monkeypatch.chdir(tmp_path / "second")
+    other = request("a.onnx", "llvm", NO_OPTIONS, "vm")
+    assert wanted is not None and other is not None
+    assert wanted.digest() != other.digest()
+    assert wanted.key(["a.onnx"]) != other.key(["a.onnx"])
+
+
+@pytest.mark.parametrize("linked", ["file", "folder"])
+def test_a_link_that_was_turned_meanwhile_is_not_what_was_compiled(
+    compiles: Compiles, tmp_path: Path, linked: str
+) -> None:
+    """As programs are put in place: nothing was written but the link."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        file_of(tmp_path / name / "a.onnx")
+    end = "/a.onnx" if linked == "file" else ""
+    link = tmp_path / "current"
+    link.symlink_to(f"old{end}")
+    wanted = request(link if end else link / "a.onnx", "llvm", NO_OPTIONS, "vm")
+    assert wanted is not None and wanted.is_current([])
+    link.unlink()
+    link.symlink_to(f"new{end}")
+    assert not wanted.is_current([])
+
+
 @pytest.mark.parametrize("damage", ["short", "flipped", "empty", "other"])
 def test_a_damaged_file_is_replaced(compiles: Compiles, tmp_path: Path, damage: str) -> None:
     path = file_of(tmp_path / "a.onnx")
@@ -392,11 +426,14 @@ def test_a_digest_is_of_all_bytes(tmp_path: Path) -> None:
 
 
 PROGRAM = """
-import json, sys, ekiden
+import json, sys, numpy
+before = set(sys.modules)
+import ekiden
 executable = ekiden.compile(sys.argv[1])
-heavy = {"onnx", "llvmlite", "ekiden.relay", "ekiden.tir", "ekiden.topi", "ekiden.driver.build"}
+heavy = {"onnx", "llvmlite", "ekiden.relay", "ekiden.tir", "ekiden.topi", "ekiden.driver.build",
+         "ekiden.target", "ml_dtypes", "logging", "pathlib"} & (set(sys.modules) - before)
 executable.save(sys.argv[2])
-print(json.dumps(sorted(heavy & set(sys.modules))))
+print(json.dumps(sorted(heavy)))
 """
 
 

@@ -7,12 +7,14 @@ import io
 import json
 import multiprocessing
 import os
+import pwd
 import tarfile
 import time
 from pathlib import Path
 
 import numpy as np
 import onnx
+import platformdirs
 import pytest
 from onnx_files import arguments, expected, model
 
@@ -28,6 +30,7 @@ from ekiden.driver.cache_files import (
     prune_cache,
 )
 from ekiden.ir import extensions
+from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import files_below
 
@@ -237,4 +240,29 @@ def test_the_command_says_what_it_does(
 def test_a_cache_that_is_turned_off_has_no_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", "")
     with pytest.raises(InputError, match="turned off"):
+        layers()
+
+
+@pytest.mark.parametrize("said", ["", "HOME=/a/home", "XDG_CACHE_HOME=/b"])
+def test_the_folder_of_the_user_is_that_of_platformdirs(
+    monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    for name in ("EKIDEN_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if said:
+        monkeypatch.setenv(*said.split("="))
+    assert cache_layers() == (platformdirs.user_cache_dir("ekiden"), ())
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as nobody it knows: nothing is written where it was started."""
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    for name in ("EKIDEN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert cache_layers() == (None, ())
+    with pytest.raises(InputError, match="no folder"):
         layers()

@@ -53,12 +53,30 @@ def test_sources_that_change_under_a_process_are_no_other_process_s(tmp_path: Pa
 
 def test_the_package_is_all_there() -> None:
     """What passes, operators, kernels and their runtime are made of."""
-    found = {name for root in ekiden.__path__ for name in (each.path for each in sources(root))}
+    found = {f"/ekiden/{name}" for root in ekiden.__path__ for name in sources(root)}
     ends = ("ir/op.py", "relay/transform/fuse_ops.py", "relay/type_infer.py", "topi/slice.py",
             "backend/vm/pipeline.py", "runtime/layout.py", "relay/library/prelude.rly")  # fmt: skip
     for end in ends:
-        assert any(name.endswith(f"/ekiden/{end}") for name in found), end
+        assert f"/ekiden/{end}" in found, end
     assert any(name.endswith(".so") for name in found)
+
+
+def test_what_is_no_source_does_not_count(tmp_path: Path) -> None:
+    """Files of others, what an editor or Python leaves, links to folders; and a link that leads
+    nowhere, as editors make for files that are being edited, stops nothing."""
+    (tmp_path / "relay").mkdir()
+    (tmp_path / "relay/fuse.py").write_text("1")
+    fresh = digest_of([str(tmp_path)])
+    for name in ("relay/notes.md", "relay/__pycache__/fuse.py", ".git/hook.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("2")
+    (tmp_path / "relay/.#fuse.py").symlink_to("somebody@a-machine")
+    (tmp_path / "relay/again").symlink_to(tmp_path)
+    assert digest_of([str(tmp_path)]) == fresh and sources(str(tmp_path)) == ["relay/fuse.py"]
+    (tmp_path / "fuse.py").symlink_to("relay/fuse.py")
+    assert digest_of([str(tmp_path)]) != fresh
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        sources(str(tmp_path / "nowhere"))
 
 
 def test_both_caches_have_it_in_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:

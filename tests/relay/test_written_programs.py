@@ -1,4 +1,4 @@
-"""Programs of Relay that somebody wrote by hand, compiled: a function alone, what is not well formed,
+"""Programs of Relay that somebody wrote by hand, compiled: a function, what is not well formed,
 functions that share variables, functions that are one kernel.
 """
 

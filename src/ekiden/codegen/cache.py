@@ -78,9 +78,9 @@ class KernelCache:
     def default() -> KernelCache:
         """The user's cache folder, unless the environment says otherwise."""
         home, others = cache_layers()
-        folder = None if home is None else home / "kernels"
+        folder = None if home is None else Path(home, "kernels")
         limit = environment.kernel_limit()
-        return KernelCache(folder, [each / "kernels" for each in others], limit)
+        return KernelCache(folder, [Path(each, "kernels") for each in others], limit)
 
     def get(self, key: str) -> bytes | None:
         """The object code of a kernel, None if it is not there."""

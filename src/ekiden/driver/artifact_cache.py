@@ -14,7 +14,6 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ekiden import runtime
@@ -22,7 +21,7 @@ from ekiden.driver.artifact_key import Request
 from ekiden.ir.cache_layers import cache_layers, is_filled
 from ekiden.runtime import environment
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.files import shrink, write_whole
+from ekiden.runtime.files import PathName, shrink, write_whole
 
 if TYPE_CHECKING:
     from ekiden.runtime.artifact import Bytes
@@ -34,7 +33,9 @@ LARGEST = 4
 class ArtifactCache:
     """A folder of artifacts of at most `limit` bytes in all; 0 keeps none. `others` are read."""
 
-    def __init__(self, folder: Path | None, limit: int, others: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, folder: PathName | None, limit: int, others: Sequence[PathName] = ()
+    ) -> None:
         self.folder = folder if limit > 0 else None
         self.others = tuple(others) if limit > 0 else ()
         self.limit = limit
@@ -48,8 +49,8 @@ class ArtifactCache:
     def default() -> ArtifactCache:
         """The folder beside that of the kernels, with the limit that the environment sets."""
         home, others = cache_layers()
-        folder = home / "artifacts" if home is not None else None
-        folders = [each / "artifacts" for each in others]
+        folder = os.path.join(home, "artifacts") if home is not None else None
+        folders = [os.path.join(each, "artifacts") for each in others]
         return ArtifactCache(folder, environment.cache_limit(), folders)
 
     def get(self, wanted: Request) -> runtime.Executable | None:
@@ -63,7 +64,7 @@ class ArtifactCache:
                     return found
         return None
 
-    def _get(self, layer: Path, wanted: Request) -> runtime.Executable | None:
+    def _get(self, layer: PathName, wanted: Request) -> runtime.Executable | None:
         if not is_filled(layer):  # nobody has to read the model's bytes and the compiler's
             return None
         key = wanted.key(_weight_files(layer, wanted))
@@ -84,7 +85,7 @@ class ArtifactCache:
             path = _artifact(self.folder, wanted.key(weight_files))
             if not wanted.is_current(weight_files):
                 return None
-            self.folder.mkdir(parents=True, exist_ok=True)
+            os.makedirs(self.folder, exist_ok=True)
             if weight_files:
                 names = json.dumps(list(weight_files)).encode()
                 write_whole(_list(self.folder, wanted), lambda file: file.write(names))
@@ -96,18 +97,19 @@ class ArtifactCache:
         return found
 
 
-def _artifact(layer: Path, key: str) -> Path:
-    return layer / f"{key}.eki"
+def _artifact(layer: PathName, key: str) -> str:
+    return os.path.join(layer, f"{key}.eki")
 
 
-def _list(layer: Path, wanted: Request) -> Path:
-    return layer / f"{wanted.digest()}.json"
+def _list(layer: PathName, wanted: Request) -> str:
+    return os.path.join(layer, f"{wanted.digest()}.json")
 
 
-def _weight_files(layer: Path, wanted: Request) -> list[str]:
+def _weight_files(layer: PathName, wanted: Request) -> list[str]:
     """The names kept of the files with weights, of which most models have none."""
     try:
-        found = json.loads(_list(layer, wanted).read_bytes())
+        with open(_list(layer, wanted), "rb") as file:
+            found = json.loads(file.read())
     except FileNotFoundError:
         return []
     except RecursionError as error:
@@ -117,7 +119,7 @@ def _weight_files(layer: Path, wanted: Request) -> list[str]:
     return list(map(str, found))
 
 
-def _mapped(path: Path, is_own: bool) -> runtime.Executable | None:
+def _mapped(path: str, is_own: bool) -> runtime.Executable | None:
     """The artifact of a file. One of the own layer is now the one used last, and is removed where
     it cannot be loaded, which gives None. Raises OSError where there is none.
     """
@@ -126,7 +128,7 @@ def _mapped(path: Path, is_own: bool) -> runtime.Executable | None:
     except LoadError:
         if is_own:
             with suppress(OSError):
-                path.unlink()
+                os.unlink(path)
         return None
     if is_own:
         with suppress(OSError):

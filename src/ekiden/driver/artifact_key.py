@@ -15,7 +15,6 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ekiden.frontend.common.options import ImportOptions
@@ -24,16 +23,19 @@ from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.extensions import is_extended
 from ekiden.ir.known import known, state_of
 from ekiden.ir.pass_context import COSTS, ENGINE, PassContext
+from ekiden.runtime.files import PathName
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
+    import pathlib
     from concurrent import futures
 
     from ekiden.target import virtual_device
     from ekiden.target.virtual_device import Targets
 else:
     futures = Late("concurrent.futures")
+    pathlib = Late("pathlib")
     virtual_device = Late("ekiden.target.virtual_device")
 
 _LEAF, _BLOCK = 16 << 20, 1 << 20
@@ -47,12 +49,13 @@ class Request:
     digest: gives one of everything but weights in files of their own; the bytes of the model and
     of the compiler are read when it is first asked for, which raises OSError where the model's
     cannot be. path: the model's, beside which those files lie. made_at: when it was made, in
-    nanoseconds; whatever has changed since is not what it says.
+    nanoseconds; whatever has changed since is not what it says. stands_at: where the path led then.
     """
 
     digest: Callable[[], str]
-    path: Path | None
+    path: str | None
     made_at: int
+    stands_at: str = ""
 
     def key(self, weight_files: Sequence[str]) -> str:
         """The name of the artifact, given the files beside the model that it has weights in.
@@ -63,16 +66,18 @@ class Request:
             return self.digest()
         if self.path is None:
             raise ValueError("weights lie beside a model without a path")
-        folder = self.path.parent
-        return _digest([self.digest(), *(file_digest(folder / name) for name in weight_files)])
+        files = (os.path.join(os.path.dirname(self.path), name) for name in weight_files)
+        return _digest([self.digest(), *map(file_digest, files)])
 
     def is_current(self, weight_files: Sequence[str]) -> bool:
         """Whether no file has changed since the request was made. Raises OSError."""
         if self.path is None:
             return True
-        inside = self.path.rglob("*") if self.path.is_dir() else ()
-        files = (self.path, *inside, *(self.path.parent / name for name in weight_files))
-        states = [path.stat() for path in files]
+        if self.stands_at and os.path.realpath(self.path) != self.stands_at:
+            return False
+        path = pathlib.Path(self.path)
+        inside = path.rglob("*") if path.is_dir() else ()
+        states = [each.stat() for each in (path, *inside, *(path.parent / n for n in weight_files))]
         return all(max(s.st_mtime_ns, s.st_ctime_ns) <= self.made_at for s in states)
 
 
@@ -105,7 +110,8 @@ def request(
         def digest() -> str:
             return _digest([compiler_digest(), model_digest(), targets(), *asked])
 
-        return Request(digest, _path(model), made_at)
+        path = _path(model)
+        return Request(digest, path, made_at, "" if path is None else os.path.realpath(path))
     except Exception:  # whatever is wrong with what was given, compiling says it
         return None
 
@@ -114,7 +120,7 @@ def _targets(target: Targets) -> Callable[[], str]:
     """What gives the text of what code is made for, and on which devices: of this machine it is
     found out when it is asked for. Raises CompileError.
     """
-    machine = _machine() if target is None and not _is_target_entered() else None
+    machine = _machine() if is_this_machine(target) else None
     if machine is not None:
         about = machine
         return lambda: known(f"host {compiler_digest()} {about}", 0, lambda: _resolved(None))
@@ -128,17 +134,19 @@ def _resolved(target: Targets) -> str:
     return json.dumps([list(map(str, each)) for each in found])
 
 
-def _is_target_entered() -> bool:
-    """Whether there is a current target, which needs the module of targets to be imported."""
+def is_this_machine(target: Targets) -> bool:
+    """Whether code is made for this machine's processor alone: no target is given, and there is no
+    current one, which would need the module of targets to be imported."""
     module = sys.modules.get("ekiden.target.target")
-    return module is not None and module.Target.current() is not None
+    return target is None and (module is None or module.Target.current() is None)
 
 
 def _machine() -> str | None:
     """What tells this machine from others until it is started again: as what its first processor
     shows itself, how many cores this process may use; None where the system does not say."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
         with open("/proc/cpuinfo", "rb", buffering=0) as file:
             first = file.read(_ENTRY).partition(b"\n\n")[0].decode("ascii", "replace")
     except OSError:
@@ -151,8 +159,9 @@ _ENTRY = 1 << 13
 """Bytes that hold what /proc/cpuinfo has of a processor, which asks each core for its frequency."""
 
 
-def _path(model: object) -> Path | None:
-    return Path(model) if isinstance(model, (str, os.PathLike)) else None
+def _path(model: object) -> str | None:
+    """The path of a model; a program may go to another folder before it is read."""
+    return os.path.abspath(model) if isinstance(model, (str, os.PathLike)) else None
 
 
 def _model(model: object) -> tuple[list[str], Callable[[], str]]:
@@ -166,7 +175,7 @@ def _model(model: object) -> tuple[list[str], Callable[[], str]]:
     importer = [row.name, *(package.installed() for package in row.packages)]
     path = _path(model)
     if path is not None:
-        if path.is_dir():
+        if os.path.isdir(path):
             return importer, lambda: _folder_digest(path)
         _check_regular(path)
         return importer, lambda: file_digest(path)
@@ -179,13 +188,14 @@ def _model(model: object) -> tuple[list[str], Callable[[], str]]:
     return importer, lambda: text
 
 
-def _folder_digest(path: Path) -> str:
+def _folder_digest(folder: str) -> str:
     """A digest of all files of a folder and their names. Raises OSError."""
+    path = pathlib.Path(folder)
     files = sorted(p for p in path.rglob("*") if p.is_file())
     return _digest([[p.relative_to(path).as_posix(), file_digest(p)] for p in files])
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: PathName) -> str:
     """A digest of a file's bytes. Raises OSError, also for what can be read but once.
 
     The file is read, not mapped, since it may be cut short meanwhile.
@@ -201,9 +211,9 @@ def file_digest(path: Path) -> str:
         return known(f"file {state_of(state)}", changed, digest)
 
 
-def _check_regular(path: Path) -> None:
+def _check_regular(path: PathName) -> None:
     """Raise OSError for what can be read but once, and where there is nothing."""
-    if not stat.S_ISREG(path.stat().st_mode):
+    if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(f"'{path}' is no regular file")
 
 
@@ -217,6 +227,8 @@ def _leaf(handle: int, start: int) -> hashlib._Hash:
 def _tree(size: int, leaf: Callable[[int], hashlib._Hash]) -> str:
     """SHA-256 over that of each leaf of so many bytes; all cores work on the leaves."""
     starts = range(0, size, _LEAF)
+    if len(starts) <= 1:
+        return hashlib.sha256(b"".join(leaf(at).digest() for at in starts)).hexdigest()
     with futures.ThreadPoolExecutor(max(1, min(len(starts), os.cpu_count() or 1))) as pool:
         leaves = [each.digest() for each in pool.map(leaf, starts)]
     return hashlib.sha256(b"".join(leaves)).hexdigest()

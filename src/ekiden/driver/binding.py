@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from ekiden import runtime
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, TensorInfo
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from ekiden.runtime.placing import Place
 
 __all__ = ["BoundRun", "places_of", "write_results"]

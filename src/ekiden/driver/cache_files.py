@@ -76,9 +76,9 @@ def layers() -> tuple[Path, ...]:
     """The folders of the cache, the one that is written first. Raises InputError where there is
     none."""
     home, others = cache_layers()
-    found = (*(() if home is None else (home,)), *others)
+    found = tuple(map(Path, (*(() if home is None else (home,)), *others)))
     if not found:
-        raise InputError("the cache is turned off: EKIDEN_CACHE_DIR is empty")
+        raise InputError("the cache is turned off: EKIDEN_CACHE_DIR names no folder")
     return found
 
 
@@ -87,7 +87,7 @@ def written_layer() -> Path:
     home, _ = cache_layers()
     if home is None:
         raise InputError("no folder of the cache is written: EKIDEN_CACHE_DIR names none first")
-    return home
+    return Path(home)
 
 
 def entries(layer: Path) -> Iterator[Entry]:

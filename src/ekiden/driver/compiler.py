@@ -6,7 +6,6 @@ The compiler is imported when there is something to compile.
 from __future__ import annotations
 
 import gc
-import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ekiden import runtime
 from ekiden.driver.artifact_cache import ArtifactCache
-from ekiden.driver.artifact_key import Request, request
+from ekiden.driver.artifact_key import Request, is_this_machine, request
 from ekiden.driver.executable import Executable
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.table import frontend_of
 from ekiden.ir.pass_context import (
+    DEBUG,
     DECISIONS,
     DENORMALS,
     DENORMALS_KINDS,
     ENGINE,
+    INFO,
     RECORDS,
     SIZE,
     PassContext,
@@ -35,9 +36,9 @@ from ekiden.runtime import Device, environment, late_bound
 from ekiden.runtime.devices import check_here
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import PathName, check_folder
-from ekiden.runtime.late import Late
+from ekiden.runtime.late import Late, LateLog
 
-LOG = logging.getLogger(__name__)
+LOG = LateLog(__name__)
 
 if TYPE_CHECKING:
     from ekiden import target as target_values
@@ -145,7 +146,7 @@ def compile(
     made: memoryview | runtime.Executable
     with _chosen(size, denormals, decisions, records, byoc):
         to = virtual_device.with_bounds(target, bounds) if bounds else target
-        if not devices:  # which are measured, and say themselves what is not here
+        if not devices and not is_this_machine(to):  # `devices` says itself what is not here
             check_here(each.device for each in virtual_device.compilation_config(to).devices)
         if devices:
             made = compile_fastest(model, target, asked, executor, progress)
@@ -348,7 +349,7 @@ def _compiler() -> Any:  # noqa: ANN401
     """The module that compiles. Garbage is not looked for while it is imported: what modules make
     stays, and looking through it takes a tenth of the time."""
     collects = gc.isenabled()
-    with phase("load compiler", logging.DEBUG):
+    with phase("load compiler", DEBUG):
         gc.disable()
         try:
             return import_module("ekiden.driver.build")
@@ -458,7 +459,7 @@ def _cached(
     wanted = request(model, target, options, executor) if cache.is_used else None
     found = cache.get(wanted) if wanted is not None else None
     if found is not None:
-        LOG.info("compile: the artifact is in the cache")
+        LOG.log(INFO, "compile: the artifact is in the cache")
     return cache, wanted, found
 
 
@@ -477,5 +478,5 @@ def _compiled(
         made = build.compile_model(model, target, options, executor, progress=progress, tiers=tiers)
     assert isinstance(made.artifact, memoryview)
     took = time.perf_counter() - started
-    LOG.info("compile: %.1f MB in %.2f s", len(made.artifact) / 1e6, took)
+    LOG.log(INFO, "compile: %.1f MB in %.2f s", len(made.artifact) / 1e6, took)
     return cast("Compiled", made)

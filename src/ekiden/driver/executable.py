@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
@@ -39,6 +38,7 @@ from ekiden.runtime.metadata import (
 from ekiden.runtime.text import decode, encode
 
 if TYPE_CHECKING:
+    import pathlib
     from concurrent.futures import Future
 
     from ekiden.backend.vm import disassemble
@@ -50,6 +50,7 @@ else:
     disassemble = Late("ekiden.backend.vm.disassemble")
     placing = Late("ekiden.runtime.placing")
     artifact = Late("ekiden.runtime.artifact")
+    pathlib = Late("pathlib")
     html = Late("ekiden.runtime.html")
     profiling = Late("ekiden.runtime.profile")
 
@@ -406,7 +407,7 @@ class Executable:
             whole = late_bound.whole(self._whole())
             number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
             return bytearray(artifact.without_kernels(whole, number)), self.module
-        suffix = Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
+        suffix = pathlib.Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
         if suffix in KINDS and suffix != ARTIFACT:
             kinds = f"save writes an artifact (.eki); export_library writes {KINDS[suffix]}"
             raise ExportError(f"save '{path}': {kinds}")

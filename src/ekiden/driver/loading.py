@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ekiden import runtime
@@ -15,8 +14,12 @@ from ekiden.runtime.files import PathName, named
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
+    import pathlib
+    from pathlib import Path
+
     from ekiden.runtime import artifact
 else:
+    pathlib = Late("pathlib")
     artifact = Late("ekiden.runtime.artifact")
 
 __all__ = ["Reader", "load"]
@@ -42,7 +45,7 @@ def load(
     is no number of threads.
     """
     if isinstance(file, (str, os.PathLike)):
-        raw = _loaded(Path(file))
+        raw = _loaded(pathlib.Path(file))
     else:
         data = file if isinstance(file, (bytes, bytearray, memoryview)) else _read(file)
         raw = runtime.Executable.from_bytes(data)

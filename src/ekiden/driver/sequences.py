@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from ekiden import runtime
 from ekiden.runtime.errors import RunError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _CONS, _NIL = 0, 1
 

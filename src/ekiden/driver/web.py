@@ -139,7 +139,7 @@ def _kept(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
     headers += sorted(web_source_dir().glob("*.h"))
     for path in (*sources, *headers):
         found.update(path.read_bytes())
-    return home / "web" / f"{found.hexdigest()[:32]}.wasm"
+    return Path(home, "web") / f"{found.hexdigest()[:32]}.wasm"
 
 
 def _growable(module: bytes) -> bytes:

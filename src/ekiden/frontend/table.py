@@ -13,7 +13,6 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
-from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
@@ -365,7 +364,7 @@ def frontend_of(model: object) -> Frontend | None:
     Raises ImportModelError for a file or an object of which another tool makes a model.
     """
     if isinstance(model, (str, os.PathLike)):
-        return _of_path(Path(model))
+        return _of_path(os.fspath(model) or os.curdir)
     if isinstance(model, bytes):
         found = _of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP else None
         for other in OTHERS:
@@ -400,43 +399,49 @@ def described(model: object) -> str:
 
 def is_model_file(path: str | os.PathLike[str]) -> bool:
     """Whether a path is that of a model, as its name, or what stands in a folder, tells."""
-    where = Path(path)
-    name = where.name.lower()
+    where = os.fspath(path)
+    name = _name(where).lower()
     return any(name.endswith(row.suffixes) or _holds(row, where) for row in FRONTENDS)
 
 
-def _of_path(path: Path) -> Frontend:
-    if "\0" in str(path):
-        raise ImportModelError(f"import {str(path)!r}: no path has a character of zero")
-    head, found = b"", None
+def _name(path: str) -> str:
+    """The last part of a path, also of a folder's that ends with its separator."""
+    return os.path.basename(path.rstrip(os.sep))
+
+
+def _of_path(path: str) -> Frontend:
+    if "\0" in path:
+        raise ImportModelError(f"import {path!r}: no path has a character of zero")
+    head, found, shown = b"", None, _name(path)
     if os.path.isfile(path):  # a pipe is read once, by the importer
         with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
             head = file.read(_HEAD)
-            found = _of_archive(file, repr(path.name)) if head[:4] == _ZIP else None
+            found = _of_archive(file, repr(shown)) if head[:4] == _ZIP else None
     found = found or next((row for row in FRONTENDS if _holds(row, path)), None)
     if found is not None:
         return found
     if names := _models_in(path):
-        raise ImportModelError(f"import {str(path)!r}: it is a folder: give the path of {names}")
-    name = path.name.lower()
+        raise ImportModelError(f"import {path!r}: it is a folder: give the path of {names}")
+    name = shown.lower()
     if os.path.exists(path):  # of what is not there, the importer says that
         for other in OTHERS:
             if _starts(other, head) or name.endswith(other.suffixes) or _holds(other, path):
-                raise _turned_away(repr(path.name), other)
+                raise _turned_away(repr(shown), other)
     for row in FRONTENDS:
         if name.endswith(row.suffixes):
             return row
     if os.path.isdir(path):
-        raise ImportModelError(f"import {str(path)!r}: it is a folder, in which there is no model")
+        raise ImportModelError(f"import {path!r}: it is a folder, in which there is no model")
     return _of_bytes(head) or FRONTENDS[0]
 
 
-def _models_in(folder: Path) -> str:
+def _models_in(folder: str) -> str:
     """The models in a folder, in words; "" where there are none, or it is no folder."""
     try:
-        names = sorted(repr(each.name) for each in folder.iterdir() if is_model_file(each))
+        entries = os.listdir(folder)
     except OSError:
         return ""
+    names = sorted(repr(n) for n in entries if is_model_file(os.path.join(folder, n)))
     rest = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     return " or ".join([*names[:_NAMED], *rest])
 
@@ -448,8 +453,8 @@ _HEAD = 64
 """Bytes of a file in which its kind is looked for."""
 
 
-def _holds(row: Frontend | Other, path: Path) -> bool:
-    return any(os.path.isfile(path / name) for name in row.holds)
+def _holds(row: Frontend | Other, path: str) -> bool:
+    return any(os.path.isfile(os.path.join(path, name)) for name in row.holds)
 
 
 def _starts(row: Frontend | Other, data: bytes) -> bool:

@@ -7,14 +7,19 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ekiden import IMPORTED_NS
 from ekiden.ir.installed import version_of
-from ekiden.ir.known import known, state_of
+from ekiden.ir.known import known
+from ekiden.runtime.files import states_below
 
 _PACKAGES = ("ekiden", "llvmlite", "numpy", "ml_dtypes", "onnx")
 """The packages whose versions decide what is compiled."""
+_SOURCES = (".py", ".so", ".rly")
+"""How files of a package end that decide what it does: Python, libraries, Relay text."""
+_STATE = 40
+"""Bytes of what is said of a file behind its name."""
 
 
 @functools.cache
@@ -29,30 +34,39 @@ def digest_of(roots: Iterable[str], imported_ns: int | None = None) -> str:
     `imported_ns`, in nanoseconds since 1970, no other process has the same: modules are imported
     when they are first used, and what runs is neither what the files are nor what they were.
     """
-    files = [(root, sorted(sources(root), key=lambda each: each.path)) for root in roots]
-    states = [(each.path, state_of(each.stat())) for _, found in files for each in found]
+    found = {root: states_below(root, _SOURCES) for root in roots}
+    changed = max((latest for _, latest in found.values()), default=0)
     beneath = " ".join([sys.version, *map(version_of, _PACKAGES)])
-    changed = max((max(state[-2:]) for _, state in states), default=0)
     if imported_ns is not None and imported_ns < changed <= time.time_ns():
         beneath += f" changed under {os.getpid()} {imported_ns}"
-    return known(f"compiler {beneath} {states}", changed, lambda: _digest(beneath, files))
+    states = [(root, hashlib.sha256(listed).hexdigest()) for root, (listed, _) in found.items()]
+    return known(
+        f"compiler {beneath} {states}",
+        changed,
+        lambda: _digest(beneath, {root: _names(listed) for root, (listed, _) in found.items()}),
+    )
 
 
-def _digest(beneath: str, files: Iterable[tuple[str, Iterable[os.DirEntry[str]]]]) -> str:
+def _digest(beneath: str, files: dict[str, list[str]]) -> str:
     found = hashlib.sha256(beneath.encode())
-    for root, entries in files:
-        for each in entries:
-            found.update(each.path.removeprefix(root).encode())
-            with open(each.path, "rb", buffering=0) as file:
+    for root, names in files.items():
+        for name in names:
+            found.update(f"/{name}".encode())
+            with open(os.path.join(root, name), "rb", buffering=0) as file:
                 found.update(file.read())
     return found.hexdigest()
 
 
-def sources(root: str) -> Iterator[os.DirEntry[str]]:
-    """The files of a package that decide what it does: Python, Relay text, libraries."""
-    with os.scandir(root) as entries:
-        for each in entries:
-            if each.name.endswith((".py", ".so", ".rly")):
-                yield each
-            elif each.is_dir(follow_symlinks=False):
-                yield from sources(each.path)
+def sources(root: str) -> list[str]:
+    """The files of a package that decide what it does, by their paths below its folder."""
+    return _names(states_below(root, _SOURCES)[0])
+
+
+def _names(listed: bytes) -> list[str]:
+    """The files in what `states_below` gives, sorted: the same wherever they stand."""
+    found, at = [], 0
+    while at < len(listed):
+        end = listed.index(b"\0", at)
+        found.append(os.fsdecode(listed[at:end]))
+        at = end + 1 + _STATE
+    return sorted(found)

@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.files import shrink, write_whole
@@ -49,7 +48,7 @@ def known(about: str, changed_ns: int, find: Callable[[], str]) -> str:
     folder = cache_layers()[0] if is_settled else None
     if folder is None:
         return find()
-    path = folder / "known" / _digest(about)
+    path = os.path.join(folder, "known", _digest(about))
     found = _read(path, about)
     if found is None:
         found = find()
@@ -61,17 +60,17 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _read(path: Path, about: str) -> str | None:
-    with suppress(OSError, ValueError):
-        digest, _, fact = path.read_text("ascii").partition(" ")
+def _read(path: str, about: str) -> str | None:
+    with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        digest, _, fact = file.read().partition(" ")
         if digest == _digest(about + fact):
             return fact
     return None
 
 
-def _write(path: Path, about: str, fact: str) -> None:
+def _write(path: str, about: str, fact: str) -> None:
     data = f"{_digest(about + fact)} {fact}".encode("ascii")
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         write_whole(path, lambda file: file.write(data))
-        shrink(path.parent, LIMIT)
+        shrink(os.path.dirname(path), LIMIT)

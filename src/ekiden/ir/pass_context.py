@@ -7,7 +7,6 @@ with PassContext(opt_level=3, instruments=[PassTimingInstrument()], disabled_pas
 from __future__ import annotations
 
 import contextvars
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ekiden.runtime.errors import PassError
-from ekiden.runtime.late import Late
+from ekiden.runtime.late import Late, LateLog
 from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
 else:
     difflib = Late("difflib")
 
-LOG = logging.getLogger(__name__)
+LOG = LateLog(__name__)
+DEBUG, INFO = 10, 20
+"""The levels of `logging` for what is said of a compilation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +444,7 @@ _CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar(
 
 
 @contextmanager
-def phase(name: str, level: int = logging.INFO) -> Iterator[None]:
+def phase(name: str, level: int = INFO) -> Iterator[None]:
     """A part of a compilation that is no pass, for the current context's instruments and the log;
     around a block or, as a decorator, around a function.
     """

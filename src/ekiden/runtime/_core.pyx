@@ -14,8 +14,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from cpython.type cimport PyType_Modified
 from libc.limits cimport INT_MAX
-from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset, strlen
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset, strcmp, strlen
 
 import builtins
 import ctypes
@@ -50,3 +50,4 @@ include "_module.pxi"
 include "_foreign.pxi"
 include "_executable.pxi"
 include "_rpc.pxi"
+include "_files.pxi"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import Any, Protocol, TypeGuard
-
-from numpy.typing import ArrayLike, NDArray
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from ekiden.runtime._core import Device, Tensor, cpu, device, get_global_func
 from ekiden.runtime.errors import DeviceError, InputError, LoadError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
 
 
 class FarDevice(Device):

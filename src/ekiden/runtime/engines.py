@@ -8,18 +8,24 @@ without Python (section 9 of runtime.h).
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ekiden.runtime import engine_artifact
 from ekiden.runtime._core import get_global_func, register_func
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import base64
+    import pathlib
+else:
+    base64 = Late("base64")
+    pathlib = Late("pathlib")
 
 __all__ = [
     "ENGINES", "folder_of", "kept_for", "load_region", "missing", "register_loader", "text_of",
@@ -33,15 +39,17 @@ writes."""
 def _in_package(package: str, folder: str) -> str:
     """A folder of an installed package, which is not imported; empty where it is not installed."""
     spec = find_spec(package)
-    return "" if spec is None or spec.origin is None else str(Path(spec.origin).parent / folder)
+    if spec is None or spec.origin is None:
+        return ""
+    return str(pathlib.Path(spec.origin).parent / folder)
 
 
 def _in_environment(library: str) -> str:
     """The folder of libraries of this Python's environment, or of another that it imports packages
     from, where packages of C libraries put theirs; empty where none has this one.
     """
-    sites = [Path(each) for each in sys.path if each.endswith("site-packages")]
-    for folder in (Path(sys.prefix) / "lib", *(each.parent.parent for each in sites)):
+    sites = [pathlib.Path(each) for each in sys.path if each.endswith("site-packages")]
+    for folder in (pathlib.Path(sys.prefix) / "lib", *(each.parent.parent for each in sites)):
         if (folder / library).exists():
             return str(folder)
     return ""

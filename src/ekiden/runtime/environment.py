@@ -24,22 +24,28 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import pathlib
+else:
+    pathlib = Late("pathlib")
 
 DEFAULT_CACHE_LIMIT = 4 << 30
 DEFAULT_KERNEL_LIMIT = 1 << 30
 
 
-def cache_folders() -> tuple[Path | None, tuple[Path, ...]] | None:
+def cache_folders() -> tuple[str | None, tuple[str, ...]] | None:
     """The folder that what is compiled is written to, None where it is not kept, and those that are
     read after it; None where nothing is said."""
     chosen = os.environ.get("EKIDEN_CACHE_DIR")
     if chosen is None:
         return None
     first, *others = chosen.split(os.pathsep)
-    return (Path(first) if first else None), tuple(Path(each) for each in others if each)
+    return first or None, tuple(filter(None, others))
 
 
 def cache_limit() -> int:
@@ -80,13 +86,13 @@ def _wrong(name: str, wanted: str, got: str) -> InputError:
     return InputError(f"the variable {name}: expected {wanted}, got '{got}'")
 
 
-def records() -> list[Path]:
+def records() -> list[pathlib.Path]:
     """The files of records of tuning."""
     chosen = os.environ.get("EKIDEN_RECORDS", "")
-    return [Path(each) for each in chosen.split(os.pathsep) if each]
+    return [pathlib.Path(each) for each in chosen.split(os.pathsep) if each]
 
 
-def debug_dir() -> Path | None:
+def debug_dir() -> pathlib.Path | None:
     """The folder of libraries to debug, or None if none are made."""
     chosen = os.environ.get("EKIDEN_DEBUG_DIR")
-    return Path(chosen).absolute() if chosen else None
+    return pathlib.Path(chosen).absolute() if chosen else None

@@ -11,8 +11,16 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ekiden.runtime._core import _states_below
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import pathlib
+    from pathlib import Path
+else:
+    pathlib = Late("pathlib")
 
 __all__ = [
     "File",
@@ -23,6 +31,7 @@ __all__ = [
     "named",
     "reason",
     "shrink",
+    "states_below",
     "write_text",
     "write_to",
     "write_whole",
@@ -51,10 +60,10 @@ def check_folder(path: PathName) -> Path:
     """The path of a file to be written. Raises FileNotFoundError if its folder does not exist,
     IsADirectoryError if it is a folder itself, PermissionError if it may not be written.
     """
-    target = Path(path)
+    target = pathlib.Path(path)
     if os.path.isdir(target):  # unlike Path.is_dir, it raises nothing
         raise IsADirectoryError(f"write '{target}': it is a folder")
-    folder = Path(os.path.realpath(target)).parent
+    folder = pathlib.Path(os.path.realpath(target)).parent
     if not folder.is_dir():
         shown = folder if target.is_symlink() else target.parent
         raise FileNotFoundError(f"write '{target}': no folder '{shown}'")
@@ -92,7 +101,7 @@ def write_whole(
     with named("write", target):
         found = _status(target)
         if found is None or stat.S_ISREG(found.st_mode):
-            _replace(Path(os.path.realpath(target)), found, write, is_program)
+            _replace(pathlib.Path(os.path.realpath(target)), found, write, is_program)
         else:
             _write_through(target, write)
 
@@ -102,7 +111,7 @@ def write_text(path: PathName, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def shrink(folder: Path, limit: int) -> tuple[int, int]:
+def shrink(folder: PathName, limit: int) -> tuple[int, int]:
     """Remove the files below a folder that were used longest ago until the others have at most
     `limit` bytes; gives how many were removed and how many bytes they had. What another process
     removes or writes meanwhile is left to it. Raises OSError where the folder cannot be read.
@@ -123,12 +132,22 @@ def shrink(folder: Path, limit: int) -> tuple[int, int]:
     return count, freed
 
 
-def files_below(folder: Path) -> list[Path]:
+def files_below(folder: PathName) -> list[Path]:
     """The files below a folder, in order, without what `write_whole` has not finished. None where
     there is no folder."""
     walked = os.walk(folder)
-    found = [Path(at, name) for at, _, names in walked for name in names if name[0] != "."]
+    found = [pathlib.Path(at, name) for at, _, names in walked for name in names if name[0] != "."]
     return sorted(found)
+
+
+def states_below(folder: str, endings: tuple[str, ...]) -> tuple[bytes, int]:
+    """Of all files below a folder whose names have one of these endings: the path from there, a 0
+    byte, and 40 bytes of what tells the file from any other and from itself before it was written;
+    and when the last of them changed, in nanoseconds. It takes a third of the time of asking by
+    Python. Links to folders are not followed, hidden folders and Python's caches left out. Raises
+    OSError for a folder that cannot be read.
+    """
+    return _states_below(folder, endings)
 
 
 def _status(path: Path) -> os.stat_result | None:

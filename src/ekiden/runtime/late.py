@@ -25,7 +25,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TypeVar, cast
 
-__all__ = ["Late", "Table", "lend", "load_postponed", "names_from", "names_in", "postpone"]
+__all__ = [
+    "Late", "LateLog", "Table", "lend", "load_postponed", "names_from", "names_in", "postpone",
+]  # fmt: skip
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
@@ -131,6 +133,24 @@ class Late:
     def __getattr__(self, name: str) -> object:
         """What the module has under this name."""
         return getattr(import_module(self._module), name)
+
+
+class LateLog:
+    """The logger of a name, for what is no warning: until a program has imported `logging`, which
+    takes a tenth of the time to start from a cache, nobody can have asked for it.
+    """
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def log(self, level: int, message: str, *values: object) -> None:
+        """Say it, as from where this was called."""
+        if "logging" in sys.modules:
+            import_module("logging").getLogger(self._name).log(
+                level, message, *values, stacklevel=2
+            )
 
 
 def names_in(names: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
