@@ -7,7 +7,6 @@ Importing this, and making a key, needs nothing that only compiling does.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import operator
 import os
@@ -23,11 +22,13 @@ from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.extensions import is_extended
 from ekiden.ir.known import known, state_of
 from ekiden.ir.pass_context import COSTS, ENGINE, PassContext
+from ekiden.ir.sha256 import sha256
 from ekiden.runtime.files import PathName
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
+    import hashlib
     import pathlib
     from concurrent import futures
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ekiden.target.virtual_device import Targets
 else:
     futures = Late("concurrent.futures")
+    hashlib = Late("hashlib")
     pathlib = Late("pathlib")
     virtual_device = Late("ekiden.target.virtual_device")
 
@@ -228,14 +230,14 @@ def _tree(size: int, leaf: Callable[[int], hashlib._Hash]) -> str:
     """SHA-256 over that of each leaf of so many bytes; all cores work on the leaves."""
     starts = range(0, size, _LEAF)
     if len(starts) <= 1:
-        return hashlib.sha256(b"".join(leaf(at).digest() for at in starts)).hexdigest()
+        return sha256(b"".join(leaf(at).digest() for at in starts)).hexdigest()
     with futures.ThreadPoolExecutor(max(1, min(len(starts), os.cpu_count() or 1))) as pool:
         leaves = [each.digest() for each in pool.map(leaf, starts)]
-    return hashlib.sha256(b"".join(leaves)).hexdigest()
+    return sha256(b"".join(leaves)).hexdigest()
 
 
 def _digest(parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _plain(value: object) -> object:

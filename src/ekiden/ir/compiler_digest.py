@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import sys
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ekiden import IMPORTED_NS
 from ekiden.ir.installed import version_of
 from ekiden.ir.known import known
+from ekiden.ir.sha256 import sha256
 from ekiden.runtime.files import states_below
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import hashlib
+else:
+    hashlib = Late("hashlib")
 
 _PACKAGES = ("ekiden", "llvmlite", "numpy", "ml_dtypes", "onnx")
 """The packages whose versions decide what is compiled."""
@@ -24,8 +31,8 @@ _STATE = 40
 
 @functools.cache
 def compiler_digest() -> str:
-    """A digest of all of Ekiden, source and runtime, and of the versions beneath. Takes 15 ms; a
-    third of that where the files are as they were, of which only the times are asked then."""
+    """A digest of all of Ekiden, source and runtime, and of the versions beneath. Takes 15 ms; 5
+    where the files are as they were, of which only the times are asked then."""
     return digest_of(sys.modules["ekiden"].__path__, IMPORTED_NS)
 
 
@@ -39,7 +46,7 @@ def digest_of(roots: Iterable[str], imported_ns: int | None = None) -> str:
     beneath = " ".join([sys.version, *map(version_of, _PACKAGES)])
     if imported_ns is not None and imported_ns < changed <= time.time_ns():
         beneath += f" changed under {os.getpid()} {imported_ns}"
-    states = [(root, hashlib.sha256(listed).hexdigest()) for root, (listed, _) in found.items()]
+    states = [(root, sha256(listed).hexdigest()) for root, (listed, _) in found.items()]
     return known(
         f"compiler {beneath} {states}",
         changed,

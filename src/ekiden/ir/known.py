@@ -11,13 +11,13 @@ a program has mapped, show it; so nothing is kept about what is not SETTLED.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from ekiden.ir.cache_layers import cache_layers
+from ekiden.ir.sha256 import sha256
 from ekiden.runtime.files import shrink, write_whole
 
 __all__ = ["known", "state_of"]
@@ -57,7 +57,7 @@ def known(about: str, changed_ns: int, find: Callable[[], str]) -> str:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return sha256(text.encode()).hexdigest()[:32]
 
 
 def _read(path: str, about: str) -> str | None:
