@@ -167,6 +167,7 @@ class ShortShares(Shares):
         has_total = kernel.value_zero > 0
 
         def body(finer: list[Var]) -> Stmt:
+            """Whole numbers, and what sums begin with."""
             made = self._each(tile, lambda at: lambda n, share: self._kept(
                 at, n, self.level(share, finer[n]), total
             ))  # fmt: skip
@@ -316,6 +317,7 @@ class ByteShares(Shares):
         total = Buffer("total", (const(count),), kernel.whole, "register")
 
         def body(finer: list[Var]) -> Stmt:
+            """Bytes, block by block, and their sums."""
             whole, rest = divmod(vectors, TOGETHER)
             block = Var("block")
             made = [serial(block, const(whole), self._block(

@@ -291,9 +291,10 @@ class PagedAttention:
         return cast(self.tables[tile.sequence * self.tables.shape[1] + number], "int64")
 
     def ahead(self, at: PrimExpr, vectors: int) -> list[Stmt]:
-        """Bring the lines of some vectors of the cache near."""
+        """Bring the lines of some vectors of the cache near: into L2, as the keys and values of a
+        chunk are more than L1 (int8 from memory, Zen 3: 87 to 94 us for 96 to 122)."""
         line = LINE // dt.itemsize(self.cache.dtype)
-        return [Prefetch(self.cache, (at + n,), 3) for n in range(0, vectors * self.lanes, line)]
+        return [Prefetch(self.cache, (at + n,), 2) for n in range(0, vectors * self.lanes, line)]
 
     def plane_after(self, tile: Rows, number: PrimExpr, values: int) -> PrimExpr:
         """Where what is read as long after the keys or values of a page as a chunk takes begins:
