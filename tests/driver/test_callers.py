@@ -130,3 +130,20 @@ def test_runs_are_waited_for_later(models: list[Executable]) -> None:
     np.testing.assert_array_equal(np.asarray(asyncio.run(wait())), expected)
     with pytest.raises(InputError, match="expected 1 inputs"):
         exe.run_async(x, x).result()
+
+
+def test_what_a_program_froze_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python goes through all of it to count it: tens of milliseconds, of each model compiled. What
+    the test run has collected is frozen."""
+    counts: list[int] = []
+    count = gc.get_freeze_count
+
+    def counted() -> int:
+        counts.append(count())
+        return counts[-1]
+
+    monkeypatch.setattr(gc, "get_freeze_count", counted)
+    x = relay.var("x", shape=(3,))
+    for body in (relay.nn.relu(x), relay.exp(x), relay.tanh(x)):
+        ekiden.compile(relay.IRModule.from_expr(Function((x,), body, None)))
+    assert len(counts) <= 1 and count() > 0

@@ -229,7 +229,7 @@ def both(cases: Sequence[Case]) -> list[Case]:
 
 def chosen(cases: Sequence[Case], backend: str) -> list[Case]:
     """The runs of a backend: a sample, or the first case of each operator with numbers and with
-    symbols, a quarter of the others with one of them by turns."""
+    symbols, an eighth of the others with one of them by turns."""
     if backend.endswith(ALL):
         return both(cases)
     first = {c.name: c for c in reversed(cases)}
@@ -241,7 +241,7 @@ def chosen(cases: Sequence[Case], backend: str) -> list[Case]:
         runs = both([each])
         if each is first[each.name]:
             found += runs
-        elif turn % 8 < 2:
+        elif turn % 16 < 2:
             found.append(runs[turn % len(runs)])
     return found
 
