@@ -110,6 +110,21 @@ def test_training_is_done_and_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "module Small is in training mode: aten.dropout.default 'dropout'" in record.getMessage()
 
 
+def test_pytorch_says_it_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "m.pt2").write_bytes(archives()["program"][:100])
+    logger = logging.getLogger("torch")
+    logger.addHandler(caplog.handler)
+    try:
+        for call in (
+            lambda: ekiden.compile(Small().eval(), example_inputs=(torch.zeros(2, 5),)),
+            lambda: ekiden.compile(tmp_path / "m.pt2"),
+        ):
+            told("reduction dim|no program", call)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not [each for each in caplog.records if each.exc_info]
+
+
 @pytest.mark.parametrize(
     ("infos", "message"),
     [

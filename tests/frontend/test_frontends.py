@@ -126,6 +126,12 @@ def test_folders_that_are_no_model(files: tuple[str, ...], told: str, tmp_path: 
         ekiden.compile(tmp_path)
 
 
+def test_a_part_of_a_model_names_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(ImportModelError, match=f"give the folder, '{tmp_path}'$"):
+        ekiden.compile(tmp_path / "saved_model.pb")
+
+
 @pytest.mark.parametrize("suffix", ["", ".onnx", ".pt", ".h5", ".tflite", ".relay", ".zip"])
 @pytest.mark.parametrize(
     ("stem", "told"), [("no", "No such file"), ("a\0b", "zero"), ("a" * 300, "too long")]

@@ -9,10 +9,16 @@ import torch
 from torch.export import ExportedProgram
 
 from ekiden.frontend.common.imported import ImportedModule
-from ekiden.frontend.common.libraries import check_readable, told_by
+from ekiden.frontend.common.libraries import check_readable
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.torch.examples import warn_of_training
-from ekiden.frontend.torch.export import decomposed, exported, label_of, symbol_names
+from ekiden.frontend.torch.export import (
+    decomposed,
+    exported,
+    label_of,
+    symbol_names,
+    told_by_torch,
+)
 from ekiden.frontend.torch.program import import_program
 from ekiden.runtime.errors import CompileError
 
@@ -45,5 +51,5 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
 def _loaded(source: str | os.PathLike[str] | bytes, label: str) -> ExportedProgram:
     if not isinstance(source, bytes):
         check_readable(source, label)
-    with told_by("no program that torch.export saved", label, None):
+    with told_by_torch("no program that torch.export saved", label):
         return torch.export.load(io.BytesIO(source) if isinstance(source, bytes) else source)

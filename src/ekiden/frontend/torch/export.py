@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +25,9 @@ LIBRARIES = ("torch", "sympy")
 FLAT_WEIGHTS = r"(?s)The tensor attributes .*_flat_weights"
 """What torch.export warns of for each of its own recurrent layers, which nobody can mend."""
 
+TWICE = ("torch._subclasses.fake_tensor", "torch.export")
+"""Loggers of PyTorch that say, with a traceback, what is raised then."""
+
 Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
 
@@ -35,6 +40,24 @@ def decompositions() -> Decompositions:
             found.setdefault(target, function)
     found.update(APART)
     return {t: f for t, f in found.items() if converter_of(t) is None}
+
+
+@contextmanager
+def told_by_torch(tool: str, label: str) -> Iterator[None]:
+    """As told_by, of what works on a user's program; the message is all that is said."""
+    loggers = [logging.getLogger(name) for name in TWICE]
+    try:
+        for logger in loggers:
+            logger.addFilter(_is_no_report)
+        with told_by(tool, label, LIBRARIES):
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_is_no_report)
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return not record.exc_info
 
 
 def exported(
@@ -52,7 +75,7 @@ def exported(
     check_module(module, label)
     check_examples(module, example_inputs, example_kwargs or {}, dynamic_shapes, label)
     kwargs = None if example_kwargs is None else dict(example_kwargs)
-    with warnings.catch_warnings(), told_by("torch.export", label, LIBRARIES), whole_layers():
+    with warnings.catch_warnings(), told_by_torch("torch.export", label), whole_layers():
         warnings.filterwarnings("ignore", FLAT_WEIGHTS, UserWarning)
         return torch.export.export(
             module, tuple(example_inputs), kwargs,
@@ -74,7 +97,7 @@ def _of_script(
         names = ", ".join(repr(a.name) for a in wanted)
         text = f"its inputs are {names}, got {len(example_inputs)} of them"
         raise ImportModelError(f"import a TorchScript module: {text}")
-    with told_by("PyTorch's converter", "a TorchScript module", LIBRARIES), whole_layers():
+    with told_by_torch("PyTorch's converter", "a TorchScript module"), whole_layers():
         program: ExportedProgram = TS2EPConverter(module, tuple(example_inputs)).convert()
         return program
 

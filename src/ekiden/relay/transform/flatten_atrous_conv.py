@@ -64,17 +64,14 @@ def _padding(
 
 def _flatten(back: Call) -> RelayExpr | None:
     inner = back.args[0]
-    shrunk = inner if op_of(inner) == "squeeze" else None
-    conv = shrunk.args[0] if isinstance(shrunk, Call) else inner
+    shrunk = _call_of(inner, "squeeze")
+    conv = shrunk.args[0] if shrunk is not None else inner
     if not isinstance(conv, Call) or not _is_convolution(conv):
         return None
-    wide = conv.args[0] if shrunk is not None else None
-    there = (
-        wide.args[0] if isinstance(wide, Call) and op_of(wide) == "expand_dims" else conv.args[0]
-    )
-    if op_of(there) != "nn.space_to_batch_nd" or (wide is None) != (there is conv.args[0]):
+    wide = None if shrunk is None else _call_of(conv.args[0], "expand_dims")
+    there = _call_of((conv if wide is None else wide).args[0], "nn.space_to_batch_nd")
+    if there is None or (wide is None) != (shrunk is None):
         return None
-    assert isinstance(there, Call)
     attrs, blocks, crops = conv.attrs, there.attrs, back.attrs
     assert isinstance(attrs, Conv2DAttrs) and isinstance(blocks, SpaceToBatchNDAttrs)
     assert isinstance(crops, BatchToSpaceNDAttrs)
@@ -96,6 +93,10 @@ def _flatten(back: Call) -> RelayExpr | None:
         data = Call(wide.op, (data,), wide.attrs, span=wide.span)
     made = Call(conv.op, (data, *conv.args[1:]), dilated, span=conv.span)
     return made if shrunk is None else Call(shrunk.op, (made,), shrunk.attrs, span=shrunk.span)
+
+
+def _call_of(expr: RelayExpr, name: str) -> Call | None:
+    return expr if isinstance(expr, Call) and op_of(expr) == name else None
 
 
 def _are_places(wide: Call | None, shrunk: Call | None, count: int) -> bool:
