@@ -420,9 +420,10 @@ def _of_path(path: str) -> Frontend:
     found = found or next((row for row in FRONTENDS if _holds(row, path)), None)
     if found is not None:
         return found
-    if any(path.name in row.holds and _holds(row, path.parent) for row in FRONTENDS):
-        text = f"it is a part of a model: give the folder, {str(path.parent)!r}"
-        raise ImportModelError(f"import {path.name!r}: {text}")
+    around = os.path.dirname(path) or os.curdir
+    if any(shown in row.holds and _holds(row, around) for row in FRONTENDS):
+        text = f"it is a part of a model: give the folder, {around!r}"
+        raise ImportModelError(f"import {shown!r}: {text}")
     if names := _models_in(path):
         raise ImportModelError(f"import {path!r}: it is a folder: give the path of {names}")
     name = shown.lower()
