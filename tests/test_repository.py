@@ -66,7 +66,14 @@ def packages() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", packages())
+WITH_FRAMEWORKS = "ekiden.relay.frontend"
+"""Its names are in modules that import PyTorch, TensorFlow and JAX, where these are installed."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(p, marks=[pytest.mark.slow] if p == WITH_FRAMEWORKS else []) for p in packages()],
+)
 def test_listed_names_exist(name: str) -> None:
     module = importlib.import_module(name)
 

@@ -88,7 +88,12 @@ def test_what_is_not_well_formed_is_said(
     assert str(caught.value) == f"compile: {said}"
 
 
-MARKS = [{}, {"Inline": 1}, {"Primitive": 1}, {"Compiler": "ccompiler", "global_symbol": "g"}]
+MARKS = [
+    {},
+    {"Inline": 1},
+    {"Primitive": 1},
+    pytest.param({"Compiler": "ccompiler", "global_symbol": "g"}, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("marks", MARKS)
