@@ -201,6 +201,7 @@ class PagedAttention:
         loaded = [Var(f"b{v}", vector) for v in range(vectors)]
 
         def grown(r: int, v: int) -> Stmt:
+            """The sum of a row and a vector with one product more."""
             n = const(r * vectors + v)
             value = call_intrin("fma", taken[r], loaded[v], acc[n], dtype=vector)
             return BufferStore(acc, value, (n,))
