@@ -14,6 +14,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.runtime import Device, nd
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
+from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune import Candidate, Measurer, Session, Task, schedule_task, te_task
 from ekiden.tune import te_workload as of
@@ -260,6 +261,24 @@ def test_a_schedule_with_sampling_is_tuned() -> None:
     records = session.records.query(kind="trial")
     assert len(records) == 4 and {r.rule for r in records} == {"tiled"}
     assert {r.status for r in records} <= {"ok", "unsteady"}
+
+
+def test_what_was_drawn_before_is_not_scheduled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search draws the same candidates more and more often, the longer it goes on."""
+    space = te_task(of.norm(1, 8, 8)).space
+    applied: list[object] = []
+    apply = Trace.apply_to_schedule
+
+    def counted(self: Trace, *args: object, **kwargs: object) -> None:
+        applied.append(self)
+        apply(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trace, "apply_to_schedule", counted)
+    source = random.Random(0)
+    drawn = [space.sample(source) for _ in range(60)]
+    drawn += [space.mutate(each, source) for each in drawn]
+    assert len(applied) == len(set(drawn)) < len(drawn) / 2
+    assert not any(space.refusal(each) for each in set(drawn))
 
 
 def test_a_program_that_no_rule_knows_is_refused() -> None:

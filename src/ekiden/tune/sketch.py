@@ -11,12 +11,16 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import field
 from functools import lru_cache
+from typing import cast
 
 from ekiden import tir
+from ekiden.ir.sha256 import sha256
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
+from ekiden.tir.schedule.sampling import categorical
 from ekiden.tir.schedule.trace import SAMPLING, BlockRV, Instruction, Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.candidate import Candidate
@@ -82,6 +86,10 @@ class TraceSpace:
     traces: tuple[Trace, ...]
     names: tuple[str, ...] = ()
     """Of the traces; "sketch0", ... where they have none."""
+    _settled: dict[bytes, Candidate | str] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """By digest of a trace whose numbers are all drawn: its candidate, or why there is none."""
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -95,17 +103,18 @@ class TraceSpace:
     def sample(self, source: random.Random) -> Candidate:
         """One of the traces, with all its numbers drawn again."""
         at = source.randrange(len(self.traces))
-        return self._drawn(self.names[at], self.traces[at], None, source)
+        trace = self.traces[at]
+        return self._redrawn(self.names[at], trace, _sampled(trace), source)
 
     def mutate(self, candidate: Candidate, source: random.Random) -> Candidate:
         """One number drawn again; of the default a random one."""
         if candidate.rule == DEFAULT:
             return self.sample(source)
         trace = Trace.from_json(candidate.choice)
-        sampled = [i for i in trace.insts if i.kind in SAMPLING]
+        sampled = _sampled(trace)
         if not sampled:
             return self.sample(source)
-        return self._drawn(candidate.rule, trace, source.choice(sampled), source)
+        return self._redrawn(candidate.rule, trace, [source.choice(sampled)], source)
 
     def cross(self, a: Candidate, b: Candidate, source: random.Random) -> Candidate:
         """Of two with the same trace, each number from one of them; else one of the two."""
@@ -120,12 +129,38 @@ class TraceSpace:
         }
         return self._made(a.rule, Trace(list(one.insts), {**one.decisions, **taken}))
 
-    def _drawn(
-        self, name: str, trace: Trace, which: Instruction | None, source: random.Random
+    def _redrawn(
+        self, name: str, trace: Trace, which: Sequence[Instruction], source: random.Random
     ) -> Candidate:
+        """A trace with some of its numbers drawn again. Which of some values is known without the
+        program, so that what was drawn before needs no schedule: a search that has tried much draws
+        little else."""
+        if all(i.kind == CATEGORICAL for i in which):
+            drawn = {i: _category(i, source) for i in which}
+            return self._made(name, Trace(list(trace.insts), {**trace.decisions, **drawn}))
+        return self._applied(name, trace, which, source)
+
+    def _made(self, name: str, trace: Trace) -> Candidate:
+        """The candidate of a trace all of whose numbers are drawn."""
+        key = sha256(f"{name} {text_of(trace)}".encode()).digest()
+        if key not in self._settled:
+            try:
+                self._settled[key] = self._applied(name, trace, (), random.Random(0))
+            except CompileError as error:
+                self._settled[key] = str(error)
+        found = self._settled[key]
+        if isinstance(found, str):
+            raise CompileError(found)
+        return found
+
+    def _applied(
+        self, name: str, trace: Trace, which: Sequence[Instruction], source: random.Random
+    ) -> Candidate:
+        """As the program takes it. Raises CompileError where it does not."""
+
         def provide(inst: Instruction, inputs: object, attrs: object, decision: object) -> object:
             del inputs, attrs
-            return None if which is None or inst is which else decision
+            return None if inst in which else decision
 
         schedule = tir.Schedule(self.func, seed=source.randrange(1, 1 << 30),
                                 error_render_level="none")  # fmt: skip
@@ -134,9 +169,6 @@ class TraceSpace:
         except ScheduleError as error:
             raise CompileError(f"tune: {name}: {error}") from error
         return Candidate(name, text_of(schedule.trace))
-
-    def _made(self, name: str, trace: Trace) -> Candidate:
-        return self._drawn(name, trace, Instruction("", (), {}, ()), random.Random(0))
 
     def features(self, candidate: Candidate) -> Mapping[str, float]:
         """Those of its program, which say something of other tasks too."""
@@ -152,6 +184,20 @@ class TraceSpace:
         except ScheduleError as error:
             return str(error)
         return ""
+
+
+CATEGORICAL = "sample_categorical"
+
+
+def _sampled(trace: Trace) -> list[Instruction]:
+    return [i for i in trace.insts if i.kind in SAMPLING]
+
+
+def _category(inst: Instruction, source: random.Random) -> int:
+    """Which of its values a step takes."""
+    values = cast("Sequence[int]", inst.attrs["candidates"])
+    weights = cast("Sequence[float]", inst.attrs["probs"])
+    return categorical(values, weights, None, source)[0]
 
 
 def text_of(trace: Trace) -> str:
