@@ -200,6 +200,8 @@ def _terms(root: PrimExpr) -> list[tuple[PrimExpr, int]]:
 def _is_safe(e: PrimExpr) -> bool:
     """Whether a node may be evaluated where it was not asked for: no load, no division by what may
     be 0."""
+    if not children(e):
+        return True
     return not any(isinstance(x, BufferLoad) or divides_by_unknown(x) for x in post_order(e))
 
 
