@@ -15,6 +15,8 @@ RANGE = {"float32": (-106.0, 90.0), "float64": (-750.0, 711.0)}
 # those beyond which exp(x), or 2 / exp(x), is subnormal: arithmetic on such takes 100 cycles and
 # more
 NORMAL = {"float32": (-87.33, 80.0), "float64": (-708.39, 700.0)}
+# within a half of where 2**n, made of n's bits with their bias alone, has none left and is 0
+NONE_LEFT = {"float32": -88.0, "float64": -709.06}
 # no subnormal number in float32, and of no weight beside 1 in float64
 LOST = 1e-30
 
@@ -43,10 +45,20 @@ def exp(m: FloatMath, x: Operand) -> Operand:
 
 
 def exp_at_most_one(m: FloatMath, x: Operand) -> Operand:
-    """exp(x) for x <= 0, or NaN, in fewer steps. Results below the least normal numbers are 0: to
-    round those once takes a product more, and 8 percent of a softmax (Zen 3)."""
+    """exp(x) for x <= 0, or NaN, in fewer steps. Results below the least normal number over the
+    root of 2 are 0: to round those once takes a product more, and 8 percent of a softmax (Zen 3).
+    Arguments raised to where the power of two is 0 cost one step, results set to 0 three."""
+    if m.has_scale:
+        return _none_subnormal(m, x)
+    return exp_normal(m, m.at_least(x, NONE_LEFT[m.element]))
+
+
+def _none_subnormal(m: FloatMath, x: Operand) -> Operand:
+    """exp(x) for x <= 0, or NaN; 0 for what would be subnormal."""
     vanishes, zero = m.less(x, m.const(NORMAL[m.element][0])), m.const(0.0)
-    return m.select(vanishes, zero, exp_normal(m, m.select(vanishes, zero, x)))
+    if m.has_scale:
+        return m.select(vanishes, zero, exp_within(m, m.select(vanishes, zero, x)))
+    return exp_normal(m, m.select(vanishes, m.const(NONE_LEFT[m.element]), x))
 
 
 def exp_within(m: FloatMath, x: Operand) -> Operand:
@@ -59,10 +71,7 @@ def exp_within(m: FloatMath, x: Operand) -> Operand:
 
 
 def exp_normal(m: FloatMath, x: Operand) -> Operand:
-    """exp(x) for x in NORMAL, whose result no step on the way rounds to a subnormal number. NaN
-    stays."""
-    if m.has_scale:
-        return exp_within(m, x)
+    """exp(x) for x in NORMAL, or 0 for x = NONE_LEFT. NaN stays."""
     n, power = m.rounded_power(x, LOG2_E)
     return m.madd(_of_rest(m, x, n), power, power)
 
@@ -83,10 +92,9 @@ def _rest(m: FloatMath, x: Operand, n: Operand) -> Operand:
 
 def sigmoid(m: FloatMath, x: Operand) -> Operand:
     """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), so that nothing overflows. Results below the
-    least normal numbers are 0."""
-    one, zero, (low, _) = m.const(1.0), m.const(0.0), NORMAL[m.element]
-    e = exp_normal(m, m.at_least(m.neg(m.abs(x)), low))
-    e = m.select(m.less(x, m.const(low)), zero, e)
+    least normal numbers are 0: the next layer's arithmetic would pay for them."""
+    one, zero = m.const(1.0), m.const(0.0)
+    e = _none_subnormal(m, m.neg(m.abs(x)))
     return m.div(m.select(m.less(x, zero), e, one), m.add(one, e))
 
 

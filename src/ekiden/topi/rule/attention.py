@@ -53,6 +53,7 @@ from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, Value, ste
 from ekiden.topi.rule.dense import UNROLLS
 from ekiden.topi.rule.family import Family, size_of
 from ekiden.topi.rule.model import DISTANCES, MOST_VECTORS, most_rows, step_cycles
+from ekiden.topi.rule.row_values import power_at_most_one
 from ekiden.topi.rule.tiles import Ahead, KLoop, Tile, balanced_rows, column_mask, compute_tile
 from ekiden.topi.rule.turning import turned
 
@@ -370,7 +371,7 @@ class Attention:
         highest = For(i, zero, count, ForKind.SERIAL, BufferStore(best, high, (zero,)))
         place = start + j * self.lanes
         shifted = Sub(self.load(self.scores, place), self.splat(top), vector)
-        keep = LetStmt(made, call_intrin("exp", shifted), seq(
+        keep = LetStmt(made, power_at_most_one(shifted), seq(
             self.store(self.scores, place, made),
             BufferStore(total, Add(total[zero], made, vector), (zero,)),
         ))  # fmt: skip

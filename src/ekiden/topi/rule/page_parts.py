@@ -16,6 +16,7 @@ from ekiden.ir.prim import Div, Max, Mul, PrimExpr, Sub, Var, const
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, Stmt, seq
+from ekiden.topi.rule.row_values import power_at_most_one
 
 LEAST = -1e30
 """What the greatest score of a row begins with: finite, so that one without keys gives 0."""
@@ -97,8 +98,8 @@ class Parts:
             self._vectors(self.depth, grown(v * self.lanes), v),
         )
         first, second = (self.load(x, y + self.top) for x, y in ((into, at), (part, origin)))
-        made = LetStmt(other, call_intrin("exp", Sub(second, top, self.vector)), made)
-        made = LetStmt(own, call_intrin("exp", Sub(first, top, self.vector)), made)
+        made = LetStmt(other, power_at_most_one(Sub(second, top, self.vector)), made)
+        made = LetStmt(own, power_at_most_one(Sub(first, top, self.vector)), made)
         made = LetStmt(top, Max(first, second, self.vector), made)
         return For(row, const(0), const(rows), ForKind.SERIAL, made)
 

@@ -62,6 +62,7 @@ from ekiden.tir.stmt import (
 from ekiden.topi.rule.model import LINE
 from ekiden.topi.rule.page_parts import LEAST, Parts
 from ekiden.topi.rule.page_planes import Plane
+from ekiden.topi.rule.row_values import power_at_most_one
 
 LANES = 16
 """Lanes of a vector where no target is known."""
@@ -381,9 +382,7 @@ class PagedAttention:
         high = Max(best[zero], self.load(scores, start + i * self.lanes), vector)
         place = start + j * self.lanes
         shifted = Sub(self.load(scores, place), self.splat(top), vector)
-        # none is above the greatest: said, so that powers take fewer steps
-        power = call_intrin("exp", minimum(shifted, self.splat(0.0)))
-        keep = LetStmt(made, power, seq(
+        keep = LetStmt(made, power_at_most_one(shifted), seq(
             self.store(scores, place, made),
             BufferStore(total, Add(total[zero], made, vector), (zero,)),
         ))  # fmt: skip

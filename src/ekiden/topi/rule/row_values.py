@@ -21,6 +21,7 @@ from ekiden.ir.structural import structural_equal
 from ekiden.target import Target
 from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.tensor import ComputeOp, ProducerLoad
+from ekiden.tir.expr import broadcast
 
 
 def with_known_values(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: Target) -> PrimExpr:
@@ -32,13 +33,20 @@ def with_known_values(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: T
     def change(e: PrimExpr) -> PrimExpr:
         """A power or a quotient, if it is of such values."""
         if isinstance(e, Intrinsic) and _row_of_power(e, extents) is not None:
-            return call_intrin("exp", minimum(e.args[0], const(0.0, e.dtype)), dtype=e.dtype)
+            return power_at_most_one(e.args[0])
         if isinstance(e, Div) and has_fma and _is_share(e, extents):
             return _corrected_quotient(e.a, e.b)
         return e
 
     has_fma = target.has("fma")
     return rewrite(expr, change)
+
+
+def power_at_most_one(x: PrimExpr) -> PrimExpr:
+    """exp(x) for an x that is known not to be above 0, said so that it takes fewer steps; NaN
+    stays."""
+    zero = broadcast(const(0.0, dt.element(x.dtype)), dt.lanes(x.dtype))
+    return call_intrin("exp", minimum(x, zero), dtype=x.dtype)
 
 
 def _row_of_power(e: PrimExpr, extents: Mapping[Var, PrimExpr]) -> Var | None:
