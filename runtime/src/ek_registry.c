@@ -295,18 +295,27 @@ static int watch(void *self, const ek_value *args, int32_t nargs, ek_value *ret)
                          args[2].v.obj);
 }
 
-/* (executable, module with kernels or nothing) */
+/* (executable or the bytes of its file, module with kernels or nothing) */
 static int graph_executor(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
-  ek_object *module, *library;
+  ek_object *module, *library, *program;
+  ek_bytes file;
   (void)self;
-  if (nargs != 2 || args[0].type_index != EK_EXECUTABLE ||
+  bool is_file = nargs == 2 && ek_string_borrow(&args[0], &file);
+  if (nargs != 2 || !(is_file || args[0].type_index == EK_EXECUTABLE) ||
       (args[1].type_index != EK_MODULE && args[1].type_index != EK_NONE)) {
     return ek_error("TypeError", "ek.graph_executor.create: wrong arguments, see runtime.h");
   }
   library = args[1].type_index == EK_NONE ? NULL : args[1].v.obj;
-  if (ek_graph_new(args[0].v.obj, library, &module) != 0) return -1;
-  *ret = ek_value_object(module);
-  return 0;
+  if (!is_file) {
+    program = args[0].v.obj;
+    ek_retain(program);
+  } else if (ek_executable_from_bytes(file.data, file.size, 1, &program) != 0) {
+    return -1;
+  }
+  int code = ek_graph_new(program, library, &module);
+  ek_release(program);
+  if (code == 0) *ret = ek_value_object(module);
+  return code;
 }
 
 static int bind_constant(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {

@@ -130,6 +130,28 @@ def test_a_graph_and_its_constants_go_out_and_in(lib: ExecutorFactoryModule) -> 
     check(other)
 
 
+def test_a_loaded_library_has_its_graph(lib: ExecutorFactoryModule, tmp_path: Path) -> None:
+    lib.export_library(tmp_path / "net.so")
+    loaded = runtime.load_module(tmp_path / "net.so")
+    text = loaded["get_graph_json"]()
+    assert text == lib.get_graph_json()
+    module = graph_executor.create(str(text), loaded, HOST)
+    module.run(x=X)
+    check(module)
+
+
+def test_the_debugger_profiles_node_by_node(lib: ExecutorFactoryModule, tmp_path: Path) -> None:
+    module = debug_executor.create(lib.get_graph_json(), lib, HOST, str(tmp_path))
+    report = module.profile(x=X)
+    kernels = [node for node in module.graph.nodes if node.function]
+    assert [call.name for call in report.calls] == [node.name for node in kernels]
+    assert all(call.duration >= 0 and call.nbytes > 0 for call in report.calls)
+    assert all(node.name in str(report) or node.function in str(report) for node in kernels)
+    check(module)
+    with pytest.raises(ValueError, match="None expected"):
+        module.profile(collectors=[])
+
+
 def test_constants_of_a_created_graph_begin_as_the_library_has_them(
     lib: ExecutorFactoryModule,
 ) -> None:

@@ -15,10 +15,11 @@ import pytest
 from rpc_functions import function, wait_until
 
 import ekiden
-from ekiden import rpc
+from ekiden import relay, rpc
+from ekiden.contrib import graph_executor
 from ekiden.rpc.messages import PART, Kind
 from ekiden.runtime import ADT, DataType, Shape
-from ekiden.runtime.errors import InputError
+from ekiden.runtime.errors import InputError, LoadError
 
 
 @pytest.mark.parametrize(
@@ -299,9 +300,9 @@ def _check_machine(
     for ask in (lambda: machine.limit(steps=3), lambda: machine.start("main", value)):
         with pytest.raises(ekiden.UnsupportedError):
             ask()
-    with pytest.raises(ekiden.InputError, match="on another machine"):
+    with pytest.raises(InputError, match="on another machine"):
         ekiden.runtime.vm.VirtualMachine(module, ekiden.cpu())
-    with pytest.raises(ekiden.InputError, match="no input is named 'y'"):
+    with pytest.raises(InputError, match="no input is named 'y'"):
         machine.invoke("main", y=value)
 
 
@@ -471,3 +472,27 @@ def test_a_server_goes_on_where_a_session_has_no_room() -> None:
     with rpc.connect("127.0.0.1", server.port) as session:
         assert session.get_function("tests.rpc.echo")(5) == 5
     server.terminate()
+
+
+def test_a_graph_is_created_in_a_session(remote: rpc.RPCSession, tmp_path: Path) -> None:
+    """The oldest of TVM's ways: the text of the graph stays here, the kernels are there."""
+    x, w = relay.var("x", shape=(2, 3)), relay.var("w", shape=(4, 3))
+    weight = np.arange(12, dtype="float32").reshape(4, 3)
+    function = relay.Function([x, w], relay.nn.relu(relay.nn.dense(x, w)))
+    lib = relay.build(function, "llvm", params={"w": weight})
+    text, kernels, params = lib
+    kernels.export_library(tmp_path / "net.so")
+    remote.upload(tmp_path / "net.so")
+    there = remote.load_module("net.so")
+    made = graph_executor.create(text, there, remote.cpu())
+    data = np.ones((2, 3), "float32")
+    made.set_input("x", ekiden.nd.array(data, remote.cpu()))
+    made.run()
+    np.testing.assert_array_equal(made.get_output(0).numpy(), data @ weight.T)
+    made.set_input(**{name: np.zeros_like(value.numpy()) for name, value in params.items()})
+    made.run()
+    assert not made.get_output(0).numpy().any()
+    with pytest.raises(InputError, match=r"a device of the library's session, got cpu\(0\)"):
+        graph_executor.create(text, there, ekiden.cpu())
+    with pytest.raises(LoadError):
+        graph_executor.create('{"nodes": 3}', there, remote.cpu())

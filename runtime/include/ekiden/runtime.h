@@ -566,7 +566,9 @@ EK_API ek_object *ek_error_take(void);
 **   ek.graph_executor.create(executable, lib) a module of the kind "GraphExecutor" with TVM's
 **                                             functions set_input(key, tensor), run(),
 **                                             get_output(i), ... over a 'main' without jumps and
-**                                             calls; kernels may also be in the module lib, or NONE
+**                                             calls; kernels may also be in the module lib, or NONE.
+**                                             The bytes of an executable's file do for one, which
+**                                             is how they come from another machine
 **   ek.reference.new(value)                   a reference of programs, that holds a tensor, a number
 **                                             or an object; ek.reference.read(r) gives what it holds,
 **                                             ek.reference.write(r, value) changes it

@@ -13,13 +13,15 @@ find the same functions by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ekiden import runtime
 from ekiden.backend.graph.graph import Graph
+from ekiden.backend.graph.read import read_graph
 from ekiden.backend.graph.write import new_module
 from ekiden.runtime import Module, Tensor
-from ekiden.runtime.executor import AotModule, Devices
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.executor import AotModule, Devices, Program
 
 
 def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:
@@ -29,26 +31,40 @@ def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:
     library, and `set_input(**params)` replaces them. Raises LoadError for text that is no graph or
     names kernels that the library does not have, InputError for a device that they are not for.
     """
-    library = library_of(libmod)
-    runtime.check_devices("graph executor", device, devices_of(library))
+    library = library_of(libmod, device)
     return GraphModule(new_module(Graph.from_json(graph_json_str), library))
 
 
-def library_of(libmod: object) -> Module:
-    """The module with the kernels of a library. Raises TypeError."""
-    found = libmod.get_lib() if hasattr(libmod, "get_lib") else libmod
-    if not isinstance(found, Module):
+def library_of(libmod: object, device: Devices) -> Program:
+    """The module with the kernels of a library, here or in a session of `ekiden.rpc`. Raises
+    TypeError for what is none, InputError where it does not run on the devices."""
+    found: Any = libmod.get_lib() if hasattr(libmod, "get_lib") else libmod
+    if isinstance(found, Module):
+        runtime.check_devices("graph executor", device, _devices_of(found))
+        return found
+    if not hasattr(found, "is_beside"):
         raise TypeError(f"graph executor: expected a module, got {type(libmod).__name__}")
-    return found
+    for each in [device] if isinstance(device, runtime.Device) else device:
+        if not found.is_beside(each):
+            raise InputError(
+                f"graph executor: expected a device of the library's session, got {each}"
+            )
+    return cast("Program", found)
 
 
-def devices_of(library: Module) -> Sequence[runtime.Device]:
+def _devices_of(library: Module) -> Sequence[runtime.Device]:
     """The devices that a library was compiled for; none where it does not say."""
     if "get_executable" not in library:
         return ()
     found = library["get_executable"]()
     assert isinstance(found, runtime.Executable)
     return found.devices
+
+
+@runtime.register_func("ek.program.get_graph_json")
+def _graph_json(executable: runtime.Executable) -> str:
+    """What `library["get_graph_json"]()` of a loaded library gives: its program as TVM's JSON."""
+    return read_graph(executable)[0].to_json()
 
 
 class GraphModule(AotModule):

@@ -79,6 +79,17 @@ class RemoteModule(_Remote):
     def __getitem__(self, name: str) -> RemoteFunction:
         return self.get_function(name)
 
+    def get_global_func(self, name: str) -> RemoteFunction:
+        """The global function of that name on the other side. Raises AttributeError."""
+        found = self.endpoint.request(Kind.FUNCTION, 0, name)
+        if not isinstance(found, RemoteFunction):
+            raise AttributeError(f"remote module: its side has no function {name!r}")
+        return found
+
+    def is_beside(self, device: object) -> bool:
+        """Whether a device is of the same machine."""
+        return isinstance(device, RemoteDevice) and device.endpoint is self.endpoint
+
     def implements_function(self, name: str, query_imports: bool = True) -> bool:
         """Whether there is a function of that name."""
         return self.endpoint.request(Kind.FUNCTION, self.handle, name) is not None

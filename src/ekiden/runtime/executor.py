@@ -50,6 +50,15 @@ class FarProgram(Protocol):
     def sent(self, given: Tensor) -> object:
         """A tensor on the machine of the module."""
 
+    def get_global_func(self, name: str) -> Any:  # noqa: ANN401
+        """A global function of that machine."""
+
+    def is_beside(self, device: object) -> bool:
+        """Whether a device is of that machine."""
+
+    def implements_function(self, name: str) -> bool:
+        """Whether the module has a function of that name."""
+
     def time_evaluator(self, *args: Any) -> Any:  # noqa: ANN401
         """As of a module."""
 

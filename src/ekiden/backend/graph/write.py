@@ -8,6 +8,7 @@ for, as inner results may be looked at otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -15,10 +16,13 @@ from ekiden import runtime
 from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.ir.type import tensor_type
-from ekiden.runtime import Executable, Module
+from ekiden.runtime import Module
+from ekiden.runtime.executor import Program
 from ekiden.runtime.instructions import Instruction, Operand, make
 
 HOST = 0
+Library = TypeVar("Library", bound=Program)
+"""A module, of this machine or of another, which makes modules of its own kind."""
 
 
 class _Writer:
@@ -140,14 +144,15 @@ def _describe(graph: Graph, entry: Entry) -> dict[str, object]:
     return {"name": node.name, "shape": list(output.shape), "dtype": output.dtype}
 
 
-def new_module(graph: Graph, library: Module, *, every_entry: bool = False) -> Module:
-    """A graph executor over a graph whose kernels are in a library, with its constants set.
+def new_module(graph: Graph, library: Library, *, every_entry: bool = False) -> Library:
+    """A graph executor over a graph whose kernels are in a library, with its constants set; on the
+    library's machine.
 
     With `every_entry` its outputs are the graph's, then those of all nodes.
     """
-    executable = Executable.from_bytes(write_graph(graph, every_entry=every_entry))
-    made = runtime.get_global_func("ek.graph_executor.create")(executable, library)
-    assert isinstance(made, Module)
+    find = runtime.get_global_func if isinstance(library, Module) else library.get_global_func
+    program = write_graph(graph, every_entry=every_entry)
+    made = cast("Library", find("ek.graph_executor.create")(program, library))
     for number in graph.arguments:
         node = graph.nodes[number]
         if node.constant is not None and library.implements_function("get_constant"):

@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph
+from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
 from ekiden.backend.graph.write import new_module
 from ekiden.contrib.debugger.debug_result import DebugResult
-from ekiden.contrib.graph_executor import GraphModule, devices_of, library_of
-from ekiden.runtime import BenchmarkResult, Module, Tensor, check_devices
+from ekiden.contrib.graph_executor import GraphModule, library_of
+from ekiden.runtime import BenchmarkResult, Tensor, num_threads
 from ekiden.runtime.errors import InputError, RunError
-from ekiden.runtime.executor import Devices
+from ekiden.runtime.executor import Devices, Program
+from ekiden.runtime.profile import Argument, InstructionTime, KernelCall, Report
 
 
 def create(
     graph_json_str: str, libmod: object, device: Devices, dump_root: str | None = None
 ) -> GraphModuleDebug:
     """As `graph_executor.create`, and `dump_root` is the folder for what is written."""
-    library = library_of(libmod)
-    check_devices("graph executor", device, devices_of(library))
+    library = library_of(libmod, device)
     made = new_module(Graph.from_json(graph_json_str), library, every_entry=True)
     return GraphModuleDebug(made, device, graph_json_str, dump_root)
 
@@ -40,7 +41,7 @@ class GraphModuleDebug(GraphModule):
     """
 
     def __init__(
-        self, module: Module, device: Devices, graph_json_str: str, dump_root: str | None = None
+        self, module: Program, device: Devices, graph_json_str: str, dump_root: str | None = None
     ) -> None:
         super().__init__(module)
         self.graph = Graph.from_json(graph_json_str)
@@ -145,6 +146,24 @@ class GraphModuleDebug(GraphModule):
         self.debug_datum.dump_chrome_trace()
         self.debug_datum.display_debug_result(sort_by_time)
 
+    def profile(self, collectors: object = None, **input_dict: object) -> Report:
+        """Run, then each node once more; where the time went, node by node. `collectors` must be
+        None: there are none but time."""
+        if collectors is not None:
+            raise ValueError("profile: collectors are not known here; None expected")
+        super().run(**input_dict)
+        calls: list[KernelCall] = []
+        now = 0
+        for number, node in enumerate(self.graph.nodes):
+            if node.function:
+                (seconds,) = self._evaluate(number, 1, 1, 0, 100, 0, 1).results
+                shapes = [self.graph.nodes[n].outputs[i] for n, i in node.inputs]
+                calls.append(_call(number, node, shapes, now, round(seconds * 1e9)))
+                now += calls[-1].duration
+        times = [InstructionTime("main", c.instruction, c.name, 1, c.duration) for c in calls]
+        outputs = [self._entry(head, None) for head in self.graph.heads]
+        return Report(tuple(calls), tuple(times), (), outputs, num_threads())
+
     def exit(self) -> None:
         """Remove the folder with what was written."""
         shutil.rmtree(self._dump_root, ignore_errors=True)
@@ -195,6 +214,17 @@ class GraphModuleDebug(GraphModule):
             node.function, None, count, repeat, least_ms, zeros, pause_ms, pauses
         )
         return kernel(*arguments)
+
+
+def _call(
+    number: int, node: Node, inputs: Sequence[Output], start: int, duration: int
+) -> KernelCall:
+    """What a profile says of a node; times in nanoseconds."""
+    arguments = tuple(Argument(o.dtype, o.shape, o.nbytes) for o in (*inputs, *node.outputs))
+    nbytes = sum(each.nbytes for each in arguments)
+    return KernelCall(
+        "main", number, node.name, "", start, duration, arguments, 0, nbytes, node.function
+    )
 
 
 __all__ = ["GraphModuleDebug", "create"]
