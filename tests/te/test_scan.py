@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from te_programs import evaluate
 
-from ekiden import te
+import ekiden
+from ekiden import runtime, te, tir
+from ekiden.runtime.errors import ScheduleError
+from ekiden.script import tir as T
 from ekiden.te import Tensor
 
 pytestmark = pytest.mark.quick
@@ -132,3 +135,115 @@ def update(body: Callable[..., object], shape: tuple[int, ...] = (4, 3)) -> Tens
 def test_misuse(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def network() -> tuple[list[Tensor], dict[str, Tensor], list[np.ndarray], np.ndarray]:
+    """(arguments, computations by name, inputs, result) of tanh(state @ w^T + x)."""
+    steps, rows, units = 5, 3, 16
+    x, w = te.placeholder((steps, rows, units), name="x"), te.placeholder((units, units), name="w")
+    state = te.placeholder((steps, rows, units), name="state")
+    k = te.reduce_axis((0, units), "k")
+    first = te.compute((1, rows, units), lambda _, b, h: x[0, b, h], name="first")
+    product = te.compute(
+        x.shape, lambda t, b, h: te.sum(state[t - 1, b, k] * w[h, k], k), name="product"
+    )
+    update = te.compute(x.shape, lambda t, b, h: te.tanh(product[t, b, h] + x[t, b, h]), "update")
+    result = te.scan(first, update, state)
+    assert isinstance(result, Tensor)
+    given = [normal(steps, rows, units), normal(units, units) * 0.2]
+    hidden = given[0].copy()
+    for t in range(1, steps):
+        hidden[t] = np.tanh(hidden[t - 1] @ given[1].T + given[0][t])
+    named = {"first": first, "product": product, "update": update, "result": result}
+    return [x, w, result], named, given, hidden
+
+
+def split_and_vectors(s: te.Schedule, product: Tensor, update: Tensor) -> None:
+    """The product of 8 units at a time, inside the loop of the update."""
+    _, rows, units = s[update].op.axis
+    outer, inner = s[update].split(units, 8)
+    s[update].vectorize(inner)
+    s[update].parallel(rows)
+    s[product].compute_at(s[update], outer)
+    _, few = s[product].split(s[product].op.reduce_axis[0], 4)
+    s[product].unroll(few)
+
+
+def one_by_one(s: te.Schedule, product: Tensor, update: Tensor) -> None:
+    """The product of one unit, in registers."""
+    s[product].set_scope("local")
+    s[product].compute_at(s[update], s[update].op.axis[2])
+
+
+def all_at_once(s: te.Schedule, product: Tensor, update: Tensor) -> None:
+    """Rows and units as one parallel loop; a copy of the weights."""
+    s[update].parallel(s[update].fuse(*s[update].op.axis[1:]))
+    weights = next(t for t in product.op.input_tensors if t.name == "w")
+    s.cache_read(weights, "global", [product])
+
+
+@pytest.mark.parametrize("change", [split_and_vectors, one_by_one, all_at_once])
+def test_steps_have_stages(change: Callable[[te.Schedule, Tensor, Tensor], None]) -> None:
+    args, named, given, wanted = network()
+    s = te.create_schedule(named["result"].op)
+    change(s, named["product"], named["update"])
+    out = np.zeros_like(wanted)
+    ekiden.build(s, args, "llvm")(*(runtime.from_dlpack(a) for a in (*given, out)))
+    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_computations_without_names() -> None:
+    """Blocks of a scan and of what is around it get names of their own."""
+    x, state = te.placeholder((6, 4)), te.placeholder((6, 4))
+    first = te.compute((1, 4), lambda _, i: x[0, i])
+    half = te.compute((6, 4), lambda t, i: state[t - 1, i] * 0.5)
+    update = te.compute((6, 4), lambda t, i: half[t, i] + x[t, i])
+    result = te.scan(first, update, state)
+    assert isinstance(result, Tensor)
+    s = te.create_schedule(result.op)
+    s[half].compute_at(s[update], s[update].op.axis[1])
+    array, out = normal(6, 4), np.zeros((6, 4), "float32")
+    ekiden.build(s, [x, result], "llvm")(runtime.from_dlpack(array), runtime.from_dlpack(out))
+    wanted = array.copy()
+    for t in range(1, 6):
+        wanted[t] = wanted[t - 1] * 0.5 + array[t]
+    np.testing.assert_allclose(out, wanted, rtol=1e-5)
+    s = te.create_schedule(result.op)
+    s[half].compute_inline()
+    ekiden.build(s, [x, result], "llvm")(runtime.from_dlpack(array), runtime.from_dlpack(out))
+    np.testing.assert_allclose(out, wanted, rtol=1e-5)
+
+
+def test_what_steps_cannot_do() -> None:
+    args, named, _, _ = network()
+    update, product = named["update"], named["product"]
+    s = te.create_schedule(named["result"].op)
+    with pytest.raises(ScheduleError, match="split of 'update': 't' is the time of 'scan', whose"):
+        s[update].split(update.op.axis[0], 2)
+    for refused in (s.cache_write, lambda t, _: s.rfactor(t, product.op.reduce_axis[0])):
+        with pytest.raises(ScheduleError, match="of 'product': it is a step of 'scan'"):
+            refused(product, "local")
+    s[update].compute_inline()
+    with pytest.raises(ScheduleError, match="'scan' is an output"):
+        ekiden.lower(s, args)
+
+
+def test_what_is_read_at_its_own_time_stays_before() -> None:
+    """A row that is read where it was written just now is computed before what overwrites it."""
+
+    @T.prim_func
+    def shifted(x: T.Buffer((4, 8), "float32"), y: T.Buffer((4, 8), "float32")) -> None:
+        before = T.alloc_buffer((4, 8), "float32")
+        for t in range(4):
+            for i in range(8):
+                with T.block("before"):
+                    a, b = T.axis.remap("SS", [t, i])
+                    before[a, b] = y[a, 7 - b]
+            for i in range(8):
+                with T.block("after"):
+                    a, b = T.axis.remap("SS", [t, i])
+                    y[a, b] = before[a, b] + x[a, b]
+
+    s = tir.Schedule(shifted)
+    with pytest.raises(ScheduleError, match="writes 'y', which it reads, again later"):
+        s.compute_at(s.get_block("before"), s.get_loops(s.get_block("after"))[1])

@@ -10,11 +10,10 @@ from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.te.inline import Inliner, post_order_tensors
 from ekiden.te.range_check import RangeCheck, checks_of, search
 from ekiden.te.reducer import Reduce
-from ekiden.te.statements import replace_buffers
+from ekiden.te.statements import rename_blocks, replace_buffers
 from ekiden.te.tensor import (
     ComputeOp,
     ExternOp,
-    Operation,
     PlaceholderOp,
     ProducerLoad,
     Tensor,
@@ -54,14 +53,13 @@ class BufferMap:
         buffer = self.buffers[tensor] = Buffer(name, tensor.whole_shape, tensor.dtype, scope)
         return buffer
 
-    def block_name(self, op: Operation) -> str:
-        """A name for the block of an operation that no other block has: schedules tell them apart
-        by it."""
-        name = op.name
+    def block_name(self, wanted: str) -> str:
+        """A name for a block that no other block has: schedules tell them apart by it."""
+        name = wanted
         while name in self._blocks:
-            count = self._blocks[op.name]
-            self._blocks[op.name] = count + 1
-            name = f"{op.name}_{count}"
+            count = self._blocks[wanted]
+            self._blocks[wanted] = count + 1
+            name = f"{wanted}_{count}"
         self._blocks[name] = 1
         return name
 
@@ -106,7 +104,7 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     # Schedules know the operators of the built-in reducers; of others the reducer gives its word.
     own = isinstance(first, Reduce) and not first.kind
     notes = {"commutative": 1} if own else None
-    block = Block(buffers.block_name(op), iters, substitute(update, plain), init, notes)
+    block = Block(buffers.block_name(op.name), iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)
     # What a sum runs over may depend on the element it is for.
@@ -138,7 +136,7 @@ def extern_stage(op: ExternOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     }
     for tensor in outputs:
         real[op.output_buffers[tensor.value_index]] = buffers.buffers[tensor]
-    return replace_buffers(op.body, real)
+    return rename_blocks(replace_buffers(op.body, real), buffers.block_name)
 
 
 def allocated(body: Stmt, buffers: Sequence[Buffer]) -> Stmt:
@@ -228,7 +226,7 @@ def _of_tensors(args: Sequence[Tensor], name: str, extern_blocks: bool) -> PrimF
             stages.append(stage_block(op, group, buffers))
         elif isinstance(op, ExternOp):
             made = extern_stage(op, group, buffers)
-            whole = BlockRealize((), const(True), Block(buffers.block_name(op), (), made))
+            whole = BlockRealize((), const(True), Block(buffers.block_name(op.name), (), made))
             stages.append(whole if extern_blocks else made)
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
     return PrimFunc(params, allocated(seq(*stages), intermediates), attrs)

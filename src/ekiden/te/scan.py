@@ -18,7 +18,17 @@ from ekiden.te.tensor import (
     extern_op,
 )
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.stmt import BlockRealize, BufferStore, For, ForKind, IterKind, Stmt, seq
+from ekiden.tir.stmt import (
+    Block,
+    BlockRealize,
+    BufferStore,
+    For,
+    ForKind,
+    IterKind,
+    IterVar,
+    Stmt,
+    seq,
+)
 
 Tensors = Tensor | Sequence[Tensor]
 
@@ -48,6 +58,8 @@ def scan(
 
     Several states make a list. Computations between state and update (which have the time as their
     first axis too) run step by step, others once before. `inputs` are found without being named.
+    Update and what runs step by step have stages in a schedule, whose axes are those behind the
+    time.
     Raises ValueError where numbers, shapes or dtypes disagree, or a state is read at a time that is
     not before its own.
     """
@@ -59,6 +71,8 @@ def scan(
     for tensor in steps:
         _check_times(name, tensor, {*states, *inside}, set(states))
     read = list(dict.fromkeys((*inits, *outer)))
+    names = BufferMap()
+    blocks = [(op, names.block_name(op.name)) for op in dict.fromkeys(t.op for t in steps)]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """The statements over buffers: each state lies in the buffer of its result, so that a read
@@ -70,7 +84,8 @@ def scan(
         return _statements(inits, updates, steps, buffers, outs)
 
     shapes, dtypes = [s.shape for s in states], [s.dtype for s in states]
-    found = extern_op(shapes, read, build, dtypes, name, tag or "scan", attrs)
+    known = [(op, block) for op, block in blocks if isinstance(op, ComputeOp)]
+    found = extern_op(shapes, read, build, dtypes, name, tag or "scan", attrs, known)
     return found[0] if isinstance(init, Tensor) else list(found)
 
 
@@ -170,37 +185,52 @@ def _statements(
     buffers: BufferMap,
     outs: Sequence[Buffer],
 ) -> Stmt:
-    """for the first rows: copy init;  for t: every step, the update into the state."""
-    begin = [_copy(buffers.buffers[i], out, i.shape) for i, out in zip(inits, outs, strict=True)]
+    """for the first rows: copy init;  for t: every step. An update that no step reads is computed
+    into the state, others are copied there behind the steps."""
     kept: list[Buffer] = []
     time, nests = Var("t"), []
-    done: list[Stmt] = []
+    read = {*_reads(steps)}
+    for tensor, out in zip(updates, outs, strict=True):
+        if tensor not in read and tensor not in buffers.buffers:
+            buffers.buffers[tensor] = out
     for group in whole_operations(steps):
         for tensor in group:
-            kept.append(buffers.declare(tensor))
+            if tensor not in buffers.buffers:
+                kept.append(buffers.declare(tensor))
         op = group[0].op
         assert isinstance(op, ComputeOp)
         nests.append(_at_time(stage_block(op, group, buffers), time))
-    for tensor, out in zip(updates, outs, strict=True):
-        done.append(_row(buffers.buffers[tensor], out, time))
+    begin = [
+        _copied(buffers, buffers.buffers[i], o, i.shape) for i, o in zip(inits, outs, strict=True)
+    ]
+    done = [
+        _copied(buffers, source, out, out.shape, time)
+        for tensor, out in zip(updates, outs, strict=True)
+        if (source := buffers.buffers[tensor]) is not out
+    ]
     start = inits[0].shape[0]
     loop = For(time, start, outs[0].shape[0] - start, ForKind.SERIAL, seq(*nests, *done))
     return allocated(seq(*begin, loop), kept)
 
 
-def _copy(source: Buffer, target: Buffer, shape: Sequence[PrimExpr]) -> Stmt:
-    indices = tuple(Var(f"i{n}") for n in range(len(shape)))
-    stmt: Stmt = BufferStore(target, BufferLoad(source, indices, source.dtype), indices)
-    for index, extent in reversed(list(zip(indices, shape, strict=True))):
-        stmt = For(index, const(0), extent, ForKind.SERIAL, stmt)
-    return stmt
-
-
-def _row(source: Buffer, target: Buffer, time: Var) -> Stmt:
-    rest = tuple(Var(f"i{n}") for n in range(1, len(target.shape)))
-    stmt: Stmt = BufferStore(target, BufferLoad(source, (time, *rest), source.dtype), (time, *rest))
-    for index, extent in reversed(list(zip(rest, target.shape[1:], strict=True))):
-        stmt = For(index, const(0), extent, ForKind.SERIAL, stmt)
+def _copied(
+    buffers: BufferMap,
+    source: Buffer,
+    target: Buffer,
+    shape: Sequence[PrimExpr],
+    time: Var | None = None,
+) -> Stmt:
+    """The first elements of a buffer, as many as a shape has, as those of another; of one row where
+    a time is given."""
+    iters = tuple(IterVar(Var(f"v{n}"), d, IterKind.SPATIAL) for n, d in enumerate(shape))
+    at = tuple(i.var for i in iters)
+    store = BufferStore(target, BufferLoad(source, at, source.dtype), at)
+    block = Block(buffers.block_name(f"{target.name}_rows"), iters, store)
+    loops = tuple(Var(f"i{n}") for n in range(len(shape)))
+    values = loops if time is None else (time, *loops[1:])
+    stmt: Stmt = BlockRealize(values, const(True), block)
+    for loop, extent in reversed(list(zip(loops, shape, strict=True))[time is not None :]):
+        stmt = For(loop, const(0), extent, ForKind.SERIAL, stmt)
     return stmt
 
 

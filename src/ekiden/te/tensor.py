@@ -111,8 +111,8 @@ _READ: WeakKeyDictionary[ComputeOp, tuple[Tensor, ...]] = WeakKeyDictionary()
 
 @node("te.ExternOp")
 class ExternOp(Operation):
-    """A computation written as statements over the buffers of its inputs and outputs; never inlined
-    or rescheduled.
+    """A computation written as statements over the buffers of its inputs and outputs; never
+    inlined, and rescheduled only where computations are `steps` of it.
     """
 
     name: str
@@ -122,6 +122,9 @@ class ExternOp(Operation):
     input_buffers: tuple[Buffer, ...]
     output_buffers: tuple[Buffer, ...]
     body: Stmt
+    steps: tuple[tuple[ComputeOp, str], ...] = ()
+    """Computations that are blocks among the statements, and the names of these: a schedule has
+    stages of them."""
 
     def _outputs(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
         return [(b.shape, b.dtype) for b in self.output_buffers]
@@ -443,6 +446,7 @@ def extern_op(
     name: str = "extern",
     tag: str = "extern",
     attrs: Mapping[str, object] | None = None,
+    steps: Sequence[tuple[ComputeOp, str]] = (),
 ) -> tuple[Tensor, ...]:
     """As `extern`, for a list of shapes and a dtype for each; within `without_statements` without
     what `fbuild` makes."""
@@ -452,7 +456,7 @@ def extern_op(
     ins = tuple(Buffer(t.name, t.shape, t.dtype) for t in inputs)
     outs = tuple(Buffer(name, d, t) for d, t in zip(dims, dtypes, strict=True))
     body = Evaluate(const(0)) if _IS_BARE.get() else fbuild(ins, outs)
-    return _extern(name, tag, attrs, inputs, ins, outs, body)
+    return _extern(name, tag, attrs, inputs, ins, outs, body, steps)
 
 
 _IS_BARE: ContextVar[bool] = ContextVar("is_bare", default=False)
@@ -477,6 +481,7 @@ def _extern(
     ins: Sequence[Buffer],
     outs: Sequence[Buffer],
     body: Stmt | PrimExpr,
+    steps: Sequence[tuple[ComputeOp, str]] = (),
 ) -> tuple[Tensor, ...]:
     statement = Evaluate(body) if isinstance(body, PrimExpr) else body
     if not isinstance(statement, Stmt):
@@ -484,7 +489,10 @@ def _extern(
             f"extern {name!r}: the function must give a statement, got {type(body).__name__}"
         )
     _check_ranks(name, statement)
-    op = ExternOp(name, tag, dict(attrs or {}), tuple(inputs), tuple(ins), tuple(outs), statement)
+    op = ExternOp(
+        name, tag, dict(attrs or {}), tuple(inputs), tuple(ins), tuple(outs), statement,
+        tuple(steps),
+    )  # fmt: skip
     return tuple(Tensor(op, n, b.shape, b.dtype) for n, b in enumerate(outs))
 
 

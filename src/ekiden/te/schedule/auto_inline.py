@@ -9,20 +9,24 @@ from ekiden.ir.prim import PrimExpr, Var
 from ekiden.te.inline import tensor_loads
 from ekiden.te.schedule.schedule import Schedule
 from ekiden.te.schedule.stage import Attach, Stage
-from ekiden.te.tensor import ComputeOp
+from ekiden.te.tensor import ComputeOp, ExternOp
 
 
 def _inline(schedule: Schedule, is_wanted: Callable[[ComputeOp], bool]) -> None:
+    written = [s.op for s in schedule.stages if isinstance(s.op, ExternOp)]
+    needed = {t.op for op in written for t in op.input_tensors}  # statements read memory
     for stage in schedule.stages:
         op = stage.op
-        if isinstance(op, ComputeOp) and _is_untouched(stage) and is_wanted(op):
+        is_free = op not in needed and _is_untouched(stage)
+        if isinstance(op, ComputeOp) and is_free and is_wanted(op):
             stage.compute_inline()
 
 
 def _is_untouched(stage: Stage) -> bool:
     """Whether a stage may be inlined, and nothing else was asked of it."""
     asked = stage.steps or stage.iter_var_attrs or stage.scope or stage.layouts
-    return not stage.is_output and stage.attach_type is Attach.ROOT and not asked
+    is_own = not stage.is_output and stage.within is None
+    return is_own and stage.attach_type is Attach.ROOT and not asked
 
 
 def _reads(op: ComputeOp) -> list[Sequence[PrimExpr]]:

@@ -30,6 +30,7 @@ from ekiden.te.schedule.relations import (
 )
 from ekiden.te.schedule.schedule import Schedule
 from ekiden.te.schedule.stage import Attach, Stage
+from ekiden.te.statements import rename_blocks
 from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.te.tensor_intrin import tensorize_stage
 from ekiden.tir.index_map import IndexMap
@@ -77,14 +78,17 @@ class Dataflow:
         self.schedule = schedule
         self.new: dict[Tensor, Tensor] = {}
         """A tensor as written, or as a stage has it now -> the tensor of the program."""
+        self.steps: dict[Operation, str] = {}
+        """A step of a scan -> the name of its block."""
         self._names: dict[str, int] = {}
-        self.inlined = {stage for stage in schedule.stages if stage.attach_type is Attach.INLINE}
+        self.inlined = {s for s in schedule.stages if is_inlined(s) and s.within is None}
         for tensor in args:
             if isinstance(tensor.op, PlaceholderOp):
                 self._copy(tensor.op)
         for stage in schedule.stages:
             assert stage.op is not None and stage.origin_op is not None
-            self._copy(stage.op, stage.origin_op)
+            if stage.within is None:
+                self._copy(stage.op, stage.origin_op)
         self._inline()
 
     def _copy(self, op: Operation, origin: Operation | None = None) -> None:
@@ -95,15 +99,36 @@ class Dataflow:
             fields["body"] = tuple(rewrite(b, self._current) for b in op.body)
         if isinstance(op, ExternOp):
             fields["inputs"] = tuple(self.new[t] for t in op.inputs)
+            names: dict[str, str] = {}
+            fields["body"] = rename_blocks(
+                op.body, lambda name: names.setdefault(name, self._unique(name))
+            )
+            self.steps |= {step: names[name] for step, name in op.steps}
         made = op.with_fields(**fields)
         for each in {op, origin or op}:
             for n in range(made.num_outputs):
                 self.new[each.output(n)] = made.output(n)
 
     def _unique(self, name: str) -> str:
-        count = self._names.get(name, 0)
-        self._names[name] = count + 1
-        return f"{name}_{count}" if count else name
+        made = name
+        while made in self._names:
+            count = self._names[name]
+            self._names[name] = count + 1
+            made = f"{name}_{count}"
+        self._names[made] = 1
+        return made
+
+    def is_among(self, stage: Stage, made: set[Operation]) -> bool:
+        """Whether what a stage computes is among the operations of the program."""
+        op = stage.within or stage.op
+        assert op is not None
+        return self.new[op.output(0)].op in made
+
+    def block_name(self, stage: Stage) -> str:
+        """Of the block that a stage becomes."""
+        assert stage.op is not None
+        found = self.steps.get(stage.op)
+        return self.tensors(stage)[0].name if found is None else found
 
     def _current(self, e: PrimExpr) -> PrimExpr:
         if not isinstance(e, ProducerLoad):
@@ -167,7 +192,7 @@ class Lowering:
         stages = [
             s
             for s in schedule.stages
-            if isinstance(s.op, ComputeOp) and self.flow.tensors(s)[0].op in made
+            if isinstance(s.op, ComputeOp) and self.flow.is_among(s, made)
         ]
         self._scopes(schedule, made)
         for stage in reversed(stages):
@@ -177,7 +202,8 @@ class Lowering:
                 self._lay_out_input(stage, stages)
         names = self._names()
         for stage in stages:
-            self._finish(stage)
+            if not is_inlined(stage):
+                self._finish(stage)
         self.bounds = {
             a: Range.from_min_extent(substitute(r.min, dict(names)), r.extent)
             for a, r in self.bounds.items()
@@ -199,16 +225,16 @@ class Lowering:
 
     def _block(self, stage: Stage) -> BlockRV:
         if stage not in self._blocks:
-            self._blocks[stage] = self.sch.get_block(self.flow.tensors(stage)[0].name)
+            self._blocks[stage] = self.sch.get_block(self.flow.block_name(stage))
         return self._blocks[stage]
 
     def _scopes(self, schedule: Schedule, made: set[Operation]) -> None:
         """Where intermediates are kept: before anything moves, which depends on it."""
         for stage in schedule.stages:
-            tensors = [] if stage.is_input else self.flow.tensors(stage)
-            if not tensors or not stage.scope or tensors[0].op not in made:
+            if stage.is_input or not stage.scope or not self.flow.is_among(stage, made):
                 continue
-            if tensors[0].op in self._given:
+            assert stage.op is not None
+            if stage.within is None and self.flow.tensors(stage)[0].op in self._given:
                 if stage.scope != "global":
                     raise ScheduleError(
                         f"set_scope of {stage.name!r}: it is an argument, which is global"
@@ -216,12 +242,15 @@ class Lowering:
             elif stage.is_extern:
                 raise ScheduleError(f"set_scope of {stage.name!r}: what statements write is global")
             else:
-                for n in range(len(tensors)):
+                for n in range(stage.op.num_outputs):
                     self.sch.set_scope(self._block(stage), n, stage.scope)
 
     # Where a stage is computed, and its steps.
 
     def _place(self, stage: Stage) -> None:
+        if is_inlined(stage):
+            self.sch.compute_inline(self._block(stage))
+            return
         at = _attached(stage)
         if at is not None:
             parent, axis = at
@@ -360,10 +389,15 @@ class Lowering:
                 if attr.bind_thread is not None:
                     threads[attr.bind_thread.var] = self._for(self._loops[axis]).loop_var
         return {
-            self.flow.tensors(s)[0].name: substitute(s.store_predicate, threads)
+            self.flow.block_name(s): substitute(s.store_predicate, threads)
             for s in stages
             if s.store_predicate is not None
         }
+
+
+def is_inlined(stage: Stage) -> bool:
+    """Whether a stage is computed where it is read."""
+    return stage.attach_type is Attach.INLINE
 
 
 def _roots(stage: Stage) -> int:

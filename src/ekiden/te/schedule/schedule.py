@@ -38,8 +38,12 @@ class Schedule:
         self.groups: list[Stage] = []
         self.stage_map: dict[Operation, Stage] = {}
         for tensor in post_order_tensors([op.output(0) for op in outputs]):
-            if tensor.op not in self.stage_map:
-                self._add(Stage(tensor.op, tensor.op in self.outputs), len(self.stages))
+            if tensor.op in self.stage_map:
+                continue
+            if isinstance(tensor.op, ExternOp):
+                for step, _ in tensor.op.steps:
+                    self._add(Stage(step, within=tensor.op), len(self.stages))
+            self._add(Stage(tensor.op, tensor.op in self.outputs), len(self.stages))
 
     def _add(self, stage: Stage, at: int) -> Stage:
         self.stages.insert(at, stage)
@@ -117,7 +121,7 @@ class Schedule:
         body = ProducerLoad(tensor, tuple(a.var for a in axis), tensor.dtype)
         cached = ComputeOp(f"{tensor.name}.{scope}", "", {}, axis, (body,)).output(0)
         for each in many:
-            stage = self[each]
+            stage = self[self[each].within or each]
             found = _repointed(stage.op, {tensor: cached})
             if found is stage.op:
                 raise ScheduleError(
@@ -140,6 +144,7 @@ class Schedule:
         stage = self[many[0]]
         op = stage.op
         _check_scope("cache_write", many[0], scope)
+        stage.refuse_within("cache_write")
         if not isinstance(op, ComputeOp):
             raise ScheduleError(f"cache_write of {many[0].name!r}: it is no computation")
         if len(many) != len(op.body) or any(t.op is not many[0].op for t in many):
@@ -169,6 +174,7 @@ class Schedule:
         """
         stage = self[tensor]
         op = stage.op
+        stage.refuse_within("rfactor")
         if not isinstance(op, ComputeOp) or not isinstance(op.body[0], Reduce):
             raise ScheduleError(f"rfactor of {tensor.name!r}: it is no reduction")
         factored = stage._leaf("rfactor", axis)

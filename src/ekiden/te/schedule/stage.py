@@ -48,11 +48,15 @@ class Stage:
     what would change the program's meaning with a ScheduleError.
     """
 
-    def __init__(self, op: Operation | None, is_output: bool = False) -> None:
+    def __init__(
+        self, op: Operation | None, is_output: bool = False, within: ExternOp | None = None
+    ) -> None:
         self.op = op
         """What the stage computes now; `cache_write` and `rfactor` change it."""
         self.origin_op = op
         """What it computed at first, by which `schedule[...]` finds it."""
+        self.within = within
+        """The scan whose step the computation is; its first axis is the time, the scan's."""
         self.is_output = is_output
         self.scope = ""
         self.attach_type = Attach.ROOT
@@ -88,7 +92,12 @@ class Stage:
         roots = () if self.op is None else roots_of(self.op)
         self.steps = []
         self.all_iter_vars: list[Axis] = list(roots)
-        self.leaf_iter_vars: list[Axis] = list(roots)
+        self.leaf_iter_vars: list[Axis] = list(roots if self.within is None else roots[1:])
+
+    def refuse_within(self, what: str) -> None:
+        """Raise ScheduleError where the computation is a step of a scan."""
+        if self.within is not None:
+            raise ScheduleError(f"{what} of {self.name!r}: it is a step of {self.within.name!r}")
 
     # Axes.
 
@@ -179,6 +188,11 @@ class Stage:
         if not isinstance(axis, (IterVar, ReduceAxis)):
             raise ScheduleError(
                 f"{what} of {self.name!r}: expected an axis, got {type(axis).__name__}"
+            )
+        if self.within is not None and axis is self.all_iter_vars[0]:
+            raise ScheduleError(
+                f"{what} of {self.name!r}: {axis.var.name!r} is the time of {self.within.name!r},"
+                " whose steps are one after the other"
             )
         raise ScheduleError(
             f"{what} of {self.name!r}: {axis.var.name!r} is not among its axes"
@@ -300,6 +314,7 @@ class Stage:
         that. Gives the new axes; of an input none. Raises ScheduleError after other steps on the
         axes, and for what is written as statements.
         """
+        self.refuse_within("transform_layout")
         if self.op is None or self.is_extern:
             raise ScheduleError(f"transform_layout of {self.name!r}: it is no computation")
         if self.steps:

@@ -541,7 +541,8 @@ def require_final_inputs(step: str, program: Program, realize: BlockRealize) -> 
         if buffer in written(realize.block):
             continue
         for writer in program.writers(buffer):
-            if writer is not realize and not program.before(writer, realize):
+            is_first = writer is realize or program.before(writer, realize)
+            if not is_first and not _writes_others(program, buffer, writer, realize):
                 refuse(
                     f"{step} {name!r}: block {writer.block.name!r} writes {buffer.name!r}, which "
                     "it reads, again later",
@@ -554,6 +555,36 @@ def require_final_inputs(step: str, program: Program, realize: BlockRealize) -> 
             "elements change from step to step",
             changing,
         )
+
+
+def _writes_others(
+    program: Program, buffer: Buffer, writer: BlockRealize, reader: BlockRealize
+) -> bool:
+    """Whether, in each step of the loops around two blocks and around all who read what the reader
+    makes, no element that is written is read: a recurrence reads those of steps before. When the
+    reader runs within a step does not count then."""
+    users = [writer, *(r for made in written(reader.block) for r in program.readers(made))]
+    around = [program.loops_above(u) for u in users]
+    common = [s for s in program.loops_above(reader) if all(_holds(s, each) for each in around)]
+    if not common:
+        return False
+    touched = accesses(common[-1].body, buffer)
+    if any(a.extents is not None for a in touched):
+        return False
+    analyzer = bound_analyzer(common)
+    loads, stores = (
+        region(buffer, [a for a in touched if a.is_store is is_store], common)
+        for is_store in (False, True)
+    )
+    return any(
+        analyzer.can_prove(a.min + a.extent <= b.min)
+        or analyzer.can_prove(b.min + b.extent <= a.min)
+        for a, b in zip(loads, stores, strict=True)
+    )
+
+
+def _holds(loop: For, loops: Sequence[For]) -> bool:
+    return any(each is loop for each in loops)
 
 
 # Blocks of the known kinds give an element one value, however often they run. An opaque block in a
