@@ -12,7 +12,9 @@ import pytest
 from onnx_models import Array, Feed, expected, graph_model, ints, normal
 
 import ekiden
+from ekiden.frontend.common.facts import Facts, Learned
 from ekiden.frontend.onnx import from_onnx
+from ekiden.frontend.onnx.graph import Graph
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import RunError
 from long_runs import alike
@@ -851,3 +853,28 @@ def test_slice_by_scalars() -> None:
     model = text_model(text, feed, ["y"], places)
     found = np.asarray(ekiden.compile(model)(*feed.values()))
     np.testing.assert_array_equal(found, feed["x"][1:5])
+
+
+def test_what_one_node_says_of_dimensions_is_learned_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beginning anew imports the whole model: not once for each of the tensors that are joined."""
+    names = "abcd"
+    inputs = [onnx.helper.make_tensor_value_info(n, 1, [n, 2]) for n in names]
+    joined = onnx.helper.make_node("Concat", [*names], ["y"], axis=1)
+    result = onnx.helper.make_tensor_value_info("y", 1, None)
+    model = onnx.helper.make_model(onnx.helper.make_graph([joined], "g", inputs, [result]))
+    begun: list[object] = []
+    walk = Graph.walk
+    monkeypatch.setattr(Graph, "walk", lambda self: (begun.append(self), walk(self))[1])
+    module = from_onnx(model)
+    assert len(begun) == 2
+    assert len({p.checked_type.shape[0] for p in module["main"].params}) == 1  # type: ignore[attr-defined]
+
+
+def test_names_that_are_one_dimension_in_a_circle() -> None:
+    facts = Facts()
+    for pairs in ([("a", "b"), ("b", "c"), ("c", "a")], [("d", "d")], [("b", "d")]):
+        with pytest.raises(Learned):
+            facts.unite(pairs)
+    assert len({facts.symbol(n) for n in "abcd"}) == 1

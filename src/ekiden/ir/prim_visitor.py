@@ -194,6 +194,26 @@ def same(a: PrimExpr, b: PrimExpr) -> bool:
     return True
 
 
+class Numbers:
+    """Expressions by number: those that are written alike over the same variables have one. As
+    `structural_key`, but what was met before is not looked into again."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[object, ...], int] = {}
+        self._known: dict[int, tuple[int, PrimExpr]] = {}
+        """Identity of an expression -> its number; and the expression, which must stay alive."""
+
+    def __call__(self, expr: PrimExpr) -> int:
+        """The number of an expression."""
+        known, rows = self._known, self._rows
+        if id(expr) not in known:
+            for each in pending((expr,), known):
+                own = (id(each),) if isinstance(each, Var) else literals(each)
+                row = (type(each), *own, *(known[id(c)][0] for c in children(each)))
+                known[id(each)] = rows.setdefault(row, len(rows)), each
+        return known[id(expr)][0]
+
+
 def divides_by_unknown(e: PrimExpr) -> bool:
     """Whether a node is a division of integers whose divisor is no constant, and so may be 0."""
     if isinstance(e, (FloorDiv, FloorMod)):

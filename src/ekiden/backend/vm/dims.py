@@ -15,7 +15,7 @@ taken asks for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,7 @@ from ekiden.backend.kernels.lower import Constraint
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
-from ekiden.ir.prim_visitor import free_vars
-from ekiden.ir.structural import structural_key
+from ekiden.ir.prim_visitor import Numbers, free_vars
 from ekiden.ir.type import TensorType
 from ekiden.relay.analysis.conditions import kernel_conditions
 from ekiden.relay.expr import Call, Function
@@ -60,10 +59,7 @@ class Dims:
         self.exprs: list[PrimExpr] = [const(0)] if constraints else []
         self._places: dict[tuple[int, ...], int] = {}
         self._checked: set[int] = set()
-        self._numbers: dict[Hashable, int] = {}
-        """Structure of an expression -> its number."""
-        self._known: dict[int, tuple[int, PrimExpr]] = {}
-        """Identity of an expression -> its number; and the expression, which must stay alive."""
+        self._number = Numbers()
         for each in constraints:
             self.check(each)
 
@@ -86,14 +82,6 @@ class Dims:
     def checks(self, constraint: Constraint) -> bool:
         """Whether a condition is among them."""
         return self._number(constraint[0]) in self._checked
-
-    def _number(self, expr: PrimExpr) -> int:
-        """The same for expressions of the same structure."""
-        known = self._known.get(id(expr))
-        if known is None:
-            number = self._numbers.setdefault(structural_key(expr), len(self._numbers))
-            known = self._known[id(expr)] = number, expr
-        return known[0]
 
 
 @dataclass(eq=False, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeGuard, TypeVar
 
 from ekiden.ir.prim import PrimExpr, SizeVar, const
@@ -37,8 +37,7 @@ class Facts:
 
     def symbol(self, name: str) -> PrimExpr:
         """The dimension of that name, with what is known of it: a number, if all is."""
-        while name in self.same:
-            name = self.same[name]
+        name = self._first(name)
         if name in self.known:
             return const(self.known[name])
         found = self._symbols.get(name)
@@ -47,9 +46,18 @@ class Facts:
             self.equal.clear()  # written in terms of the old symbol
         return found
 
-    def unite(self, name: str, other: str) -> NoReturn:
-        """Two names are one dimension. Raises Learned."""
-        self.same[other] = name
+    def _first(self, name: str) -> str:
+        """The name that stands for all that are one dimension with this one."""
+        while name in self.same:
+            name = self.same[name]
+        return name
+
+    def unite(self, pairs: Sequence[tuple[str, str]]) -> NoReturn:
+        """The two names of each pair are one dimension. Raises Learned."""
+        for name, other in pairs:
+            kept, gone = self._first(name), self._first(other)
+            if kept != gone:
+                self.same[gone] = kept
         self._begin_anew()
 
     def settle(self, name: str, number: int) -> NoReturn:

@@ -277,15 +277,19 @@ class Scope:
         self._facts.choose_another_since(start)
 
     def same(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
-        """Note that dimensions must be equal.
+        """Note that dimensions must be equal, of all that a node says so at once.
 
         Raises Learned when that says more of symbols than was known.
         """
         pairs = list(_open_pairs(first, other))
         inner = {s for block in self._blocks for s in block.symbols}
-        for a, b in pairs:
-            if isinstance(a, SizeVar) and isinstance(b, SizeVar) and not inner & {a, b}:
-                self._facts.unite(a.name, b.name)
+        named = [
+            (a.name, b.name)
+            for a, b in pairs
+            if isinstance(a, SizeVar) and isinstance(b, SizeVar) and not inner & {a, b}
+        ]
+        if named:
+            self._facts.unite(named)
         if len(self._blocks) == 1:  # of main, which every run computes
             self._learn_number(pairs)
         self._learn_resized(pairs)

@@ -20,21 +20,20 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right, insort
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 
 from ekiden.arith import Analyzer, evaluate, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const, maximum
-from ekiden.ir.prim_visitor import free_vars
-from ekiden.ir.structural import structural_key
-from ekiden.ir.text import prim_text
+from ekiden.ir.prim_visitor import Numbers, children, free_vars, pending
 from ekiden.relay.transform.kernel_order import KernelOrder
 from ekiden.relay.transform.storage_lifetimes import Request, Span, exclude_each_other
 from ekiden.runtime.late_methods import dataclass
 
 ALIGNMENT = 64
-LONGEST = 20_000
-"""Letters of the longest offset that is computed when a function is entered."""
+LONGEST = 4_000
+"""Nodes, as often as they are written, of the longest offset that is computed when a function is
+entered."""
 ROUNDS, EFFORT = 24, 20_000
 """Most orders that are tried; and most places in all these together."""
 TYPICAL = 128
@@ -262,7 +261,7 @@ def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
     ends lower anyhow. `tops` are the ends that nothing stands on, whose greatest is the size of the
     arena.
     """
-    timeline, largest = _timeline(order), _Largest()
+    timeline, largest, length = _timeline(order), _Largest(), _Length()
     below: dict[Place, set[Place]] = {}
     ends: dict[Place, PrimExpr] = {}
     tops: dict[Place, PrimExpr] = {}
@@ -271,7 +270,7 @@ def _stack(order: Sequence[Place], start: int) -> PrimExpr | None:
         touching = under.difference(*(below[each] for each in under))
         found = largest([ends[p] for p in ends if p in touching] or [const(start)])
         place.offset = largest.analyzer.simplify(found)
-        if len(prim_text(place.offset)) > LONGEST:
+        if length(place.offset) > LONGEST:
             return None
         end = largest.analyzer.simplify(place.offset + place.size)
         ends[place] = tops[place] = end
@@ -286,15 +285,29 @@ def _place_in_turn(places: Sequence[Place], start: int) -> PrimExpr:
     queue for each size, of what dies, by its last position: linear but for the heap, with sums of
     sizes as the only expressions."""
     total: PrimExpr = const(start)
-    dying: dict[Hashable, list[tuple[int, int, PrimExpr]]] = {}
+    dying: dict[int, list[tuple[int, int, PrimExpr]]] = {}
+    size_of = Numbers()
     for number, place in enumerate(sorted(places, key=lambda p: p.spans)):
-        queue = dying.setdefault(structural_key(place.size), [])
+        queue = dying.setdefault(size_of(place.size), [])
         if queue and queue[0][0] < place.spans[0][0]:
             place.offset = heapq.heappop(queue)[2]
         else:
             place.offset, total = total, simplify(total + place.size)
         heapq.heappush(queue, (place.spans[-1][1], number, place.offset))
     return total
+
+
+class _Length:
+    """How many nodes are written for an expression, one as often as it stands there."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, PrimExpr]] = {}
+
+    def __call__(self, expr: PrimExpr) -> int:
+        for each in pending((expr,), self._known):
+            count = 1 + sum(self._known[id(c)][0] for c in children(each))
+            self._known[id(each)] = count, each
+        return self._known[id(expr)][0]
 
 
 class _Largest:

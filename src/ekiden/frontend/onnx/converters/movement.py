@@ -44,10 +44,12 @@ def _concat(node: Node) -> Expr | Value:
     if len(node.inputs) == 1:
         return node.value(0)
     axis = node.axis(node.get_int("axis", 1), node.rank(0))
+    others: list[PrimExpr] = []
     for index in range(1, len(node.inputs)):
         if node.rank(index) != node.rank(0):
             node.unsupported(f"ranks must agree, got {node.rank(0)} and {node.rank(index)}")
-        node.scope.same(_without(node.shape(0), axis), _without(node.shape(index), axis))
+        others += _without(node.shape(index), axis)
+    node.scope.same(_without(node.shape(0), axis) * (len(node.inputs) - 1), others)
     return op.concatenate(node.exprs(), axis=axis)
 
 

@@ -84,8 +84,8 @@ def _cat(node: Node, tensors: Sequence[Value], dim: int = 0) -> Result:
     if len(kept) == 1:
         return kept[0]
     axis = node.axis(dim, len(kept[0].type.shape))
-    for other in kept[1:]:
-        node.scope.same(_without(kept[0].type.shape, axis), _without(other.type.shape, axis))
+    others = [d for other in kept[1:] for d in _without(other.type.shape, axis)]
+    node.scope.same(_without(kept[0].type.shape, axis) * (len(kept) - 1), others)
     return op.concatenate([node.of(t, node.out_dtype) for t in kept], axis=axis)
 
 
