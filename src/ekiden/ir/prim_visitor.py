@@ -194,23 +194,28 @@ def same(a: PrimExpr, b: PrimExpr) -> bool:
     return True
 
 
-class Numbers:
-    """Expressions by number: those that are written alike over the same variables have one. As
-    `structural_key`, but what was met before is not looked into again."""
+class Interned:
+    """One object for all expressions that are written alike over the same variables, and for what
+    is inside of them. As `structural_key` tells them apart, but what was met before is not looked
+    into again.
+    """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[object, ...], int] = {}
-        self._known: dict[int, tuple[int, PrimExpr]] = {}
-        """Identity of an expression -> its number; and the expression, which must stay alive."""
+        self._rows: dict[tuple[object, ...], PrimExpr] = {}
+        self._known: dict[int, tuple[PrimExpr, PrimExpr]] = {}
+        """Identity of an expression -> the one for it; and itself, which must stay alive."""
 
-    def __call__(self, expr: PrimExpr) -> int:
-        """The number of an expression."""
+    def __call__(self, expr: PrimExpr) -> PrimExpr:
+        """The object for an expression."""
         known, rows = self._known, self._rows
         if id(expr) not in known:
             for each in pending((expr,), known):
+                inside = [known[id(c)][0] for c in children(each)]
                 own = (id(each),) if isinstance(each, Var) else literals(each)
-                row = (type(each), *own, *(known[id(c)][0] for c in children(each)))
-                known[id(each)] = rows.setdefault(row, len(rows)), each
+                row = (type(each), *own, *map(id, inside))
+                if row not in rows:
+                    rows[row] = rebuild(each, inside) if inside else each
+                known[id(each)] = rows[row], each
         return known[id(expr)][0]
 
 

@@ -23,7 +23,7 @@ from ekiden.backend.kernels.lower import Constraint
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
-from ekiden.ir.prim_visitor import Numbers, free_vars
+from ekiden.ir.prim_visitor import Interned, free_vars
 from ekiden.ir.type import TensorType
 from ekiden.relay.analysis.conditions import kernel_conditions
 from ekiden.relay.expr import Call, Function
@@ -59,29 +59,30 @@ class Dims:
         self.exprs: list[PrimExpr] = [const(0)] if constraints else []
         self._places: dict[tuple[int, ...], int] = {}
         self._checked: set[int] = set()
-        self._number = Numbers()
+        self._one = Interned()
         for each in constraints:
             self.check(each)
 
     def place(self, exprs: Sequence[PrimExpr]) -> int:
         """Where the values of `exprs` stand, one after the other."""
-        key = tuple(map(self._number, exprs))
+        shared = [*map(self._one, exprs)]
+        key = tuple(map(id, shared))
         if key not in self._places:
             self._places[key] = len(self.exprs)
-            self.exprs.extend(exprs)
+            self.exprs.extend(shared)
         return self._places[key]
 
     def check(self, constraint: Constraint) -> None:
         """Add a condition, once."""
         if not self.checks(constraint):
-            self._checked.add(self._number(constraint[0]))
+            self._checked.add(id(self._one(constraint[0])))
             self.constraints.append(constraint)
             if not self.exprs:
                 self.place((const(0),))
 
     def checks(self, constraint: Constraint) -> bool:
         """Whether a condition is among them."""
-        return self._number(constraint[0]) in self._checked
+        return id(self._one(constraint[0])) in self._checked
 
 
 @dataclass(eq=False, slots=True)

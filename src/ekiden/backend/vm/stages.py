@@ -62,7 +62,8 @@ def sources(function: Function, dims: Dims) -> Sources:
     plain = {d for t in found for d in t.kind.shape if isinstance(d, Var) and d not in shown}
     solved = _solve(shown, plain)
     simplest = Analyzer().simplify  # one for all, which have much in common
-    exprs = tuple(simplest(replace(e, solved)) for e in dims.exprs)
+    moved = [replace(e, solved) for e in dims.exprs]  # what is not, is as simple as it was made
+    exprs = tuple(e if e is old else simplest(e) for e, old in zip(moved, dims.exprs, strict=True))
     checks = tuple(
         Check.of(each).map(lambda e: simplest(replace(e, solved))) for each in dims.constraints
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ekiden.arith import Analyzer
 from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr, SizeVar
-from ekiden.ir.prim_visitor import Numbers, free_vars
+from ekiden.ir.prim_visitor import Interned, free_vars
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, Function, If, Match
 from ekiden.relay.visitor import children, post_order
@@ -61,7 +61,7 @@ def _always_evaluated(body: Expr) -> list[Expr]:
 def _conditions(order: Sequence[Expr]) -> list[Condition]:
     """What the operators among some expressions need, and is not proved; each once."""
     found: dict[int, Condition] = {}
-    analyzer, number = Analyzer(), Numbers()
+    analyzer, one = Analyzer(), Interned()
     for expr in order:
         if not isinstance(expr, Call) or not isinstance(expr.op, Op):
             continue
@@ -71,7 +71,7 @@ def _conditions(order: Sequence[Expr]) -> list[Condition]:
         with assumptions() as assumed:
             expr.op.definition.relation(kinds, expr.attrs)
         for condition in assumed:
-            key = number(condition)
+            key = id(one(condition))
             if key not in found and not analyzer.can_prove(condition):
                 where = expr.op.name + (f" ({expr.span})" if expr.span else "")
                 found[key] = (condition, where)

@@ -25,7 +25,7 @@ from dataclasses import field
 
 from ekiden.arith import Analyzer, evaluate, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const, maximum
-from ekiden.ir.prim_visitor import Numbers, children, free_vars, pending
+from ekiden.ir.prim_visitor import Interned, children, free_vars, pending
 from ekiden.relay.transform.kernel_order import KernelOrder
 from ekiden.relay.transform.storage_lifetimes import Request, Span, exclude_each_other
 from ekiden.runtime.late_methods import dataclass
@@ -286,9 +286,9 @@ def _place_in_turn(places: Sequence[Place], start: int) -> PrimExpr:
     sizes as the only expressions."""
     total: PrimExpr = const(start)
     dying: dict[int, list[tuple[int, int, PrimExpr]]] = {}
-    size_of = Numbers()
+    one = Interned()
     for number, place in enumerate(sorted(places, key=lambda p: p.spans)):
-        queue = dying.setdefault(size_of(place.size), [])
+        queue = dying.setdefault(id(one(place.size)), [])
         if queue and queue[0][0] < place.spans[0][0]:
             place.offset = heapq.heappop(queue)[2]
         else:
