@@ -72,7 +72,7 @@ def write_sections(parts: Iterable[Part]) -> memoryview:
     if ordered:
         at -= len(pieces.pop())  # nothing follows the last section
     made = _joined(pieces)
-    rows = [(kind, _checksum(made[start : start + n]), start, n) for kind, start, n in places]
+    rows = [(kind, checksum(made[start : start + n]), start, n) for kind, start, n in places]
     head = _head([_ENTRY.pack(*row) for row in rows], at)
     made[: len(head)] = head
     return made
@@ -204,9 +204,10 @@ def _joined(pieces: Pieces) -> memoryview:
     return made
 
 
-def _checksum(payload: memoryview) -> int:
-    """By the runtime, whose checksums take less than half of zlib's time."""
-    found: int = get_global_func("ek.runtime.crc32")(tensor(np.frombuffer(payload, np.uint8)))
+def checksum(data: Bytes) -> int:
+    """As sections have it, by the runtime, whose checksums take less than half of zlib's time."""
+    found = get_global_func("ek.runtime.crc32")(tensor(np.frombuffer(data, np.uint8)))
+    assert isinstance(found, int)
     return found
 
 

@@ -42,6 +42,7 @@ from ekiden.relay.transform.hoist_dimensions import HoistDimensions
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
+from ekiden.relay.transform.kept_results import keeping
 from ekiden.relay.transform.lambda_lift import LambdaLift
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.memory_plan import MemoryPlan
@@ -172,4 +173,5 @@ def optimize(
 ) -> IRModule:
     """A module ready for `compile_module`; see `pipeline`."""
     passes = pipeline(target, config, in_place=in_place, kernels=kernels, concurrent=concurrent)
-    return passes(module)
+    with keeping():
+        return passes(module)
