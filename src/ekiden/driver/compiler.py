@@ -420,6 +420,7 @@ def compile_quick(
         raise CompileError(
             f"compile: tier 'quick' answers on this machine, which cannot run code for {targets[0]}"
         )
+    _compiler()  # as a phase of its own, and without looking for garbage
     tiers = import_module("ekiden.backend.kernels.tiers").Tiers()
     made = _compiled(model, target, options, executor, progress, tiers)
     if not tiers.is_general:
