@@ -20,9 +20,9 @@ by phase, of a fresh process with empty caches and of those it forks to compile 
               process that nobody watches
     peak      the largest memory in MB, of the process or of one that it forked
 
-Given `--python` of another checkout, that one is measured in turns with this one; its
-`--other-tier` is "full", for who knows no tiers; its figures stand in the row above, then the ratio. A figure is
-the least of the rounds, of which the first fills Python's caches of modules. Phases that another
+Given `--python` of another checkout, that one is measured in turns with this one; `--other-tier` is
+"full", for who knows no tiers; its figures stand in the row above, then the ratio. A figure is the
+least of the rounds, of which the first fills Python's caches of modules. Phases that another
 checkout does not have are in those around them. Models and inputs are as first_answer.py has them.
 `--json FILE` keeps rows of models measured before; `--page` puts all into a page, between its
 marks.
