@@ -1,11 +1,31 @@
-"""Where the first compilation of a model spends its time: seconds of the processor by phase, of a
-fresh process with empty caches and of those it forks.
+"""Where a model's way from its file to its first answer spends its time: seconds of the processor
+by phase, of a fresh process with empty caches and of those it forks to compile before the answer.
 
-    python benchmarks/cold_compile.py MODEL.onnx... [--rounds 3] [--json FILE] [--python PYTHON]
+    python benchmarks/cold_compile.py MODEL.onnx... [--rounds 3] [--tier quick] [--dim NAME=SIZE]
+        [--json FILE] [--python PYTHON] [--page docs/compile-phases.md]
+    python benchmarks/cold_compile.py --manifest models.json --models-cache FOLDER --only ID ...
 
-`peak` is the largest memory of this process and of one of the forked ones in MB, `weights` what the
-model's file has. Given `--python` of another checkout, that one is measured in turns with this one,
-and its figures stand in the row below, then the ratio. Every figure is the least of the rounds.
+    imports   the start of Python, NumPy, Ekiden's modules
+    read      the model's file, by ONNX's reader and checks
+    import    to Relay
+    passes    over Relay
+    lower     schedules, and passes over loop programs
+    code      LLVM: writing its text, reading it, compiling
+    kernels   the rest of making kernels: keys, general forms
+    artifact  bytecode, linking, writing
+    load      what `compile` does beside all that: keys of the cache, the program in memory
+    run       the first answer
+    all       their sum
+    clock     seconds on the clock from the start of the process to the first answer, of another
+              process that nobody watches
+    peak      the largest memory in MB, of the process or of one that it forked
+
+Given `--python` of another checkout, that one is measured in turns with this one; `--other-tier` is
+"full", for who knows no tiers; its figures stand in the row above, then the ratio. A figure is the
+least of the rounds, of which the first fills Python's caches of modules. Phases that another
+checkout does not have are in those around them. Models and inputs are as first_answer.py has them.
+`--json FILE` keeps rows of models measured before; `--page` puts all into a page, between its
+marks.
 """
 
 from __future__ import annotations
@@ -13,54 +33,101 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
+from first_answer import Feed, models, processor
+
 PROGRAM = """
-import json, resource, sys
-from ekiden.__main__ import main
-status = main(sys.argv[1:])
+import json, os, pickle, resource, sys, time
+
 kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-print("peak", json.dumps([resource.getrusage(kind).ru_maxrss / 1e3 for kind in kinds]))
-sys.exit(status)
+
+def used():
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime
+
+path, tier, feed, begun, watched = sys.argv[1:]
+import numpy
+import ekiden
+
+compiler = ekiden.compile  # which loads what it needs to look into the cache
+options = {} if tier == "full" else {"tier": tier}
+with open(feed, "rb") as file:
+    inputs = pickle.load(file)
+rows, inside = [], 0.0
+if watched == "1":
+    from ekiden.ir.pass_context import PassContext
+    from ekiden.ir.timings import Timings
+    timings = Timings()
+    imported = used()
+    with PassContext(instruments=[timings]):
+        exe = compiler(path, **options)
+    ready = used()
+    rows = json.loads(timings.as_json())["phases"]
+    inside = sum(r["own_cpu_s"] for r in rows if r["phase"][0] != "workers")
+else:
+    imported = used()
+    exe = compiler(path, **options)
+    ready = used()
+exe(**inputs)
+clock, done = time.monotonic() - float(begun), used()
+peak = max(resource.getrusage(kind).ru_maxrss for kind in kinds) / 1e3
+print(json.dumps({"phases": rows, "imports": imported, "load": ready - imported - inside,
+                  "run": done - ready, "clock": clock, "peak": peak}), flush=True)
+os._exit(0)
 """
 GROUPS = {
-    "start": "start", "load compiler": "start", "import": "import", "kernel": "other",
-    "schedule": "schedule", "tir.lower": "tir", "llvm text": "text", "llvm read": "llvm",
-    "llvm compile": "llvm", "link": "link", "write": "write", "bytecode": "bytecode",
+    "start": "imports", "load compiler": "imports", "import": "import", "read model": "read",
+    "kernels": "kernels", "kernel": "kernels", "kernel keys": "kernels", "schedule": "lower",
+    "tir.lower": "lower", "llvm text": "code", "llvm read": "code", "llvm compile": "code",
+    "link": "artifact", "write": "artifact", "bytecode": "artifact",
 }  # fmt: skip
-"""Phase -> the column its own time and that of what is inside it is in; all others are "relay"."""
+"""Phase -> the column its own time and that of what is inside it is in; all others are passes."""
 COLUMNS = (
-    "start", "import", "relay", "schedule", "tir", "text", "llvm", "other", "bytecode", "link",
-    "write",
+    "imports", "read", "import", "passes", "lower", "code", "kernels", "artifact", "load", "run",
 )  # fmt: skip
+MARKS = "<!-- phases -->\n", "<!-- end of phases -->\n"
 
 
 def group_of(path: list[str]) -> str:
     """The column of a row of the table: that of the innermost phase that has one."""
-    return next((GROUPS[name] for name in reversed(path) if name in GROUPS), "relay")
+    return next((GROUPS[name] for name in reversed(path) if name in GROUPS), "passes")
 
 
-def compile_cold(python: str, model: Path) -> dict[str, float]:
-    """Seconds by column, and memory, of one compilation."""
-    with tempfile.TemporaryDirectory() as folder:
-        rows, made = Path(folder, "rows.json"), Path(folder, "model.eki")
-        args = ["compile", str(model), "-o", str(made), "--timings-file", str(rows)]
-        environment = dict(os.environ, EKIDEN_CACHE_DIR=str(Path(folder, "cache")))
-        done = subprocess.run(
-            [python, "-c", PROGRAM, *args], env=environment, capture_output=True, text=True
-        )
+def run(python: str, path: Path, tier: str, feed: Path, watched: bool) -> dict[str, object]:
+    """What a process of its own prints."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = dict(os.environ, EKIDEN_CACHE_DIR=cache)
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        what = (str(path), tier, str(feed), repr(time.monotonic()), str(int(watched)))
+        args = [python, "-c", PROGRAM, *what]
+        done = subprocess.run(args, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr)
-        found: dict[str, float] = defaultdict(float)
-        for row in json.loads(rows.read_text())["phases"]:
-            found[group_of(row["phase"])] += row["own_cpu_s"]
-        found["all"] = sum(found.values())
-        own, forked = json.loads(done.stdout.rpartition("peak ")[2])
-        return found | {"peak": own, "worker peak": forked}
+        found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+
+def compile_cold(python: str, path: Path, tier: str, feed: Path) -> dict[str, float]:
+    """The figures of a row."""
+    watched = run(python, path, tier, feed, watched=True)
+    found: dict[str, float] = defaultdict(float)
+    phases = watched["phases"]
+    assert isinstance(phases, list)
+    for row in phases:
+        found[group_of(row["phase"])] += row["own_cpu_s"]
+    for name in ("imports", "load", "run"):
+        found[name] += float(str(watched[name]))
+    found["all"] = sum(found[name] for name in COLUMNS)
+    alone = run(python, path, tier, feed, watched=False)
+    return dict(found) | {name: float(str(alone[name])) for name in ("clock", "peak")}
 
 
 def least(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -68,39 +135,90 @@ def least(runs: list[dict[str, float]]) -> dict[str, float]:
     return {name: min(run.get(name, 0.0) for run in runs) for name in {n for r in runs for n in r}}
 
 
-def line(name: str, row: dict[str, float]) -> str:
-    """A row of the table."""
-    seconds = "".join(f"{row.get(column, 0.0):9.2f}" for column in (*COLUMNS, "all"))
-    return f"{name[-32:]:32}{seconds}{row['peak']:8.0f}{row['worker peak']:8.0f}"
+def cells(row: Mapping[str, float]) -> list[str]:
+    """The figures of a row as text."""
+    seconds = [f"{row.get(column, 0.0):.2f}" for column in (*COLUMNS, "all", "clock")]
+    return [*seconds, f"{row['peak']:.0f}"]
+
+
+HEADS = (*COLUMNS, "all", "clock", "peak")
+
+
+def line(name: str, texts: list[str]) -> str:
+    """A row of the printed table."""
+    return f"{name[-26:]:26}" + "".join(f"{text:>9}" for text in texts)
+
+
+def page_rows(table: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
+    """The table of a page: what was before, then what is now."""
+    lines = [f"| model | | {' | '.join(HEADS)} |", "|---|---|" + "---|" * len(HEADS)]
+    for model, rows in table.items():
+        for when in ("before", "after"):
+            if when in rows:
+                lines.append(f"| {model} | {when} | {' | '.join(cells(rows[when]))} |")
+    return lines
+
+
+def write_page(
+    path: Path, machine: str, table: Mapping[str, Mapping[str, Mapping[str, float]]]
+) -> None:
+    """Put the table between the marks of a page."""
+    before, _, rest = path.read_text().partition(MARKS[0])
+    after = rest.partition(MARKS[1])[2]
+    body = "\n".join([f"{machine}; each figure the least of its rounds.", "", *page_rows(table)])
+    path.write_text(f"{before}{MARKS[0]}\n{body}\n\n{MARKS[1]}{after}")
 
 
 def main(arguments: list[str]) -> int:
     """Print a row for each model, of both checkouts if there are two."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--manifest", type=Path)
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--models-cache", default="models-cache")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--tier", default="quick", choices=("quick", "full"))
+    parser.add_argument("--other-tier", default="full", choices=("quick", "full"))
+    parser.add_argument("--dim", action="append", default=[])
+    parser.add_argument("--json", type=Path, help="which keeps rows of other models")
     parser.add_argument("--python", help="of another checkout")
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--conditions", default="", help="of the machine, for the page")
     options = parser.parse_args(arguments)
-    pythons = [sys.executable, *([options.python] if options.python else [])]
-    heads = "".join(f"{column:>9}" for column in (*COLUMNS, "all"))
-    print(f"{'seconds of the processor':32}{heads}{'peak':>8}{'worker':>8}")
-    table = {}
-    for model in options.models:
-        runs: list[list[dict[str, float]]] = [[] for _ in pythons]
-        for _ in range(options.rounds):
-            for own, python in zip(runs, pythons, strict=True):
-                own.append(compile_cold(python, model))
-        rows = [least(own) for own in runs]
-        table[model.name] = rows
-        print(line(model.name, rows[0]), flush=True)
-        for other in rows[1:]:
-            print(line("  the other", other))
-            ratio = {name: rows[0].get(name, 0.0) / (value or 1.0) for name, value in other.items()}
-            print(f"  ratio of all {ratio['all']:.2f}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(table, indent=1))
+    ways = {"after": (sys.executable, options.tier)}
+    if options.python:
+        ways = {"before": (options.python, options.other_tier)} | ways
+    machine = processor() + (f", {options.conditions}" if options.conditions else "")
+    print(line(machine[:26], list(HEADS)))
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    if options.json and options.json.exists():
+        table = json.loads(options.json.read_text())["models"]
+    for model, path, inputs, _ in models(options):
+        table[model] = rows = measured(path, ways, options.rounds, inputs)
+        for when, row in rows.items():
+            print(line(f"{model} {when}", cells(row)), flush=True)
+        if len(rows) == 2:
+            shares = [rows["after"].get(n, 0.0) / (rows["before"].get(n) or 1.0) for n in HEADS]
+            print(line("  ratio", [f"{share:.2f}" for share in shares]), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps({"machine": machine, "models": table}, indent=1))
+    if options.page:
+        write_page(options.page, machine, table)
     return 0
+
+
+def measured(
+    model: Path, ways: Mapping[str, tuple[str, str]], rounds: int, inputs: Feed
+) -> dict[str, dict[str, float]]:
+    """The rows of a model, in turns."""
+    runs: dict[str, list[dict[str, float]]] = {when: [] for when in ways}
+    with tempfile.TemporaryDirectory() as folder:
+        feed = Path(folder, "feed")
+        feed.write_bytes(pickle.dumps(inputs))
+        for _ in range(rounds):
+            for when, (python, tier) in ways.items():
+                runs[when].append(compile_cold(python, model, tier, feed))
+    return {when: least(each) for when, each in runs.items()}
 
 
 if __name__ == "__main__":

@@ -731,15 +731,21 @@ int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object
   return from_bytes(bytes, size, copy != 0, NULL, out);
 }
 
-int ek_executable_of_tensor(ek_object *tensor, ek_object **out) {
+int ek_tensor_bytes(const char *what, const ek_object *tensor, ek_bytes *out) {
   const ek_dltensor *data = &((const ek_tensor *)(const void *)tensor)->dl;
   bool is_bytes = data->dtype.code == EK_DTYPE_UINT && data->dtype.bits == 8 &&
                   data->dtype.lanes == 1 && data->ndim == 1;
   if (!is_bytes || data->device.type != EK_CPU || !ek_dltensor_is_contiguous(data)) {
-    return ek_error("TypeError", "ek.executable.of_tensor: bytes of the host expected");
+    return ek_error("TypeError", "%s: bytes of the host expected", what);
   }
-  const char *bytes = (const char *)data->data + data->byte_offset;
-  return from_bytes(bytes, (size_t)data->shape[0], false, tensor, out);
+  *out = (ek_bytes){(const char *)data->data + data->byte_offset, (size_t)data->shape[0]};
+  return 0;
+}
+
+int ek_executable_of_tensor(ek_object *tensor, ek_object **out) {
+  ek_bytes bytes;
+  if (ek_tensor_bytes("ek.executable.of_tensor", tensor, &bytes) != 0) return -1;
+  return from_bytes(bytes.data, bytes.size, false, tensor, out);
 }
 
 /* Late-bound constants ---------------------------------------------------------------------------

@@ -149,6 +149,9 @@ void ek_native_free(ek_vm_function *function);
 ** -1. */
 int ek_native_watch(ek_executable *executable, uint32_t calls, ek_object *hot);
 
+/* What a tensor of bytes holds; a TypeError of 'what' for any other. 0 or -1. */
+int ek_tensor_bytes(const char *what, const ek_object *tensor, ek_bytes *out);
+
 /* The executable whose file a tensor of bytes is: its memory, which is not written any more, is kept
 ** and not copied where it is aligned as constants are. 0 or -1; '*out' owned. */
 int ek_executable_of_tensor(ek_object *tensor, ek_object **out);

@@ -4,6 +4,7 @@
 ** found once by each caller that keeps what it found. Nothing of others runs under the lock:
 ** replaced functions are released behind it, as their deleters may come here. */
 #include "ek_cpu.h"
+#include "ek_crc32.h"
 #include "ek_vm.h"
 
 typedef struct entry {
@@ -95,6 +96,21 @@ static int cpu_has(void *self, const ek_value *args, int32_t nargs, ek_value *re
   *ret = ek_value_int(ek_cpu_has(name.data, name.size));
   return 0;
 }
+
+#ifndef EK_SMALL /* who writes files is no server */
+/* A tensor of bytes -> their checksum, as files have it. */
+static int crc32_of(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_TENSOR};
+  ek_bytes bytes;
+  (void)self;
+  if (expect_args("ek.runtime.crc32", args, nargs, 1, types) != 0 ||
+      ek_tensor_bytes("ek.runtime.crc32", args[0].v.obj, &bytes) != 0) {
+    return -1;
+  }
+  *ret = ek_value_int((int64_t)ek_crc32(bytes.data, bytes.size));
+  return 0;
+}
+#endif
 
 static int memory_limit(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
   (void)self;
@@ -401,6 +417,9 @@ static const ek_builtin builtins[] = {
     {"ek.runtime.allocation_count", allocation_count},
     {"ek.runtime.config_threadpool", config_threadpool},
     {"ek.runtime.cpu_has", cpu_has},
+#ifndef EK_SMALL
+    {"ek.runtime.crc32", crc32_of},
+#endif
     {"ek.runtime.memory_limit", memory_limit},
     {"ek.runtime.num_threads", num_threads},
     {"ek.runtime.pool_trim", pool_trim},

@@ -5,6 +5,8 @@ import pytest
 
 from ekiden import relay
 from ekiden.backend.vm.constants import ConstantPool
+from ekiden.backend.vm.write import write_executable
+from ekiden.runtime.artifact import read_constants
 
 pytestmark = pytest.mark.quick
 
@@ -46,3 +48,26 @@ def test_weights_that_layers_share_are_in_an_artifact_once() -> None:
     exe = relay.vm.compile(relay.Function([x], body))
     sizes = [c.nbytes for c in exe.raw.constants if c is not None]
     assert sizes.count(weight.nbytes) == 1
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_arrays_of_any_strides_are_written_as_c_has_them(
+    monkeypatch: pytest.MonkeyPatch, jobs: str
+) -> None:
+    monkeypatch.setenv("EKIDEN_COMPILE_JOBS", jobs)
+    large = np.arange(3 * 512 * 520, dtype="float32").reshape(3, 512, 520)
+    large[0, 0, :2] = np.array([0x7F800001, 0x80000000], "uint32").view("float32")  # a NaN, -0
+    arrays = [
+        large.transpose(0, 2, 1),
+        large.transpose(2, 1, 0)[::-1],
+        large[0, ::3, ::-2].astype("bool"),
+        np.broadcast_to(np.float16(3), (5, 7)),
+        np.arange(6, dtype=">i4").reshape(2, 3).T,
+        np.zeros((0, 3), "int64").T,
+        np.float64(2.5),
+    ]
+    found = read_constants(write_executable([], arrays, [], b"", {}))
+    for array, constant in zip(arrays, found, strict=True):
+        assert constant.shape == array.shape and constant.data is not None
+        little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
+        assert bytes(constant.data) == little.tobytes()

@@ -4,6 +4,7 @@ import gc
 import threading
 import traceback
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -226,3 +227,14 @@ def test_registered_classes_come_back() -> None:
 
 def test_errors_have_two_parents_where_python_has_the_idea() -> None:
     assert issubclass(InputError, ValueError)
+
+
+def test_checksums_of_bytes_are_those_of_zlib() -> None:
+    crc32 = runtime.get_global_func("ek.runtime.crc32")
+    data = np.random.default_rng(0).integers(0, 256, 1000).astype("uint8")
+    for size in (0, 1, 63, 64, 65, 1000):  # by tables, by folding, and what is left of it
+        assert crc32(runtime.tensor(data[:size])) == zlib.crc32(data[:size])
+    with pytest.raises(TypeError, match=r"^ek.runtime.crc32: bytes of the host expected$"):
+        crc32(runtime.tensor(data.astype("float32")))
+    with pytest.raises(TypeError, match=r"^ek.runtime.crc32: wrong arguments, see runtime.h$"):
+        crc32(b"bytes")

@@ -580,6 +580,8 @@ EK_API ek_object *ek_error_take(void);
 **                                             they like
 **   ek.runtime.cpu_has(name)                  1 where the processor has an ability, by its name in
 **                                             /proc/cpuinfo, and the system its registers, else 0
+**   ek.runtime.crc32(bytes)                   the checksum of a tensor of uint8, one dimension, as
+**                                             files have it (CRC-32 of zlib); not in small builds
 **   ek.runtime.memory_limit()                 the limit of section 12 in bytes, 0 for none;
 **   ek.runtime.memory_limit(n)                then sets it
 **   ek.runtime.pool_trim()                    as ek_pool_get(1)

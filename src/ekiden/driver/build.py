@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias, cast
 
@@ -15,7 +16,7 @@ from ekiden.backend.kernels.build import flush_asked
 from ekiden.backend.kernels.tiers import Tiers
 from ekiden.backend.vm.compile import compile_variants
 from ekiden.backend.vm.module_kernels import ModuleKernels
-from ekiden.backend.vm.pipeline import optimize
+from ekiden.backend.vm.pipeline import optimize, with_own_kernels
 from ekiden.codegen.build import generator_of
 from ekiden.codegen.parallel import Progress
 from ekiden.frontend.common.imported import ImportedModule
@@ -144,7 +145,7 @@ def compile_model(
 ) -> Compiled:
     """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`. `mod_name`
     is the name of the factory of graph executors, "default" by default. With `tiers` kernels may be
-    general at first: whoever gives it deals with `tiers.job`, and does so in both processes.
+    general at first: `tiers.own` then gives the artifact with their own code.
     """
     if executor not in EXECUTORS:
         kinds = ", ".join(map(repr, EXECUTORS))
@@ -199,9 +200,19 @@ def compile_model(
             for made in kernels
         )  # fmt: skip
         rows = prepared if tiers is None else list(prepared)  # which says whether any is general
-        is_native = executor == "aot" and not (tiers is not None and tiers.is_general)
-        code = compile_variants(rows, is_native=is_native)
+        is_general = tiers is not None and tiers.is_general
+        code = compile_variants(rows, is_native=executor == "aot" and not is_general)
+    if tiers is not None and is_general:
+        ((_, about, general),) = rows
+        tiers.own = partial(_own_code, general, about, executor)
     return Compiled(code, imported.weight_files)
+
+
+def _own_code(general: ModuleKernels, metadata: dict[str, object], executor: str) -> memoryview:
+    """The artifact of what was made with general kernels, with their own code."""
+    own = ModuleKernels(general.target, devices=general.devices, tiers=general.tiers)
+    module = with_own_kernels(general, own, concurrent=executor == "async")
+    return compile_variants([(module, metadata, own)], is_native=executor == "aot")
 
 
 def _with_conditions(module: IRModule) -> IRModule:

@@ -420,29 +420,25 @@ def compile_quick(
         raise CompileError(
             f"compile: tier 'quick' answers on this machine, which cannot run code for {targets[0]}"
         )
+    _compiler()  # as a phase of its own, and without looking for garbage
     tiers = import_module("ekiden.backend.kernels.tiers").Tiers()
-    try:
-        made = _compiled(model, target, options, executor, progress, tiers)
-    except BaseException as error:
-        if tiers.job is not None:
-            tiers.job.fail(error) if tiers.job.is_child else tiers.job.close()
-        raise
-    if tiers.job is None:
+    made = _compiled(model, target, options, executor, progress, tiers)
+    if not tiers.is_general:
         if wanted is not None:
             found = cache.put(wanted, made.artifact, made.weight_files)
         return made.artifact if found is None else found, None
-    if tiers.job.is_child:
-        tiers.job.finish(made.artifact)
 
     def keep(artifact: Bytes) -> runtime.Executable | None:
         return None if wanted is None else cache.put(wanted, artifact, made.weight_files)
 
+    raw = artifact.executable_of(made.artifact)
+    upgrade = import_module("ekiden.driver.tiers").Upgrade
+    with _RARELY:
+        job = tiers.begin()
     try:
-        raw = artifact.executable_of(made.artifact)
-        upgrade = import_module("ekiden.driver.tiers").Upgrade
-        return raw, upgrade(raw, tiers.job, tiers.general, targets[0], keep)
+        return raw, upgrade(raw, job, tiers.general, targets[0], keep)
     except BaseException:
-        tiers.job.close()
+        job.close()
         raise
 
 

@@ -1,15 +1,18 @@
 """Which kernels are general at first, and the fork of this process that makes their own code.
 
 A compilation with tiers decides for each kernel that the cache has not: it has a general form,
-which needs no compiler, or it is compiled at once. Then it forks. The parent goes on with the
-general forms; the child, with the same program in memory, compiles these kernels, sends each as
-soon as it is made, and goes on to what a compilation without tiers gives.
+which needs no compiler, or it is compiled at once. When the program with the general forms is
+whole, the process forks. The parent answers; the child, with the same program in memory, compiles
+these kernels, sends each as soon as it is made, and goes on to what a compilation without tiers
+gives. A fork before that would have both write to the memory that they share, which is copied page
+by page then.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 
 from ekiden.arith import simplify
@@ -42,13 +45,32 @@ class Tiers:
     """Name of a kernel -> its general form."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Name of a kernel that was compiled at once -> why it has no general form."""
+    kept: dict[str, bytes] = field(default_factory=dict)
+    """The code of those that have it, by key."""
+    own: Callable[[], memoryview] | None = None
+    """Gives the artifact with their own code, for who has forked; it calls `compile` again."""
     job: Background | None = None
-    """Who makes their own code; None where every kernel has its own."""
+    """In the fork: whom it is made for."""
 
     @property
     def is_general(self) -> bool:
-        """Whether this process goes on with general kernels."""
-        return self.job is not None and not self.job.is_child
+        """Whether the program that is made has general kernels."""
+        return self.job is None and bool(self.general)
+
+    def begin(self) -> Background:
+        """Fork, when the program with general kernels is whole; the fork does not come back. Raises
+        OSError where the system lets no process start.
+        """
+        job = Background.begin()
+        if job.is_child:
+            self.job = job
+            try:
+                assert self.own is not None, "compile_model has said what is left to do"
+                made = self.own()
+            except BaseException as error:
+                job.fail(error)
+            job.finish(made)
+        return job
 
     def compile(
         self,
@@ -58,8 +80,10 @@ class Tiers:
         cache: KernelCache,
         progress: Progress | None,
     ) -> dict[str, bytes]:
-        """The code of those tasks that have it, by key: of all of them in the child."""
+        """The code of those tasks that have it, by key: of all of them in the fork."""
         rows = {t.key: (t, form, to) for t, form, to in zip(tasks, forms, targets, strict=True)}
+        if self.job is not None:
+            return self._own(self.job, tasks, rows, cache)
         for task, form, target in rows.values():
             if cache.get(task.key) is None:
                 made_of = general_form(form, target)
@@ -70,16 +94,20 @@ class Tiers:
         for name, reason in self.reasons.items():
             LOG.debug("kernel %s is compiled at once: %s", name, reason)
         at_once = [t for t in tasks if t.name not in self.general]
-        kept = compile_tasks(at_once, cache, progress)
-        if not self.general:
-            return kept
-        self.job = job = Background.begin()
-        if not job.is_child:
-            return kept
-        counts = {key: sum(t.key == key for t in tasks) for key in rows}
-        later = [key for key, (task, _, _) in rows.items() if task.name in self.general]
+        self.kept = compile_tasks(at_once, cache, progress)
+        return self.kept
+
+    def _own(
+        self,
+        job: Background,
+        tasks: Sequence[Task],
+        rows: Mapping[str, tuple[Task, Function, Target]],
+        cache: KernelCache,
+    ) -> dict[str, bytes]:
+        """The code of all; that of general ones, those first by which most is won, is sent."""
+        counts = Counter(t.key for t in tasks)
+        later = [key for key in rows if key not in self.kept]
         later.sort(key=lambda key: -counts[key] * work_of(rows[key][1]))
-        self.general = {}
 
         def made(task: Task, code: bytes) -> None:
             """Sends a kernel to the process that waits for it. A general form runs on the host
@@ -90,7 +118,7 @@ class Tiers:
             assert not kernels, "kernels of devices have no general form"
             job.send(("kernel", task.name, objects))
 
-        found = kept | compile_tasks([rows[key][0] for key in later], cache, None, made)
+        found = self.kept | compile_tasks([rows[key][0] for key in later], cache, None, made)
         return {key: found[key] for key in rows}  # in the order of a compilation without tiers
 
     def without_general(self, programs: Sequence[PrimFunc], target: Target) -> list[PrimFunc]:

@@ -12,7 +12,7 @@ from ekiden.runtime.late_methods import dataclass
 __all__ = ["ConstantPool"]
 
 SAMPLE = 64
-"""How many bytes of an array are looked at before all are: most that differ differ there."""
+"""How many elements of an array are looked at before all are: most that differ differ there."""
 
 
 @dataclass(slots=True)
@@ -43,11 +43,10 @@ class ConstantPool:
         return self._known[key][0]
 
     def _find(self, data: Array, device: int, is_made: bool) -> int:
-        content = _bytes(data)
-        sample = content[:: max(1, content.size // SAMPLE)].tobytes()
+        sample = np.asarray(data).flat[:: max(1, data.size // SAMPLE)].tobytes()
         alike = self._alike.setdefault((device, is_made, str(data.dtype), data.shape, sample), [])
         for number in alike:
-            if np.array_equal(content, _bytes(self.arrays[number])):
+            if np.array_equal(_bytes(data), _bytes(self.arrays[number])):
                 return number
         alike.append(len(self.arrays))
         self.arrays.append(data)

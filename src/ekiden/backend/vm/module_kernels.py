@@ -46,6 +46,8 @@ class ModuleKernels:
     made: Kernels | None = None
     tiers: Tiers | None = None
     """Where kernels may be general at first."""
+    module: IRModule | None = None
+    """Then, the module whose kernels they are."""
 
     def target_of(self, module: IRModule, device: int) -> Target:
         """The target of kernels on a device, by its place in the table of a module."""
@@ -69,6 +71,7 @@ def CompileKernels(into: ModuleKernels) -> Pass:  # noqa: N802
         """Fills `into`: of functions that are equal, and for one target, one kernel is made. Those
         of external compilers are built first, and take no part in the processes that compile.
         """
+        into.module = module if into.tiers is not None else None
         into.calls = primitive_functions(module)
         into.loads = load_functions(module)
         called = [(f, into.target_of(module, at)) for f, at in into.calls]

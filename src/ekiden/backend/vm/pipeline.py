@@ -17,7 +17,7 @@ from ekiden.backend.vm.place_by_cost import PlaceByCost
 from ekiden.backend.vm.place_refused import PlaceRefused
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import COSTS, PassContext
-from ekiden.ir.transform import Sequential, needed
+from ekiden.ir.transform import Pass, Sequential, needed
 from ekiden.relay.qnn import transform as qnn
 from ekiden.relay.transform.alter_op_layout import AlterOpLayout
 from ekiden.relay.transform.bind_dimensions import BindDimensions
@@ -42,6 +42,7 @@ from ekiden.relay.transform.hoist_dimensions import HoistDimensions
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
+from ekiden.relay.transform.kept_results import keeping
 from ekiden.relay.transform.lambda_lift import LambdaLift
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.memory_plan import MemoryPlan
@@ -147,18 +148,27 @@ def pipeline(
             needed(CarryDimensions(), "to pass dimensions to where they are needed"),
             needed(ManifestAlloc(), "to allocate results"),
             *((ConcatenateInPlace(), SliceInPlace()) if in_place else ()),
-            *((CompileKernels(kernels),) if kernels is not None else ()),
-            *(
-                (
-                    MemoryPlan(kernels.facts if kernels else None, concurrent=concurrent),
-                    UpdateInPlace(kernels.facts if kernels else None),
-                )
-                if plans_memory
-                else ()
-            ),
+            *_last_passes(kernels, concurrent, plans_memory),
         ),
         "vm",
     )
+
+
+def _last_passes(
+    kernels: ModuleKernels | None, concurrent: bool, plans_memory: bool
+) -> tuple[Pass, ...]:
+    """Those that make kernels, and need to know them."""
+    facts = kernels.facts if kernels is not None else None
+    made = () if kernels is None else (CompileKernels(kernels),)
+    planned = (MemoryPlan(facts, concurrent=concurrent), UpdateInPlace(facts))
+    return (*made, *planned) if plans_memory else made
+
+
+def with_own_kernels(kernels: ModuleKernels, again: ModuleKernels, concurrent: bool) -> IRModule:
+    """The module that `optimize` gave with general kernels, with those that are made into `again`
+    instead."""
+    assert kernels.module is not None, "it was compiled with tiers"
+    return Sequential(_last_passes(again, concurrent, plans_memory=True), "vm")(kernels.module)
 
 
 def optimize(
@@ -172,4 +182,5 @@ def optimize(
 ) -> IRModule:
     """A module ready for `compile_module`; see `pipeline`."""
     passes = pipeline(target, config, in_place=in_place, kernels=kernels, concurrent=concurrent)
-    return passes(module)
+    with keeping():
+        return passes(module)

@@ -97,7 +97,7 @@ def write_programs(
     little-endian. Where there is no native code, one program serves all. Of those numbered in
     `made` there is no data: each program that uses one says how it is derived.
     """
-    arrays = [_contiguous(constant) for constant in constants]
+    arrays = [_little_endian(constant) for constant in constants]
     records = [_constant(a, n in made) for n, a in enumerate(arrays)]
     several = programs if all(each.image for each in programs) else programs[:1]
     written = [_sections(each) for each in several]
@@ -180,15 +180,14 @@ def _constant(array: np.ndarray, is_made: bool) -> Constant:
     code, bits, _ = dtype_code(array.dtype.name)
     if is_made:
         return Constant(code, bits, array.shape, array.nbytes, None, is_made=True)
-    data = array.reshape(-1).view(np.uint8).data
-    return Constant(code, bits, array.shape, array.nbytes, data)
+    return Constant(code, bits, array.shape, array.nbytes, array)
 
 
-def _contiguous(constant: np.ndarray) -> np.ndarray:
-    """The array in the file's layout, copied only where it has another."""
+def _little_endian(constant: np.ndarray) -> np.ndarray:
+    """The array in the file's byte order, copied only where it has another."""
     array = np.asarray(constant)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     if array.dtype.hasobject or array.dtype.kind in "SUMm":
         raise InternalError(f"writing constants: numbers expected, got dtype {array.dtype.name}")
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return array

@@ -30,6 +30,7 @@ from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
+from ekiden.ir.pass_context import DEBUG, phase
 from ekiden.ir.prim import AnyDim, PrimExpr, const
 from ekiden.ir.type import TensorType
 from ekiden.relay.op.sequence import list_type
@@ -57,7 +58,8 @@ def import_onnx(
     model: Source, shape: Shapes | None = None, opset: int | None = None, freeze_params: bool = True
 ) -> ImportedModule:
     """As `from_onnx`, with what is to be said of the module beside it."""
-    proto, label, weight_files = read_model(model)
+    with phase("read model", DEBUG):
+        proto, label, weight_files = read_model(model)
     check_names(proto.graph, label)
     versions = opsets(proto, label, opset)
     functions = local_functions(proto, label)

@@ -13,7 +13,8 @@ say.
 from __future__ import annotations
 
 import math
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, count
 from typing import TypeAlias
 
@@ -28,12 +29,14 @@ from ekiden.ir.op import Array, Op
 from ekiden.ir.pass_context import SIZE
 from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.span import Span
+from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, ConstantData, Function, If, Tuple, TupleGetItem
 from ekiden.relay.interpreter import evaluate_call
 from ekiden.relay.transform.dead_code_elimination import has_effect
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.kept_results import LARGE, computed, kept, known
 from ekiden.relay.transform.scopes import (
     bodies,
     evaluation_order,
@@ -53,10 +56,8 @@ row is packed to a vector's width), so that folding does not blow an artifact up
 
 WORTH = 1 << 12
 """Bytes that an artifact must save for a constant to be made when it is loaded."""
-LARGE = 1 << 16
-"""Bytes of constants worth a thread."""
-
-Values: TypeAlias = Future[Array | tuple[Array, ...]]
+Values: TypeAlias = Callable[[], Array | tuple[Array, ...]]
+"""Waits for what a thread computes."""
 
 
 def _is_constant(expr: RelayExpr) -> bool:
@@ -124,14 +125,33 @@ def _foldable(call: Call, kind: Type | None) -> list[TensorType] | None:
 def _given(call: Call) -> int:
     """The bytes of constant arguments: what a result is measured against, so that 16 MB of packed
     weights of 1 MB are made, and `zeros` of 16 MB are left to the program."""
-    arrays = [_value(a) for a in call.args if _is_constant(a)]
-    return sum(d.nbytes for a in arrays for d in (a if isinstance(a, tuple) else (a,)))
+    return sum(each.nbytes for each in _arrays(call))
+
+
+def _arrays(call: Call) -> list[Array]:
+    """Those of constant arguments."""
+    values = [_value(a) for a in call.args if _is_constant(a)]
+    return [d for each in values for d in (each if isinstance(each, tuple) else (each,))]
 
 
 def _evaluate(call: Call) -> Array | tuple[Array, ...]:
     assert isinstance(call.op, Op)
     value = _of_type if call.op.definition.shape_only else _value
     return evaluate_call(call.op, call.attrs, [value(a) for a in call.args])
+
+
+def _what(call: Call) -> Hashable:
+    """What is computed of the arrays: all that a result depends on beside them."""
+    assert isinstance(call.op, Op)
+    fields = tuple(len(a.fields) if isinstance(a, Tuple) else -1 for a in call.args)
+    return call.op.definition.reference, structural_digest(call.attrs), fields
+
+
+def _computed(call: Call) -> Array | tuple[Array, ...]:
+    """The value of a call of constants, which those of large ones may have had before."""
+    if not all(map(_is_constant, call.args)) or _given(call) < LARGE:
+        return _evaluate(call)
+    return computed(_what(call), _arrays(call), lambda: _evaluate(call))
 
 
 def _of_type(expr: RelayExpr) -> Array:
@@ -147,7 +167,7 @@ def _fold_call(call: Call, kind: Type | None, begun: dict[RelayExpr, Values]) ->
     if kinds is None:
         return call
     try:
-        value = begun.pop(call).result() if call in begun else _evaluate(call)
+        value = begun.pop(call)() if call in begun else _computed(call)
     except (IndexRangeError, LinAlgError):  # of a program that fails, if it comes here at all
         return call
     values = value if isinstance(value, tuple) else (value,)
@@ -210,15 +230,25 @@ def fold_constant(root: RelayExpr) -> RelayExpr:
 
 def _begin(root: RelayExpr, pool: ThreadPoolExecutor) -> dict[RelayExpr, Values]:
     """Begin what takes large constants, weights that are packed or transformed, each in a thread:
-    the work is NumPy's, which lets others run.
+    the work is NumPy's, which lets others run. What is kept of an earlier compilation is taken.
     """
     begun: dict[RelayExpr, Values] = {}
     for call in evaluation_order(root):
         if not isinstance(call, Call) or not _foldable(call, call.checked_type_or_none()):
             continue
-        if _given(call) >= LARGE:
-            begun[call] = pool.submit(_evaluate, call)
+        if all(map(_is_constant, call.args)) and _given(call) >= LARGE:
+            begun[call] = _later(call, pool)
     return begun
+
+
+def _later(call: Call, pool: ThreadPoolExecutor) -> Values:
+    """The value of a call of large constants, begun in a thread if it is not kept."""
+    what, arrays = _what(call), _arrays(call)
+    found = known(what, arrays)
+    if found is not None:
+        return lambda: found
+    begun = pool.submit(_evaluate, call)
+    return lambda: kept(what, arrays, begun.result())
 
 
 def _fold(root: RelayExpr, begun: dict[RelayExpr, Values]) -> RelayExpr:

@@ -36,6 +36,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.kept_results import kept, known
 from ekiden.relay.transform.merged_constants import merged_product, merged_sum, scaled_terms
 from ekiden.relay.transform.scopes import (
     evaluation_order,
@@ -181,10 +182,14 @@ def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
     if any(d != 1 for i, d in enumerate(value.shape) if i != axis):
         return None
     scale = value.reshape([-1 if i == weight_axis else 1 for i in range(weight.ndim)])
-    scaled = scaled_terms(weight, scale)
+    scaled = known(scaled_terms, (weight, scale))
     if scaled is None:
-        return None
-    made = Constant(np.ascontiguousarray(scaled), span=call.args[1].span)
+        terms = scaled_terms(weight, scale)
+        if terms is None:
+            return None
+        scaled = kept(scaled_terms, (weight, scale), np.ascontiguousarray(terms))
+    assert isinstance(scaled, np.ndarray)
+    made = Constant(scaled, span=call.args[1].span)
     return call.with_fields(args=(call.args[0], made))
 
 

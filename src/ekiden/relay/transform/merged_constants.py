@@ -27,7 +27,7 @@ def merged_product(a: Array, b: Array) -> Array | None:
     """a * b"""
     with np.errstate(all="ignore"):
         made = np.asarray(a * b)
-    return made if _is_finite(made, a, b) and not np.any(_is_lost(made, a, b)) else None
+    return made if _is_finite(made, a, b) and not _loses_any(made, a, b) else None
 
 
 def merged_quotient(a: Array, b: Array) -> Array | None:
@@ -47,22 +47,35 @@ def scaled_terms(weight: Array, scale: Array) -> Array | None:
         made = np.asarray(weight * scale)
         if not _is_finite(made, weight, scale):
             return None
-        is_lost = _is_lost(made, weight, scale)
-    if not np.any(is_lost):
+        loses_any = _loses_any(made, weight, scale)
+    if not loses_any:
         return made
     largest = float(np.max(np.abs(made)))
     return made if float(_tiny(made)) <= largest * float(ml_dtypes.finfo(made.dtype).eps) else None
 
 
+# Nearly always all is well, which a pass or two over the products tells; who is asked of each
+# element beyond that is one of few.
+
+
 def _is_finite(made: Array, a: Array, b: Array) -> bool:
     """Whether what is made is finite wherever its parts are."""
-    return bool(np.all(np.isfinite(made) | ~np.isfinite(a) | ~np.isfinite(b)))
+    strange = ~np.isfinite(made)
+    if not strange.any():
+        return True
+    own_a, own_b = (np.broadcast_to(each, made.shape)[strange] for each in (a, b))
+    return not np.any(np.isfinite(own_a) & np.isfinite(own_b))
 
 
-def _is_lost(made: Array, a: Array, b: Array) -> Array:
-    """Which products left the numbers of full precision, and are smaller than both parts."""
-    smaller = np.minimum(np.minimum(np.abs(a), np.abs(b)), _tiny(made))
-    return np.asarray((np.abs(made) < smaller) & (smaller != 0))
+def _loses_any(made: Array, a: Array, b: Array) -> bool:
+    """Whether a product left the numbers of full precision, and is smaller than both parts."""
+    tiny = _tiny(made)
+    small = np.abs(made) < tiny
+    if not small.any():
+        return False
+    own_a, own_b = (np.abs(np.broadcast_to(each, made.shape)[small]) for each in (a, b))
+    smaller = np.minimum(np.minimum(own_a, own_b), tiny)
+    return bool(np.any((np.abs(made[small]) < smaller) & (smaller != 0)))
 
 
 def _tiny(like: Array) -> Array:
