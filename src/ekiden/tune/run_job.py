@@ -37,6 +37,9 @@ TURN = 2e-3
 MOST_CALLS = 1000
 EVICTED = 64 << 20
 """Bytes that are written to put everything else out of the caches."""
+HOPELESS = 3.0
+"""A candidate whose first call takes so many times as long as the default's, and more than a TURN,
+is not timed again: of kernels that take a tenth of a second most of a search was such."""
 RACE = ((3, 1.5), (5, 1.2), (9, 1.08))
 """After so many turns, a candidate that takes so many times as long as the best goes out."""
 
@@ -166,14 +169,14 @@ def race(
 ) -> list[list[float]]:
     """Seconds of a call, by candidate and turn; the first is never left out."""
     clock = _clock(threads)
-    for index in alive:
-        calls[index]()
+    first = {index: _timed(calls[index], 1, clock) for index in alive}
     once = _timed(calls[0], 1, clock)
+    slow = [i for i in alive if first[i] > max(HOPELESS * max(first[0], once), TURN)]
     count = 1 if is_cold else max(1, min(MOST_CALLS, int(TURN / max(once, 1e-7))))
     evicted = np.zeros(EVICTED if is_cold else 0, np.uint8)
     until = time.perf_counter() + seconds
-    times: list[list[float]] = [[] for _ in calls]
-    alive = list(alive)
+    times: list[list[float]] = [[first[i]] if i in slow else [] for i in range(len(calls))]
+    alive = [i for i in alive if i not in slow]
     for turn in range(turns):
         for index in alive if turn % 2 else reversed(alive):
             evicted += 1
