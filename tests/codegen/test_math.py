@@ -99,6 +99,18 @@ def test_edges(name: str, dtype: str, lanes: int) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_large_argument_beside_small_ones(dtype: str, lanes: int) -> None:
+    x = np.array([0.5, -3.0, 2.0**30, 1e4, -(2.0**29), 7.0, 1e15, np.inf] * 3, dtype)
+    for name in ("sin", "cos"):
+        got = run_map(call(name, dtype), [x], [dtype], dtype, lanes)
+        with np.errstate(invalid="ignore"):
+            want = expected(name, x)
+        finite = np.isfinite(x)
+        assert np.isnan(got[~finite]).all()
+        assert ulps(got[finite], want[finite]).max() <= 2.0
+
+
 def test_sine_of_any_float32(lanes: int) -> None:
     random = np.random.default_rng(2)
     x = (random.uniform(1, 2, 2000) * 2.0 ** random.integers(-20, 128, 2000)).astype("float32")

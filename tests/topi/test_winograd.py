@@ -58,19 +58,20 @@ def test_reference_is_the_convolution(m: int, padding: Pads) -> None:
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("m", [2, 4])
 @pytest.mark.parametrize(
-    ("shape", "channels", "padding"),
+    ("shape", "depth", "out", "padding"),
     [
-        ((1, 8, 8), 4 * LANES, (1, 1, 1, 1)),
-        ((2, 9, 11), 5 * LANES, (1, 1, 1, 1)),
-        ((1, 13, 13), LANES, (0, 0, 0, 0)),
-        ((1, 30, 27), LANES + 5, (0, 1, 2, 0)),
-        ((3, 3, 3), LANES, (1, 1, 1, 1)),
+        ((1, 8, 8), 3 * LANES, 4 * LANES, (1, 1, 1, 1)),
+        ((2, 9, 11), 3 * LANES, 5 * LANES, (1, 1, 1, 1)),
+        ((1, 13, 13), 3 * LANES, LANES, (0, 0, 0, 0)),
+        ((1, 30, 27), 3 * LANES, LANES + 5, (0, 1, 2, 0)),
+        ((3, 3, 3), 3 * LANES, LANES, (1, 1, 1, 1)),
+        ((2, 9, 11), 2 * LANES + 3, 2 * LANES + 3, (1, 1, 1, 1)),
+        ((1, 17, 8), LANES + 1, LANES, (0, 2, 1, 1)),
     ],
 )
 def test_kernel_is_the_convolution(
-    m: int, shape: tuple[int, int, int], channels: int, padding: Pads, symbolic: bool
+    m: int, shape: tuple[int, int, int], depth: int, out: int, padding: Pads, symbolic: bool
 ) -> None:
-    depth, out = 3 * LANES, channels
     random = np.random.default_rng(0)
     x = random.standard_normal((*shape, depth), np.float32)
     w = random.standard_normal((out, depth, 3, 3), np.float32) / np.float32(17)

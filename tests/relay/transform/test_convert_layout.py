@@ -291,3 +291,31 @@ def test_a_transposed_convolution_over_one_axis_gets_a_height() -> None:
     after = InferType()(ConvertLayout()(before))
     assert "nn.conv2d_transpose" in calls(after)
     assert_same_meaning(before, after, [array(2, 6, 9)], rtol=1e-4)
+
+
+@pytest.mark.parametrize("length", ["9", "n"])
+def test_convolutions_over_one_axis_are_transposed_at_their_ends_alone(length: str) -> None:
+    before = program(
+        f"""def @main(%x: Tensor[(2, 3, {length}), float32], %v: Tensor[(4, 3, 3), float32],
+                      %w: Tensor[(5, 4, 3), float32], %b: Tensor[(4, 1), float32]) {{
+          %0 = add(nn.conv1d(%x, %v, padding=[1, 1]), %b);
+          %1 = add(%0, sin(multiply(%0, %b)));
+          expand_dims(nn.relu(nn.conv1d(%1, %w)), axis=0) }}""",
+        v=array(4, 3, 3), w=array(5, 4, 3), b=array(4, 1),
+    )  # fmt: skip
+    after = InferType()(ConvertLayout()(before))
+    assert calls(after).count("transpose") == 2
+    assert_same_meaning(before, after, [array(2, 3, 9)], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        "%2 = squeeze(expand_dims(%1, axis=4), axis=[4]);",
+        """%0 = expand_dims(tanh(expand_dims(%1, axis=0, num_newaxis=2)), axis=3);
+           %2 = squeeze(%0, axis=[0, 1, 3]);""",
+        "%2 = reshape(nn.relu(squeeze(%1, axis=[0])), newshape=[1, 4, 3, 3]);",
+    ],
+)
+def test_dimensions_of_one_come_and_go(middle: str) -> None:
+    assert converted(middle).count("transpose") == 2

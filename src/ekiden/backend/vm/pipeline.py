@@ -55,6 +55,7 @@ from ekiden.relay.transform.simplify_expr import SimplifyExpr
 from ekiden.relay.transform.simplify_inference import SimplifyInference
 from ekiden.relay.transform.slice_in_place import SliceInPlace
 from ekiden.relay.transform.split_args import SplitArgs
+from ekiden.relay.transform.sum_convolutions import SumConvolutions
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.update_in_place import UpdateInPlace
 from ekiden.target import CompilationConfig, Target
@@ -117,6 +118,7 @@ def pipeline(
             FoldConstant(),  # weights in the type they are multiplied in
             EliminateCommonSubexpr(),
             FoldScaleAxis(),  # before layouts change: it knows OIHW only
+            SumConvolutions(),  # the same
             *(
                 ()
                 if layout.kind.has_threads

@@ -158,7 +158,7 @@ class FloatMath:
         biased = self.int_op("add", n, self.int_const(BIAS[self.element]))
         return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
 
-    def _rounded(self, x: Operand, factor: float, bias: int) -> tuple[Operand, Operand]:
+    def rounded(self, x: Operand, factor: float, bias: int) -> tuple[Operand, Operand]:
         """(n, an integer whose last bits are n + bias) for n = x * factor rounded. A number so
         large that its last bit stands for 1 is added: that bit and those above it are n. Of NaN n
         is NaN."""
@@ -178,13 +178,13 @@ class FloatMath:
 
     def rounded_power(self, x: Operand, factor: float) -> tuple[Operand, Operand]:
         """(n, 2**n) for n = x * factor rounded, where that is a power in the normal range."""
-        n, biased = self._rounded(x, factor, BIAS[self.element])
+        n, biased = self.rounded(x, factor, BIAS[self.element])
         return n, self._power(biased)
 
     def rounded_powers(self, x: Operand, factor: float) -> tuple[Operand, Operand, Operand]:
         """(n, 2**h, 2**(n - h)) with h = n // 2, of which both are in the normal range for n in
         twice that."""
-        n, biased = self._rounded(x, factor, 2 * BIAS[self.element])
+        n, biased = self.rounded(x, factor, 2 * BIAS[self.element])
         half = self.int_op("lshr", biased, self.int_const(1))
         return n, self._power(half), self._power(self.int_op("sub", biased, half))
 

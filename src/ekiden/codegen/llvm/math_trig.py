@@ -1,5 +1,12 @@
 """sin and cos, computed in float64 for every type; arguments are reduced exactly whatever their
 size.
+
+    x = n * pi / 2 + r    |r| <= pi / 4; n modulo 4 says which of both, and its sign
+    sin(r) = r + r**3 S(r**2), cos(r) = 1 - r**2 / 2 + r**4 C(r**2)
+
+Arguments so large that pi / 2 in three parts does not give r go through a table of powers of two
+modulo 2 pi. They are rare, and elements of a table dear: all lanes jump over that unless one of
+them is so large.
 """
 
 from __future__ import annotations
@@ -14,14 +21,26 @@ from ekiden.codegen.llvm.float_math import FloatMath
 HALF_PI = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33)
 TWO_OVER_PI = 0.6366197723675814
 # (sin(x) - x) / x**3 and (cos(x) - 1 + x**2 / 2) / x**4 as polynomials in x**2 on |x| <= pi / 4
-SIN = (
-    -0.16666666666666666, 0.008333333333333305, -0.00019841269841238104, 2.755731920635165e-06,
-    -2.5052103058720885e-08, 1.6058149676424392e-10, -7.568714620417548e-13,
-)  # fmt: skip
-COS = (
-    0.041666666666666574, -0.0013888888888869929, 2.480158728699693e-05, -2.7557313663821187e-07,
-    2.08756328303347e-09, -1.1355096988385465e-11,
-)  # fmt: skip
+SIN = {
+    "float32": (
+        -0.166666666407866, 0.008333329303626642, -0.00019839311876646503, 2.7181178665816127e-06,
+    ),
+    "float64": (
+        -0.16666666666666666, 0.008333333333333305, -0.00019841269841238104,
+        2.755731920635165e-06, -2.5052103058720885e-08, 1.6058149676424392e-10,
+        -7.568714620417548e-13,
+    ),
+}  # fmt: skip
+COS = {
+    "float32": (0.0416666456765662, -0.0013887315935473437, 2.443311987707331e-05),
+    "float64": (
+        0.041666666666666574, -0.0013888888888869929, 2.480158728699693e-05,
+        -2.7557313663821187e-07, 2.08756328303347e-09, -1.1355096988385465e-11,
+    ),
+}  # fmt: skip
+"""To the last place of a result of each type."""
+LARGE = 2.0**30
+"""From here on arguments go through the table."""
 
 
 LARGEST = {24: 104, 53: 971}
@@ -71,14 +90,32 @@ def cos(m: FloatMath, x: Operand) -> Operand:
 
 def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
     """sin(x + ahead * pi / 2)"""
-    m = narrow.widen()
-    x = narrow.cast(x, m)
-    x, low = _modulo_turn(m, x, 53 if narrow.is_double else 24)
-    n = m.llvm("roundeven", m.mul(x, m.const(TWO_OVER_PI)))
-    r = m.fma(n, m.const(-HALF_PI[0]), x)
-    for part in HALF_PI[1:]:
+    b, m = narrow.b, narrow.widen()
+    wide = narrow.cast(x, m)
+    made = m.cast(_of_rest(m, narrow.element, wide, None, ahead), narrow)
+    is_large = b.compare("oge", narrow.dtype, narrow.abs(x), narrow.const(LARGE))
+    some = is_large if narrow.lanes == 1 else b.any(is_large, narrow.lanes)
+    before, large, after = b.block, b.fresh("large"), b.fresh("join")
+    b.branch_if(some, large, after)
+    b.start(large)
+    with b.scope():
+        high, low = _modulo_turn(m, wide, 53 if narrow.is_double else 24)
+        other = m.cast(_of_rest(m, narrow.element, high, low, ahead), narrow)
+    end = b.block
+    b.branch(after)
+    b.start(after)
+    return b.phi(narrow.dtype, (made, before), (other, end))
+
+
+def _of_rest(m: FloatMath, element: str, x: Operand, low: Operand | None, ahead: int) -> Operand:
+    """sin(x + low + ahead * pi / 2) for |x| <= LARGE, to the last place of a type."""
+    n, turn = m.rounded(x, TWO_OVER_PI, 0)
+    r = x
+    for part in HALF_PI[: 2 if element == "float32" else 3]:
         r = m.fma(n, m.const(-part), r)
-    return m.cast(_at_quarter(m, m.add(r, low), n, ahead), narrow)
+    if low is not None:
+        r = m.add(r, low)
+    return _at_quarter(m, element, r, m.int_op("add", turn, m.int_const(ahead)))
 
 
 def _modulo_turn(m: FloatMath, x: Operand, bits: int) -> tuple[Operand, Operand]:
@@ -121,16 +158,14 @@ def _within(m: FloatMath, n: Operand, top: int) -> Operand:
     return n
 
 
-def _at_quarter(m: FloatMath, r: Operand, n: Operand, ahead: int) -> Operand:
-    """sin(r + (n + ahead) * pi / 2) for |r| <= pi / 4."""
+def _at_quarter(m: FloatMath, element: str, r: Operand, turn: Operand) -> Operand:
+    """sin(r + turn * pi / 2) for |r| <= pi / 4; of the turns the last two bits count."""
     square = m.mul(r, r)
-    sine = m.fma(m.mul(r, square), m.polynomial(square, SIN), r)
+    sine = m.fma(m.mul(r, square), m.polynomial(square, SIN[element]), r)
     fourth = m.mul(square, square)
-    cosine = m.fma(fourth, m.polynomial(square, COS), m.fma(square, m.const(-0.5), m.const(1.0)))
-    # n modulo 4 by subtraction: the conversion to an integer stays in range
-    quarter = m.fma(m.llvm("floor", m.mul(n, m.const(0.25))), m.const(-4.0), n)
-    turn = m.int_op("add", m.to_int(quarter), m.int_const(ahead))
-    swap = m.b.compare("ne", m.word, m.int_op("and", turn, m.int_const(1)), m.int_const(0))
-    flip = m.b.compare("ne", m.word, m.int_op("and", turn, m.int_const(2)), m.int_const(0))
-    value = m.select(swap, cosine, sine)
-    return m.select(flip, m.neg(value), value)
+    near_one = m.fma(square, m.const(-0.5), m.const(1.0))
+    cosine = m.fma(fourth, m.polynomial(square, COS[element]), near_one)
+    first, sign = m.int_op("shl", turn, m.int_const(63)), m.int_const(-(1 << 63))
+    swap = m.b.compare("slt", m.word, first, m.int_const(0))
+    flip = m.int_op("and", m.int_op("shl", turn, m.int_const(62)), sign)
+    return m.from_bits(m.int_op("xor", m.bits(m.select(swap, cosine, sine)), flip))

@@ -44,6 +44,7 @@ from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.one_axis import over_two_axes, without_height
 from ekiden.relay.transform.scopes import infer_here, map_functions, on_body, rewrite_graph
 from ekiden.relay.visitor import post_order
+from ekiden.topi.shape import is_any
 
 Perm = tuple[int, ...]
 LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
@@ -247,11 +248,16 @@ def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
 
     Joined dimensions that are not neighbours in order below are first made so, among themselves. Of
     (n, c, h, w) -> (n, c, h * w) behind NHWC: below it is (n, h, w, c) -> (n, h * w, c). A channel
-    shuffle, (n, g * k, ..) -> (n, g, k, ..) and back, so costs the one transpose it means.
+    shuffle, (n, g * k, ..) -> (n, g, k, ..) and back, so costs the one transpose it means. Of
+    dimensions of 1 that come or go nothing is in the way.
     """
     before, after = _shape(call.args[0]), _shape(call)
+    if any(map(is_any, after)):
+        return None  # no reshape can name an extent that is not known
     head, tail = _equal_ends(before, after)
     old, new = len(before) - head - tail, len(after) - head - tail
+    if min(old, new) == 0:
+        return _with_ones(call, perm, head, new) if new else _without_ones(call, perm, head, old)
     source = list(perm[head : head + old])
     block = sorted(source)
     if min(old, new) != 1 or block != list(range(block[0], block[0] + old)):
@@ -266,6 +272,27 @@ def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
     shifted = [p if p < start else p + new - old for p in perm]
     moved = [*shifted[:head], *range(start, start + new), *shifted[head + old :]]
     return transpose(made, tuple(moved))
+
+
+def _without_ones(call: Call, perm: Perm, head: int, many: int) -> RelayExpr | None:
+    """A reshape that takes out dimensions of 1, from `head` on, before the transpose."""
+    below, gone = _below(call.args[0]), perm[head : head + many]
+    shape = _shape(below)
+    if not all(is_const(shape[i], 1) for i in gone):
+        return None
+    kept = [i for i in range(len(shape)) if i not in gone]
+    made = infer_here(op.squeeze(below, sorted(gone)))
+    return transpose(made, tuple(kept.index(i) for i in perm if i not in gone))
+
+
+def _with_ones(call: Call, perm: Perm, head: int, many: int) -> RelayExpr:
+    """One that puts them in at `head`, below before what follows them behind the transpose:
+    (n, c, w) -> (n, c, 1, w) is (n, w, c) -> (n, 1, w, c)."""
+    below = _below(call.args[0])
+    start = perm[head] if head < len(perm) else len(perm)
+    made = infer_here(op.expand_dims(below, start, many))
+    shifted = [i + many if i >= start else i for i in perm]
+    return transpose(made, (*shifted[:head], *range(start, start + many), *shifted[head:]))
 
 
 Sink = Callable[[Call, Perm], "RelayExpr | None"]
@@ -323,7 +350,12 @@ def _sweep(old: RelayExpr, new: RelayExpr, gains: bool) -> RelayExpr:
         return new
     wide = over_two_axes(new)
     if wide is not None:
-        return _with_span(without_height(_converted(wide, gains), new), new)
+        data, weight = wide.args
+        if isinstance(data, Call):
+            infer_here(wide := _fresh(wide.with_fields(args=(_sink(data), weight))))
+        narrow = without_height(_converted(wide, gains), new)
+        assert isinstance(narrow, Call)
+        return _with_span(_sink(narrow), new)
     return _with_span(_converted(new, gains), new)
 
 
@@ -359,7 +391,7 @@ def _tidy(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     given = _shape(data)
     if len(given) == len(shape) and all(map(prove_equal, given, shape)):
         return data
-    if turns is Turns.SHAPE and not is_view:
+    if (turns is Turns.SHAPE and not is_view) or any(map(is_any, shape)):
         return new
     return _with_span(infer_here(op.reshape(data, shape, allowzero=True)), new)
 

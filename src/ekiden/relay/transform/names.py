@@ -92,6 +92,7 @@ from ekiden.relay.transform.sparse_weights import (
     SimplifyFCTranspose,
 )
 from ekiden.relay.transform.split_args import SplitArgs
+from ekiden.relay.transform.sum_convolutions import SumConvolutions
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.to_basic_block_normal_form import ToBasicBlockNormalForm
 from ekiden.relay.transform.to_graph_normal_form import ToGraphNormalForm
@@ -162,6 +163,7 @@ for _factory in (
     FakeQuantizationToInteger,
     DynamicToStatic,
     SliceInPlace,
+    SumConvolutions,
     UpdateInPlace,
 ):
     register_pass(_factory.__name__, _factory)  # its name can stand in `required` and Sequential
@@ -246,6 +248,7 @@ __all__ = [
     "SimplifyInference",
     "SliceInPlace",
     "SplitArgs",
+    "SumConvolutions",
     "ToANormalForm",
     "ToBasicBlockNormalForm",
     "ToCPS",

@@ -49,6 +49,14 @@ class Place:
     spans: list[Span]
     order: KernelOrder | None = None
     offset: PrimExpr = field(default_factory=lambda: const(0))
+    taken: tuple[int, int] = (0, 0)
+    """Of a constant size the first byte, and the one after the last, where it was put last."""
+
+    def put(self, offset: int) -> int:
+        """Give it its place; gives where that ends."""
+        end = offset + _value(self.size)
+        self.offset, self.taken = const(offset), (offset, end)
+        return end
 
 
 def place_all(
@@ -97,7 +105,7 @@ def _fitting(places: Sequence[Place], limit: int) -> list[Place]:
     for place in sorted(places, key=lambda p: (-_value(p.size), p.spans)):
         offset = _lowest(timeline, place)
         if offset + _value(place.size) <= limit:
-            place.offset = const(offset)
+            place.put(offset)
             timeline.add(place)
             found.append(place)
     return found
@@ -145,6 +153,9 @@ class _Timeline:
             start = bisect_right(self.begins, (first, len(self.spans)))
             end = bisect_right(self.begins, (last, len(self.spans)))
             found.update((self.spans[n], None) for _, n in self.begins[start:end])
+        if place.order is None:  # of many thousands that are alive together most are of one block
+            block = place.request.block
+            return [p for p in found if p.request.block is block or not _may_share(p, place)]
         return [p for p in found if not _may_share(p, place)]
 
 
@@ -214,18 +225,16 @@ def _placed(order: Sequence[Place]) -> int:
     timeline = _timeline(order)
     total = 0
     for place in order:
-        offset = _lowest(timeline, place)
-        place.offset = const(offset)
+        total = max(total, place.put(_lowest(timeline, place)))
         timeline.add(place)
-        total = max(total, offset + _value(place.size))
     return total
 
 
 def _lowest(timeline: _Timeline, place: Place) -> int:
     """The lowest offset at which nothing else lies while a place is taken."""
-    offset = 0
-    for begin, end in sorted(_bytes(rival) for rival in timeline.rivals(place)):
-        if offset + _value(place.size) <= begin:
+    offset, size = 0, _value(place.size)
+    for begin, end in sorted([rival.taken for rival in timeline.rivals(place)]):
+        if offset + size <= begin:
             break
         offset = max(offset, end)
     return offset

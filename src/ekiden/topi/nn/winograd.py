@@ -36,8 +36,8 @@ FEW = 9
 
 
 def suits(channels_in: int, channels_out: int, lanes: int) -> bool:
-    """Whether channels of the data make whole vectors of `lanes`, and those of the output one."""
-    return channels_in % lanes == 0 and channels_out >= lanes
+    """Whether channels of the data, and those of the output, make a vector of `lanes`."""
+    return min(channels_in, channels_out) >= lanes
 
 
 @functools.cache

@@ -25,7 +25,7 @@ import numpy as np
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import (
     EQ,
     LT,
@@ -72,7 +72,7 @@ BLOCKS_PER_CORE = 2
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
-    """Whether the rule covers a convolution: known whole vectors of channels, float32. Relay asks
+    """Whether the rule covers a convolution: known channels, vectors of them, float32. Relay asks
     the same before it transforms weights: what it transformed has no other kernel."""
     data, weight = operands_of(anchor)
     if not all(isinstance(d, IntImm) for d in (data.shape[3], *weight.shape, anchor.shape[3])):
@@ -215,13 +215,16 @@ class _Winograd:
         self.count = simplify((self.tiles + (self.block - 1)) // self.block)
         self.is_even = is_const(simplify(self.tiles % self.block), 0)
         self.lanes, self.target = target.lanes("float32"), target
+        self.zero = broadcast(const(0.0, "float32"), self.lanes)
         (result,) = before_pool(outputs)
         self.is_pooled = result is not outputs[0]  # or a part of that
         target_of = {**self.buffers, result: self.buffers[outputs[0]]}
         self.epilogue = Epilogue(self.anchor, result, target_of)
         a, b, _ = matrices(self.m)
         self.spreading, self.gathering = _Transform(b, self.lanes), _Transform(a, self.lanes)
-        self.v_plane = self.block * self.depth + self.lanes
+        self.pitch = -(-self.depth // self.lanes) * self.lanes
+        """From the channels of a tile to those of the next, in V."""
+        self.v_plane = self.block * self.pitch + self.lanes
         self.columns = -(-self.channels // self.lanes) * self.lanes
         self.m_plane = self.block * self.columns + self.lanes
         self.v = Buffer("v", (const(self.places * self.v_plane),))
@@ -247,7 +250,13 @@ class _Winograd:
                 found = logical_and(found, at <= extent - self.size)
         return found
 
-    def patch(self, to: Buffer, corner: tuple[PrimExpr, PrimExpr], pixel: PrimExpr) -> Stmt:
+    def patch(
+        self,
+        to: Buffer,
+        corner: tuple[PrimExpr, PrimExpr],
+        pixel: PrimExpr,
+        mask: PrimExpr | None,
+    ) -> Stmt:
         """Copy a vector of channels of a patch, zeros for what lies outside of the data."""
         _, height, width, _ = self.data.shape
         i, j = Var("i"), Var("j")
@@ -255,9 +264,8 @@ class _Winograd:
         test = logical_and(line >= 0, line < height)
         test = logical_and(test, logical_and(column >= 0, column < width))
         place = (ramp((i * self.size + j) * self.lanes, 1, self.lanes),)
-        load = self.vector(self.data, pixel + (i * width + j) * self.depth)
-        zero = broadcast(const(0.0, "float32"), self.lanes)
-        each = IfThenElse(test, BufferStore(to, load, place), BufferStore(to, zero, place))
+        load = self.vector(self.data, pixel + (i * width + j) * self.depth, mask)
+        each = IfThenElse(test, BufferStore(to, load, place), BufferStore(to, self.zero, place))
         inner = For(j, const(0), const(self.size), ForKind.SERIAL, each)
         return For(i, const(0), const(self.size), ForKind.SERIAL, inner)
 
@@ -269,11 +277,12 @@ class _Winograd:
         down = tile % area // self.across
         return tile // area, down * self.m, tile % self.across * self.m
 
-    def vector(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
-        """A vector of a buffer."""
-        return buffer[ramp(at, 1, self.lanes)].with_fields(
+    def vector(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None = None) -> PrimExpr:
+        """A vector of a buffer, zero where the mask is off."""
+        found = buffer[ramp(at, 1, self.lanes)].with_fields(
             dtype=dt.with_lanes("float32", self.lanes)
         )
+        return found if mask is None else if_then_else(mask, found, self.zero)
 
     def pass_over(
         self, transform: _Transform, parts: list[PrimExpr], to: Buffer, at: list[PrimExpr]
@@ -289,38 +298,61 @@ class _Winograd:
 
     def spread(self, first: PrimExpr, kind: ForKind) -> Stmt:
         """V of a block of tiles."""
-        tile, group, i = Var("tile"), Var("group"), Var("i")
+        tile, group = Var("tile"), Var("group")
+        n, y, x = self.place(first + tile)
+        corner = line, column = Var("line"), Var("column")
+        pixel = Var("pixel")
+        whole, rest = divmod(self.depth, self.lanes)
+        parts: list[Stmt] = []
+        if whole:
+            body = self.spread_group(tile, corner, pixel, group, None)
+            parts.append(For(group, const(0), const(whole), ForKind.SERIAL, body))
+        if rest:
+            mask = column_mask(rest, self.lanes)
+            parts.append(self.spread_group(tile, corner, pixel, const(whole), mask))
+        _, height, width, _ = self.data.shape
+        start = ((n * height + line) * width + column) * self.depth
+        lets = [(line, y - self.top), (column, x - self.left), (pixel, start)]
+        return For(tile, const(0), const(self.block), kind, bound(lets, seq(*parts)), {"grain": 2})
+
+    def spread_group(
+        self,
+        tile: PrimExpr,
+        corner: tuple[PrimExpr, PrimExpr],
+        pixel: PrimExpr,
+        group: PrimExpr,
+        mask: PrimExpr | None,
+    ) -> Stmt:
+        """One vector of channels of a patch."""
+        i, size, width = Var("i"), self.size, self.data.shape[2]
         stage = Buffer("stage", (const(self.places * self.lanes),), "float32", "local")
         patch = Buffer("patch", (const(self.places * self.lanes),), "float32", "local")
-        _, height, width, _ = self.data.shape
-        n, y, x = self.place(first + tile)
-        line, column, pixel = Var("line"), Var("column"), Var("pixel")
-        offset, size = pixel + group * self.lanes, self.size
-        near = self.spread_columns(
-            self.data, offset, simplify(width * self.depth), self.depth, stage
-        )
+        offset = pixel + group * self.lanes
+        row = simplify(width * self.depth)
+        near = self.spread_columns(self.data, offset, row, self.depth, stage, mask)
         far = self.spread_columns(patch, const(0), const(size * self.lanes), self.lanes, stage)
-        fill = self.patch(patch, (line, column), offset)
-        inside = self.is_inside(line, column)
+        fill = self.patch(patch, corner, offset, mask)
+        inside = self.is_inside(*corner)
         columns = near if is_const(inside, 1) else IfThenElse(inside, near, seq(fill, far))
         staged = [self.vector(stage, (i * size + c) * self.lanes) for c in range(size)]
-        base = tile * self.depth + group * self.lanes
+        base = tile * self.pitch + group * self.lanes
         out = [(i * size + c) * self.v_plane + base for c in range(size)]
         transform = self.pass_over(self.spreading, staged, self.v, out)
         rows = For(i, const(0), const(size), ForKind.SERIAL, transform)
-        count = const(self.depth // self.lanes)
-        body = Allocate(patch, Allocate(stage, seq(columns, rows)))
-        start = ((n * height + line) * width + column) * self.depth
-        lets = [(line, y - self.top), (column, x - self.left), (pixel, start)]
-        groups = bound(lets, For(group, const(0), count, ForKind.SERIAL, body))
-        return For(tile, const(0), const(self.block), kind, groups, {"grain": 2})
+        return Allocate(patch, Allocate(stage, seq(columns, rows)))
 
     def spread_columns(
-        self, source: Buffer, start: PrimExpr, row: PrimExpr, step: int, to: Buffer
+        self,
+        source: Buffer,
+        start: PrimExpr,
+        row: PrimExpr,
+        step: int,
+        to: Buffer,
+        mask: PrimExpr | None = None,
     ) -> Stmt:
         """Transform the columns of a patch: `row` and `step` lead to the next line and pixel."""
         j, size = Var("j"), self.size
-        loads = [self.vector(source, start + row * r + j * step) for r in range(size)]
+        loads = [self.vector(source, start + row * r + j * step, mask) for r in range(size)]
         there = [(j + r * size) * self.lanes for r in range(size)]
         transform = self.pass_over(self.spreading, loads, to, there)
         return For(j, const(0), const(size), ForKind.SERIAL, transform)
@@ -358,7 +390,7 @@ class _Winograd:
                 return BufferStore(self.products, value, (ramp(place, 1, self.lanes),))
 
             shape = Tile(rows, vectors, self.lanes, vectors * self.lanes)
-            a_rows = [source + (first + i) * self.depth for i in range(rows)]
+            a_rows = [source + (first + i) * self.pitch for i in range(rows)]
             return compute_tile(
                 shape, loops, self.v, a_rows, self.weight, base, store, False, ahead, near.unroll
             )

@@ -147,7 +147,9 @@ def _cost(m: int, tiles: int, channels: tuple[int, int], target: Target) -> floa
     speed = second.bandwidth if weights <= second.size // 2 else third.bandwidth
     speed = speed if weights <= max(share, second.size) else speed / 2
     blocks = -(-tiles // block_size(tiles))
-    moved = 2 * 4 * tiles * places * (before + behind)
+    lanes = target.lanes("float32")
+    vectors = sum(-(-many // lanes) for many in channels)
+    moved = 2 * 4 * tiles * places * vectors * lanes
     read = weights * (blocks if weights <= second.size // 2 else 1) / speed
     multiply = _multiply(tiles * places * before * behind, target)
     return multiply + HIDDEN * read + moved / second.bandwidth
