@@ -90,7 +90,8 @@ class Tensor:
 @dataclass(frozen=True, slots=True)
 class Operation:
     """An operator in its place. options: the table of the schema, None for none; custom: the bytes
-    of a custom operator; tensors -1 are absent ones.
+    of a custom operator; between: tensors that say how what it computes inside is quantised;
+    tensors -1 are absent ones.
     """
 
     index: int
@@ -99,6 +100,7 @@ class Operation:
     outputs: tuple[int, ...]
     options: Any
     custom: bytes = b""
+    between: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,11 @@ class _Reader:
             self._operation(table.Operators(i), i) for i in range(table.OperatorsLength())
         ]
         graph = Subgraph(tensors, operations, _ints(table, "Inputs"), _ints(table, "Outputs"))
-        for each in (graph.inputs, graph.outputs, *(o.inputs + o.outputs for o in operations)):
+        for each in (
+            graph.inputs,
+            graph.outputs,
+            *(o.inputs + o.outputs + o.between for o in operations),
+        ):
             if any(not -1 <= i < count for i in each):
                 raise ValueError(f"it names a tensor that is none of its {count}")
         return graph
@@ -227,7 +233,7 @@ class _Reader:
             name = f"CUSTOM {_text(code.CustomCode())}"
         return Operation(
             index, name, _ints(table, "Inputs"), _ints(table, "Outputs"), _options(table),
-            bytes(_numbers(table, "CustomOptions")),
+            bytes(_numbers(table, "CustomOptions")), _ints(table, "Intermediates"),
         )  # fmt: skip
 
 

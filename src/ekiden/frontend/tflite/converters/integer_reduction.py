@@ -105,7 +105,7 @@ def _softmax_of_bytes(node: Node) -> Expr:
     _, left = fixed_point(np.asarray(factor, np.float64))
     radius = math.floor(31 * (1 << 26) / (1 << int(left)))
     apart = np.arange(-255, 1, dtype=np.int64)
-    table = gemmlowp.exp_of_negative(times_array(apart, factor, "TWICE"))
+    table = gemmlowp.Fixed(31).exp(times_array(apart, factor, "TWICE"), 5)
     table = np.where(apart >= -radius, table, 0).astype(np.int32)
     x = centred(node.expr(0), 0)
     difference = op.subtract(x, op.max(x, axis=-1, keepdims=True))
