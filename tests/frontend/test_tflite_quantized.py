@@ -98,6 +98,18 @@ def test_requantising_changes_the_dtype() -> None:
         check("QUANTIZE", [spec((256,), source)], spec((256,), result), None, [every(source)])
 
 
+@pytest.mark.parametrize(
+    "source,result", [("int32", "int8"), ("int32", "int16"), ("int16", "int32")]
+)
+def test_requantising_int32(source: str, result: str) -> None:
+    data = (np.random.default_rng(3).standard_normal((7, 33)) * 2e4).astype(source)
+    data[0, :2] = np.iinfo(source).min // 2, np.iinfo(source).max // 2
+    scale, step = (3e-4, 0.04) if source == "int32" else (0.04, 3e-4)
+    point = -5 if result == "int8" else 0
+    ins = [Spec(data.shape, source, scale=[scale], point=[0])]
+    check("QUANTIZE", ins, Spec(data.shape, result, scale=[step], point=[point]), None, [data])
+
+
 @pytest.mark.parametrize("dtype", BYTES)
 def test_prelu(dtype: str) -> None:
     alpha = Spec(data=numbers(dtype, 1, 1, 8), scale=[0.02], point=[3])
