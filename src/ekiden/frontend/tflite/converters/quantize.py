@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.tflite.integer import levels, requantized, scaled
+from ekiden.frontend.tflite.integer import Levels, levels, requantized, scaled
 from ekiden.frontend.tflite.load import Tensor
 from ekiden.frontend.tflite.node import Node, Quantized, Row
-from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
@@ -50,8 +50,7 @@ def _requantize_wide(node: Node) -> Expr:
     kind = node.outs[0].dtype
     if kind == "int32":
         return made
-    info = np.iinfo(to_numpy(kind))
-    return op.cast(op.clip(made, int(info.min), int(info.max)), kind)
+    return op.cast(op.clip(made, *Levels(step, zero, kind).limits), kind)
 
 
 def _dequantize(node: Node) -> Expr:
