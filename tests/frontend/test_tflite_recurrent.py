@@ -10,7 +10,7 @@ from tflite_models import Array, Op, Spec, litert_runs, model
 
 import ekiden
 from ekiden.frontend.tflite.gemmlowp import Fixed
-from ekiden.runtime.errors import UnsupportedError
+from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from long_runs import share
 
 RNG = np.random.default_rng(19)
@@ -194,3 +194,14 @@ def test_what_has_no_kernel_is_refused() -> None:
     refused(lambda args, between: args[19].scale.__setitem__(0, 0.001), "scale of tensor .* 2..-15")
     refused(lambda args, between: setattr(args[0], "dtype", "int16"), "t0' is int16: kernels of")
     refused(lambda args, between: setattr(between[4], "scale", []), "kernels of quantised int8")
+
+
+def test_a_state_whose_zero_point_is_no_number_of_it_is_refused() -> None:
+    args, between, out = lstm((BATCH, STEPS))
+    args[18].point = [300]
+    specs = [*args.values(), *between, out]
+    table = ("UnidirectionalSequenceLSTMOptions", {"FusedActivationFunction": 4})
+    places = [list(args).index(at) if at in args else -1 for at in range(24)]
+    op = Op("UNIDIRECTIONAL_SEQUENCE_LSTM", places, [len(specs) - 1], table)
+    with pytest.raises(ImportModelError, match="a zero point of .300,. is no number of int8"):
+        ekiden.compile(model(specs, [op], [0], [len(specs) - 1]))

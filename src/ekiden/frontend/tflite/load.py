@@ -211,7 +211,7 @@ class _Reader:
             data = np.frombuffer(raw, to_numpy(dtype))
             sparsity = table.Sparsity()
             data = data.reshape(shape) if sparsity is None else densified(data, shape, sparsity)
-        quantization = _quantization(table.Quantization())
+        quantization = _quantization(table.Quantization(), dtype)
         is_sparse = table.Sparsity() is not None
         return Tensor(
             index, name, shape, dtype, quantization, data, bool(table.IsVariable()), is_sparse
@@ -264,9 +264,13 @@ def _options(table: Table) -> Table | None:
     return None
 
 
-def _quantization(table: Table) -> Quantization | None:
+def _quantization(table: Table, dtype: str) -> Quantization | None:
     if table is None or table.ScaleLength() == 0:
         return None
     scale = tuple(float(s) for s in table.ScaleAsNumpy())
     points = _ints(table, "ZeroPoint") or (0,) * len(scale)
+    if dtype in BYTES and "int" in dtype:
+        ends: Any = np.iinfo(dtype)
+        if not all(ends.min <= point <= ends.max for point in points):
+            raise ValueError(f"a zero point of {points} is no number of {dtype}")
     return Quantization(scale, points, table.QuantizedDimension())
