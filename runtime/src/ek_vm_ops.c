@@ -377,23 +377,33 @@ int ek_op_InvokePackedValue(ek_vm *vm, ek_value *R, const int32_t *pc) {
 
 /* Allocation ----------------------------------------------------------------------------------- */
 
-/* Whether the register holds a tensor that nobody else knows, of this storage, shape and dtype: it is
-** moved to the offset, which costs less than another.
+/* Whether the register holds a tensor that nobody else knows, of this storage and as many dimensions:
+** it becomes the one that is asked for, which costs less than another.
 **
-** A loop allocates one tensor anew each turn, while its register still has that of the turn before.
-** If this is the only reference, nobody can tell the two apart. The load is acquire: what other
-** owners wrote before they let go comes before what is written from here on. */
+** A loop allocates one tensor anew each turn, while its register still has that of the turn before;
+** a straight program has few registers for many tensors. If this is the only reference, nobody can
+** tell the two apart. The load is acquire: what other owners wrote before they let go comes before
+** what is written from here on. What does not fit is left to where it is an error. */
 static bool move_tensor(const ek_value *dst, const ek_storage *storage, int64_t offset,
                         const int64_t *shape, int32_t ndim, ek_dtype dtype) {
   if (dst->type_index != EK_TENSOR || !ek_tensor_is_own(dst->v.obj)) return false;
   ek_tensor *tensor = (ek_tensor *)(void *)dst->v.obj;
   if (__atomic_load_n(&tensor->base.refs, __ATOMIC_ACQUIRE) != EK_REFS_NEW) return false;
   if (tensor->owner != &storage->base || tensor->dl.ndim != ndim) return false;
-  if (memcmp(&tensor->dl.dtype, &dtype, sizeof dtype) != 0) return false;
+  uint64_t stride = 1, bytes; /* the stride wraps around only where another dimension is 0 */
   for (int32_t i = 0; i < ndim; i++) {
-    if (tensor->dims[i] != shape[i]) return false;
+    if (shape[i] < 0 || __builtin_mul_overflow(stride, (uint64_t)shape[i], &stride)) return false;
   }
-  if (ek_dltensor_nbytes(&tensor->dl) > storage->size - (size_t)offset) return false;
+  if (dtype.bits == 0 || dtype.bits % 8 != 0 || dtype.lanes != 1) return false;
+  if (__builtin_mul_overflow(stride, (uint64_t)dtype.bits / 8, &bytes)) return false;
+  if (bytes > storage->size - (size_t)offset) return false;
+  stride = 1;
+  for (int32_t i = ndim - 1; i >= 0; i--) {
+    tensor->dims[i] = shape[i];
+    tensor->dims[ndim + i] = (int64_t)stride;
+    stride *= shape[i] == 0 ? 1 : (uint64_t)shape[i];
+  }
+  tensor->dl.dtype = dtype;
   tensor->dl.data = (char *)storage->data + offset;
   tensor->dl.byte_offset = 0;
   tensor->flags = 0;

@@ -13,6 +13,7 @@ enum {
 };
 
 #define INT64_SCALAR EK_DTYPE_INT, 64, 1
+#define FLOAT32_SCALAR EK_DTYPE_FLOAT, 32, 1
 
 static const int64_t shape_one[] = {1};
 static const int64_t shape_2_3[] = {9, 2, 3, 6};
@@ -181,7 +182,11 @@ static void tensors_take_the_place_of_others(void) {
                     {"beyond", 1, 6,
                      WORDS(LoadConsti, 1, 64, 0, AllocStorage, 2, 1, 0, 64, 0, /**/
                            AllocTensor, 3, 2, 0, 0, INT64_SCALAR, 1, 4, 0, /**/
-                           AllocTensor, 3, 2, 40, 0, INT64_SCALAR, 1, 4, 0, Ret, 3)}},
+                           AllocTensor, 3, 2, 40, 0, INT64_SCALAR, 1, 4, 0, Ret, 3)},
+                    {"shorter", 1, 6,
+                     WORDS(LoadConsti, 1, 64, 0, AllocStorage, 2, 1, 0, 64, 0, /**/
+                           AllocTensor, 3, 2, 0, 0, INT64_SCALAR, 2, 2, 0, 4, 0, /**/
+                           AllocTensor, 3, 2, 8, 0, FLOAT32_SCALAR, 2, 3, 0, 2, 0, Ret, 3)}},
       .primitives = {"ek.test.add"}};
   ek_object *vm = machine_of(&p);
   ek_value argument = ek_value_int(7), result = ek_value_none();
@@ -194,6 +199,12 @@ static void tensors_take_the_place_of_others(void) {
   ek_value_release(&result);
   CHECK_ERROR(ek_vm_invoke(vm, 1, &argument, 1, &result), "ValueError",
               "make view: 32 bytes at offset 40 do not lie in a storage of 64 bytes");
+  CHECK(ek_vm_invoke(vm, 2, &argument, 1, &result) == 0);
+  const ek_dltensor *other = ek_value_tensor(&result);
+  CHECK(other->ndim == 2 && other->shape[0] == 3 && other->shape[1] == 2);
+  CHECK(other->strides[0] == 2 && other->strides[1] == 1);
+  CHECK(other->dtype.code == EK_DTYPE_FLOAT && other->dtype.bits == 32 && other->dtype.lanes == 1);
+  ek_value_release(&result);
   ek_object_release(vm);
 }
 

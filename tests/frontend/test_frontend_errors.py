@@ -245,7 +245,7 @@ def test_a_package_that_cannot_be_imported_is_told() -> None:
     for line, extra in zip(found, ("torch", "tflite"), strict=True):
         assert line.endswith(
             "cannot be imported: libodd.so: cannot open shared object file; "
-            f"pip install --upgrade 'ekiden[{extra}]'"
+            f"pip install --force-reinstall {extra}"
         )
 
 

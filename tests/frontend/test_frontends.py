@@ -246,6 +246,82 @@ def test_what_is_missing_is_told_with_the_command(
     assert str(caught.value) == f"import an ONNX model: {message}"
 
 
+def installed(folder: Path, name: str, body: str, version: str) -> None:
+    """A package of one module in a folder."""
+    (folder / f"{name}.py").write_text(body)
+    (folder / f"{name}-{version}.dist-info").mkdir()
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (folder / f"{name}-{version}.dist-info" / "METADATA").write_text(text)
+
+
+AGAIN = "pip install --force-reinstall"
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "version", "message"),
+    [
+        ("odd_one", "", "0.9", "expected odd_one from 1.0, got 0.9; pip install --upgrade odd_one"),
+        ("odd_two", "", "1.1",
+         "odd_two 1.1 cannot be imported: module 'odd_two' has no attribute 'to'; "
+         f"{AGAIN} odd_two"),
+        ("odd_three", "raise ImportError('libodd.so: no such file')", "1.1",
+         f"odd_three 1.1 cannot be imported: libodd.so: no such file; {AGAIN} odd_three"),
+        ("odd_four", "raise KeyError", "1.1",
+         f"odd_four 1.1 cannot be imported: KeyError; {AGAIN} odd_four"),
+        ("odd_five", "raise SystemExit", "1.1",
+         f"odd_five 1.1 cannot be imported: SystemExit; {AGAIN} odd_five"),
+        ("odd_six", "def to(): pass", "1.1", ""),
+        ("odd_seven", "import warnings\nwarnings.warn('x')\ndef to(): pass", "99.0", ""),
+        ("no_such_converter", None, "",
+         "the package 'no_such_converter' is missing; pip install no_such_converter"),
+    ],
+)  # fmt: skip
+def test_what_a_converter_lacks_is_told_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: str | None, version: str,
+    message: str,
+) -> None:  # fmt: skip
+    if body is not None:
+        installed(tmp_path, name, body, version)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = Package(name, (name,), "1.0", function="to").unusable()
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    assert found == message
+
+
+def test_a_frontend_whose_package_is_half_installed_says_what_mends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, "odd_jax", "raise SystemExit(3)", "1.1")
+    installed(tmp_path, "odd_jaxlib", "", "1.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    packages = tuple(Package(n, (n,), "1.0") for n in ("odd_jax", "odd_jaxlib"))
+    row = replace(FRONTENDS[0], name="no_such_folder", packages=packages)
+    with pytest.raises(ImportModelError) as caught:
+        row.entry()
+    text = str(caught.value)
+    assert text.startswith("import an ONNX model: odd_jax 1.1, odd_jaxlib 1.0 cannot be imported: ")
+    assert text.endswith("pip install --force-reinstall odd_jax odd_jaxlib")
+
+
+@pytest.mark.parametrize("top,cls,text", [
+    ("sklearn.base", "BaseEstimator", "by skl2onnx.to_onnx"),
+    ("xgboost.core", "Booster", "by onnxmltools.convert_xgboost"),
+    ("lightgbm.basic", "Booster", "by onnxmltools.convert_lightgbm"),
+    ("paddle.nn", "Layer", "by paddle2onnx.export"),
+    ("flax.linen.module", "Module", "lambda x: module.apply"),
+])  # fmt: skip
+def test_models_of_other_libraries_are_told_what_converts_them(
+    top: str, cls: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Package, "unusable", lambda self: f"pip install {self.distribution}")
+    model = type(cls, (), {"__module__": top})()
+    with pytest.raises(ImportModelError) as caught:
+        ekiden.compile(model)
+    first, _, rest = str(caught.value).partition("\n")
+    assert text in first
+    assert rest.startswith("  pip install ") == text.startswith("by ")
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ImportModelError, match=r"import '.*': it is a folder, in which there is no"

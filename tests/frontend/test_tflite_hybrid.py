@@ -232,11 +232,11 @@ def test_products_of_matrices(
     check(data, floats(*shape))
 
 
-def test_layers_of_integers_say_so() -> None:
+def test_layers_of_integers_that_have_no_kernel_say_so() -> None:
     numbers = Spec((BATCH, INPUTS), "int8", scale=[0.1], point=[0])
-    ins = [numbers, weights(8, INPUTS, many=False), weights(8, 6, many=False),
-           Spec(data=floats(8)), Spec((BATCH, 48), is_variable=True)]  # fmt: skip
-    ops = [Op("SVDF", range(5), [5], ("SVDFOptions", {"Rank": 1}))]
+    ins = [numbers, weights(8, INPUTS, many=False), weights(8, 8, many=False),
+           Spec(data=floats(8)), Spec((BATCH, 8), "int8", is_variable=True)]  # fmt: skip
+    ops = [Op("RNN", range(5), [5], ("RNNOptions", {}))]
     data = model([*ins, Spec((BATCH, 8), "int8", scale=[0.1], point=[0])], ops, [0], [5])
-    with pytest.raises(UnsupportedError, match="SVDF.*is int8: layers of float32 are here"):
+    with pytest.raises(UnsupportedError, match="RNN.*is int8: layers of float32 are here"):
         ekiden.compile(data)

@@ -98,6 +98,46 @@ def test_requantising_changes_the_dtype() -> None:
         check("QUANTIZE", [spec((256,), source)], spec((256,), result), None, [every(source)])
 
 
+@pytest.mark.parametrize(
+    "source,result", [("int32", "int8"), ("int32", "int16"), ("int16", "int32")]
+)
+def test_requantising_int32(source: str, result: str) -> None:
+    data = (np.random.default_rng(3).standard_normal((7, 33)) * 2e4).astype(source)
+    data[0, :2] = np.iinfo(source).min // 2, np.iinfo(source).max // 2
+    scale, step = (3e-4, 0.04) if source == "int32" else (0.04, 3e-4)
+    point = -5 if result == "int8" else 0
+    ins = [Spec(data.shape, source, scale=[scale], point=[0])]
+    check("QUANTIZE", ins, Spec(data.shape, result, scale=[step], point=[point]), None, [data])
+
+
+def test_joined_uint8_have_the_scale_of_the_result() -> None:
+    ins = [spec((5, 51), "uint8", s) for s in (0.03, 0.07, 0.05)]
+    out = spec((5, 153), "uint8", 0.05, ins[2].point[0])
+    table = ("ConcatenationOptions", {"Axis": 1})
+    check("CONCATENATION", ins, out, table, [numbers("uint8", 5, 51) for _ in ins])
+
+
+@pytest.mark.parametrize("dtype", [*BYTES, "int16"])
+def test_joined_numbers_of_one_scale_stand(dtype: str) -> None:
+    same = spec((5, 51), dtype, 0.03, 0)
+    out = spec((10, 51), dtype, 0.03, 0)
+    table = ("ConcatenationOptions", {"Axis": 0})
+    check("CONCATENATION", [same, same], out, table, [numbers(dtype, 5, 51) for _ in range(2)])
+
+
+@share(2)
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("width", [1, 37])
+def test_rows_over_their_lengths(dtype: str, width: int) -> None:
+    data = numbers(dtype, 40, width)
+    source = spec((40, width), dtype)
+    data[0], data[1] = source.point[0], np.iinfo(dtype).max
+    data[2:10] = np.clip(source.point[0] + RNG.integers(-2, 3, (8, width)), 0, 127).astype(dtype)
+    out = spec((40, width), dtype, 1 / 128, 128 * (dtype == "uint8"))
+    table = ("L2NormOptions", {"FusedActivationFunction": 0})
+    check("L2_NORMALIZATION", [source], out, table, [data])
+
+
 @pytest.mark.parametrize("dtype", BYTES)
 def test_prelu(dtype: str) -> None:
     alpha = Spec(data=numbers(dtype, 1, 1, 8), scale=[0.02], point=[3])

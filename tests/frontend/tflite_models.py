@@ -45,6 +45,7 @@ class Op:
     outputs: Sequence[int]
     table: tuple[str, Mapping[str, Any]] | None = None
     custom: bytes = b""
+    between: Sequence[int] = ()
 
 
 @dataclass
@@ -102,6 +103,8 @@ def _operation(b: Builder, op: Op, code: int) -> int:
         name, given = op.table
         given = {k: b.CreateString(v) if isinstance(v, str) else v for k, v in given.items()}
         fields |= _options(b, name, given)
+    if len(op.between):
+        fields["Intermediates"] = _numbers(b, op.between, "int32")
     if op.custom:
         fields["CustomOptions"] = b.CreateByteVector(op.custom)
     return _table(b, "Operator", OpcodeIndex=code, **fields)

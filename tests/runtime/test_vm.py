@@ -275,3 +275,17 @@ def test_columns_in_data_are_copied() -> None:
     for _ in range(2):
         found = machine.invoke("main", value)
         np.testing.assert_array_equal(found[0][0].numpy(), [1.0, 3.0, 5.0])
+
+
+def test_arguments_are_read_where_they_lie() -> None:
+    plain, tensor = np.arange(6.0).reshape(2, 3), runtime.tensor(np.ones(3))
+    lying = [plain, tensor, np.ones((), bool), np.zeros((0, 2), np.float16)]
+    assert all(a is b for a, b in zip(runtime.run_arguments(lying), lying, strict=True))
+    swapped = plain.astype(plain.dtype.newbyteorder())
+    for other in (plain.T, plain[:, ::2], swapped, [1.0, 2.0], np.float32(3)):
+        (made,) = runtime.run_arguments((other,))
+        assert isinstance(made, runtime.Tensor)
+        np.testing.assert_array_equal(made.numpy(), np.asarray(other))
+    for none in (np.array(["a"]), np.array([None]), np.ones(2, "M8[s]")):
+        with pytest.raises(TypeError, match="expected an array of numbers"):
+            runtime.run_arguments([none])

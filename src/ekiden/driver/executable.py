@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, cast, overload
 
@@ -60,15 +60,12 @@ class Program:
 
     def __init__(self, raw: runtime.Executable) -> None:
         self.raw = raw
-        self._machines: Machines | None = None
         self._sites: tuple[int | None, ...] | None = None
 
-    @property
+    @cached_property
     def machines(self) -> Machines:
         """Those that run it. Raises LoadError where anything is missing."""
-        if self._machines is None:
-            self._machines = Machines(self.raw, executor_of(self.raw))
-        return self._machines
+        return Machines(self.raw, executor_of(self.raw))
 
     def sites(self, count: int) -> tuple[int | None, ...]:
         """As `placing.result_sites`, of so many results."""
@@ -229,7 +226,8 @@ class Executable:
         """
         if self._kept is not None:
             raise InputError("bind: the program keeps values between runs: call it")
-        values = self._values(args, named)
+        read = self._values(args, named)
+        values = [runtime.tensor(v) if isinstance(v, np.ndarray) else v for v in read]
         given = self._arrange(args, named)
         for info, value, source in zip(self.inputs, values, given, strict=True):
             if isinstance(value, runtime.Tensor) and not _is_shared(value, source):
@@ -261,7 +259,7 @@ class Executable:
             raise InputError(f"run: {wanted}, got {len(given)}")
         if self._takes_tensors:
             try:
-                return list(map(_TENSOR, given))
+                return runtime.run_arguments(given)
             except (TypeError, ValueError, RuntimeError, BufferError):
                 pass  # what is wrong is said of the input below
         return [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
@@ -274,27 +272,16 @@ class Executable:
         program: Program | None = None,
     ) -> object:
         """What `main` gives for them, as Python has it. `places` are those of `program`."""
+        machines = (program or self._held.program).machines
         if self._kept is None:
-            result = self._invoke(values, timeout, places, program)
+            result = machines.run(values, timeout, places)
         else:
-            result = self._kept.run(self._invoke, values, timeout)
+            result = self._kept.run(machines.run, values, timeout)
         if self._gives_objects:
             result = self._with_objects(result)
         if self._gives_functions:
-            result = with_functions(result, self._machines)
+            result = with_functions(result, machines)
         return result
-
-    def _invoke(
-        self,
-        values: Sequence[object],
-        timeout: object,
-        places: Sequence[object] = (),
-        program: Program | None = None,
-    ) -> object:
-        machines = (program or self._program).machines
-        if timeout is None:
-            return machines.invoke("main", *values, places=places)
-        return machines.invoke_within(timeout, "main", *values, places=places)
 
     @property
     def state(self) -> dict[str, runtime.Tensor]:
@@ -582,10 +569,6 @@ def _peak() -> profiling.Peak | None:
     except ImportError:  # a machine that only runs models
         return None
     return cast("profiling.Peak", module.measure_peak())
-
-
-_TENSOR: Callable[[object], object] = runtime.tensor  # type: ignore[assignment]
-"""Of whatever a user gives."""
 
 
 def _argument(info: TensorInfo, value: object) -> object:

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from io import BytesIO
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Protocol, cast
+from warnings import catch_warnings, simplefilter
 
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.installed import version_of
@@ -40,18 +41,79 @@ class Entry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package that a frontend needs: the module it is imported as, the names it is published
-    under, and from which version to below which.
+    """A package that a frontend needs, or an advice: the module it is imported as, the names it is
+    published under, from which version to below which, and a function that the module must have.
     """
 
     module: str
     distributions: tuple[str, ...]
     oldest: str = ""
     below: str = ""
+    function: str = ""
 
     def installed(self) -> str:
         """The version that is there; "" where none says it."""
         return next(filter(None, map(version_of, self.distributions)), "")
+
+    @property
+    def distribution(self) -> str:
+        """The name under which it is there, or is to be installed."""
+        return next(filter(version_of, self.distributions), self.distributions[0])
+
+    def misfit(self) -> Misfit | None:
+        """Why it does not do as it is installed: not there, or of a version that is not known."""
+        if not _is_installed(self.module):
+            return Misfit(f"the package {self.distributions[0]!r} is missing", "pip install")
+        have = self.installed()
+        too_old = have and self.oldest and _numbers(have) < _numbers(self.oldest)
+        too_new = have and self.below and _numbers(have) >= _numbers(self.below)
+        if not too_old and not too_new:
+            return None
+        bounds = ("from", self.oldest), ("below", self.below)
+        wanted = " ".join(f"{word} {number}" for word, number in bounds if number)
+        text = f"expected {self.distributions[0]} {wanted}, got {have}"
+        return Misfit(text, "pip install --upgrade")
+
+    def unusable(self) -> str:
+        """The same of a package that nothing of ours imports, in words, with the command that
+        installs it; also where importing it fails. "" where all is well.
+        """
+        found = self.misfit()
+        if found is None:
+            try:
+                with catch_warnings():
+                    simplefilter("ignore")
+                    module = import_module(self.module)
+                if self.function:
+                    getattr(module, self.function)
+            except BROKEN as error:
+                found = broken((self,), error)
+        return "" if found is None else found.told(self.distribution)
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """What is wrong with a package, and how pip mends it."""
+
+    what: str
+    command: str
+
+    def told(self, install: str) -> str:
+        """Both in words. `install` is what pip is to install."""
+        return f"{self.what}; {self.command} {install}"
+
+
+BROKEN = (Exception, SystemExit)
+"""What importing a package may raise."""
+
+
+def broken(packages: Sequence[Package], error: BaseException) -> Misfit:
+    """Of packages that are there in versions which would do, and raise while they are imported: pip
+    takes them for installed unless it is told to install them again.
+    """
+    have = ", ".join(f"{p.distribution} {p.installed()}".strip() for p in packages)
+    said = str(error) or type(error).__name__
+    return Misfit(f"{have} cannot be imported: {said}", "pip install --force-reinstall")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,36 +160,18 @@ class Frontend:
         self.check_packages()
         try:
             return import_module(f"ekiden.frontend.{self.name}.{name}")
-        except Exception as error:  # of a package, which may raise anything
-            have = ", ".join(f"{p.distributions[0]} {p.installed()}" for p in self.packages)
-            text = f"{have} cannot be imported: {error}; pip install --upgrade {self._install}"
+        except BROKEN as error:  # of a package, which may raise anything
+            found = broken(self.packages, error)
+            text = found.told(" ".join(p.distribution for p in self.packages))
             raise ImportModelError(f"import {self.model}: {text}") from error
-
-    @property
-    def _install(self) -> str:
-        """What pip installs for it."""
-        return f"'ekiden[{self.extra}]'" if self.extra else self.packages[0].distributions[0]
 
     def check_packages(self) -> None:
         """Raise ImportModelError where a package is missing or of a version that is not known."""
         for each in self.packages:
-            if not _is_installed(each.module):
-                text = f"the package {each.distributions[0]!r} is missing"
-                text += f"; pip install {self._install}"
-                raise ImportModelError(f"import {self.model}: {text}")
-            have = each.installed()
-            too_old = have and each.oldest and _numbers(have) < _numbers(each.oldest)
-            too_new = have and each.below and _numbers(have) >= _numbers(each.below)
-            if too_old or too_new:
-                wanted = " ".join(
-                    f"{word} {number}"
-                    for word, number in (("from", each.oldest), ("below", each.below))
-                    if number
-                )
-                text = f"expected {each.distributions[0]} {wanted}, got {have}"
-                raise ImportModelError(
-                    f"import {self.model}: {text}; pip install --upgrade {self._install}"
-                )
+            found = each.misfit()
+            if found is not None:
+                install = f"'ekiden[{self.extra}]'" if self.extra else each.distributions[0]
+                raise ImportModelError(f"import {self.model}: {found.told(install)}")
 
     def check_options(self, options: ImportOptions) -> None:
         """Raise CompileError for an option that is given and not honoured, and for example inputs
@@ -258,7 +302,7 @@ FRONTENDS = (
 @dataclass(frozen=True, slots=True)
 class Other:
     """Files and objects that no frontend takes, and what a user does with one. `starts`, `holds`,
-    `members` and `classes` are as those of a frontend.
+    `members` and `classes` are as those of a frontend; `converter` is what the advice needs.
     """
 
     what: str
@@ -268,8 +312,16 @@ class Other:
     holds: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    converter: Package | None = None
 
 
+def _by(*package: str) -> Package:
+    """What converts models to ONNX: its module, its oldest version, its function."""
+    module, oldest, function = package
+    return Package(module, (module,), oldest, function=function)
+
+
+_CONVERT = "convert it to ONNX by"
 _ORIGIN = "give ekiden.compile the model that it was made of"
 
 OTHERS = (
@@ -305,14 +357,15 @@ OTHERS = (
           classes=("ekiden.ExprWithOp",)),
     Other("a part of an ONNX model", (), "make a model of it by onnx.helper.make_model",
           classes=("onnx.GraphProto", "onnx.FunctionProto")),
-    Other("a model of LightGBM", (), "convert it to ONNX by onnxmltools.convert_lightgbm",
-          classes=("lightgbm.LGBMModel", "lightgbm.Booster")),
-    Other("a model of XGBoost", (".ubj",), "convert it to ONNX by onnxmltools.convert_xgboost",
-          classes=("xgboost.XGBModel", "xgboost.Booster")),
+    Other("a model of LightGBM", (), _CONVERT, classes=("lightgbm.LGBMModel", "lightgbm.Booster"),
+          converter=_by("onnxmltools", "1.12", "convert_lightgbm")),
+    Other("a model of XGBoost", (".ubj",), _CONVERT,
+          classes=("xgboost.XGBModel", "xgboost.Booster"),
+          converter=_by("onnxmltools", "1.12", "convert_xgboost")),
     Other("a model of CatBoost", (".cbm",), "save it by save_model(path, format='onnx')",
           classes=("catboost.CatBoost",)),
-    Other("an estimator of scikit-learn", (), "convert it to ONNX by skl2onnx.to_onnx",
-          classes=("sklearn.BaseEstimator",)),
+    Other("an estimator of scikit-learn", (), _CONVERT, classes=("sklearn.BaseEstimator",),
+          converter=_by("skl2onnx", "1.17", "to_onnx")),
     Other("a module of Flax", (), "give ekiden.compile a function that calls it, as "
           "lambda x: module.apply(variables, x), with example_inputs", classes=("flax.Module",)),
     Other("lowered already", (), "give ekiden.compile the function, or jax.export.export of it",
@@ -335,7 +388,8 @@ OTHERS = (
     Other("a checkpoint of a language model", (".gguf",), "run it by `ekiden generate`",
           starts=((0, b"GGUF"),)),
     Other("a model of CoreML", (".mlmodel", ".mlpackage"),
-          "convert it to ONNX by onnxmltools.convert_coreml", classes=("coremltools.MLModel",)),
+          _CONVERT, classes=("coremltools.MLModel",),
+          converter=_by("onnxmltools", "1.12", "convert_coreml")),
     Other("compiled already", (".eki", ".so", ".dll", ".dylib"),
           "load it by ekiden.load, or look into it by `ekiden inspect`",
           starts=((0, b"\x7fELF"),)),
@@ -348,8 +402,8 @@ OTHERS = (
     Other("compressed", (".gz", ".tgz", ".xz", ".bz2", ".zst", ".zip", ".tar"),
           "unpack it, and give ekiden.compile the model that is in it",
           starts=((0, b"\x1f\x8b\x08"), (0, b"\xfd7zXZ"), (0, b"BZh"), (0, b"\x28\xb5\x2f\xfd"))),
-    Other("a model of PaddlePaddle", (".pdmodel",), "convert it to ONNX by paddle2onnx",
-          classes=("paddle.Layer",)),
+    Other("a model of PaddlePaddle", (".pdmodel",), _CONVERT, classes=("paddle.Layer",),
+          converter=_by("paddle2onnx", "1.2", "export")),
 )  # fmt: skip
 
 
@@ -387,7 +441,11 @@ def _is_one_of(value: object, classes: Sequence[str]) -> bool:
 
 
 def _turned_away(name: str, other: Other) -> ImportModelError:
-    return ImportModelError(f"import {name}: it is {other.what}: {other.advice}")
+    text, by = f"import {name}: it is {other.what}: {other.advice}", other.converter
+    if by is not None:
+        trouble = by.unusable()
+        text += f" {by.module}.{by.function}" + (f"\n  {trouble}" if trouble else "")
+    return ImportModelError(text)
 
 
 def described(model: object) -> str:

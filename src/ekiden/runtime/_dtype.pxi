@@ -86,6 +86,12 @@ cdef ek_dtype _dtype_of_array(np.ndarray array) except *:
     return packed.dtype
 
 
+cdef inline bint _is_common(np.ndarray array) noexcept:
+    """Whether an array is of one of NumPy's own dtypes that are dtypes here, none of which is packed."""
+    cdef int number = np.PyArray_TYPE(array)
+    return 0 <= number < 32 and _BUILTIN_DTYPES[number] != 0
+
+
 cdef bint _is_packed(ek_dtype dtype) noexcept:
     """Whether several elements share a byte."""
     return dtype.bits * dtype.lanes % 8 != 0

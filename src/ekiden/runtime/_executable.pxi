@@ -216,6 +216,21 @@ cdef class VirtualMachine(Object):
         return _invoke(self.handle, self.executable.index(name), arguments)
 
 
+def run_arguments(given):
+    """What a run gets of what a user gives it: arrays and tensors that compiled code can read where
+    they lie, as they are; of all else what `tensor` makes.
+    """
+    return [source if _is_lendable(source) else tensor(source) for source in given]
+
+
+cdef inline bint _is_lendable(object source):
+    """Whether a value is an array or a tensor, readable in place, of elements that have a dtype."""
+    cls = type(source)
+    if cls is np.ndarray:
+        return _is_direct(<np.ndarray>source) and _is_common(<np.ndarray>source)
+    return cls is Tensor and ek_dltensor_is_contiguous((<Tensor>source).dl())
+
+
 cdef tuple _run_arguments(tuple args):
     """The arguments, with those replaced by copies that compiled code could not read in place."""
     for source in args:

@@ -37,45 +37,50 @@ class Machines:
         self._executor = executor
         self._idle = [VirtualMachine(executable, executor)]
 
-    def invoke(self, name: str, *args: object, places: Sequence[object] = ()) -> object:
-        """As VirtualMachine.invoke, from any thread. `places` are pairs: an instruction that asks
-        for memory, and a tensor or array whose memory it gets.
-        """
-        machine = self._take()
-        try:
-            return (
-                placing.invoke_into(machine, places, name, args)
-                if places
-                else machine.invoke(name, *args)
-            )
-        finally:
-            self._idle.append(machine)
+    def invoke(self, name: str, *args: object) -> object:
+        """As VirtualMachine.invoke, from any thread."""
+        return self.run(args, name=name)
 
-    def invoke_within(
-        self, seconds: object, name: str, *args: object, places: Sequence[object] = ()
+    def run(
+        self,
+        args: Sequence[object],
+        seconds: object = None,
+        places: Sequence[object] = (),
+        name: str = "main",
     ) -> object:
-        """The same, stopped after so many seconds with a RunLimitError. Raises TypeError and
-        ValueError for what is no positive number.
+        """The same, stopped after so many seconds with a RunLimitError. `places` are pairs: an
+        instruction that asks for memory, and a tensor or array whose memory it gets.
+
+        Raises TypeError and ValueError for seconds that are no positive number.
         """
-        if not isinstance(seconds, (int, float)):
-            raise TypeError(f"timeout: a number of seconds expected, got {type(seconds).__name__}")
-        machine = self._take()
         try:
-            machine.limit(seconds=seconds)
-            return (
-                placing.invoke_into(machine, places, name, args)
-                if places
-                else machine.invoke(name, *args)
-            )
+            machine = self._idle.pop()
+        except IndexError:
+            machine = VirtualMachine(self.executable, self._executor)
+        try:
+            if seconds is None and not places:
+                return machine.invoke(name, *args)
+            return _invoke_within(machine, seconds, places, name, args)
         finally:
-            machine.limit()
             self._idle.append(machine)
 
-    def _take(self) -> VirtualMachine:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return VirtualMachine(self.executable, self._executor)
+
+def _invoke_within(
+    machine: VirtualMachine,
+    seconds: object,
+    places: Sequence[object],
+    name: str,
+    args: Sequence[object],
+) -> object:
+    if seconds is None:
+        return placing.invoke_into(machine, places, name, args)
+    if not isinstance(seconds, (int, float)):
+        raise TypeError(f"timeout: a number of seconds expected, got {type(seconds).__name__}")
+    try:
+        machine.limit(seconds=seconds)
+        return placing.invoke_into(machine, places, name, args)
+    finally:
+        machine.limit()
 
 
 @cache

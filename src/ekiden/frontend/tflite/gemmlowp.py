@@ -1,7 +1,8 @@
-"""gemmlowp's functions in fixed point: numbers of 31 bits behind the point, as int64.
+"""gemmlowp's functions in fixed point: numbers of 31 bits behind the point, as int64; of arrays, of
+15 too.
 
-They are Taylor and Newton steps whose roundings are part of what a quantised softmax means
-(google/gemmlowp, fixedpoint/fixedpoint.h describes them).
+They are Taylor and Newton steps whose roundings are part of what a quantised softmax, and a gate of
+an integer LSTM, mean (google/gemmlowp, fixedpoint/fixedpoint.h describes them).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.runtime.late_methods import dataclass
 
 _ONE = (1 << 31) - 1
 
@@ -60,35 +62,106 @@ def reciprocal(data: Expr) -> tuple[Expr, Expr]:
     return zeros, _raised(x, 1)
 
 
+def inverse_root(data: Expr) -> tuple[Expr, Expr]:
+    """(factor, shift): 1 / sqrt of numbers below 2**31 is factor / 2**(31 + shift), by five of
+    Newton's steps with 3 bits before the point. Of what is not above 1: nearly 1.
+    """
+    is_large = op.greater_equal(data, _number(1 << 29))
+    x = op.where(is_large, op.right_shift(data, _number(2)), data)
+    pairs = op.subtract(op.right_shift(op.subtract(leading_zeros(x), _number(1)), _number(1)),
+                        _number(1))  # fmt: skip
+    shift = op.subtract(op.add(_number(11), op.cast(is_large, "int64")), pairs)
+    moved = op.left_shift(x, op.multiply(pairs, _number(2)))
+    x = op.right_shift(moved, _number(1))
+    half = shifted(x, _number(1))
+    root: Expr = op.full_like(x, _number(1 << 28))
+    for _ in range(5):
+        cube = _raised(product(product(root, root), root), 6)
+        apart = op.subtract(product(_number(3 << 27), root), product(half, cube))
+        root = _raised(apart, 3)
+    root = product(root, _number(1518500250))
+    short = op.minimum(shift, _number(0))
+    root = op.left_shift(root, op.subtract(_number(0), short))
+    is_one = op.less_equal(data, _number(1))
+    return (op.where(is_one, _number(_ONE), root),
+            op.where(is_one, _number(0), op.maximum(shift, _number(0))))  # fmt: skip
+
+
+# --- the same on arrays --------------------------------------------------------------------------
+
+
 _STEPS = ((-2, 1672461947), (-1, 1302514674), (0, 790015084), (1, 290630308), (2, 39332535),
           (3, 720401), (4, 242))  # fmt: skip
 """(k, exp(-2**k) of 31 bits)."""
+_FAR = 5
+"""Bits before the point from which on a number may be below -32, where exp is 0."""
 
 
-def exp_of_negative(data: Array) -> Array:
-    """exp of numbers with 26 bits behind the point, none above 0, as 31 bits."""
-    data = data.astype(np.int64)
-    quarter = 1 << 24
-    rest = (data & (quarter - 1)) - quarter
-    made = _exp_near_zero(rest << 5)
-    left = rest - data
-    for exponent, factor in _STEPS:
-        made = np.where(left & (1 << (26 + exponent)), _high(made, factor), made)
-    return np.where(data == 0, _ONE, made)
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Arithmetic on integers of `bits` bits behind the point and a sign: 31 or 15."""
 
+    bits: int
 
-def _exp_near_zero(data: Array) -> Array:
-    """Of numbers from -1/4 to 0: Taylor's expansion about -1/8."""
-    start, third = 1895147668, 715827883
-    x = data + (1 << 28)
-    x2 = _high(x, x)
-    x3, x4 = _high(x2, x), _high(x2, x2)
-    tail = _halved(_high(_halved(x4, 2) + x3, third) + x2, 1)
-    return start + _high(x + tail, start)
+    def constant(self, value: int) -> int:
+        """A constant that is given with 31 bits, midway away from zero."""
+        return int(_halved(np.asarray(value, np.int64), 31 - self.bits))
 
+    def product(self, a: Array, b: Array | int) -> Array:
+        """a * b, midway upward."""
+        half = 1 << (self.bits - 1)
+        return self.saturated(np.right_shift(np.asarray(a * b + half, np.int64), self.bits))
 
-def _high(a: Array, b: Array | int) -> Array:
-    return np.right_shift(np.asarray(a * b + (1 << 30), np.int64), 31)
+    def saturated(self, data: Array) -> Array:
+        """Numbers within those of the sign and `bits` bits."""
+        return np.clip(data, -1 << self.bits, (1 << self.bits) - 1)
+
+    def exp(self, data: Array, whole: int) -> Array:
+        """exp of numbers with `whole` bits before the point, none above 0."""
+        data = data.astype(np.int64)
+        behind = self.bits - whole
+        quarter = 1 << (behind - 2)
+        rest = (data & (quarter - 1)) - quarter
+        made = self._exp_near_zero(rest << whole)
+        left = rest - data
+        for exponent, factor in _STEPS:
+            if exponent < whole:
+                is_set = (left & (1 << (behind + exponent))) != 0
+                made = np.where(is_set, self.product(made, self.constant(factor)), made)
+        if whole > _FAR:
+            made = np.where(data < -32 << behind, 0, made)
+        return np.where(data == 0, (1 << self.bits) - 1, made)
+
+    def _exp_near_zero(self, data: Array) -> Array:
+        """Of numbers from -1/4 to 0: Taylor's expansion about -1/8."""
+        start, third = self.constant(1895147668), self.constant(715827883)
+        x = data + (1 << (self.bits - 3))
+        x2 = self.product(x, x)
+        x3, x4 = self.product(x2, x), self.product(x2, x2)
+        tail = _halved(self.product(_halved(x4, 2) + x3, third) + x2, 1)
+        return self.saturated(start + self.product(x + tail, start))
+
+    def _inverse(self, data: Array) -> Array:
+        """2 / (1 + x) of x from 0 to 1, with 2 bits before the point: Newton's steps."""
+        half = (data + (1 << self.bits)) >> 1
+        x = self.constant(1515870810) + self.product(half, self.constant(-1010580540))
+        one = 1 << (self.bits - 2)
+        for _ in range(3):
+            error = one - self.product(half, x)
+            x = x + self.saturated(self.product(x, error) << 2)
+        return x
+
+    def sigmoid(self, data: Array, whole: int) -> Array:
+        """1 / (1 + exp(-x)) of numbers with `whole` bits before the point."""
+        above = self.saturated(self._inverse(self.exp(-np.abs(data), whole)) << 1)
+        made = np.where(data > 0, above, (1 << self.bits) - 1 - above)
+        return np.where(data == 0, 1 << (self.bits - 1), made)
+
+    def tanh(self, data: Array, whole: int) -> Array:
+        """(1 - exp(-2 x)) / (1 + exp(-2 x)), likewise."""
+        inverse = self._inverse(self.exp(-np.abs(data), whole + 1))
+        made = self.saturated((inverse - (1 << (self.bits - 2))) << 2)
+        return np.where(data == 0, 0, np.where(data < 0, -made, made))
 
 
 def _halved(data: Array, bits: int) -> Array:

@@ -20,7 +20,7 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.relay.qnn.rescale import fixed_point, times, times_array
+from ekiden.relay.qnn.rescale import fixed_point, times, times_array, times_whole
 from ekiden.runtime.late_methods import dataclass
 
 DTYPES = ("int8", "uint8", "int16")
@@ -84,6 +84,14 @@ def scaled(data: Expr, multiplier: float | Array) -> Expr:
 def scaled_once(data: Expr, multiplier: float | Array) -> Expr:
     """The same, rounded once, as the kernel of FULLY_CONNECTED does."""
     return times(data, multiplier)
+
+
+def scaled_upward(data: Expr, multiplier: float) -> Expr:
+    """The same, rounded twice, midway upward: how ruy does where its results are of int16."""
+    whole, exponent = (int(n) for n in fixed_point(np.asarray(multiplier, np.float64)))
+    high = times_whole(data, whole, max(exponent, 0), "TWICE")
+    shift = max(-exponent, 0)
+    return op.right_shift(op.add(high, const(np.int32(1 << shift >> 1))), const(np.int32(shift)))
 
 
 def scaled_wide(data: Expr, multiplier: float | Array) -> Expr:

@@ -90,7 +90,8 @@ class Tensor:
 @dataclass(frozen=True, slots=True)
 class Operation:
     """An operator in its place. options: the table of the schema, None for none; custom: the bytes
-    of a custom operator; tensors -1 are absent ones.
+    of a custom operator; between: tensors that say how what it computes inside is quantised;
+    tensors -1 are absent ones.
     """
 
     index: int
@@ -99,6 +100,7 @@ class Operation:
     outputs: tuple[int, ...]
     options: Any
     custom: bytes = b""
+    between: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,11 @@ class _Reader:
             self._operation(table.Operators(i), i) for i in range(table.OperatorsLength())
         ]
         graph = Subgraph(tensors, operations, _ints(table, "Inputs"), _ints(table, "Outputs"))
-        for each in (graph.inputs, graph.outputs, *(o.inputs + o.outputs for o in operations)):
+        for each in (
+            graph.inputs,
+            graph.outputs,
+            *(o.inputs + o.outputs + o.between for o in operations),
+        ):
             if any(not -1 <= i < count for i in each):
                 raise ValueError(f"it names a tensor that is none of its {count}")
         return graph
@@ -205,7 +211,7 @@ class _Reader:
             data = np.frombuffer(raw, to_numpy(dtype))
             sparsity = table.Sparsity()
             data = data.reshape(shape) if sparsity is None else densified(data, shape, sparsity)
-        quantization = _quantization(table.Quantization())
+        quantization = _quantization(table.Quantization(), dtype)
         is_sparse = table.Sparsity() is not None
         return Tensor(
             index, name, shape, dtype, quantization, data, bool(table.IsVariable()), is_sparse
@@ -227,7 +233,7 @@ class _Reader:
             name = f"CUSTOM {_text(code.CustomCode())}"
         return Operation(
             index, name, _ints(table, "Inputs"), _ints(table, "Outputs"), _options(table),
-            bytes(_numbers(table, "CustomOptions")),
+            bytes(_numbers(table, "CustomOptions")), _ints(table, "Intermediates"),
         )  # fmt: skip
 
 
@@ -258,9 +264,13 @@ def _options(table: Table) -> Table | None:
     return None
 
 
-def _quantization(table: Table) -> Quantization | None:
+def _quantization(table: Table, dtype: str) -> Quantization | None:
     if table is None or table.ScaleLength() == 0:
         return None
     scale = tuple(float(s) for s in table.ScaleAsNumpy())
     points = _ints(table, "ZeroPoint") or (0,) * len(scale)
+    if dtype in BYTES and "int" in dtype:
+        ends: Any = np.iinfo(dtype)
+        if not all(ends.min <= point <= ends.max for point in points):
+            raise ValueError(f"a zero point of {points} is no number of {dtype}")
     return Quantization(scale, points, table.QuantizedDimension())

@@ -89,6 +89,26 @@ def _softmax_of_int16(node: Node) -> Expr:
     return op.cast(op.clip(op.right_shift(op.add(made, half), shift), 0, 32767), "int16")
 
 
+def l2_normalization(node: Node) -> Expr:
+    """Rows over their lengths, in steps of 1 / 128."""
+    source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
+    if result.scale != np.float32(1 / 128):
+        node.unsupported(f"the scale of {node.outs[0]} is not 1 / 128")
+    x = op.cast(centred(node.expr(0), source.point), "int64")
+    squares = op.sum(op.multiply(x, x), axis=-1, keepdims=True)
+    root = gemmlowp.inverse_root(node.scope.expr(node.given(squares)))
+    factor, shift = (node.scope.expr(node.given(each)) for each in root)
+    bits, none = const(np.int64(7)), const(np.int64(0))
+    if source.dtype == "uint8":
+        made = gemmlowp.product(op.left_shift(x, bits), factor)
+    else:  # the shift by 7 is part of the one that rounds
+        made = gemmlowp.product(
+            op.left_shift(x, op.maximum(op.subtract(bits, shift), none)), factor
+        )
+        shift = op.maximum(op.subtract(shift, bits), none)
+    return stored(node, op.cast(gemmlowp.shifted(made, shift), "int32"))
+
+
 def softmax(node: Node) -> Expr:
     """Of bytes by gemmlowp's functions, of int16 by tables."""
     is_wide = levels(node, node.ins[0]).dtype == "int16"
@@ -105,7 +125,7 @@ def _softmax_of_bytes(node: Node) -> Expr:
     _, left = fixed_point(np.asarray(factor, np.float64))
     radius = math.floor(31 * (1 << 26) / (1 << int(left)))
     apart = np.arange(-255, 1, dtype=np.int64)
-    table = gemmlowp.exp_of_negative(times_array(apart, factor, "TWICE"))
+    table = gemmlowp.Fixed(31).exp(times_array(apart, factor, "TWICE"), 5)
     table = np.where(apart >= -radius, table, 0).astype(np.int32)
     x = centred(node.expr(0), 0)
     difference = op.subtract(x, op.max(x, axis=-1, keepdims=True))

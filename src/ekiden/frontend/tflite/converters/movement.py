@@ -51,6 +51,27 @@ def _concatenation(node: Node) -> Result:
     return node.activated(op.concatenate(node.exprs(), axis=axis))
 
 
+def _concatenation_of_integers(node: Node) -> Result:
+    """Numbers of uint8 that have other scales than the result become its own, in single precision;
+    the kernels of others take them as they are.
+    """
+    result, parts = levels(node, node.outs[0]), []
+    for index, tensor in enumerate(node.ins):
+        source, made = levels(node, tensor), node.expr(index)
+        if source != result:
+            if result.dtype != "uint8" or source.dtype != "uint8":
+                node.unsupported(
+                    f"{tensor} and {node.outs[0]} have different scales or zero points"
+                )
+            scale = source.scale * (np.float32(1) / result.scale)
+            steps = np.arange(256, dtype=np.float32) * scale + np.float32(-source.point) * scale
+            table = np.trunc(steps + np.copysign(np.float32(0.5), steps)) + result.point
+            index_of = op.cast(made, "int32")
+            made = op.take(const(np.clip(table, 0, 255).astype(np.uint8)), index_of, mode="fast")
+        parts.append(made)
+    return op.concatenate(parts, axis=node.axis(node.option("Axis"), node.rank(0)))
+
+
 def _pack(node: Node) -> Result:
     axis = node.axis(node.option("Axis"), node.rank(0) + 1)
     values = [node.value(i) for i in range(len(node.inputs))]
@@ -343,7 +364,8 @@ def _resize_nearest(node: Node) -> Expr:
 ROWS = (
     Row("RESHAPE",                 _reshape,        MOVED),
     Row("TRANSPOSE",               _transpose,      MOVED),
-    Row("CONCATENATION",           _concatenation,  MOVED, data=()),
+    Row("CONCATENATION",           _concatenation,  data=(),
+        integer=_concatenation_of_integers, is_wide=True),
     Row("PACK",                    _pack,           MOVED, data=()),
     Row("UNPACK",                  _unpack,         MOVED),
     Row("SPLIT",                   _split,          MOVED, data=(1,)),

@@ -1,5 +1,5 @@
-"""Recurrent layers of floats: RNN, LSTM and SVDF, whose states are tensors that are kept between
-runs. Their weights may be of int8: products are those of hybrid.py then.
+"""Recurrent layers of floats: RNN, LSTM and SVDF. Their weights may be of int8: products are those
+of hybrid.py then. Those of integers are in integer_recurrent.py.
 
     RNN    h' = a(W x + A aux + R h + b)
     LSTM   i, f, o = sigmoid(W x + R h + p c + b),  g = a(W x + R h + b)
@@ -14,55 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.frontend.common.cells import Gate, Step, bounded, gate, lstm, normalised, scanned
+from ekiden.frontend.common.cells import Gate, Step, bounded, gate, lstm, normalised
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import Value
+from ekiden.frontend.tflite.converters import integer_recurrent as integers
+from ekiden.frontend.tflite.converters.states import given, remembered, stepped, timed, turned
 from ekiden.frontend.tflite.hybrid import Operand, real
 from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.runtime.late_methods import dataclass
-from ekiden.topi.shape import known
 
 VARIABLE = ("variable",)
-
-
-def _keep(node: Node, index: int, value: Value) -> None:
-    """Give the tensor of a state its new value."""
-    tensor = node.ins[index]
-    assert tensor is not None, "a state is there"
-    node.graph.shared.variables.assign(tensor.name, value)
-
-
-def _state(node: Node, index: int) -> Value:
-    tensor = node.ins[index] if index < len(node.ins) else None
-    if tensor is None or not tensor.is_variable:
-        node.unsupported(f"input {index}, a state, is no variable")
-    return node.value(index)
-
-
-def _scanned(
-    node: Node, data: Sequence[Expr], states: Sequence[int], step: Step, backwards: bool = False
-) -> Expr:
-    """The outputs [steps, ..] of all steps of data [steps, ..]; the states are kept."""
-    every, after = scanned(node, data, [_state(node, i) for i in states], step, backwards)
-    for index, value in zip(states, after, strict=True):
-        _keep(node, index, value)
-    return every
-
-
-def _timed(node: Node, index: int) -> Expr:
-    """An input with the steps first."""
-    is_first = bool(node.option("TimeMajor"))
-    return node.expr(index) if is_first else op.transpose(node.expr(index), (1, 0, 2))
-
-
-def _turned(node: Node, made: Expr) -> Expr:
-    return made if node.option("TimeMajor") else op.transpose(made, (1, 0, 2))
-
-
-def _given(node: Node, index: int) -> Expr | None:
-    return None if node.optional(index) is None else node.expr(index)
 
 
 def _sum(parts: Sequence[Expr | None]) -> Expr:
@@ -90,13 +52,13 @@ def _rnn_step(node: Node, weights: Sequence[int], bias: Expr) -> Step:
 def _rnn(node: Node) -> Expr:
     """(data [batch, inputs], weights, weights of the state, bias, state)"""
     step = _rnn_step(node, [1, 2], node.expr(3))
-    made = _scanned(node, [op.expand_dims(node.expr(0), 0)], [4], step)
+    made = stepped(node, [op.expand_dims(node.expr(0), 0)], [4], step)
     return op.squeeze(made, axis=[0])
 
 
 def _sequence_rnn(node: Node) -> Expr:
     step = _rnn_step(node, [1, 2], node.expr(3))
-    return _turned(node, _scanned(node, [_timed(node, 0)], [4], step))
+    return turned(node, stepped(node, [timed(node, 0)], [4], step))
 
 
 def _both_rnn(node: Node) -> list[Expr]:
@@ -107,7 +69,7 @@ def _both_rnn(node: Node) -> list[Expr]:
     for backwards, at, beside in ((False, 1, 10), (True, 5, 11)):
         data, weights = _sides(node, backwards, at, 9, beside)
         step = _rnn_step(node, [*weights, at + 1], node.expr(at + 2))
-        made.append(_turned(node, _scanned(node, data, [at + 3], step, backwards)))
+        made.append(turned(node, stepped(node, data, [at + 3], step, backwards)))
     return _merged(node, made)
 
 
@@ -118,11 +80,11 @@ def _sides(
     their own are what the way back sees.
     """
     if node.optional(beside) is None:
-        return [_timed(node, 0)], [weight]
+        return [timed(node, 0)], [weight]
     if node.optional(beside_weight) is not None:
-        both = [_timed(node, 0), _timed(node, beside)]
+        both = [timed(node, 0), timed(node, beside)]
         return both, [weight, beside_weight]
-    return [_timed(node, beside if backwards else 0)], [weight]
+    return [timed(node, beside if backwards else 0)], [weight]
 
 
 def _merged(node: Node, made: Sequence[Expr]) -> list[Expr]:
@@ -149,7 +111,7 @@ class _Cell:
         """One step of `count` inputs."""
         makers = [self._gate(node, i, count) for i in range(4)]
         cell_clip, clip = (float(node.option(n)) for n in ("CellClip", "ProjClip"))
-        bias = _given(node, self.projection + 1)
+        bias = given(node, self.projection + 1)
         is_projected = node.optional(self.projection) is not None
 
         def step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
@@ -174,7 +136,7 @@ class _Cell:
         is_seen = place is not None and node.optional(self.peepholes + place) is not None
         hole = real(node, self.peepholes + (place or 0)) if is_seen else None
         bias = node.expr(self.biases + at)
-        norm = None if self.norms < 0 else _given(node, self.norms + at)
+        norm = None if self.norms < 0 else given(node, self.norms + at)
 
         def made(sides: Sequence[Operand]) -> Gate:
             """Layer normalisation, where there is one, comes before the bias."""
@@ -194,7 +156,7 @@ _BACK = _Cell(18, 22, 26, 29, 33, 37, beside=44)
 
 def _sequence_lstm(node: Node) -> Expr:
     states = [_ONE.output, _ONE.output + 1]
-    return _turned(node, _scanned(node, [_timed(node, 0)], states, _ONE.step(node, 1)))
+    return turned(node, stepped(node, [timed(node, 0)], states, _ONE.step(node, 1)))
 
 
 def _both_lstm(node: Node) -> list[Expr]:
@@ -204,14 +166,14 @@ def _both_lstm(node: Node) -> list[Expr]:
         data, weights = _sides(node, backwards, cell.inputs + 1, 39, cell.beside + 1)
         step = cell.step(node, len(weights))
         states = [cell.output, cell.output + 1]
-        made.append(_turned(node, _scanned(node, data, states, step, backwards)))
+        made.append(turned(node, stepped(node, data, states, step, backwards)))
     return _merged(node, made)
 
 
 def _lstm(node: Node) -> list[Expr] | Expr:
     if node.option("KernelType"):
         return _basic_lstm(node)
-    made = _scanned(node, [op.expand_dims(node.expr(0), 0)], [18, 19], _ONE.step(node, 1))
+    made = stepped(node, [op.expand_dims(node.expr(0), 0)], [18, 19], _ONE.step(node, 1))
     return op.squeeze(made, axis=[0])
 
 
@@ -230,33 +192,21 @@ def _basic_lstm(node: Node) -> list[Expr]:
 
 
 def _svdf(node: Node) -> Expr:
-    """(data [batch, inputs], features [filters, inputs], times [filters, memory], bias, state
-    [batch, filters * memory]): each filter keeps what it saw at the last times.
-    """
-    rank = int(node.option("Rank", 1))
-    filters, memory = (known(d) for d in node.shape(2))
-    if filters is None or memory is None or filters % rank:
-        node.unsupported(f"{node.ins[2]} must have known extents, the first a multiple of {rank}")
-    seen = Operand(node, node.expr(0)).times(1)
-    before = op.reshape(node.scope.expr(_state(node, 4)), (-1, filters, memory))
-    rest = op.strided_slice(before, (1,), (memory,), axes=(2,))
-    after = node.given(op.concatenate([rest, op.expand_dims(seen, 2)], axis=2))
-    made = op.sum(op.multiply(node.scope.expr(after), real(node, 2)), axis=[2])
-    made = op.sum(op.reshape(made, (-1, filters // rank, rank)), axis=[2])
-    flat = op.reshape(node.scope.expr(after), (-1, filters * memory))
-    state = node.shape(4)
-    _keep(node, 4, node.given(op.reshape(flat, state, allowzero=True)))
-    return node.activated(_sum([made, _given(node, 3)]))
+    """(data [batch, inputs], features [filters, inputs], times [filters, memory], bias, state)"""
+    made = remembered(node, Operand(node, node.expr(0)).times(1), real(node, 2))
+    return node.activated(_sum([made, given(node, 3)]))
 
 
-def _row(code: str, convert: Converter) -> Row:
-    def of_floats(node: Node) -> Result:
-        """Refuses data of integers, whose kernels have states and scales of their own."""
-        if node.dtype(0) != "float32":
+def _row(code: str, convert: Converter, integer: Converter | None = None) -> Row:
+    def of_dtype(node: Node) -> Result:
+        """Of floats; of integers where there are kernels, whose states have scales of their own."""
+        if node.dtype(0) == "float32":
+            return convert(node)
+        if integer is None:
             node.unsupported(f"{node.ins[0]} is {node.dtype(0)}: layers of float32 are here")
-        return convert(node)
+        return integer(node)
 
-    return Row(code, of_floats, Quantized.OWN, dtypes=VARIABLE)
+    return Row(code, of_dtype, Quantized.OWN, dtypes=VARIABLE)
 
 
 # fmt: off
@@ -264,9 +214,9 @@ ROWS = (
     _row("RNN",                          _rnn),
     _row("UNIDIRECTIONAL_SEQUENCE_RNN",  _sequence_rnn),
     _row("BIDIRECTIONAL_SEQUENCE_RNN",   _both_rnn),
-    _row("LSTM",                         _lstm),
-    _row("UNIDIRECTIONAL_SEQUENCE_LSTM", _sequence_lstm),
+    _row("LSTM",                         _lstm,          integers.lstm),
+    _row("UNIDIRECTIONAL_SEQUENCE_LSTM", _sequence_lstm, integers.sequence_lstm),
     _row("BIDIRECTIONAL_SEQUENCE_LSTM",  _both_lstm),
-    _row("SVDF",                         _svdf),
+    _row("SVDF",                         _svdf,          integers.svdf),
 )
 # fmt: on

@@ -117,7 +117,7 @@ ROWS = (
     Row("SOFTMAX",                      _softmax, integer=integer.softmax, is_wide=True),
     Row("LOG_SOFTMAX",                  _log_softmax),
     Row("CUMSUM",                       _cumsum),
-    Row("L2_NORMALIZATION",             _l2_normalization),
+    Row("L2_NORMALIZATION",             _l2_normalization, integer=integer.l2_normalization),
     Row("LOCAL_RESPONSE_NORMALIZATION", _local_response),
 )
 # fmt: on
