@@ -202,6 +202,8 @@ class HelperBuilder(Builder):
     are, or constants.
     """
 
+    has_blocks = False
+
     def __init__(self, module: Module, form: Form, prefix: str) -> None:
         super().__init__(module)
         self.form, self.prefix = form, prefix if form.table else ""

@@ -127,6 +127,9 @@ class Builder:
     """The instructions of one function, in order. `block` is the label of the block being
     written."""
 
+    has_blocks = True
+    """Whether there are branches: not where a function is written as assignments alone."""
+
     def __init__(self, module: Module) -> None:
         self.module = module
         self.entry: list[str] = []

@@ -6,7 +6,7 @@ size.
 
 Arguments so large that pi / 2 in three parts does not give r go through a table of powers of two
 modulo 2 pi. They are rare, and elements of a table dear: all lanes jump over that unless one of
-them is so large.
+them is so large. Where functions are written as expressions (C, devices) all arguments go there.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def cos(m: FloatMath, x: Operand) -> Operand:
 def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
     """sin(x + ahead * pi / 2)"""
     b, m = narrow.b, narrow.widen()
-    wide = narrow.cast(x, m)
+    wide, bits = narrow.cast(x, m), 53 if narrow.is_double else 24
+    if not b.has_blocks:
+        high, low = _modulo_turn(m, wide, bits)
+        return m.cast(_of_rest(m, narrow.element, high, low, ahead), narrow)
     made = m.cast(_of_rest(m, narrow.element, wide, None, ahead), narrow)
     is_large = b.compare("oge", narrow.dtype, narrow.abs(x), narrow.const(LARGE))
     some = is_large if narrow.lanes == 1 else b.any(is_large, narrow.lanes)
@@ -99,7 +102,7 @@ def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
     b.branch_if(some, large, after)
     b.start(large)
     with b.scope():
-        high, low = _modulo_turn(m, wide, 53 if narrow.is_double else 24)
+        high, low = _modulo_turn(m, wide, bits)
         other = m.cast(_of_rest(m, narrow.element, high, low, ahead), narrow)
     end = b.block
     b.branch(after)

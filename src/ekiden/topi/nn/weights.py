@@ -117,8 +117,13 @@ def pack_weight_shape(
 
 
 def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
-    """Pack [N, K] (dense), OIHW or OIDHW, padding the last tile of output channels with zeros. A
-    view where that can be: who writes an artifact copies it, once.
+    """Pack [N, K] (dense), OIHW or OIDHW, padding the last tile of output channels with zeros."""
+    return np.ascontiguousarray(packed_view(weight, kind, tile, groups))
+
+
+def packed_view(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
+    """As `pack_weight`, a view of the weight where that can be: who writes an artifact copies it,
+    once.
     """
     if kind == "dense":
         return _pack_rows(weight, tile).transpose(0, 2, 1)
@@ -131,10 +136,10 @@ def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
         rows = _pack_rows(weight, tile)
         return rows.transpose(0, *range(3, rows.ndim), 2, 1)
     if kind.startswith("conv2d_"):
-        plain = pack_weight(weight, "conv2d", tile)
+        plain = packed_view(weight, "conv2d", tile)
         words = plain.reshape(*plain.shape[:-2], -1, WORD_OF_KIND[kind], tile)
         return words.swapaxes(-1, -2)
-    parts = [pack_weight(part, "conv2d", tile) for part in np.split(weight, groups, axis=0)]
+    parts = [packed_view(part, "conv2d", tile) for part in np.split(weight, groups, axis=0)]
     return np.stack(parts)
 
 

@@ -43,8 +43,8 @@ from ekiden.relay.op.nn._work import of_product
 from ekiden.topi.nn.weights import (
     KINDS,
     WORD_OF,
-    pack_weight,
     pack_weight_shape,
+    packed_view,
     unpack_dense_weight,
 )
 from ekiden.topi.shape import as_dim, tidy
@@ -388,7 +388,7 @@ register_op(
         arguments=("weight",),
         attrs=PackWeightAttrs,
         relation=_pack_weight_relation,
-        reference=lambda attrs, weight: pack_weight(weight, attrs.kind, attrs.tile, attrs.groups),
+        reference=lambda attrs, weight: packed_view(weight, attrs.kind, attrs.tile, attrs.groups),
         lower=lambda attrs, inputs, out: [
             topi.nn.pack_weight(inputs[0], attrs.kind, attrs.tile, attrs.groups)
         ],
