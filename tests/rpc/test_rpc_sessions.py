@@ -492,7 +492,10 @@ def test_a_graph_is_created_in_a_session(remote: rpc.RPCSession, tmp_path: Path)
     made.set_input(**{name: np.zeros_like(value.numpy()) for name, value in params.items()})
     made.run()
     assert not made.get_output(0).numpy().any()
-    with pytest.raises(InputError, match=r"a device of the library's session, got cpu\(0\)"):
-        graph_executor.create(text, there, ekiden.cpu())
+    for device in (None, [remote.cpu()]):
+        graph_executor.create(text, there, device).run()  # type: ignore[arg-type]
+    for wrong in (ekiden.cpu(), "cpu", [remote.cpu(), ekiden.cpu()]):
+        with pytest.raises(InputError, match=r"a device of the library's session, got cpu"):
+            graph_executor.create(text, there, wrong)  # type: ignore[arg-type]
     with pytest.raises(LoadError):
         graph_executor.create('{"nodes": 3}', there, remote.cpu())

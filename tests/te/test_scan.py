@@ -192,6 +192,25 @@ def test_steps_have_stages(change: Callable[[te.Schedule, Tensor, Tensor], None]
     np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=nehalem", "c"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float64"])
+def test_an_update_that_reads_the_state_has_vectors(dtype: str, target: str) -> None:
+    """The running sum of TVM's tutorial, of data that a stage before it makes and lays out."""
+    x, state = te.placeholder((6, 4), dtype, "x"), te.placeholder((6, 4), dtype, "state")
+    more = te.compute((6, 4), lambda t, i: x[t, i] + x[t, i], "more")
+    first = te.compute((1, 4), lambda _, i: more[0, i], "first")
+    update = te.compute((6, 4), lambda t, i: state[t - 1, i] + more[t, i], "update")
+    result = te.scan(first, update, state)
+    assert isinstance(result, Tensor)
+    s = te.create_schedule(result.op)
+    s[update].vectorize(update.op.axis[1])
+    s[x].transform_layout(lambda t, i: [i, t])
+    array, out = np.arange(24).reshape(6, 4).astype(dtype), np.zeros((6, 4), dtype)
+    given = runtime.from_dlpack(np.ascontiguousarray(array.T))
+    ekiden.build(s, [x, result], target)(given, runtime.from_dlpack(out))
+    np.testing.assert_array_equal(out, (2 * array).cumsum(0).astype(dtype))
+
+
 def test_computations_without_names() -> None:
     """Blocks of a scan and of what is around it get names of their own."""
     x, state = te.placeholder((6, 4)), te.placeholder((6, 4))

@@ -44,8 +44,10 @@ def library_of(libmod: object, device: Devices) -> Program:
         return found
     if not hasattr(found, "is_beside"):
         raise TypeError(f"graph executor: expected a module, got {type(libmod).__name__}")
-    for each in [device] if isinstance(device, runtime.Device) else device:
-        if not found.is_beside(each):
+    given: object = device
+    is_many = isinstance(given, (list, tuple)) and not isinstance(given, runtime.Device)
+    for each in given if is_many else [given]:  # type: ignore[attr-defined]
+        if each is not None and not found.is_beside(each):
             raise InputError(
                 f"graph executor: expected a device of the library's session, got {each}"
             )

@@ -186,12 +186,14 @@ def _statements(
     outs: Sequence[Buffer],
 ) -> Stmt:
     """for the first rows: copy init;  for t: every step. An update that no step reads is computed
-    into the state, others are copied there behind the steps."""
+    into the state, others are copied there behind the steps; so is one that reads the state itself,
+    as schedules know nothing of blocks that read what they write."""
     kept: list[Buffer] = []
     time, nests = Var("t"), []
     read = {*_reads(steps)}
     for tensor, out in zip(updates, outs, strict=True):
-        if tensor not in read and tensor not in buffers.buffers:
+        before = [buffers.buffers.get(t) for t in inputs_of(tensor)]
+        if tensor not in read and tensor not in buffers.buffers and out not in before:
             buffers.buffers[tensor] = out
     for group in whole_operations(steps):
         for tensor in group:

@@ -276,7 +276,8 @@ class Lowering:
     def _lay_out_input(self, stage: Stage, stages: Sequence[Stage]) -> None:
         """A new layout of an argument, by way of a stage that reads it."""
         tensor = self.flow.tensors(stage)[0]
-        readers = [s for s in stages if tensor in self.flow.tensors(s)[0].op.input_tensors]
+        own = [s for s in stages if s.within is None]
+        readers = [s for s in own if tensor in self.flow.tensors(s)[0].op.input_tensors]
         if not readers:
             raise ScheduleError(f"transform_layout of {stage.name!r}: no computation reads it")
         for index_map, _ in stage.layouts:
