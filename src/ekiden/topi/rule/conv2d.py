@@ -7,7 +7,9 @@ pixels.
 The rows of a register tile are neighbouring output pixels. A 1x1 convolution without stride and
 padding is a dense layer over all pixels. Others read from copies of the data with its border of
 zeros (padding.py): of bands of lines, or of all where threads share out the weights. Without
-dilation the taps of one kernel row are contiguous, so k is two loops.
+dilation the taps of one kernel row are contiguous, so k is two loops. Slices and rows of taps that
+read zeros alone are left out (windows.py), and so are taps of a row that are loops of their own:
+zeros times weights that are no numbers do not count.
 
     order=panel, a run of panels in parallel     order=row, lines or tiles of pixels in parallel
       for a block of k, for a panel:               for all panels:
@@ -26,7 +28,8 @@ from collections.abc import Callable
 
 from ekiden import te
 from ekiden.arith import simplify
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, maximum
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
@@ -40,7 +43,7 @@ from ekiden.tir.stmt import (
     seq,
 )
 from ekiden.topi.nn.weights import WORD_OF
-from ekiden.topi.rule.ahead import Prefetches, bound
+from ekiden.topi.rule.ahead import Lets, Prefetches, bound
 from ekiden.topi.rule.by_hand import make_buffers, tiled_function
 from ekiden.topi.rule.conv_space import default, is_short, space
 from ekiden.topi.rule.decision import Decision
@@ -65,9 +68,14 @@ from ekiden.topi.rule.tiles import (
     compute_tile,
     fitting_lanes,
 )
+from ekiden.topi.rule.windows import Places, Taps, taps_inside
 from ekiden.topi.rule.words import pairs_of, widen
 
 TAG = "conv_nhwc_pack"
+SLICES, LINES, PIXELS = range(3)
+"""Axes of windows."""
+ALL: Taps = {}
+"""Taps of every axis."""
 
 
 class Conv:
@@ -125,9 +133,9 @@ class Conv:
         """Of the weight."""
         return math.prod(self.geometry.kernel) * self.geometry.depth.kernel
 
-    def k_loops(self, panel: Panel) -> list[KLoop]:
+    def k_loops(self, panel: Panel, taps: Taps) -> list[KLoop]:
         """The reduction: slices, kernel rows, then taps and channels, as one loop where they are
-        contiguous."""
+        contiguous; of axes of which it is known, the taps that read data."""
         depth, (kh, kw), (dy, dx) = (
             self.geometry.depth,
             self.geometry.kernel,
@@ -135,22 +143,42 @@ class Conv:
         )
         *slices, row, pixel = self.geometry.steps(self.slice)
         per_tap = self.group_in * self.width
+
+        def over(axis: int, many: int, data: PrimExpr, weights: PrimExpr) -> KLoop:
+            begin, count = taps.get(axis, (const(0), const(many)))
+            return KLoop(count, data, weights, begin)
+
         if self.blocks > 1:
             part = const(self.decision.number("k_block"))
             return [KLoop(part, const(self.word), const(self.width * self.word))]
         loops: list[KLoop] = []
         if depth.kernel > 1:
-            loops.append(KLoop(const(depth.kernel), slices[0], per_tap * (kh * kw)))
+            loops.append(over(SLICES, depth.kernel, slices[0], per_tap * (kh * kw)))
         if kh > 1:
-            loops.append(KLoop(const(kh), row * dy, per_tap * kw))
-        if kw == 1 or (dx == 1 and self.geometry.groups == 1):
+            loops.append(over(LINES, kh, row * dy, per_tap * kw))
+        if kw == 1 or self.has_whole_rows:
             return [*loops, self.row_loop()]
-        return [*loops, KLoop(const(kw), pixel * dx, per_tap), self.channel_loop(1)]
+        return [*loops, over(PIXELS, kw, pixel * dx, per_tap), self.channel_loop(1)]
 
     def row_loop(self) -> KLoop:
         """The loop over the taps of a kernel row, where they are contiguous, and channels."""
-        contiguous = self.geometry.dilation[1] == 1 and self.geometry.groups == 1
-        return self.channel_loop(self.geometry.kernel[1] if contiguous else 1)
+        return self.channel_loop(self.geometry.kernel[1] if self.has_whole_rows else 1)
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether the taps of a kernel row are contiguous."""
+        return self.geometry.dilation[1] == 1 and self.geometry.groups == 1
+
+    def taps_inside(self, places: Places, results: int = 1) -> tuple[Lets, Taps]:
+        """Of the axes at whose places some taps may read data for none of `results` neighbours, the
+        names of those that do, where they are loops of their own."""
+        windows = self.geometry.windows
+        if self.blocks > 1 or not self.geometry.is_padded:
+            return [], {}
+        kept = {n: at for n, at in places.items() if windows[n].leaves_out(results)}
+        if self.has_whole_rows:
+            kept.pop(PIXELS, None)
+        return taps_inside(windows, kept)
 
     def begin(self) -> tuple[PrimExpr, PrimExpr]:
         """How far into the data of a pixel, and into a panel, the block of k begins."""
@@ -175,6 +203,7 @@ class Conv:
         out: PrimExpr,
         panel: Panel,
         number: PrimExpr | None = None,
+        taps: Taps = ALL,
     ) -> Stmt:
         """A tile of pixels: `a_rows` are their data offsets, `out` is the number of the first;
         `number` is the tile's among those of the panel, if the next tile has the same panel."""
@@ -203,7 +232,7 @@ class Conv:
         is_last = self.block.equal(self.blocks - 1)
         made = compute_tile(
             shape,
-            self.k_loops(panel),
+            self.k_loops(panel, taps),
             self.source,
             [row + data for row in a_rows] if self.blocks > 1 else a_rows,
             self.weight,
@@ -234,7 +263,7 @@ class Conv:
 
         shape = MatrixTile(self.decision.number("rows"), many, panel.valid, self.anchor.dtype)
         factors = Factors(self.source, base, step, self.weight, simplify(panel.offset))
-        return compute_matrix_tile(shape, self.k_loops(panel), factors, store)
+        return compute_matrix_tile(shape, self.k_loops(panel, ALL), factors, store)
 
     def keep(
         self,
@@ -272,10 +301,21 @@ class Conv:
             a_rows = [first * pixel + panel.channel + pixel * i for i in range(rows)]
             return self.tile(rows, indices, a_rows, first, panel, number)
         starts = [Var(f"row{i}") for i in range(rows)]
-        made = self.tile(rows, indices, list(starts), first, panel, number)
+        lets, taps = self.taps_inside({SLICES: self.slices_between(first, first + (rows - 1))})
+        made = self.tile(rows, indices, list(starts), first, panel, number, taps)
+        made = bound(lets, made)
         for i in reversed(range(rows)):
             made = LetStmt(starts[i], self.start(*indices(const(i))) + panel.channel, made)
         return made
+
+    def slices_between(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+        """The slices from one pixel to another, by numbers; all of them if they are of two items of
+        the batch."""
+        deep = maximum(self.geometry.depth.out, const(1))
+        low, high = (self.pixel(each)[0] for each in (first, last))
+        is_one = (low // deep).equal(high // deep)
+        begin = if_then_else(is_one, low % deep, const(0))
+        return begin, if_then_else(is_one, high % deep, deep - 1)
 
     def start(self, n: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
         """The data offset of the first tap of an output pixel."""
@@ -342,6 +382,8 @@ class Conv:
         sx = self.geometry.strides[1]
         pixel = self.geometry.data[3]
         line, start = n * height + y, offset + panel.channel
+        slice = n % maximum(self.geometry.depth.out, const(1))
+        lets, taps = self.taps_inside({SLICES: (slice, slice), LINES: (y, y)})
         if self.in_matrices:
             step = simplify(pixel * sx)
             return short_rows(
@@ -363,9 +405,14 @@ class Conv:
             """
             base, step = start + first * (pixel * sx), simplify(pixel * sx)
             a_rows = [base + step * i for i in range(rows)]
-            return self.tile(rows, lambda i: [n, y, first + i], a_rows, line * width + first, panel)
+            own, across = self.taps_inside({PIXELS: (first, first + (rows - 1))}, rows)
+            number, all_taps = line * width + first, {**taps, **across}
+            made = self.tile(
+                rows, lambda i: [n, y, first + i], a_rows, number, panel, taps=all_taps
+            )
+            return bound(own, made)
 
-        return balanced_rows(width, self.pixel_rows(panel), body)
+        return bound(lets, balanced_rows(width, self.pixel_rows(panel), body))
 
     def panel_region(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
         """All pixels of some panels: threads share out the panels, the lines, or with few lines

@@ -20,7 +20,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
-from ekiden.topi.rule.ahead import bound
+from ekiden.topi.rule.ahead import Lets, bound
 from ekiden.topi.rule.conv2d import Conv, Panel
 from ekiden.topi.rule.conv_space import is_short
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, steps_down
@@ -41,6 +41,7 @@ from ekiden.topi.rule.model import (
 )
 from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.tiles import KLoop, balanced_rows
+from ekiden.topi.rule.windows import Places, Taps
 
 PACKED = "conv_transpose_pack"
 MANY = 1 << 12
@@ -150,12 +151,17 @@ class _Transposed(Conv):
         assert weights is not None, "weights are known"
         return panels >= self.target.cores and pixels is not None and weights >= pixels
 
-    def k_loops(self, panel: Panel) -> list[KLoop]:
+    def k_loops(self, panel: Panel, taps: Taps) -> list[KLoop]:
         """The taps of a phase, then channels."""
         assert isinstance(panel, _PhasePanel)
+        assert not taps
         per_tap = self.group_in * self.width
-        taps = self.output.loops(panel.at, self.geometry.steps(self.slice), per_tap)
-        return [*_several(taps), self.channel_loop(1)]
+        made = self.output.loops(panel.at, self.geometry.steps(self.slice), per_tap)
+        return [*_several(made), self.channel_loop(1)]
+
+    def taps_inside(self, places: Places, results: int = 1) -> tuple[Lets, Taps]:
+        """None: windows hold the taps of all phases."""
+        return [], {}
 
     def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
         """One line of a phase."""

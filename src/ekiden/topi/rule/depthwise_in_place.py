@@ -35,6 +35,7 @@ from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.topi.rule.ahead import bound
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space
 from ekiden.topi.rule.depthwise import Depthwise
 from ekiden.topi.rule.depthwise import default as copied_default
@@ -138,25 +139,12 @@ class InPlace(Depthwise):
     ) -> Stmt:
         """`body(line of results, line of the data of its first tap that is inside, which row of
         taps that is, how many rows are inside)`."""
-        geometry = self.geometry
-        (kh, _), (sy, _), (dy, _) = geometry.kernel, geometry.strides, geometry.dilation
+        _, window, _ = self.geometry.windows
         at, first, rows = Var("y"), Var("first"), Var("rows")
-        top, size = at * sy - geometry.padding[0], geometry.data[1]
-        before = maximum(const(0), (const(dy - 1) - top) // dy)
-        after = minimum(const(kh), (size - top + (dy - 1)) // dy)
-        if not geometry.padding[0]:
-            before = const(0)
-        if not any(geometry.padding[::2]):
-            after = const(kh)
-        inside = body(at, top + first * dy, first, rows)
-        lets = [
-            (at, y),
-            (first, simplify(before)),
-            (rows, simplify(maximum(const(0), after - first))),
-        ]
-        for name, value in reversed(lets):
-            inside = LetStmt(name, value, inside)
-        return inside
+        top = at * window.stride - window.before
+        inside = body(at, top + first * window.dilation, first, rows)
+        lets = [(at, y), *zip((first, rows), window.taps(at, at), strict=True)]
+        return bound(lets, inside)
 
     def groups(self, body: Callable[[PrimExpr, Sequence[PrimExpr | None]], Stmt]) -> Stmt:
         """`body(first channel, masks)` for groups of vectors of channels, then the rest of them."""

@@ -11,6 +11,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import EQ, PrimExpr, binary, const, logical_and, maximum
 from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.rule.epilogue import operands_of
+from ekiden.topi.rule.windows import Window
 
 
 def _ints(value: object) -> tuple[int, ...]:
@@ -65,6 +66,17 @@ class Geometry:
         """Lines, and pixels of a line, from the first that a result reads to the last."""
         down, across = ((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
         return down, across
+
+    @property
+    def windows(self) -> tuple[Window, Window, Window]:
+        """Of slices, lines, and the pixels of a line."""
+        top, left, bottom, right = self.padding
+        deep = self.depth
+        slices = deep.size, deep.kernel, deep.stride, deep.dilation, deep.front, deep.back
+        each = zip(self.kernel, self.strides, self.dilation, strict=True)
+        (ky, sy, dy), (kx, sx, dx) = each
+        lines = Window(self.data[1], ky, sy, dy, top, bottom)
+        return Window(*slices), lines, Window(self.data[2], kx, sx, dx, left, right)
 
     @property
     def is_pointwise(self) -> bool:

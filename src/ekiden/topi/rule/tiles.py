@@ -26,6 +26,7 @@ for M of 9 to 61, cut with remainders 80-95 %).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import field
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
@@ -49,12 +50,13 @@ DYNAMIC_ROWS = 6
 
 @dataclass(frozen=True, slots=True)
 class KLoop:
-    """One loop of the reduction: its extent, and how far a step moves in the data and in the panel
-    (elements)."""
+    """One loop of the reduction: its extent, how far a step moves in the data and in the panel
+    (elements), and the first step; the innermost loop begins at 0."""
 
     extent: PrimExpr
     a_stride: PrimExpr
     b_stride: PrimExpr
+    begin: PrimExpr = field(default_factory=lambda: const(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +267,7 @@ def _k_nest(
 
     body = _steps(inner.extent, unroll, step)
     for variable, loop in zip(reversed(variables), reversed(outer), strict=True):
-        body = For(variable, const(0), loop.extent, ForKind.SERIAL, body)
+        body = For(variable, loop.begin, loop.extent, ForKind.SERIAL, body)
     return body
 
 
