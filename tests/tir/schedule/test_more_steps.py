@@ -113,6 +113,19 @@ def skipped(sch: Schedule, lanes: int = 1) -> None:
     sch.reorder(*reversed(sch.get_loops("c")[:2]))
 
 
+def begun(sch: Schedule, lanes: int = 1) -> None:
+    """Sums that begin before the loop whose turns are left out."""
+    *_, last = sch.get_loops("c")
+    sch.decompose_reduction("c", last)
+    sch.skip_turns("c", last, lanes=lanes)
+
+
+def copied(sch: Schedule) -> None:
+    """The same of weights side by side."""
+    sch.cache_read("c", 1, "global")
+    begun(sch)
+
+
 def check(sch: Schedule, program: PrimFunc) -> None:
     """A schedule and what its trace makes of the first program compute the same as that."""
     again = Schedule(program)
@@ -162,6 +175,15 @@ STEPS: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], tup
     "skip_zeros of whole terms": (lambda: spread(where="whole"), skipped, ("c[h_1 * 2 + h_phase",)),
     "skip_zeros of finite numbers": (says_finite, skipped, ("c[h_1 * 2 + h_phase_1",)),
     "skip_zeros of integers": (lambda: spread("int32"), skipped, ("c[h_1 * 2 + h_phase_1",)),
+    "skip_turns": (spread, begun, ("if is_strange or h + k >= 2 and h + k < 11", "T.isfinite(w[")),
+    "skip_turns in vectors": (spread, lambda s: begun(s, 2), ("T.vectorized(2)",)),
+    "skip_turns of an odd row": (spread, lambda s: begun(s, 3), ("T.isfinite(w[i0, at]",)),
+    "skip_turns of a factor": (lambda: spread(where="factor"), begun, ("T.isfinite(w[",)),
+    "skip_turns of whole terms": (lambda: spread(where="whole"), begun, ("if h + k >= 2",)),
+    "skip_turns of finite numbers": (says_finite, begun, ("if h + k >= 2",)),
+    "skip_turns of integers": (lambda: spread("int32"), begun, ("if h + k >= 2",)),
+    "skip_turns of a copied factor": (spread, copied, ("T.isfinite(w[",)),
+    "skip_turns of sums": (bordered, begun, ("if k >= 2:",)),
 }  # fmt: skip
 
 
@@ -178,12 +200,13 @@ def test_step(name: str) -> None:
 
 @pytest.mark.parametrize("strange", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("where", [(0, 1), (3, 0)])
+@pytest.mark.parametrize("step", [skipped, begun, copied])
 def test_zeros_are_not_left_out_where_they_are_times_no_number(
-    strange: float, where: tuple[int, int]
+    strange: float, where: tuple[int, int], step: Callable[[Schedule], None]
 ) -> None:
     program = spread()
     sch = Schedule(program)
-    skipped(sch)
+    step(sch)
     x, w = np.arange(5, dtype="float32"), np.ones((4, 2), "float32")
     w[where] = strange
     found, wanted = np.zeros((2, 8, 2), "float32")
@@ -192,6 +215,15 @@ def test_zeros_are_not_left_out_where_they_are_times_no_number(
         run(lower(sch.func), x, w, found)
     assert np.isnan(wanted[:, where[1]]).sum() >= 4 and np.isfinite(wanted[:, 1 - where[1]]).all()
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_how_much_is_left_out() -> None:
+    sch = Schedule(spread())
+    h, o, k = sch.get_loops("c")
+    assert sch.share_skipped("c", k) == 0  # it begins in the loop
+    sch.decompose_reduction("c", k)
+    assert sch.share_skipped("c", k) == 17 / 32
+    assert sch.share_skipped("c", h) == sch.share_skipped("c", o) == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -239,6 +271,15 @@ REFUSED: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], s
         lambda: spread(out=1), lambda s: s.skip_zeros("c"),
         "skip_zeros 'c': some elements of 'w' are only in terms that are left out",
     ),
+    "turns of what is plain": (plain_sum, begun,
+                               "skip_turns 'c': no condition says that turns of ['k'] add zeros"),
+    "turns outside": (spread, lambda s: (s.decompose_reduction("c", s.get_loops("c")[2]),
+                                         s.skip_turns("c", s.get_loops("c")[0])),
+                      "skip_turns 'c': blocks ['c_init'] are in the loop too"),
+    "turns of a sum that begins": (spread, lambda s: s.skip_turns("c", s.get_loops("c")[2]),
+                                   "skip_turns 'c': expected an update block, got a reduction one"),
+    "turns of another": (chain, lambda s: s.skip_turns("d", s.get_loops("c")[0]), "skip_turns"),
+    "turns of lanes": (spread, lambda s: begun(s, 0), "lanes above 0 expected, got 0"),
     "index of none": (two, lambda s: s.cache_index("c", "global"), "it has no index to compute"),
     "tile": (two, lambda s: s.sample_partitioned_tile(s.get_loops("c")[0], 2, 1, 3),
              "sample_partitioned_tile 'i': 3 does not divide the extent 8"),
@@ -256,7 +297,7 @@ def test_refused(name: str) -> None:
     before = str(sch.func)
     with pytest.raises(ScheduleError, match=re.escape(message)):
         step(sch)
-    assert str(sch.func) == before or "fused" in name
+    assert str(sch.func) == before or {"fused", "turns"} & set(name.split())
 
 
 def test_whether_padding_can_be_parted() -> None:

@@ -803,6 +803,8 @@ def test_every_step_has_a_text() -> None:
         "merge",
         "rolling_buffer",
         "set_axis_separator",
+        "share_skipped",
+        "skip_turns",
         "skip_zeros",
         "tensorize",
         "unannotate",

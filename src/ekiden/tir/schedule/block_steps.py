@@ -26,6 +26,7 @@ from ekiden.tir.schedule.decompose_padding import decompose_padding
 from ekiden.tir.schedule.program import RefusedError
 from ekiden.tir.schedule.reindex_cache import reindex_cache_read, reindex_cache_write
 from ekiden.tir.schedule.set_dtype import unsafe_set_dtype
+from ekiden.tir.schedule.skip_turns import share_skipped, skip_turns
 from ekiden.tir.schedule.skip_zeros import skip_zeros
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import BlockRealize, For
@@ -373,6 +374,37 @@ class BlockSteps(Steps):
         given = (self._block(block),)
         made = self._run("skip_zeros", skip_zeros, given, {"lanes": lanes})
         return [_block_handle([each]) for each in made]
+
+    def skip_turns(self, block: BlockLike, *loops: LoopLike, lanes: int = 1) -> list[BlockRV]:
+        """Leave out the turns of loops in which a sum grows by zeros alone; gives the block that
+        looks at the other factor before, where one must.
+
+            for d: for o: for c: y[d] += (x[d + o, c] if d + o < 8 else 0) * w[o, c]
+            -> skip_turns(y, o)
+            for d: for o: if d + o < 8 or not all w finite: for c: y[d] += ...
+
+        The condition may stand in the block or be what an element that it reads was computed by;
+        those count that depend on one of the loops, and on none inside of it. Proved: the block
+        adds to sums that another one begins, alone in the loops; what is left out is 0: for floats,
+        where the condition is over the product too, where "tir.fast_math" has "nnan ninf", or where
+        all of the other factor, an argument of the function, is looked at, in vectors of `lanes`.
+        Refused where there is no such condition.
+        """
+        given = (self._block(block), *map(self._loop, loops))
+        made = self._run("skip_turns", skip_turns, given, {"lanes": lanes})
+        return [_block_handle([each]) for each in made]
+
+    def share_skipped(self, block: BlockLike, *loops: LoopLike) -> float:
+        """The share of all turns, from 0 to 1, that `skip_turns` would leave out; 0 where it would
+        be refused."""
+        given = (self._block(block), *map(self._loop, loops))
+        program = self._program_of(given)
+        realize, *around = (self._resolve(each) for each in given)
+        assert isinstance(realize, BlockRealize)
+        try:
+            return share_skipped(program, realize, *(e for e in around if isinstance(e, For)))
+        except RefusedError:
+            return 0.0
 
     def reuse_buffer(self, block: BlockLike, write_buffer_index: Which) -> None:
         """Keep an intermediate in the memory of what its only reader makes of it.

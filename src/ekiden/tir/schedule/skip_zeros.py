@@ -24,14 +24,10 @@ from collections.abc import Callable, Sequence
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import (
     Add,
-    Intrinsic,
-    Not,
     PrimExpr,
     Var,
-    cast,
     const,
     is_const,
-    maximum,
 )
 from ekiden.ir.prim_visitor import substitute
 from ekiden.tir.expr import Buffer, BufferLoad
@@ -41,6 +37,7 @@ from ekiden.tir.schedule.check import (
     require_sole_writer,
     single_store,
 )
+from ekiden.tir.schedule.finite import Marks
 from ekiden.tir.schedule.kinds import REDUCTION, require_kind, update_of
 from ekiden.tir.schedule.loops import require_plain
 from ekiden.tir.schedule.program import Program, allocated, conjunction, refuse, serial
@@ -57,7 +54,6 @@ from ekiden.tir.stmt import (
     Block,
     BlockRealize,
     BufferStore,
-    ForKind,
     IfThenElse,
     IterKind,
     IterVar,
@@ -194,58 +190,34 @@ class _Whole:
         *self.outer, self.last = [i for i in iters if i.kind is IterKind.SPATIAL]
         self.reduced = [i for i in iters if i.kind is IterKind.REDUCE]
         is_row = store.indices[-1] is self.last.var and self.last.var not in phases.spatial
-        self.lanes = lanes if is_row else 1
-        self.strange = Buffer("strange", (self.last.extent,), "int32")
-        self.any = Buffer("any_strange", (const(1),), "int32")
+        last = self.last.var
+        self.marks = Marks(last.name, last.dtype, self.last.extent, lanes if is_row else 1)
 
     def block(self, name: str) -> BlockRealize:
         """It has no iterators: no other step looks inside."""
-        zero, first = const(0, "int32"), (const(0),)
-        flag = BufferLoad(self.any, first, "int32")
-
-        def seen(at: PrimExpr) -> Stmt:
-            load = BufferLoad(self.strange, (at,), "int32")
-            return BufferStore(self.any, maximum(flag, load), first)
-
+        marks = self.marks
         body = sequence(
-            self.row(lambda at: BufferStore(self.strange, zero, (at,))),
+            marks.cleared(),
             _in_loops(self.outer, self.taken_over),
-            BufferStore(self.any, zero, first),
-            self.row(seen, 1),
-            IfThenElse(flag > 0, self.in_full()),
+            marks.gathered(),
+            IfThenElse(marks.flag > 0, self.in_full()),
         )
-        made = Block(name, (), Allocate(self.strange, Allocate(self.any, body)))
+        made = Block(name, (), marks.within(Allocate(marks.any, body)))
         return BlockRealize((), const(True), made)
-
-    def row(self, body: Callable[[PrimExpr], Stmt], lanes: int = 0) -> Stmt:
-        """A statement for each place of the last axis, in vectors and the rest."""
-        lanes, extent = lanes or self.lanes, self.last.extent
-        whole = Analyzer().simplify(extent // lanes)
-        rest = Analyzer().simplify(extent % lanes)
-        outer, lane, tail = (Var(self.last.var.name, self.last.var.dtype) for _ in range(3))
-        if lanes == 1:
-            return serial(outer, extent, body(outer))
-        vector = serial(lane, const(lanes), body(outer * lanes + lane))
-        made = serial(outer, whole, vector.with_fields(kind=ForKind.VECTORIZED))
-        if is_const(rest, 0):
-            return made
-        return sequence(made, serial(tail, rest, body(whole * lanes + tail)))
 
     def taken_over(self, values: dict[Var, PrimExpr]) -> Stmt:
         """A row of sums to where they belong, and for each place whether one is not finite."""
 
         def taken(at: PrimExpr) -> Stmt:
-            """One sum, and the mark of its column, which stays once it is set in any row."""
+            """One sum, and the mark of its column."""
             here = {**values, self.last.var: at}
             value = BufferLoad(self.sums, self.place(here), self.sums.dtype)
-            is_strange = cast(Not(Intrinsic("isfinite", (value,), "bool")), "int32")
-            before = BufferLoad(self.strange, (at,), "int32")
             return sequence(
                 BufferStore(self.store.buffer, value, self.indices(here)),
-                BufferStore(self.strange, maximum(before, is_strange), (at,)),
+                self.marks.marked(at, value),
             )
 
-        return self.row(taken)
+        return self.marks.row(taken)
 
     def place(self, here: dict[Var, PrimExpr]) -> tuple[PrimExpr, ...]:
         """Where the sum of a place of the result lies."""
@@ -273,11 +245,11 @@ class _Whole:
             def added(terms: dict[Var, PrimExpr]) -> Stmt:
                 """One term of each sum of the row."""
                 known = {**values, **terms}
-                return self.row(
+                return self.marks.row(
                     lambda at: substitute_stmt(self.store, {**known, self.last.var: at})
                 )
 
-            return sequence(self.row(cleared), _in_loops(self.reduced, added))
+            return sequence(self.marks.row(cleared), _in_loops(self.reduced, added))
 
         return _in_loops(self.outer, of_row)
 

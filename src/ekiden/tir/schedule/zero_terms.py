@@ -4,7 +4,7 @@ that are not: what `skip_zeros` is told before it changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from itertools import product
 from math import prod
@@ -192,7 +192,7 @@ def why_inexact(realize: BlockRealize, found: Conditional) -> str:
     if not isinstance(partner, BufferLoad) or partner.buffer in written(block):
         return f"0 times {partner} is not known to be 0"
     used, extents = set(free_vars(*partner.indices)), {i.var: i.extent for i in block.iter_vars}
-    for group in _groups(found.parts):
+    for group in groups_of(found.parts):
         variables = list(dict.fromkeys(v for p in group for v in free_vars(p)))
         sizes = [extents.get(v) for v in variables]
         counts = [n.value for n in sizes if isinstance(n, IntImm)]
@@ -205,7 +205,7 @@ def why_inexact(realize: BlockRealize, found: Conditional) -> str:
     return ""
 
 
-def _groups(parts: Sequence[PrimExpr]) -> list[list[PrimExpr]]:
+def groups_of(parts: Sequence[PrimExpr]) -> list[list[PrimExpr]]:
     """Conditions that share no variables with those of other groups."""
     groups: list[tuple[set[Var], list[PrimExpr]]] = []
     for part in parts:
@@ -232,4 +232,28 @@ def _each_is_taken(
     return all(seen.values())
 
 
-__all__ = ["Conditional", "Phases", "chosen", "conditional", "phases_of", "why_inexact"]
+def share_of(parts: Sequence[PrimExpr], extents: Mapping[Var, PrimExpr]) -> float:
+    """At how many of all points of their variables conditions hold, from 0 to 1; 1 where the points
+    are too many, or their number is not known."""
+    share = 1.0
+    for group in groups_of(parts):
+        variables = list(dict.fromkeys(v for p in group for v in free_vars(p)))
+        sizes = [extents.get(v) for v in variables]
+        counts = [n.value for n in sizes if isinstance(n, IntImm)]
+        if len(counts) < len(sizes) or not 0 < prod(counts) <= MOST_POINTS:
+            continue
+        points = [dict(zip(variables, at, strict=True)) for at in product(*map(range, counts))]
+        held = sum(all(evaluate(p, at) for p in group) for at in points)
+        share *= held / len(points)
+    return share
+
+
+__all__ = [
+    "Conditional",
+    "Phases",
+    "chosen",
+    "conditional",
+    "phases_of",
+    "share_of",
+    "why_inexact",
+]

@@ -54,7 +54,7 @@ class Window:
 
 
 def taps_inside(windows: Sequence[Window], places: Places) -> tuple[Lets, Taps]:
-    """The taps of windows that read data for results at some places, and the names that they have."""
+    """The taps of windows that read data for results at some places, and their names."""
     lets: Lets = []
     taps: dict[int, tuple[PrimExpr, PrimExpr]] = {}
     for axis, (first, last) in places.items():
