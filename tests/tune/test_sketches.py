@@ -281,6 +281,14 @@ def test_what_was_drawn_before_is_not_scheduled_again(monkeypatch: pytest.Monkey
     assert not any(space.refusal(each) for each in set(drawn))
 
 
+@pytest.mark.parametrize("size", [6, 8, 16])
+@pytest.mark.parametrize("processor", ["znver4", "znver3", "nehalem"])
+def test_two_vectors_of_terms_have_a_sketch(size: int, processor: str) -> None:
+    space = te_task(of.norm(1, size, size), Target(f"llvm -mcpu={processor}")).space
+    drawn = space.sample(random.Random(0))
+    assert not space.refusal(drawn)
+
+
 def test_a_program_that_no_rule_knows_is_refused() -> None:
     x = te.placeholder((), name="x")
     with pytest.raises(CompileError, match="no rule has a sketch for 'y'"):

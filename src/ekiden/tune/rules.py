@@ -353,29 +353,26 @@ def _copy_out(schedule: tir.Schedule, loops: Sequence[LoopRV], lanes: int) -> No
 
 
 def rfactor(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """A reduction to few elements: all its terms in one loop, cut into vectors of sums."""
+    """A reduction to few elements: all its terms in one loop, cut into two vectors of sums or
+    more."""
     kinds = _kinds(schedule, name)
     block = schedule.get_block(name)
     loops = schedule.get_loops(block)
     if len(kinds) != len(loops) or IterKind.REDUCE not in kinds:
         return None
     reduced = [x for x, k in zip(loops, kinds, strict=True) if k is IterKind.REDUCE]
-    total = 1
-    for loop in reduced:
-        total *= extent(schedule, loop)
-    lanes = target.lanes("float32")
-    if total < 8 * lanes:
-        return None
-    return _tried(schedule, _rfactor, name, lanes) or None
+    total, lanes = math.prod(extent(schedule, x) for x in reduced), target.lanes("float32")
+    sums = [n for n in SUMS if n * lanes <= total]
+    return _tried(schedule, _rfactor, name, lanes, sums) or None if sums else None
 
 
-def _rfactor(schedule: tir.Schedule, name: str, lanes: int) -> None:
+def _rfactor(schedule: tir.Schedule, name: str, lanes: int, numbers: Sequence[int]) -> None:
     kinds = _kinds(schedule, name)
     block = schedule.get_block(name)
     pairs = zip(schedule.get_loops(block), kinds, strict=True)
     reduced = [x for x, k in pairs if k is IterKind.REDUCE]
     fused = schedule.fuse(*reduced) if len(reduced) > 1 else reduced[0]
-    sums = schedule.sample_categorical(SUMS, _even(SUMS))
+    sums = schedule.sample_categorical(numbers, _even(numbers))
     outer, several, lane = schedule.split(fused, factors=[None, sums, lanes])
     inner = schedule.fuse(several, lane)
     part = schedule.rfactor(inner, 0)
