@@ -17,6 +17,7 @@ from ekiden.tir.stmt import Block, IterKind, PrimFunc
 from ekiden.topi.rule.decision import divisors
 from ekiden.topi.rule.model import SHARE, levels, most_rows, shared_evenly, step_cycles
 from ekiden.tune import rules
+from ekiden.tune.blocks import block_of, extent, is_reduction
 
 COPY = 0.05
 """Share of the time of sums that a copy of their columns may take. Columns that lie apart fall into
@@ -35,7 +36,7 @@ def modelled(func: PrimFunc, names: list[str], target: Target) -> PrimFunc | Non
     if target.kind.has_threads:
         return None
     schedule = tir.Schedule(func, seed=1, error_render_level="none")
-    sums = {name for name in names if rules.is_reduction(schedule, name)}
+    sums = {name for name in names if is_reduction(schedule, name)}
     try:
         for name in reversed(names):
             if name in sums:
@@ -53,7 +54,7 @@ def _elementwise(schedule: tir.Schedule, name: str, target: Target) -> None:
     block = schedule.get_block(name)
 
     def are_sums(blocks: list[tir.BlockRV]) -> bool:
-        return any(rules.is_reduction(schedule, rules.block_of(schedule, b).name) for b in blocks)
+        return any(is_reduction(schedule, block_of(schedule, b).name) for b in blocks)
 
     readers = schedule.get_consumers(block)
     if are_sums(readers):
@@ -95,8 +96,8 @@ class _Sum:
     def of(schedule: tir.Schedule, name: str, target: Target) -> _Sum:
         """Raises ScheduleError for one that has no tiles."""
         handle = schedule.get_block(name)
-        block = rules.block_of(schedule, handle)
-        extents = tuple(rules.extent(schedule, loop) for loop in schedule.get_loops(handle))
+        block = block_of(schedule, handle)
+        extents = tuple(extent(schedule, loop) for loop in schedule.get_loops(handle))
         spatial = [n for n, v in enumerate(block.iter_vars) if v.kind is not IterKind.REDUCE]
         is_plain = len(block.iter_vars) == len(extents)
         if not is_plain or not spatial or extents[spatial[-1]] < target.lanes("float32"):
