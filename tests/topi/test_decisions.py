@@ -305,6 +305,27 @@ def test_steps_stand_in_pairs_where_something_is_brought_ahead(cpu: str) -> None
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("cpu", ["haswell", "znver3", "znver4"])
+@pytest.mark.parametrize(
+    ("stride", "depth", "dilation", "steps"),
+    [(1, 1, 1, 1), (2, 1, 1, 2), (1, 2, 1, 2), (1, 1, 2, 2)],
+)
+def test_steps_that_neighbours_share_stand_alone(
+    stride: int, depth: int, dilation: int, steps: int, cpu: str
+) -> None:
+    """Of a window over one channel the next step of a pixel is this one of the next pixel."""
+    target = Target(f"llvm -mcpu={cpu} -cores=1")
+    panel = 3 * target.lanes("float32")
+    data = te.placeholder((1, 1, 900, depth))
+    weight = te.placeholder((4, 1, 256, depth, panel))
+    layout = f"OHWI{panel}o"
+    strides, dilated = (1, stride), (1, dilation)
+    anchor = conv(data, weight, strides, 0, dilated, 1, "NHWC", layout, channels=4 * panel)
+    made = choose([anchor], target).decision
+    assert made["order"] == "panel" and made["unroll"] == steps
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("cpu", "text"), [("sapphirerapids", "rows=6 wide_rows=3"), ("alderlake", "rows=4 wide_rows=1")]
 )
