@@ -1,6 +1,6 @@
 """Models untuned and tuned: what tuning finds for each kernel, and what a whole run wins by it.
 
-    python benchmarks/tune_models.py tune --manifest models.json --out FOLDER [--trials 100]
+    python benchmarks/tune_models.py tune --manifest models.json --out FOLDER [--trials 100] [--each]
     python benchmarks/tune_models.py compare --manifest models.json --out FOLDER
     python benchmarks/tune_models.py kernels --out FOLDER [--only ID ...]
 
@@ -66,11 +66,28 @@ def tune(options: argparse.Namespace) -> None:
                 shape=None, kernels="", records=Records.open(options.out / f"{name}.json"),
                 measurer=Measurer(threads=1), search=options.search, seed=0, progress=None,
             )  # fmt: skip
-            session.run(options.trials)
+            if options.each:
+                each_kernel(session, options.trials)
+            else:
+                session.run(options.trials)
         except EkidenError as error:
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
             continue
         print(f"{name}: {said(session)}, {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def each_kernel(session: Session, trials: int) -> None:
+    """So many trials of every kernel, the heaviest first: how far defaults are behind is asked of
+    those too that a search for the speed of a model leaves alone."""
+    heaviest = sorted(session.tasks, key=lambda t: t.calls * t.flops, reverse=True)
+    for task in heaviest:
+        own = Session([task], session.records, session.measurer, session.search)
+        started = time.perf_counter()
+        own.run(trials)
+        (state,) = own.states
+        print(f"  {state.trials:4} trials {time.perf_counter() - started:4.0f} s"
+              f" {state.untuned * 1e6:9.1f} us {state.ratio:5.2f} {task.name[:60]}"
+              f" {state.best.choice if state.best else ''} {state.failed or ''}", flush=True)  # fmt: skip
 
 
 def said(session: Session) -> str:
@@ -195,6 +212,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--each", action="store_true", help="so many trials of every kernel")
     parser.add_argument("--search", default="evolution")
     options = parser.parse_args()
     if options.manifest is None and options.command != "kernels":

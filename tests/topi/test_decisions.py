@@ -305,6 +305,27 @@ def test_steps_stand_in_pairs_where_something_is_brought_ahead(cpu: str) -> None
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("cpu", ["haswell", "znver3", "znver4"])
+@pytest.mark.parametrize(
+    ("stride", "depth", "dilation", "steps"),
+    [(1, 1, 1, 1), (2, 1, 1, 2), (1, 2, 1, 2), (1, 1, 2, 2)],
+)
+def test_steps_that_neighbours_share_stand_alone(
+    stride: int, depth: int, dilation: int, steps: int, cpu: str
+) -> None:
+    """Of a window over one channel the next step of a pixel is this one of the next pixel."""
+    target = Target(f"llvm -mcpu={cpu} -cores=1")
+    panel = 3 * target.lanes("float32")
+    data = te.placeholder((1, 1, 900, depth))
+    weight = te.placeholder((4, 1, 256, depth, panel))
+    layout = f"OHWI{panel}o"
+    strides, dilated = (1, stride), (1, dilation)
+    anchor = conv(data, weight, strides, 0, dilated, 1, "NHWC", layout, channels=4 * panel)
+    made = choose([anchor], target).decision
+    assert made["order"] == "panel" and made["unroll"] == steps
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("cpu", "text"), [("sapphirerapids", "rows=6 wide_rows=3"), ("alderlake", "rows=4 wide_rows=1")]
 )
@@ -354,12 +375,14 @@ def test_copied_channels_give_what_data_in_place_give(
     stride: int, padding: tuple[int, int, int, int], dilation: int
 ) -> None:
     """Borders may be longer than a kernel: lines of results and whole bands then read nothing."""
-    data, weight = te.placeholder((2, 9, 11, 21)), te.placeholder((3, 3, 21, 1))
-    anchor = conv(data, weight, stride, padding, dilation, 21, "NHWC", "HWOI")
-    arrays, made = [random(2, 9, 11, 21), random(3, 3, 21, 1)], []
+    vectors = max(1, 16 // TARGET.lanes("float32"))  # of a line of the cache
+    many = vectors * TARGET.lanes("float32") + 5
+    data, weight = te.placeholder((2, 9, 11, many)), te.placeholder((3, 3, many, 1))
+    anchor = conv(data, weight, stride, padding, dilation, many, "NHWC", "HWOI")
+    arrays, made = [random(2, 9, 11, many), random(3, 3, many, 1)], []
     for near in (0, 1, 2):
         got = np.full([int(str(d)) for d in anchor.shape], np.nan, "float32")
-        fixed = {"near": near, "vectors": 2}
+        fixed = {"near": near, "vectors": vectors}
         compiled([data, weight], anchor, "depthwise_conv_nhwc", fixed, TARGET)(*arrays, got)
         made.append(got)
     assert np.array_equal(made[0], made[1])

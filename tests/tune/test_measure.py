@@ -161,6 +161,10 @@ def test_arrays_have_guards() -> None:
         ([np.nan, 2.0], [np.nan, 2.0], True),
         ([np.inf, 2.0], [1.0, 2.0], False),
         ([0.0, 2.0], [np.nan, 2.0], False),
+        ([1.0] * 70000, [1.0] * 70000, True),  # more than are compared at a time
+        ([1.0] * 70000, [1.0] * 69999 + [1.1], False),
+        ([2.0] + [9e3] * 70000, [1.0] + [9e3] * 70000, True),  # the scale is that of all
+        ([], [], True),
     ],
 )
 def test_results_agree_up_to_the_order_of_sums(
@@ -201,7 +205,24 @@ def test_what_is_hopeless_is_called_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
         return call
 
-    made = [taking(n, seconds) for n, seconds in enumerate((0.1, 0.12, 0.4))]
+    made = [taking(n, seconds) for n, seconds in enumerate((0.1, 0.105, 0.4))]
     times = race(made, [0, 1, 2], 12, math.inf, 1, False)
     assert calls[2] == len(times[2]) == 1 and len(times[0]) == 12
     assert compared(times[2], times[0]) == pytest.approx(4)
+    again = race(made, [0, 1, 2], 12, math.inf, 1, False, [0.1, 0.105, 0.4])
+    assert calls[2] == 1 and again[2] == [0.4], "its results were asked for before"
+
+
+@pytest.mark.parametrize(("unit", "turns"), [(1e-5, [12, 9, 5, 3]), (0.1, [12, 3, 2, 1])])
+def test_a_long_call_is_several_turns(
+    unit: float, turns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(run_job, "_clock", lambda threads: lambda: now[0])
+
+    def taking(seconds: float) -> Callable[[], None]:
+        return lambda: now.__setitem__(0, now[0] + seconds)
+
+    made = [taking(unit * factor) for factor in (1, 1.1, 1.3, 1.7)]
+    times = race(made, [0, 1, 2, 3], 12, math.inf, 1, False)
+    assert [len(t) for t in times] == turns

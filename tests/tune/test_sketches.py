@@ -20,7 +20,7 @@ from ekiden.tune import Candidate, Measurer, Session, Task, schedule_task, te_ta
 from ekiden.tune import te_workload as of
 from ekiden.tune.program import DEFAULT
 from ekiden.tune.rules import RULES
-from ekiden.tune.sketch import TraceSpace, block_names, sketches
+from ekiden.tune.sketch import Sketch, TraceSpace, block_names, sketches
 from ekiden.tune.untuned import modelled
 from long_runs import alike
 
@@ -88,6 +88,16 @@ def doubled(rows: int = 8, depth: int = 16) -> of.Tensors:
     return [a, b, te.compute(c.shape, lambda *at: c[at] * 2.0 + 1.0, name="doubled")]
 
 
+def largest_of_rows(m: int, n: int) -> of.Tensors:
+    """The largest of each row of the absolute values of two matrices' sum."""
+    a, b = te.placeholder((2, m, n), name="a"), te.placeholder((2, m, n), name="b")
+    r = te.reduce_axis((0, n), "r")
+    most = te.compute(
+        (2, m), lambda s, i: te.max(te.abs(a[s, i, r] + b[s, i, r]), axis=r), name="most"
+    )
+    return [a, b, most]
+
+
 def bytes_of_rows(m: int = 8, n: int = 32, k: int = 24) -> of.Tensors:
     """Products of bytes, both factors in rows."""
     a, b = te.placeholder((m, k), "uint8", "a"), te.placeholder((n, k), "int8", "b")
@@ -110,6 +120,55 @@ def test_what_reads_a_tile_is_computed_in_it() -> None:
     np.testing.assert_allclose(run(made), run(func), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("cpu", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize(
+    ("tensors", "exact"),
+    [
+        (of.softmax(16, 64), True),
+        (of.softmax(5, 40), False),  # rows that no group divides, and no vector
+        (largest_of_rows(3, 48), True),
+    ],
+)
+def test_what_shares_rows_is_computed_row_by_row(
+    tensors: of.Tensors, exact: bool, cpu: str
+) -> None:
+    """Vectors along each row, whose lanes are combined once, and stages of a few rows together."""
+    func, source = te.create_prim_func(tensors), random.Random(cpu)
+    wanted = run(func)
+    made = [s for s in sketches(func, Target(f"llvm -mcpu={cpu}")) if "_rf" in lowered(func, s)]
+    assert made or not exact
+    for each in made:
+        space = TraceSpace(func, (each.trace,), (each.name,))
+        for _ in range(3):
+            schedule = tir.Schedule(func)
+            Trace.from_json(space.sample(source).choice).apply_to_schedule(schedule)
+            np.testing.assert_allclose(run(schedule.func), wanted, rtol=1e-5, atol=1e-6)
+    if exact:
+        text = tir.transform.lower(schedule.func).script()
+        assert "VectorReduce" in text and "T.Broadcast(0, 16) +" not in text
+
+
+def lowered(func: PrimFunc, sketch: Sketch) -> str:
+    """The program of a sketch."""
+    schedule = tir.Schedule(func)
+    sketch.trace.apply_to_schedule(schedule)
+    return schedule.func.script()
+
+
+def test_candidates_know_what_is_known_of_a_rows_values() -> None:
+    """As kernels of families do: no power of a softmax is above 1, and a quotient by their sum is
+    a product."""
+    processor, device = Target("llvm -mcpu=x86-64-v3"), Target("opencl")
+    softmax = of.softmax(16, 64)
+    written = te.create_prim_func(softmax)
+    task = te_task(softmax, processor)
+    assert isinstance(task.source.function, PrimFunc)
+    text = task.source.function.script()
+    assert "T.exp(T.min(" in text and "T.fma(" in text and "T.exp(T.min(" not in written.script()
+    np.testing.assert_allclose(run(task.source.function), run(written), rtol=1e-6)
+    assert te_task(softmax, Target("llvm")).workload == te_task(softmax, device).workload
+
+
 def test_an_instruction_for_products_of_bytes() -> None:
     func = te.create_prim_func(bytes_of_rows())
     rng = np.random.default_rng(0)
@@ -123,6 +182,21 @@ def test_an_instruction_for_products_of_bytes() -> None:
     np.testing.assert_array_equal(out, a.astype(np.int32) @ b.astype(np.int32).T)
     plain = sketches(func, Target("llvm -mcpu=x86-64-v2"))
     assert not any("tensorize" in s.name for s in plain)
+
+
+@pytest.mark.parametrize("tensors", [bytes_of_rows(), of.softmax(16, 64)])
+def test_processes_that_build_candidates_know_their_instructions(tensors: of.Tensors) -> None:
+    task = te_task(tensors)
+    assert isinstance(task.space, TraceSpace)
+    named = {n: t for n, t in zip(task.space.names, task.space.traces, strict=True)
+             if any(i.kind == "tensorize" for i in t.insts)}  # fmt: skip
+    if not named:
+        pytest.skip("this processor has no such instruction")
+    assert isinstance(task.source.function, PrimFunc)
+    space = TraceSpace(task.source.function, tuple(named.values()), tuple(named))
+    measurer = Measurer(turns=3, race_seconds=0.05, jobs=1)
+    (outcome,) = measurer.measure(task, [space.sample(random.Random(0))])
+    assert outcome.status == "ok", outcome.said
 
 
 def test_a_device_has_blocks_and_threads(opencl: Device) -> None:
@@ -265,7 +339,7 @@ def test_a_schedule_with_sampling_is_tuned() -> None:
 
 def test_what_was_drawn_before_is_not_scheduled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search draws the same candidates more and more often, the longer it goes on."""
-    space = te_task(of.norm(1, 8, 8)).space
+    space = te_task(of.norm(1, 16, 16)).space
     applied: list[object] = []
     apply = Trace.apply_to_schedule
 
@@ -287,6 +361,15 @@ def test_two_vectors_of_terms_have_a_sketch(size: int, processor: str) -> None:
     space = te_task(of.norm(1, size, size), Target(f"llvm -mcpu={processor}")).space
     drawn = space.sample(random.Random(0))
     assert not space.refusal(drawn)
+
+
+@pytest.mark.parametrize("columns", [4, 5, 8, 12, 24])
+@pytest.mark.parametrize("processor", ["znver4", "znver3", "nehalem"])
+def test_products_of_few_columns_have_tiles(columns: int, processor: str) -> None:
+    target = Target(f"llvm -mcpu={processor}")
+    task = te_task(of.matmul(1, 6, columns, 7), target)
+    assert not task.space.refusal(task.space.sample(random.Random(0)))
+    assert "register" in str(task.source.untuned)
 
 
 def test_a_program_that_no_rule_knows_is_refused() -> None:

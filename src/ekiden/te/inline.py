@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import IntImm, PrimExpr, Var
@@ -128,7 +128,20 @@ def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -
     """
     stay = set(keep) | set(outputs)
     order = post_order_tensors(outputs)
-    inliner = Inliner({t for t in order if is_injective(t) and t not in stay})
+    inlined = {t for t in order if is_injective(t) and t not in stay}
+    inliner = Inliner(inlined)
+    return rebuilt(outputs, inliner.expr, inlined)
+
+
+def rebuilt(
+    outputs: Sequence[Tensor],
+    change: Callable[[PrimExpr], PrimExpr],
+    left_out: Collection[Tensor] = (),
+) -> list[Tensor]:
+    """The outputs with `change` of the bodies of all computations that they are made of, but those
+    left out, which nothing may read any more. Bodies are changed as they were written, and then
+    read what their producers became.
+    """
     new: dict[Tensor, Tensor] = {}
     ops: dict[ComputeOp, ComputeOp] = {}
 
@@ -138,7 +151,7 @@ def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -
             return e.with_fields(producer=new[e.producer])
         return e
 
-    for tensor in order:
+    for tensor in post_order_tensors(outputs):
         op = tensor.op
         if isinstance(op, ExternOp):
             swapped = tuple(new.get(t, t) for t in op.inputs)
@@ -147,9 +160,9 @@ def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -
                 if swapped == op.inputs
                 else tensor.with_fields(op=op.with_fields(inputs=swapped))
             )
-        elif isinstance(op, ComputeOp) and not (is_injective(tensor) and tensor not in stay):
+        elif isinstance(op, ComputeOp) and tensor not in left_out:
             if op not in ops:
-                body = tuple(rewrite(inliner.expr(b), repoint) for b in op.body)
+                body = tuple(rewrite(change(b), repoint) for b in op.body)
                 ops[op] = op.with_fields(
                     body=body
                     if any(a is not b for a, b in zip(body, op.body, strict=True))

@@ -26,8 +26,8 @@ from ekiden.runtime.files import PathName, named
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Decision
+from ekiden.tune.blocks import block_of
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.rules import block_of
 from ekiden.tune.sketch import TraceSpace, text_of
 from ekiden.tune.task import Task
 from ekiden.tune.template import TemplateSpace

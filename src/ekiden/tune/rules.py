@@ -5,6 +5,7 @@
     tile       a reduction over a tile of registers: rows, vectors, which loop is outside; what
                reads it in the tile, or a copy of what it reads side by side, or blocks of terms
     tensorize  products of bytes by instructions of the target, of weights put in their order
+    placed     what a step for another block has put into a loop of it stays there
     rfactor    a reduction to few elements by several sums
     threads    on devices: blocks and threads, tiles of theirs, memory that a block shares
     spread     anything else: vectors over its last axis, threads over its first
@@ -28,10 +29,22 @@ from ekiden.target import Target
 from ekiden.tir.index_map import IndexMap
 from ekiden.tir.regions import block_regions
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
-from ekiden.tir.stmt import Block, For, IterKind
+from ekiden.tir.stmt import Block, IterKind
 from ekiden.tir.tensor_intrin.x86 import VNNI_DOT_16x4_INTRIN
 from ekiden.tir.transform.bring_ahead import KEY as BRING_AHEAD
 from ekiden.topi.rule.decision import divisors
+from ekiden.tune.blocks import (
+    block_of,
+    even,
+    extent,
+    is_reduction,
+    kinds_of,
+    lanes_within,
+    sampled,
+    share,
+    tried,
+)
+from ekiden.tune.rows import in_rows, placed
 
 Rule: TypeAlias = Callable[[tir.Schedule, str, Target], "list[tir.Schedule] | None"]
 """(schedule, name of a block, target) -> the schedules it may have; None for a block that is not
@@ -52,56 +65,11 @@ SUMS = (2, 4, 8)
 """Vectors of sums that a reduction to few elements has."""
 
 
-def extent(schedule: tir.Schedule, loop: LoopRV) -> int:
-    """Turns of a loop; 0 where they are not known."""
-    found = schedule.get(loop)
-    assert isinstance(found, For), found
-    return int(found.extent.value) if isinstance(found.extent, IntImm) else 0
-
-
-def block_of(schedule: tir.Schedule, handle: BlockRV) -> Block:
-    """The block that a handle stands for."""
-    found = schedule.get(handle)
-    assert isinstance(found, Block), found
-    return found
-
-
-def _kinds(schedule: tir.Schedule, name: str) -> list[IterKind]:
-    return [v.kind for v in block_of(schedule, schedule.get_block(name)).iter_vars]
-
-
-def is_reduction(schedule: tir.Schedule, name: str) -> bool:
-    """Whether a block sums."""
-    return IterKind.REDUCE in _kinds(schedule, name)
-
-
-def _even(candidates: Sequence[int]) -> list[float]:
-    return [1.0 / len(candidates)] * len(candidates)
-
-
-DRAWS = 3
-"""How often steps are tried that refuse some of the numbers they sample."""
-
-
-def _tried(schedule: tir.Schedule, step: Callable[..., None], *given: object) -> list[tir.Schedule]:
-    """A copy with some steps; none where one of them is refused, whatever they draw."""
-    for _ in range(DRAWS):
-        copy = schedule.copy()  # which draws for itself
-        try:
-            step(copy, *given)
-        except ScheduleError:
-            if not copy.trace.decisions:
-                break
-            continue
-        return [copy]
-    return []
-
-
 def inline(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
     """An injective block that another reads: in its readers; and as it is, in vectors."""
     if is_reduction(schedule, name) or not schedule.get_consumers(schedule.get_block(name)):
         return None
-    return [*_tried(schedule, _inlined, name), vectors(schedule.copy(), name, target)]
+    return [*tried(schedule, _inlined, name), vectors(schedule.copy(), name, target)]
 
 
 def _inlined(schedule: tir.Schedule, name: str) -> None:
@@ -116,7 +84,7 @@ def spread(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedu
     block = schedule.get_block(name)
     made = [block_of(schedule, b).name for b in schedule.get_producers(block)]
     waits = [schedule] if sum(is_reduction(schedule, each) for each in made) == 1 else []
-    return [*waits, vectors(schedule.copy(), name, target)]
+    return [*waits, vectors(schedule.copy(), name, target), *in_rows(schedule, name, target)]
 
 
 def vectors(schedule: tir.Schedule, name: str, target: Target) -> tir.Schedule:
@@ -139,36 +107,30 @@ def _row_vectors(schedule: tir.Schedule, loops: list[LoopRV], lanes: int) -> Non
         outer, lane = schedule.split(loops[-1], factors=[None, lanes])
         schedule.vectorize(lane)
         loops = [*loops[:-1], outer]
-    _threads(schedule, loops)
-
-
-def _threads(schedule: tir.Schedule, loops: Sequence[LoopRV]) -> None:
-    """The first loop of several turns is shared by threads."""
-    for loop in loops:
-        if extent(schedule, loop) > 1:
-            schedule.parallel(loop)
-            return
+    share(schedule, loops)
 
 
 def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
     """A reduction with an element per turn of some loops: its sums stay in registers, rows of
     vectors of them; for each loop that rows may be of, with columns, rows or terms outside."""
-    kinds = _kinds(schedule, name)
+    kinds = kinds_of(schedule, name)
     loops = schedule.get_loops(schedule.get_block(name))
     if len(kinds) != len(loops) or IterKind.REDUCE not in kinds:
         return None
     spatial = [i for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
-    lanes = target.lanes("float32")
-    if not spatial or extent(schedule, loops[spatial[-1]]) < lanes:
+    along = extent(schedule, loops[spatial[-1]]) if spatial else 0
+    lanes = lanes_within(along, target)
+    if along < lanes:
         return None
+    blocks = lanes == target.lanes("float32")
     rows = [i for i in spatial[:-1] if extent(schedule, loops[i]) > 1]
     found: list[tir.Schedule] = []
     for row in [*rows[-2:], -1] if rows else [-1]:
         for outside in ("rows", "columns") if row >= 0 else ("rows",):
             for packs in (False, True) if outside == "columns" else (False,):
-                found += _tried(schedule, tiled, name, row, outside == "columns", packs, lanes)
-        found += _tried(schedule, blocked, name, row, target) if row >= 0 else []
-    return found or None
+                found += tried(schedule, tiled, name, row, outside == "columns", packs, lanes)
+        found += tried(schedule, blocked, name, row, target) if row >= 0 and blocks else []
+    return [*found, *in_rows(schedule, name, target)] or None
 
 
 def skip(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
@@ -195,7 +157,7 @@ def _reader(schedule: tir.Schedule, name: str) -> BlockRV | None:
     if len(readers) != 1:
         return None
     reader = block_of(schedule, readers[0])
-    kinds, mine = _kinds(schedule, reader.name), _kinds(schedule, name)
+    kinds, mine = kinds_of(schedule, reader.name), kinds_of(schedule, name)
     is_plain = len(schedule.get_loops(readers[0])) == len(kinds)
     spatial = [k for k in mine if k is not IterKind.REDUCE]
     return readers[0] if is_plain and kinds == spatial else None
@@ -209,7 +171,7 @@ def tiled(
     loops that the second factor is the same for. chosen: vectors and rows of a tile and steps that
     stand one after the other, where they are not sampled."""
     block = schedule.get_block(name)
-    kinds = _kinds(schedule, name)
+    kinds = kinds_of(schedule, name)
     out = _reader(schedule, name)
     if out is None:
         out = schedule.cache_write(block, 0, "register")
@@ -220,19 +182,19 @@ def tiled(
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
     pick = chosen or (None, None, None)
     above = loops_of_panel(block_of(schedule, block))
-    width = _sampled(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
+    width = sampled(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
     column_tile, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
     outer, inner = [*spatial[:-1], column_tile], [vector, lane]
     if row >= 0:
         heights = [r for r in ROWS if r <= extent(schedule, loops[row])]
-        rows = _sampled(schedule, heights, pick[1])
+        rows = sampled(schedule, heights, pick[1])
         at = spatial.index(loops[row])
         outer[at], row_loop = schedule.split(loops[row], factors=[None, rows])
         inner.insert(0, row_loop)
         schedule.unroll(row_loop)
         if columns_first:
             outer.insert(above, outer.pop())
-    unroll = _sampled(schedule, unrolls(extent(schedule, reduced[-1])), pick[2])
+    unroll = sampled(schedule, unrolls(extent(schedule, reduced[-1])), pick[2])
     last, step = schedule.split(reduced[-1], factors=[None, unroll])
     schedule.reorder(*outer, *reduced[:-1], last, step, *inner)
     schedule.unroll(step)
@@ -249,7 +211,7 @@ def tiled(
         schedule.vectorize(lane)
     schedule.decompose_reduction(block, reduced[0] if len(reduced) > 1 else last)
     _without_padding(schedule, block, reduced[:-1], lanes)
-    _threads(schedule, outer)
+    share(schedule, outer)
 
 
 def _without_padding(
@@ -275,7 +237,7 @@ def blocked(
     where they are not sampled."""
     block, reader = schedule.get_block(name), _reader(schedule, name)
     lanes = target.lanes("float32")
-    kinds, above = _kinds(schedule, name), loops_of_panel(block_of(schedule, block))
+    kinds, above = kinds_of(schedule, name), loops_of_panel(block_of(schedule, block))
     loops = schedule.get_loops(block)
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
@@ -284,24 +246,24 @@ def blocked(
         raise ScheduleError(f"{name}: no rows share what it reads along columns")
     pick = chosen or (None, None, None, None)
     few = [d for d in divisors(extent(schedule, reduced[-1])) if d <= MOST_STEPS]
-    steps = _sampled(schedule, few, pick[3])
+    steps = sampled(schedule, few, pick[3])
     second = block_regions(block_of(schedule, block))[0][1].buffer
     outer, _ = schedule.split(reduced[-1], factors=[None, steps])
     outer = schedule.fuse(*reduced[:-1], outer) if len(reduced) > 1 else outer
     part = schedule.rfactor(outer, 0)
     schedule.set_scope(part, 0, "register")
     *spatial, outer = schedule.get_loops(block)
-    width = _sampled(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
+    width = sampled(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
     columns, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
     heights = [r for r in ROWS if r <= extent(schedule, spatial[at])]
-    rows = _sampled(schedule, heights, pick[1])
+    rows = sampled(schedule, heights, pick[1])
     tiles, each = schedule.split(spatial[at], factors=[None, rows])
     between = [*spatial[above:at], tiles, *spatial[at + 1 : -1]]
     schedule.reorder(*spatial[:above], outer, *between, columns, each, vector, lane)
     schedule.compute_at(part, columns, preserve_unit_loops=True)
     own = schedule.get_loops(part)[-len(spatial) - 1 :]
     own_vector, own_lane = schedule.split(own[-2], factors=[None, lanes])
-    last, step = schedule.split(own[-1], factors=[None, _sampled(schedule, UNROLLS, pick[2])])
+    last, step = schedule.split(own[-1], factors=[None, sampled(schedule, UNROLLS, pick[2])])
     schedule.reorder(last, step, own[at], own_vector, own_lane)
     for loop in (each, vector, step, own[at], own_vector):
         schedule.unroll(loop)
@@ -311,7 +273,7 @@ def blocked(
     read = [r.buffer.name for r in block_regions(block_of(schedule, part))[0]].index(second.name)
     schedule.annotate(step, BRING_AHEAD, [read, steps, width * lanes])
     schedule.decompose_reduction(block, outer)
-    _threads(schedule, spatial[:above])
+    share(schedule, spatial[:above])
     if reader is not None:
         vectors(schedule, block_of(schedule, reader).name, target)
 
@@ -324,11 +286,6 @@ def loops_of_panel(block: Block) -> int:
     spatial = [v for v in block.iter_vars if v.kind is not IterKind.REDUCE][:-1]
     moving = [n + 1 for n, v in enumerate(spatial) if v.var in used and not is_const(v.extent, 1)]
     return max(moving, default=0)
-
-
-def _sampled(schedule: tir.Schedule, numbers: Sequence[int], chosen: int | None) -> ExprRV:
-    decision = None if chosen is None else list(numbers).index(chosen)
-    return schedule.sample_categorical(numbers, _even(numbers), decision)
 
 
 def unrolls(terms: int) -> list[int]:
@@ -355,7 +312,7 @@ def _copy_out(schedule: tir.Schedule, loops: Sequence[LoopRV], lanes: int) -> No
 def rfactor(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
     """A reduction to few elements: all its terms in one loop, cut into two vectors of sums or
     more."""
-    kinds = _kinds(schedule, name)
+    kinds = kinds_of(schedule, name)
     block = schedule.get_block(name)
     loops = schedule.get_loops(block)
     if len(kinds) != len(loops) or IterKind.REDUCE not in kinds:
@@ -363,16 +320,17 @@ def rfactor(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sched
     reduced = [x for x, k in zip(loops, kinds, strict=True) if k is IterKind.REDUCE]
     total, lanes = math.prod(extent(schedule, x) for x in reduced), target.lanes("float32")
     sums = [n for n in SUMS if n * lanes <= total]
-    return _tried(schedule, _rfactor, name, lanes, sums) or None if sums else None
+    made = tried(schedule, _rfactor, name, lanes, sums) if sums else []
+    return [*made, *in_rows(schedule, name, target)] or None
 
 
 def _rfactor(schedule: tir.Schedule, name: str, lanes: int, numbers: Sequence[int]) -> None:
-    kinds = _kinds(schedule, name)
+    kinds = kinds_of(schedule, name)
     block = schedule.get_block(name)
     pairs = zip(schedule.get_loops(block), kinds, strict=True)
     reduced = [x for x, k in pairs if k is IterKind.REDUCE]
     fused = schedule.fuse(*reduced) if len(reduced) > 1 else reduced[0]
-    sums = schedule.sample_categorical(numbers, _even(numbers))
+    sums = schedule.sample_categorical(numbers, even(numbers))
     outer, several, lane = schedule.split(fused, factors=[None, sums, lanes])
     inner = schedule.fuse(several, lane)
     part = schedule.rfactor(inner, 0)
@@ -394,7 +352,7 @@ HEIGHTS = (1, 2, 4, 6, 8, 12)
 def tensorize(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
     """Sums of products that an instruction of the target computes: of a second factor that lies in
     its order, or of a copy that does."""
-    kinds = _kinds(schedule, name)
+    kinds = kinds_of(schedule, name)
     loops = schedule.get_loops(schedule.get_block(name))
     if len(kinds) != len(loops) or IterKind.REDUCE not in kinds or target.kind.has_threads:
         return None
@@ -405,7 +363,7 @@ def tensorize(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sch
     for ability, a, b, c, intrinsic, lanes, depth in INSTRUCTIONS:
         if target.has(ability) and dtypes == [a, b, c]:
             for packs in (False, True):
-                found += _tried(schedule, _dots, name, intrinsic, lanes, depth, packs)
+                found += tried(schedule, _dots, name, intrinsic, lanes, depth, packs)
     return found or None
 
 
@@ -416,7 +374,7 @@ def _dots(
     out = schedule.cache_write(block, 0, "local")  # vectors of one cannot be registers
     if packs:
         _pack(schedule, block, lanes, depth)
-    kinds, loops = _kinds(schedule, name), schedule.get_loops(block)
+    kinds, loops = kinds_of(schedule, name), schedule.get_loops(block)
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
     if not packs and [extent(schedule, x) for x in (spatial[-1], reduced[-1])] != [lanes, depth]:
@@ -433,7 +391,7 @@ def _dots(
     _copy_out(schedule, schedule.get_loops(out)[len(outer) :][1 - len(inner) :], lanes)
     init = schedule.decompose_reduction(block, steps[0])
     schedule.vectorize(schedule.get_loops(init)[-1])
-    _threads(schedule, outer)
+    share(schedule, outer)
     schedule.tensorize(lane, intrinsic)
 
 
@@ -466,7 +424,7 @@ def _pack(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int) -> Non
 
     schedule.transform_layout(block, ("read", 1), IndexMap.from_func(packed, 2))
     schedule.transform_block_layout(block, IndexMap.from_func(groups, len(kinds)))
-    _threads(schedule, schedule.get_loops(copy))
+    share(schedule, schedule.get_loops(copy))
 
 
 BLOCKS = (32, 64, 128, 256)
@@ -487,22 +445,22 @@ def threads(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sched
         return None
     if not is_reduction(schedule, name):
         read = bool(schedule.get_consumers(schedule.get_block(name)))
-        return (_tried(schedule, _inlined, name) if read else []) + _each(schedule, name)
-    tiles = [t for shares in (True, False) for t in _tried(schedule, _thread_tile, name, shares)]
+        return (tried(schedule, _inlined, name) if read else []) + _each(schedule, name)
+    tiles = [t for shares in (True, False) for t in tried(schedule, _thread_tile, name, shares)]
     return [*tiles, *_each(schedule, name)]
 
 
 def _each(schedule: tir.Schedule, name: str) -> list[tir.Schedule]:
-    return _tried(schedule, _thread_each, name)
+    return tried(schedule, _thread_each, name)
 
 
 def _thread_each(schedule: tir.Schedule, name: str) -> None:
     """A thread for each element."""
     block = schedule.get_block(name)
-    pairs = zip(schedule.get_loops(block), _kinds(schedule, name), strict=True)
+    pairs = zip(schedule.get_loops(block), kinds_of(schedule, name), strict=True)
     spatial = [x for x, k in pairs if k is not IterKind.REDUCE]
     whole = schedule.fuse(*spatial) if spatial else schedule.add_unit_loop(block)
-    number = schedule.sample_categorical(BLOCKS, _even(BLOCKS))
+    number = schedule.sample_categorical(BLOCKS, even(BLOCKS))
     outer, inner = schedule.split(whole, factors=[None, number])
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
@@ -512,7 +470,7 @@ def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
     """Blocks, threads and elements of a thread along the last two axes; the sums of a thread are
     its own, and of a few terms at a time a block may bring the factors to its memory."""
     block = schedule.get_block(name)
-    kinds = _kinds(schedule, name)
+    kinds = kinds_of(schedule, name)
     sums = schedule.cache_write(block, 0, "local")
     loops = schedule.get_loops(block)
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
@@ -548,8 +506,8 @@ def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
 def _fitting(schedule: tir.Schedule, numbers: Sequence[int], extent: int) -> ExprRV:
     """One of some numbers, of those that divide an axis if there are any."""
     kept = [n for n in numbers if extent % n == 0] or [1]
-    return schedule.sample_categorical(kept, _even(kept))
+    return schedule.sample_categorical(kept, even(kept))
 
 
-RULES: list[Rule] = [threads, inline, skip, tensorize, tile, rfactor, spread]
+RULES: list[Rule] = [placed, threads, inline, skip, tensorize, tile, rfactor, spread]
 """Those that sketches are made by, the first that takes a block: a user may add more."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import TypeAlias, cast
 
@@ -42,6 +42,12 @@ HOPELESS = 3.0
 is not timed again: of kernels that take a tenth of a second most of a search was such."""
 RACE = ((3, 1.5), (5, 1.2), (9, 1.08))
 """After so many turns, a candidate that takes so many times as long as the best goes out."""
+LONG = 3
+"""Turns that a call counts as at most which takes as long as so many timings: a tenth of a second
+is fifty of them, and few candidates of such a kernel are worth the three calls of three turns."""
+BLOCK = 1 << 15
+"""Elements that are compared at a time, which stay in a cache with what is made of them: millions
+at once took five times as long as the convolution that made them."""
 
 
 @dataclass(slots=True)
@@ -125,12 +131,30 @@ def agrees(got: Array, wanted: Array, tolerance: float) -> bool:
     """Whether floats are as near as other orders of a sum are, integers equal."""
     if got.dtype.kind in "biu":
         return bool((got == wanted).all())
+    a, b = got.reshape(-1), wanted.reshape(-1)
+    parts = [slice(start, start + BLOCK) for start in range(0, b.size, BLOCK)]
+    scale = _root_mean_square([b[part] for part in parts])
+    return all(_near(a[part], b[part], tolerance, scale) for part in parts)
+
+
+def _root_mean_square(parts: list[Array]) -> float:
+    """Of the elements that are numbers; 0 where there are none."""
+    total, count = 0.0, 0
+    for part in parts:
+        x = part.astype(np.float64)
+        x = x[np.isfinite(x)]
+        total, count = total + float(x @ x), count + x.size
+    return math.sqrt(total / count) if count else 0.0
+
+
+def _near(got: Array, wanted: Array, tolerance: float, scale: float) -> bool:
     a, b = got.astype(np.float64), wanted.astype(np.float64)
     plain = np.isfinite(b)
     if not np.array_equal(plain, np.isfinite(a)):
         return False
-    scale = float(np.sqrt(np.mean(b[plain] ** 2))) if plain.any() else 0.0
-    return bool((np.abs(a - b)[plain] <= tolerance * (np.abs(b[plain]) + scale)).all())
+    if not plain.all():
+        a, b = a[plain], b[plain]
+    return bool((np.abs(a - b) <= tolerance * (np.abs(b) + scale)).all())
 
 
 TOLERANCE = {"float64": 1e-12, "float32": 5e-4, "float16": 4e-3, "bfloat16": 3.2e-2}
@@ -165,23 +189,26 @@ def _timed(call: Call, count: int, clock: Callable[[], float]) -> float:
 
 
 def race(
-    calls: list[Call], alive: list[int], turns: int, seconds: float, threads: int, is_cold: bool
-) -> list[list[float]]:
-    """Seconds of a call, by candidate and turn; the first is never left out."""
+    calls: list[Call], alive: list[int], turns: int, seconds: float, threads: int, is_cold: bool,
+    first: Sequence[float] = (),
+) -> list[list[float]]:  # fmt: skip
+    """Seconds of a call, by candidate and turn; the first is never left out. `first`: what a call
+    of each took before, as for its results; without, each is called once to know."""
     clock = _clock(threads)
-    first = {index: _timed(calls[index], 1, clock) for index in alive}
+    begun = first or [_timed(c, 1, clock) if i in alive else 0.0 for i, c in enumerate(calls)]
     once = _timed(calls[0], 1, clock)
-    slow = [i for i in alive if first[i] > max(HOPELESS * max(first[0], once), TURN)]
+    slow = [i for i in alive if begun[i] > max(HOPELESS * max(begun[0], once), TURN)]
     count = 1 if is_cold else max(1, min(MOST_CALLS, int(TURN / max(once, 1e-7))))
+    each = max(1, min(LONG, int(once / TURN)))
     evicted = np.zeros(EVICTED if is_cold else 0, np.uint8)
     until = time.perf_counter() + seconds
-    times: list[list[float]] = [[first[i]] if i in slow else [] for i in range(len(calls))]
+    times: list[list[float]] = [[begun[i]] if i in slow else [] for i in range(len(calls))]
     alive = [i for i in alive if i not in slow]
     for turn in range(turns):
         for index in alive if turn % 2 else reversed(alive):
             evicted += 1
             times[index].append(_timed(calls[index], count, clock))
-        alive = still_racing(times, alive, turn + 1)
+        alive = still_racing(times, alive, (turn + 1) * each)
         if time.perf_counter() > until and turn >= 2:
             break
     return times
@@ -227,14 +254,15 @@ def job(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message
         arrays.device = device
         tensors = arrays.tensors()
         calls = [_call(f, tensors, device) for f in functions]
-        _check(calls, arrays, results, int(str(head["seed"])), tell)
+        threads = int(str(head["threads"])) if device is None else 0
+        first = _check(calls, arrays, results, int(str(head["seed"])), tell, _clock(threads))
         alive = [i for i, r in enumerate(results) if "wrong" not in r]
         if 0 not in alive:
             break
         tell({"at": "times"})
         found = race(
             calls, alive, int(str(head["turns"])), float(str(head["race_seconds"])),
-            int(str(head["threads"])) if device is None else 0, bool(head["cold"]),
+            threads, bool(head["cold"]), first,
         )  # fmt: skip
         for i in alive:
             ratio = compared(found[i], found[0])
@@ -262,10 +290,13 @@ def _call(
 
 
 def _check(
-    calls: list[Call], arrays: Arrays, results: list[Head], seed: int, tell: Callable[[Head], None]
-) -> None:
-    """Run each once, and compare what it gives with what the first does."""
+    calls: list[Call], arrays: Arrays, results: list[Head], seed: int,
+    tell: Callable[[Head], None], clock: Callable[[], float],
+) -> list[float]:  # fmt: skip
+    """Run each once, and compare what it gives with what the first does; the seconds of each, 0 of
+    one that is known to be wrong."""
     wanted: list[Array] = []
+    first = [0.0] * len(calls)
     for number, call in enumerate(calls):
         if "wrong" in results[number]:
             continue
@@ -274,7 +305,7 @@ def _check(
             out.view(np.uint8).fill(MARK) if out.flags.c_contiguous and out.ndim else out.fill(0)
         try:
             arrays.send()
-            call()
+            first[number] = _timed(call, 1, clock)
             arrays.fetch()
         except EkidenError as error:
             results[number] = {"wrong": f"{type(error).__name__}: {error}"}
@@ -290,6 +321,7 @@ def _check(
             continue
         found = cast("list[float]", results[number]["sample"])
         results[number]["sample"] = [*found, *sample(arrays.outputs, seed)]
+    return first
 
 
 def difference(got: list[Array], wanted: list[Array]) -> str:

@@ -23,10 +23,11 @@ from ekiden.target import Target
 from ekiden.tir.schedule.sampling import categorical
 from ekiden.tir.schedule.trace import SAMPLING, BlockRV, Instruction, Trace
 from ekiden.tir.stmt import PrimFunc
+from ekiden.tune.blocks import block_of, has_block
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.features import program_features
 from ekiden.tune.program import DEFAULT
-from ekiden.tune.rules import RULES, Rule, block_of
+from ekiden.tune.rules import RULES, Rule
 
 MOST_SKETCHES = 48
 """Of a computation: of more, some of each kind."""
@@ -58,6 +59,8 @@ def sketches(func: PrimFunc, target: Target, rules: Sequence[Rule] = ()) -> list
 def _applied(
     schedule: tir.Schedule, block: str, target: Target, rules: Sequence[Rule]
 ) -> list[tuple[str, tir.Schedule]]:
+    if not has_block(schedule, block):  # a step for another has made an instruction of it
+        return [("", schedule)]
     for rule in rules:
         found = rule(schedule, block, target)
         if found:

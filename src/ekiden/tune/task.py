@@ -30,10 +30,11 @@ from ekiden.te.tensor import Tensor
 from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.stmt import IterKind, PrimFunc
 from ekiden.topi import rule
+from ekiden.topi.rule.row_values import tensors_with_known_values
+from ekiden.tune.blocks import block_of
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import DEFAULT, NAME, Source
 from ekiden.tune.records import Records
-from ekiden.tune.rules import block_of
 from ekiden.tune.sketch import TraceSpace, block_names, sketches
 from ekiden.tune.space import FamilySpace, Space
 from ekiden.tune.untuned import modelled
@@ -159,15 +160,19 @@ def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: s
     processor where its sums have some, else what the families of kernels make of it; candidates are
     sketches. Raises CompileError for one without a sketch."""
     chosen = target_or_current(target)
-    func = create_prim_func(list(tensors))
+    written = create_prim_func(list(tensors))
     inputs, outputs = list(tensors[:-1]), [tensors[-1]]
     called = name or tensors[-1].name
+    # what kernels of families know of a row's values, candidates are written by too
+    func = written
+    if not chosen.kind.has_threads:
+        func = create_prim_func([*inputs, *tensors_with_known_values(outputs, chosen)])
     untuned = modelled(func, block_names(func), chosen)
     if untuned is None:
         untuned = rule.schedule(inputs, outputs, chosen, NAME)
     made = sketches(func, chosen)
     space = TraceSpace(func, tuple(s.trace for s in made), tuple(s.name for s in made))
-    return _program_task(func, untuned, space, called, chosen)
+    return _program_task(func, untuned, space, called, chosen, structural_digest(written))
 
 
 def schedule_task(
@@ -187,15 +192,16 @@ def schedule_task(
         made.append(schedule.trace)
     names = tuple(getattr(way, "__name__", f"way{n}") for n, way in enumerate(ways))
     chosen = target_or_current(target)
-    return _program_task(func, None, TraceSpace(func, tuple(made), names), name, chosen)
+    space = TraceSpace(func, tuple(made), names)
+    return _program_task(func, None, space, name, chosen, structural_digest(func))
 
 
 def _program_task(
-    func: PrimFunc, untuned: PrimFunc | None, space: TraceSpace, name: str, target: Target
-) -> Task:
+    func: PrimFunc, untuned: PrimFunc | None, space: TraceSpace, name: str, target: Target,
+    workload: str,
+) -> Task:  # fmt: skip
     if not space.traces:
         raise CompileError(f"tune: no rule has a sketch for '{name or func.name}'")
-    workload = structural_digest(func)
     source = Source(func, untuned)
     return Task(name or func.name, workload, source, target, space, flops=program_flops(func))
 

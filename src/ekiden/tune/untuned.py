@@ -17,6 +17,7 @@ from ekiden.tir.stmt import Block, IterKind, PrimFunc
 from ekiden.topi.rule.decision import divisors
 from ekiden.topi.rule.model import SHARE, levels, most_rows, shared_evenly, step_cycles
 from ekiden.tune import rules
+from ekiden.tune.blocks import block_of, extent, is_reduction, lanes_within
 
 COPY = 0.05
 """Share of the time of sums that a copy of their columns may take. Columns that lie apart fall into
@@ -35,7 +36,7 @@ def modelled(func: PrimFunc, names: list[str], target: Target) -> PrimFunc | Non
     if target.kind.has_threads:
         return None
     schedule = tir.Schedule(func, seed=1, error_render_level="none")
-    sums = {name for name in names if rules.is_reduction(schedule, name)}
+    sums = {name for name in names if is_reduction(schedule, name)}
     try:
         for name in reversed(names):
             if name in sums:
@@ -53,7 +54,7 @@ def _elementwise(schedule: tir.Schedule, name: str, target: Target) -> None:
     block = schedule.get_block(name)
 
     def are_sums(blocks: list[tir.BlockRV]) -> bool:
-        return any(rules.is_reduction(schedule, rules.block_of(schedule, b).name) for b in blocks)
+        return any(is_reduction(schedule, block_of(schedule, b).name) for b in blocks)
 
     readers = schedule.get_consumers(block)
     if are_sums(readers):
@@ -95,11 +96,12 @@ class _Sum:
     def of(schedule: tir.Schedule, name: str, target: Target) -> _Sum:
         """Raises ScheduleError for one that has no tiles."""
         handle = schedule.get_block(name)
-        block = rules.block_of(schedule, handle)
-        extents = tuple(rules.extent(schedule, loop) for loop in schedule.get_loops(handle))
+        block = block_of(schedule, handle)
+        extents = tuple(extent(schedule, loop) for loop in schedule.get_loops(handle))
         spatial = [n for n, v in enumerate(block.iter_vars) if v.kind is not IterKind.REDUCE]
         is_plain = len(block.iter_vars) == len(extents)
-        if not is_plain or not spatial or extents[spatial[-1]] < target.lanes("float32"):
+        along = extents[spatial[-1]] if is_plain and spatial else 0
+        if along < lanes_within(along, target):
             raise ScheduleError(f"{name}: it has no tile")
         row = next((n for n in reversed(spatial[:-1]) if extents[n] > 1), -1)
         made = _Sum(block, extents, spatial[-1], row, target)
@@ -109,8 +111,8 @@ class _Sum:
 
     @property
     def lanes(self) -> int:
-        """Of a vector."""
-        return self.target.lanes("float32")
+        """Of a vector: of a short row fewer."""
+        return lanes_within(self.extents[self.columns], self.target)
 
     def reads(self) -> list[BufferRegion]:
         """What a term reads."""
@@ -219,8 +221,11 @@ class _Sum:
         line, turns = itemsize("float32") * width, [self.extents[n] for n in self.spatial]
         if not self.is_panel() or line * math.prod(self.terms) <= SHARE * second.size:
             return 0
-        if width % (vectors * self.lanes) or not shared_evenly(
-            math.prod(turns[:above]), self.target.cores
+        is_narrow = self.lanes < self.target.lanes("float32")
+        if (
+            is_narrow
+            or width % (vectors * self.lanes)
+            or not shared_evenly(math.prod(turns[:above]), self.target.cores)
         ):
             return 0
         steps = next((d for d in divisors(self.terms[-1]) if d * line <= first.size // 4), 0)

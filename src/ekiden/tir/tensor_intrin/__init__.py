@@ -7,12 +7,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import ClassVar
 
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.stmt import PrimFunc
+
+BESIDE = ("lanes", "x86", "cuda")
+"""Modules of this folder that register intrinsics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,14 @@ class TensorIntrin:
 
     @staticmethod
     def get(name: str) -> TensorIntrin:
-        """The intrinsic of a name. Raises ScheduleError listing the names there are."""
+        """The intrinsic of a name. Raises ScheduleError listing the names there are.
+
+        Those of the modules beside are there in every process: one that applies a trace has not
+        made it, and imports what a trace names by nothing else.
+        """
+        if name not in TensorIntrin._table:
+            for module in BESIDE:
+                import_module(f"{__name__}.{module}")
         found = TensorIntrin._table.get(name)
         if found is None:
             raise ScheduleError(

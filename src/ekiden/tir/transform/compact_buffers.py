@@ -22,7 +22,7 @@ from ekiden.arith.determine import image_box
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.range import Range
 from ekiden.tir.contents import buffers_inside
-from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp
 from ekiden.tir.regions import Access, accesses, region
 from ekiden.tir.stmt import (
     Allocate,
@@ -45,6 +45,14 @@ from ekiden.tir.visitor import (
 )
 
 
+def _less(index: PrimExpr, low: PrimExpr) -> PrimExpr:
+    """index - low; a line of elements stays one, which is a load, where a difference of vectors is
+    a gather."""
+    if isinstance(index, Ramp):
+        return index.with_fields(base=index.base - low)
+    return index - low
+
+
 class _Shift(ExprRewriter):
     """Accesses of a buffer become accesses of its compact form."""
 
@@ -54,7 +62,7 @@ class _Shift(ExprRewriter):
         self._low = [r.min for r in ranges]
 
     def _moved(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
-        return tuple(i - low for i, low in zip(indices, self._low, strict=True))
+        return tuple(_less(i, low) for i, low in zip(indices, self._low, strict=True))
 
     def _load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, (BufferLoad, BufferAddress)) and e.buffer is self._old:

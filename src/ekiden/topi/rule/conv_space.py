@@ -98,9 +98,24 @@ class ConvSizes:
         """Of a tile. Rows of data lie a pixel apart, or a stride."""
         size = self.product
         across = None if self.is_flat else size_of(self.geometry.out[2])
-        pixel = size_of(simplify(self.geometry.data[3] * self.geometry.strides[1]))
         rows = size.rows if across is None else across
-        return tile_rows(self.vectors, Product(rows, size.columns, pixel, size.dtype), self.target)
+        distance = Product(rows, size.columns, self.pixel, size.dtype)
+        return tile_rows(self.vectors, distance, self.target)
+
+    @property
+    def pixel(self) -> int | None:
+        """Elements from the data of a pixel of a line to those of the next, if they are known."""
+        return size_of(simplify(self.geometry.data[3] * self.geometry.strides[1]))
+
+    def unroll(self, blocking: Blocking, order: str, ahead: int) -> int:
+        """Steps of k that stand one after the other: as many as the model has for any product, but
+        one where the next step of a pixel reads what this one of the next pixel does. A compiler
+        loads that once for both, for all rows of a tile, and no registers are left for the sums
+        (one channel, stride 1, window 256, 36 and 96 channels: by one step 0.29 to 0.70 of the time
+        on Zen 4, 0.43 to 0.48 as Zen 3)."""
+        steps = blocking.unroll(order, ahead)
+        along = self.row_steps is not None and self.geometry.kernel[1] > 1
+        return 1 if along and self.pixel is not None and self.pixel < steps else steps
 
     def order(self, blocking: Blocking) -> str:
         """The outer loop. Lines of pixels read from bands of data in the second-level cache, unless
@@ -161,5 +176,5 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     chosen.setdefault("k_block", sizes.k_block(blocking, order))
     own = int(chosen.setdefault("own", blocking.own(order)))
     spread = int(chosen.setdefault("spread", blocking.spread(order) if sizes.is_flat else 0))
-    chosen.setdefault("unroll", blocking.unroll(order, own or spread))
+    chosen.setdefault("unroll", sizes.unroll(blocking, order, own or spread))
     return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})

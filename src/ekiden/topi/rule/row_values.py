@@ -10,7 +10,7 @@ powers                            off by: processors divide one vector in five c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ekiden.arith import prove_equal
 from ekiden.ir import dtype as dt
@@ -19,8 +19,9 @@ from ekiden.ir.prim import Cast, Div, Intrinsic, PrimExpr, Sub, Var, const, mini
 from ekiden.ir.prim_visitor import post_order, rewrite, substitute
 from ekiden.ir.structural import structural_equal
 from ekiden.target import Target
+from ekiden.te.inline import post_order_tensors, rebuilt
 from ekiden.te.reducer import Reduce, ReduceAxis
-from ekiden.te.tensor import ComputeOp, ProducerLoad
+from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import broadcast
 
 
@@ -40,6 +41,13 @@ def with_known_values(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: T
 
     has_fma = target.has("fma")
     return rewrite(expr, change)
+
+
+def tensors_with_known_values(outputs: Sequence[Tensor], target: Target) -> list[Tensor]:
+    """The same of all computations that outputs are made of, before any of them is scheduled."""
+    made = (t.op for t in post_order_tensors(outputs))
+    extents = {a.var: a.extent for op in made if isinstance(op, ComputeOp) for a in op.axis}
+    return rebuilt(outputs, lambda body: with_known_values(body, extents, target))
 
 
 def power_at_most_one(x: PrimExpr) -> PrimExpr:
@@ -121,4 +129,4 @@ def _uncast(e: PrimExpr) -> PrimExpr:
     return e
 
 
-__all__ = ["with_known_values"]
+__all__ = ["tensors_with_known_values", "with_known_values"]

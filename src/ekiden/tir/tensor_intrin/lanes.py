@@ -1,0 +1,65 @@
+"""Tensor intrinsics that combine the lanes of a vector: importing this module registers them.
+
+    from ekiden.tir.tensor_intrin.lanes import lanes_intrin
+    schedule.tensorize(loop, lanes_intrin("sum", 16))
+
+    for i in range(16): c[0] = c[0] + a[i]   ->   c[0] = c[0] + T.VectorReduce("sum", a[0:16])
+
+A sum takes lanes in another order than from left to right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.ir.prim import Add, BinaryExpr, Max, Min, Var, binary, const
+from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, ramp
+from ekiden.tir.stmt import (
+    Block,
+    BlockRealize,
+    BufferStore,
+    For,
+    ForKind,
+    IterKind,
+    IterVar,
+    PrimFunc,
+)
+from ekiden.tir.tensor_intrin import TensorIntrin
+
+KINDS: Mapping[type[BinaryExpr], str] = {Add: "sum", Max: "max", Min: "min"}
+"""How a reduction takes in one more value -> what lanes are combined by."""
+LANES = (4, 8, 16)
+"""Of a vector of float32."""
+
+
+def lanes_intrin(kind: str, lanes: int) -> str:
+    """The name of the intrinsic for so many lanes of float32."""
+    return f"lanes_{kind}_float32x{lanes}"
+
+
+def _register(kind: type[BinaryExpr], lanes: int) -> None:
+    a = Buffer("A", (const(lanes),), "float32")
+    c = Buffer("C", (const(1),), "float32")
+    zero, v, i = const(0), Var("v"), Var("i")
+    old = BufferLoad(c, (zero,), "float32")
+    one = binary(kind, old, BufferLoad(a, (v,), "float32"))
+    block = Block(
+        "update",
+        (IterVar(v, const(lanes), IterKind.REDUCE),),
+        BufferStore(c, one, (zero,)),
+    )
+    nest = For(i, zero, const(lanes), ForKind.SERIAL, BlockRealize((i,), const(True), block))
+    vector = BufferLoad(a, (ramp(zero, 1, lanes),), f"float32x{lanes}")
+    whole = binary(kind, old, VectorReduce(vector, KINDS[kind], "float32"))
+    TensorIntrin.register(
+        lanes_intrin(KINDS[kind], lanes),
+        PrimFunc((a, c), nest),
+        PrimFunc((a, c), BufferStore(c, whole, (zero,))),
+    )
+
+
+for _kind in KINDS:
+    for _lanes in LANES:
+        _register(_kind, _lanes)
+
+__all__ = ["KINDS", "LANES", "lanes_intrin"]

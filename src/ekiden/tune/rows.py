@@ -1,0 +1,182 @@
+"""A sketch of computations that share rows: all of them for a few rows before the next ones.
+
+    for rows in parallel(m // 4):         most, powers, total of four rows, which stay near
+        for i in 4: most[i] = max of x[i, :]           vectors along the row, whose lanes are
+        for i in 4: powers[i, :] = exp(x - most)       combined once, at its end
+        for i in 4: total[i] = sum of powers[i, :]
+        for i in 4: y[i, :] = powers / total
+
+A sum along a row in a tile of columns instead reads elements that lie a row apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import field
+
+from ekiden import tir
+from ekiden.ir.dtype import itemsize
+from ekiden.ir.prim import IntImm
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.tir.regions import block_regions
+from ekiden.tir.schedule.kinds import update_of
+from ekiden.tir.schedule.trace import BlockRV, LoopRV
+from ekiden.tir.stmt import BufferStore, IterKind
+from ekiden.tir.tensor_intrin.lanes import KINDS, LANES, lanes_intrin
+from ekiden.tune.blocks import block_of, extent, is_reduction, kinds_of, sampled, share, tried
+
+TOGETHER = (1, 2, 4, 8)
+"""Rows that each computation takes before the next one begins."""
+SUMS = (1, 2, 4)
+"""Vectors of a reduction along a row, so that one need not wait for the one before."""
+LOCAL_BYTES = 16384
+"""Intermediates of some rows up to this size live on the stack."""
+
+
+def in_rows(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule]:
+    """The last block and all that it is made of in rows; none where nothing sums along them."""
+    lanes = target.lanes("float32")
+    if target.kind.has_threads or schedule.get_consumers(schedule.get_block(name)):
+        return []
+    stages = _producers(schedule, name)
+    sums = [each for each in (name, *stages) if is_reduction(schedule, each)]
+    if lanes not in LANES or not sums or not all(_is_along(schedule, s, lanes) for s in sums):
+        return []
+    return tried(schedule, _in_rows, name, stages, lanes)
+
+
+def placed(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
+    """A block that the step for another has put into a loop of it: it stays there."""
+    del target
+    block = schedule.get_block(name)
+    around = len(schedule.get_loops(block)) > len(block_of(schedule, block).iter_vars)
+    return [schedule] if around else None
+
+
+def _producers(schedule: tir.Schedule, name: str) -> list[str]:
+    """The blocks that one is made of, readers before what they read."""
+    waiting, found = list(schedule.get_producers(schedule.get_block(name))), []
+    while waiting:
+        block = waiting.pop(0)
+        found.append(block_of(schedule, block).name)
+        waiting.extend(schedule.get_producers(block))
+    return list(reversed(dict.fromkeys(reversed(found))))
+
+
+def _is_along(schedule: tir.Schedule, name: str, lanes: int) -> bool:
+    """Whether a block reduces rows of float32 to an element each, of which lie at least a vector's
+    elements side by side in all that it reads of them."""
+    handle = schedule.get_block(name)
+    block, loops = block_of(schedule, handle), schedule.get_loops(handle)
+    last = block.iter_vars[-1]
+    rows = [extent(schedule, x) for x in loops[:-1]]
+    reads, writes = block_regions(block)
+    along = [r for r in reads if r.region and r.region[-1].min is last.var]
+    return (
+        [v.kind for v in block.iter_vars].count(IterKind.REDUCE) == 1
+        and last.kind is IterKind.REDUCE
+        and len(loops) == len(block.iter_vars)
+        and extent(schedule, loops[-1]) >= lanes
+        and max(rows, default=1) > 1
+        and len(along) == len([r for r in reads if r.region])
+        and all(r.buffer.dtype == "float32" for r in (*reads, *writes))
+        and _kind(schedule, handle) != ""
+    )
+
+
+def _kind(schedule: tir.Schedule, block: BlockRV) -> str:
+    """How a reduction combines lanes; empty for one that no instruction does."""
+    body = block_of(schedule, block).body
+    update = update_of(body) if isinstance(body, BufferStore) else None
+    return "" if update is None else KINDS.get(update[0], "")
+
+
+@dataclass(slots=True)
+class _Steps:
+    """What is done to loops last, once threads have theirs: vectors are no blocks to move any
+    more."""
+
+    unrolled: list[LoopRV] = field(default_factory=list)
+    vectors: list[LoopRV] = field(default_factory=list)
+    combined: list[tuple[LoopRV, str]] = field(default_factory=list)
+    """Loops over lanes, and the instruction that each becomes."""
+
+    def apply(self, schedule: tir.Schedule) -> None:
+        """Do it."""
+        for loop in self.unrolled:
+            schedule.unroll(loop)
+        for loop in self.vectors:
+            schedule.vectorize(loop)
+        for loop, intrinsic in self.combined:
+            schedule.tensorize(loop, intrinsic)
+
+
+def _in_rows(schedule: tir.Schedule, name: str, stages: Sequence[str], lanes: int) -> None:
+    sums = [each for each in (name, *stages) if is_reduction(schedule, each)]
+    shared = min(len(kinds_of(schedule, each)) - 1 for each in sums)
+    parts = {each: _parts(schedule, each, lanes) for each in sums}
+    loops = schedule.get_loops(schedule.get_block(name))[:shared]
+    rows = [n for n in TOGETHER if n <= extent(schedule, loops[-1])]
+    outer, _ = schedule.split(loops[-1], factors=[None, sampled(schedule, rows, None)])
+    for each in (name, *stages):
+        block = schedule.get_block(each)
+        if each != name:
+            schedule.compute_at(block, outer, preserve_unit_loops=True)
+            if _row_bytes(schedule, block, shared) * TOGETHER[-1] <= LOCAL_BYTES:
+                schedule.set_scope(block, 0, "local")
+        if each in parts:
+            _place(schedule, each, parts[each], each != name)
+    steps = _Steps()
+    for each in (name, *stages):
+        if each in parts:
+            _sums(schedule, each, parts[each], lanes, steps)
+        else:
+            inner = schedule.get_loops(schedule.get_block(each))[-1]
+            steps.vectors.append(schedule.split(inner, factors=[None, lanes])[1])
+    share(schedule, [*loops[:-1], outer])
+    steps.apply(schedule)
+
+
+def _parts(schedule: tir.Schedule, name: str, lanes: int) -> BlockRV:
+    """A reduction in some vectors of partial results, which are then combined: their block."""
+    block = schedule.get_block(name)
+    last = schedule.get_loops(block)[-1]
+    axis = len(kinds_of(schedule, name)) - 1
+    several = sampled(schedule, SUMS, None)
+    _, several_loop, lane = schedule.split(last, factors=[None, several, lanes])
+    return schedule.rfactor(schedule.fuse(several_loop, lane), axis)
+
+
+def _row_bytes(schedule: tir.Schedule, block: BlockRV, shared: int) -> int:
+    """Of what a block writes for one row; more than any stack has where that is not known."""
+    _, writes = block_regions(block_of(schedule, block))
+    sizes = [int(d.value) if isinstance(d, IntImm) else 1 << 40 for d in writes[0].buffer.shape]
+    return math.prod(sizes[shared:]) * itemsize(writes[0].buffer.dtype)
+
+
+def _place(schedule: tir.Schedule, name: str, part: BlockRV, moved: bool) -> None:
+    """Partial results of a row in registers. moved: whether their block stands in a loop of
+    another, in which the loop that combines them came first."""
+    own = len(kinds_of(schedule, name))
+    loops = schedule.get_loops(schedule.get_block(name))[-own:]
+    if moved:
+        schedule.reorder(*loops[1:], loops[0])
+    schedule.compute_at(part, loops[-1] if moved else loops[-2], preserve_unit_loops=True)
+    schedule.set_scope(part, 0, "register")
+
+
+def _sums(schedule: tir.Schedule, name: str, part: BlockRV, lanes: int, steps: _Steps) -> None:
+    """Vectors along a row, combined at its end."""
+    block, own = schedule.get_block(name), len(kinds_of(schedule, name))
+    each, *rows, last = schedule.get_loops(part)[-own - 1 :]
+    several, lane = schedule.split(each, factors=[None, lanes])
+    schedule.reorder(*rows, last, several, lane)
+    init = schedule.get_loops(schedule.decompose_reduction(part, last))
+    steps.unrolled += [several, init[-2]]
+    steps.vectors += [lane, init[-1]]
+    several, lane = schedule.split(schedule.get_loops(block)[-1], factors=[None, lanes])
+    schedule.decompose_reduction(block, several)
+    steps.unrolled.append(several)
+    steps.combined.append((lane, lanes_intrin(_kind(schedule, block), lanes)))
