@@ -121,6 +121,18 @@ def test_few_columns_and_rows(
     assert made(case).func.attrs["tir.tiled"] == 1  # type: ignore[index]
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("columns", [8, 40, 104, 152, 456])
+@pytest.mark.parametrize("cores", [2, 3, 8])
+@pytest.mark.parametrize("mcpu", ["x86-64-v4", "znver3", "nehalem"])
+def test_tiles_are_of_sizes_that_come(mcpu: str, cores: int, columns: int) -> None:
+    """Whole panels and what is left over, tiles of two heights: however threads share panels out,
+    no other size has code."""
+    target = Target(f"llvm -mtriple=x86_64-linux-gnu -mcpu={mcpu} -cores={cores}")
+    func = made((lambda: dense(61, columns, 8, 48), target, {"order": "row"})).func
+    assert str(func).count('scope="register")') <= 4
+
+
 def test_a_moved_trace_computes_the_same() -> None:
     """The tile of a record is another: its numbers are replaced, and the steps are done again."""
     kernel = made(CASES["plain"])

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
+from math import prod
 
 from ekiden.arith import evaluate
 from ekiden.ir import dtype as dt
@@ -420,20 +422,20 @@ Sizes = Callable[[PrimExpr], list[tuple[int, PrimExpr | None]]]
 
 
 # A tile's row count is a constant in its code, so each that may come is written. Which may is found
-# by evaluating the extent for every step of the loop around, where these are known and not too
-# many; else every number up to the most is one.
+# by evaluating the extent for every step of the loops around that it depends on, where these are
+# known and together not too many; else every number up to the most is one: of a panel of 48 columns
+# in runs for two threads that was 48 kernels where two, of 48 and 8, were ever run.
 def _sizes(loop: For, above: Sequence[For]) -> Sizes:
     extent = loop.extent
     if isinstance(extent, IntImm):
         whole = extent.value
         return lambda name: [(whole, None)]
     used = free_vars(extent)
-    if len(used) == 1:
-        bound = bound_analyzer(above).const_int_bound(used[0])
-        if bound.max_value - bound.min_value < MANY:
-            low, high = int(bound.min_value), int(bound.max_value)
-            sizes = [int(evaluate(extent, {used[0]: n})) for n in range(low, high + 1)]
-            return lambda name: _runs(name, used[0], low, [s for s in sizes if s > 0])
+    if ranges := _ranges(used, above):
+        every = (dict(zip(used, at, strict=True)) for at in product(*ranges))
+        sizes = [s for at in every if (s := int(evaluate(extent, at))) > 0]
+        along = (used[0], ranges[0].start) if len(used) == 1 else None
+        return lambda name: _runs(name, along, sizes)
     most = _most(loop)
     if not isinstance(most, IntImm):
         refuse(f"{STEP}: loop {loop.loop_var.name!r} may have any number of steps", loop)
@@ -441,15 +443,26 @@ def _sizes(loop: For, above: Sequence[For]) -> Sizes:
     return lambda name: [(n, name.equal(n) if n > 1 else None) for n in range(limit, 0, -1)]
 
 
+def _ranges(used: Sequence[Var], above: Sequence[For]) -> list[range]:
+    """What variables of the loops around may be; none where that is not known, or are too many."""
+    analyzer = bound_analyzer(above)
+    bounds = [analyzer.const_int_bound(v) for v in used]
+    many = prod(b.max_value - b.min_value + 1 for b in bounds)  # of infinities no number, too
+    return [range(int(b.min_value), int(b.max_value) + 1) for b in bounds] if many <= MANY else []
+
+
 def _runs(
-    name: PrimExpr, var: Var, low: int, sizes: Sequence[int]
+    name: PrimExpr, along: tuple[Var, int] | None, sizes: Sequence[int]
 ) -> list[tuple[int, PrimExpr | None]]:
-    """Two sizes, one behind the other, by where the second begins; others by their number."""
+    """Two sizes, one behind the other, by where the second begins; others by their number. `along`:
+    the one loop that they follow, and where it begins.
+    """
     kinds = list(dict.fromkeys(sizes))
     if len(kinds) == 1:
         return [(kinds[0], None)]
     border = sizes.index(kinds[1])
-    if len(kinds) == 2 and kinds[0] not in sizes[border:]:
+    if along is not None and len(kinds) == 2 and kinds[0] not in sizes[border:]:
+        var, low = along
         return [(kinds[0], var < low + border), (kinds[1], None)]
     return [*((n, name.equal(n)) for n in kinds[:-1]), (kinds[-1], None)]
 
