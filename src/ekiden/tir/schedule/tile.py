@@ -11,6 +11,8 @@ and nobody else does.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -420,20 +422,24 @@ Sizes = Callable[[PrimExpr], list[tuple[int, PrimExpr | None]]]
 
 
 # A tile's row count is a constant in its code, so each that may come is written. Which may is found
-# by evaluating the extent for every step of the loop around, where these are known and not too
-# many; else every number up to the most is one.
+# by evaluating the extent for every step of the loops around, where these are known and not too
+# many; else every number up to the most is one. Two loops are around where threads share one out.
 def _sizes(loop: For, above: Sequence[For]) -> Sizes:
     extent = loop.extent
     if isinstance(extent, IntImm):
         whole = extent.value
         return lambda name: [(whole, None)]
-    used = free_vars(extent)
-    if len(used) == 1:
-        bound = bound_analyzer(above).const_int_bound(used[0])
-        if bound.max_value - bound.min_value < MANY:
-            low, high = int(bound.min_value), int(bound.max_value)
-            sizes = [int(evaluate(extent, {used[0]: n})) for n in range(low, high + 1)]
-            return lambda name: _runs(name, used[0], low, [s for s in sizes if s > 0])
+    used, analyzer = free_vars(extent), bound_analyzer(above)
+    bounds = [analyzer.const_int_bound(each) for each in used]
+    spans = [each.max_value - each.min_value + 1 for each in bounds]
+    reads = any(isinstance(each, BufferLoad) for each in post_order(extent))
+    if used and not reads and math.prod(spans) <= MANY:
+        steps = [range(int(each.min_value), int(each.max_value) + 1) for each in bounds]
+        places = [dict(zip(used, at, strict=True)) for at in itertools.product(*steps)]
+        sizes = [size for at in places if (size := int(evaluate(extent, at))) > 0]
+        if len(used) == 1:
+            return lambda name: _runs(name, used[0], steps[0].start, sizes)
+        return lambda name: _by_number(name, list(dict.fromkeys(sizes)))
     most = _most(loop)
     if not isinstance(most, IntImm):
         refuse(f"{STEP}: loop {loop.loop_var.name!r} may have any number of steps", loop)
@@ -451,6 +457,10 @@ def _runs(
     border = sizes.index(kinds[1])
     if len(kinds) == 2 and kinds[0] not in sizes[border:]:
         return [(kinds[0], var < low + border), (kinds[1], None)]
+    return _by_number(name, kinds)
+
+
+def _by_number(name: PrimExpr, kinds: Sequence[int]) -> list[tuple[int, PrimExpr | None]]:
     return [*((n, name.equal(n)) for n in kinds[:-1]), (kinds[-1], None)]
 
 
