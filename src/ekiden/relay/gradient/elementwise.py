@@ -55,8 +55,10 @@ def _of_one() -> dict[str, Callable[[Expr, Expr, Expr], Expr]]:
         "tan":      lambda x, y, g: op.multiply(g, op.add(scalar(1.0, x), _square(y))),
         "cosh":     lambda x, y, g: op.multiply(g, op.sinh(x)),
         "sinh":     lambda x, y, g: op.multiply(g, op.sqrt(op.add(scalar(1.0, x), _square(y)))),
-        "asin":     lambda x, y, g: op.multiply(g, op.rsqrt(_one_minus(_square(x)))),
-        "acos":     lambda x, y, g: op.negative(op.multiply(g, op.rsqrt(_one_minus(_square(x))))),
+        "asin":     lambda x, y, g: op.multiply(
+                        g, op.rsqrt(op.subtract(scalar(1.0, x), _square(x)))),
+        "acos":     lambda x, y, g: op.negative(
+                        op.multiply(g, op.rsqrt(op.subtract(scalar(1.0, x), _square(x))))),
         "atan":     lambda x, y, g: op.divide(g, op.add(scalar(1.0, x), _square(x))),
         "asinh":    lambda x, y, g: op.multiply(g, op.rsqrt(op.add(scalar(1.0, x), _square(x)))),
         "acosh":    lambda x, y, g: op.multiply(
