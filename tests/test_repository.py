@@ -2,12 +2,14 @@
 
 import ast
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
 import ekiden
@@ -168,6 +170,40 @@ def test_an_import_loads_what_the_model_has() -> None:
     modules |= imported_by("import ekiden.driver.build, ekiden.topi.rule.dense")
     assert not [name for name in modules if name.startswith("ekiden.tir.schedule.")]
     assert not modules & {f"ekiden.frontend.onnx.converters.{n}" for n in ("text", "ml_models")}
+
+
+QUICK = """
+import sys, ekiden, numpy as np
+exe = ekiden.compile(sys.argv[1], tier="quick")
+exe(np.ones((2, 4), np.float32))
+print(*sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_quick_answer_imports_what_it_needs(tmp_path: Path) -> None:
+    """Neither what only other models, messages of errors or kernels' own code take."""
+    tensor, kind = onnx.helper.make_tensor, onnx.TensorProto.FLOAT
+    nodes = [
+        onnx.helper.make_node("Gemm", ["x", "w", "b"], ["h"]),
+        onnx.helper.make_node("Softmax", ["h"], ["y"]),
+    ]
+    values = [onnx.helper.make_tensor_value_info(n, kind, (2, d)) for n, d in (("x", 4), ("y", 3))]
+    weights = [tensor("w", kind, (4, 3), range(12)), tensor("b", kind, (3,), range(3))]
+    graph = onnx.helper.make_graph(nodes, "small", values[:1], values[1:], weights)
+    opset = [onnx.helper.make_opsetid("", 17)]  # of newest ones the package is asked
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset), tmp_path / "small.onnx")
+    environment = os.environ | {"EKIDEN_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", QUICK, tmp_path / "small.onnx"],
+        capture_output=True, text=True, check=True, env=environment,
+    )  # fmt: skip
+    modules = set(done.stdout.split())
+    of_python = {"hashlib", "logging", "pathlib", "uuid", "difflib", "concurrent.futures"}
+    assert modules & {*of_python, "ml_dtypes", "google.protobuf.internal.python_message"} == set()
+    own = ["relay.interpreter", "relay.packing.conv", "te.gradient", "te.scan", "tir.interpreter"]
+    own += ["tir.printer", "tir.verifier", "arith.detect", "topi.rule.loops", "codegen.llvm.emit"]
+    assert modules & {f"ekiden.{name}" for name in own} == set()
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

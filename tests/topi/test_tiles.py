@@ -199,6 +199,18 @@ def test_deep_dense() -> None:
     expect_within(*run_dense(compiled(dense_kernel(19, 96, 4100)), 19, 96, 4100))
 
 
+@pytest.mark.parametrize("cores", [1, 2, 7])
+@pytest.mark.parametrize("cpu", ["znver4", "znver3", "nehalem"])
+def test_tiles_have_the_sizes_that_come(cpu: str, cores: int) -> None:
+    """Of columns those of a panel, and of the last one, however many threads share them out; of
+    rows as many kinds. Each takes LLVM as long as the whole of a kernel without tails."""
+    target = Target.parse(f"llvm -mcpu={cpu} -cores={cores}")
+    one = dense_kernel(1, 1000, 64, target=target).astext()
+    assert one.count("for k in") <= 2
+    many = dense_kernel(130, 1000, 64, target=target).astext()
+    assert many.count("for k in") <= 8  # two heights in each thread's rows, twice two widths
+
+
 FUNCTIONS: dict[str, tuple[Callable[[float], float], float]] = {
     "relu": (lambda x: max(x, 0.0), 1.0),
     "tanh": (math.tanh, 1.0),

@@ -11,9 +11,7 @@ are in a group of processes with it and end with it.
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import sys
 import threading
 import warnings
@@ -21,11 +19,20 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pickle import PicklingError
+from typing import TYPE_CHECKING
 
 from ekiden.codegen import llvm
 from ekiden.codegen.children import Channel, nameless_file, when_closed
 from ekiden.codegen.parallel import LOCK
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import logging
+    import signal
+else:  # for the child, and for the end
+    logging = Late("logging")
+    signal = Late("signal")
 
 __all__ = ["Background"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ekiden.codegen import c, device, llvm
@@ -24,6 +23,8 @@ from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc, Stmt
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ekiden.codegen import debug_library
 else:
     debug_library = Late("ekiden.codegen.debug_library")

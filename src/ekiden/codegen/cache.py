@@ -4,19 +4,18 @@ compiler itself.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from ekiden.ir.cache_layers import cache_layers, is_filled
 from ekiden.ir.compiler_digest import compiler_digest
+from ekiden.ir.hashes import blake2b
 from ekiden.ir.node import Node
 from ekiden.ir.pass_context import PassContext
 from ekiden.ir.structural import structural_digest
 from ekiden.runtime import environment
-from ekiden.runtime.files import shrink, write_whole
+from ekiden.runtime.files import PathName, shrink, write_whole
 from ekiden.target import Target
 
 
@@ -28,7 +27,7 @@ def kernel_key(function: Node, target: Target, *extra: str) -> str:
     """
     said = " ".join([*extra, *PassContext.current().of_lowering()])
     parts = f"{structural_digest(function)} {target} {said}"
-    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+    return blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
 DIGEST_SIZE = 8
@@ -39,7 +38,7 @@ LOOKS = 64
 
 
 def _digest(code: bytes) -> bytes:
-    return hashlib.blake2b(code, digest_size=DIGEST_SIZE, person=VERSION).digest()
+    return blake2b(code, digest_size=DIGEST_SIZE, person=VERSION).digest()
 
 
 def _is_looked_at(digest: bytes, size: int, limit: int) -> bool:
@@ -69,7 +68,7 @@ class KernelCache:
     """
 
     def __init__(
-        self, folder: Path | None, others: Sequence[Path] = (), limit: int | None = None
+        self, folder: PathName | None, others: Sequence[PathName] = (), limit: int | None = None
     ) -> None:
         """`limit`: bytes that the folder may have, about; what was used longest ago goes first."""
         self.folder, self.others, self.limit = folder, tuple(others), limit
@@ -78,16 +77,16 @@ class KernelCache:
     def default() -> KernelCache:
         """The user's cache folder, unless the environment says otherwise."""
         home, others = cache_layers()
-        folder = None if home is None else Path(home, "kernels")
+        folder = None if home is None else os.path.join(home, "kernels")
         limit = environment.kernel_limit()
-        return KernelCache(folder, [Path(each, "kernels") for each in others], limit)
+        return KernelCache(folder, [os.path.join(each, "kernels") for each in others], limit)
 
     def get(self, key: str) -> bytes | None:
         """The object code of a kernel, None if it is not there."""
         for layer in (self.folder, *self.others):
             if layer is None or not is_filled(layer):  # nobody has to read the compiler's bytes
                 continue
-            code = _read(layer / compiler_folder() / f"{key}.o", layer is self.folder)
+            code = _read(_file(layer, key), layer is self.folder)
             if code is not None:
                 return code
         return None
@@ -97,9 +96,9 @@ class KernelCache:
         if self.folder is None:
             return
         digest = _digest(code)
-        path = self.folder / compiler_folder() / f"{key}.o"
+        path = _file(self.folder, key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             write_whole(path, lambda file: file.write(digest + code))
             if self.limit is not None and _is_looked_at(digest, len(code), self.limit):
                 shrink(self.folder, self.limit)
@@ -107,10 +106,15 @@ class KernelCache:
             return
 
 
-def _read(path: Path, is_own: bool) -> bytes | None:
+def _file(layer: PathName, key: str) -> str:
+    return os.path.join(layer, compiler_folder(), f"{key}.o")
+
+
+def _read(path: str, is_own: bool) -> bytes | None:
     """The code in a file; that of the own layer is now the one used last."""
     try:
-        code = checked_code(path.read_bytes())
+        with open(path, "rb") as file:
+            code = checked_code(file.read())
     except OSError:
         return None
     if is_own and code is not None:

@@ -5,9 +5,7 @@ where it may have none.
 from __future__ import annotations
 
 import gc
-import logging
 import os
-import signal
 import sys
 import threading
 import warnings
@@ -18,25 +16,27 @@ from typing import TYPE_CHECKING
 from ekiden.codegen import llvm
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.children import WorkerNotes
-from ekiden.ir.pass_context import PassContext, phase
+from ekiden.ir.pass_context import DEBUG, PassContext, phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import Late
+from ekiden.runtime.late import Late, LateLog
 from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
     import multiprocessing
+    import signal
     from concurrent import futures
     from concurrent.futures import Future, process
 else:  # who answers by general kernels starts no workers
     multiprocessing = Late("multiprocessing")
     futures = Late("concurrent.futures")
     process = Late("concurrent.futures.process")
+    signal = Late("signal")
 
 Progress = Callable[[int, int, str], None]
 """Called with (kernels done, kernels in all, name of the one just done)."""
 
-LOG = logging.getLogger(__name__)
+LOG = LateLog(__name__)
 PARALLEL_FROM = 4
 """Kernels to compile from which starting processes pays."""
 
@@ -88,7 +88,7 @@ TOLD = 400
 
 
 def _compiled(task: Task) -> bytes:
-    with phase(f"kernel: {task.name}", logging.DEBUG):
+    with phase(f"kernel: {task.name}", DEBUG):
         return task.compile()
 
 

@@ -20,9 +20,9 @@ from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.table import frontend_of
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.extensions import is_extended
+from ekiden.ir.hashes import sha256
 from ekiden.ir.known import known, state_of
 from ekiden.ir.pass_context import COSTS, ENGINE, PassContext
-from ekiden.ir.sha256 import sha256
 from ekiden.runtime.files import PathName
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass

@@ -5,13 +5,12 @@ one by one, in the end the whole program as it is compiled without tiers.
 from __future__ import annotations
 
 import atexit
-import logging
-import mmap
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from ekiden import runtime
 from ekiden.backend.kernels.general import general_function
@@ -19,9 +18,15 @@ from ekiden.codegen import llvm
 from ekiden.codegen.background import FAILED, Background, stop_all
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import Late, LateLog
 from ekiden.target import Target
 
-LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import mmap
+else:  # for what stands in the end
+    mmap = Late("mmap")
+
+LOG = LateLog(__name__)
 GENERAL, COMPILED = "general", "compiled"
 """What a kernel runs as."""
 Keep = Callable[[bytes | memoryview], runtime.Executable | None]

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ekiden import IMPORTED_NS
+from ekiden.ir.hashes import sha256
 from ekiden.ir.installed import version_of
 from ekiden.ir.known import known
-from ekiden.ir.sha256 import sha256
 from ekiden.runtime.files import states_below
 from ekiden.runtime.late import Late
 

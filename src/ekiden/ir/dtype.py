@@ -11,11 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
+from typing import TYPE_CHECKING
 
-import ml_dtypes
 import numpy as np
 
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import ml_dtypes
+else:  # for types that NumPy has not
+    ml_dtypes = Late("ml_dtypes")
 
 SCALAR_BITS: dict[str, int] = {
     "bool": 8,

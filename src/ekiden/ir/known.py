@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ekiden.ir.cache_layers import cache_layers
-from ekiden.ir.sha256 import sha256
+from ekiden.ir.hashes import sha256
 from ekiden.runtime.files import shrink, write_whole
 
 __all__ = ["known", "state_of"]

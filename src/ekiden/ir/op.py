@@ -5,12 +5,11 @@ Each operator is declared once, and everything else reads the declaration.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import Enum, IntEnum
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy.typing as npt
 
@@ -23,8 +22,13 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import Type, with_dims
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, TypeInferenceError
-from ekiden.runtime.late import Table, load_postponed
+from ekiden.runtime.late import Late, Table, load_postponed
 from ekiden.runtime.late_methods import dataclass
+
+if TYPE_CHECKING:
+    import difflib
+else:  # for messages
+    difflib = Late("difflib")
 
 _V = TypeVar("_V")
 

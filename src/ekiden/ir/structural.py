@@ -9,7 +9,6 @@ Tuple, ...: the nodes of the graph), except atoms, types and scalar expressions.
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import field
@@ -21,6 +20,7 @@ import numpy as np
 from ekiden import runtime
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import BaseFunc, RelayExpr
+from ekiden.ir.hashes import blake2b
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node, fields_of
 from ekiden.ir.prim import PrimExpr, const
@@ -228,7 +228,7 @@ class _Meaning:
 
 def _array_row(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Row:
     content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    digest = hashlib.blake2b(content.data, digest_size=16).hexdigest()
+    digest = blake2b(content.data, digest_size=16).hexdigest()
     return (str(value.dtype), value.shape, digest)
 
 
@@ -291,7 +291,7 @@ def structural_digest(a: object) -> str:
     """A hex digest of 128 bits, the same in every process; that of a function is remembered."""
     if isinstance(a, BaseFunc) and (known := _digests.get(a)) is not None:
         return known
-    state = hashlib.blake2b(digest_size=16)
+    state = blake2b(digest_size=16)
     for row in _form(a, "order").rows:
         state.update(repr(row).encode())
     found = state.hexdigest()
@@ -308,7 +308,7 @@ def structural_hash(a: object, map_free_vars: bool = False) -> int:
     rows = _form(a, "order" if map_free_vars else "identity").rows
     if not any(len(row) > 2 and row[-2] == "is" for row in rows):
         return int(structural_digest(a)[:16], 16)
-    state = hashlib.blake2b(repr(rows).encode(), digest_size=8)
+    state = blake2b(repr(rows).encode(), digest_size=8)
     return int(state.hexdigest(), 16)
 
 

@@ -12,7 +12,6 @@ with PassContext(opt_level=3):
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import EkidenError, PassError
-from ekiden.runtime.late import Table
+from ekiden.runtime.late import LateLog, Table
 from ekiden.runtime.late_methods import dataclass
 
 __all__ = [
@@ -44,7 +43,7 @@ __all__ = [
     "share_passes",
 ]
 
-LOG = logging.getLogger(__name__)
+LOG = LateLog(__name__)
 
 Transform = Callable[[IRModule, PassContext], IRModule]
 """What a pass does; it gets the context it runs under and makes a new module."""

@@ -21,11 +21,12 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import fields_of
-from ekiden.ir.op import OPS, Array, Op
+from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.text import shape_text, type_text
 from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.evaluate_call import evaluate_call
 from ekiden.relay.expr import (
     Call,
     Constant,
@@ -51,28 +52,6 @@ from ekiden.relay.op.lowered import as_function
 from ekiden.relay.values import Closure, ConstructorValue, Frame, RefValue, Symbols, Value
 from ekiden.runtime.errors import IndexRangeError, InputError, LinAlgError, RunError
 from ekiden.tir.stmt import PrimFunc
-
-
-def evaluate_call(
-    op: Op | str, attrs: Attrs | None, arrays: Sequence[object]
-) -> Array | tuple[Array, ...]:
-    """The result of an operator on NumPy arrays (a tuple of arrays for a tuple argument), by its
-    reference semantics.
-
-    Raises RunError for an operator that has none.
-    """
-    name = op if isinstance(op, str) else op.name
-    reference = OPS[name].reference
-    if reference is None:
-        raise RunError(
-            f"{name}: the operator has no reference semantics, so it cannot be interpreted"
-        )
-    if OPS[name].variadic and len(arrays) == 1 and isinstance(arrays[0], tuple):
-        arrays = arrays[0]
-    result = reference(attrs, *arrays)
-    return (
-        tuple(map(np.asarray, result)) if isinstance(result, (tuple, list)) else np.asarray(result)
-    )
 
 
 def _host_value(op: Op, attrs: Attrs | None, args: Sequence[Value]) -> ConstructorValue | None:

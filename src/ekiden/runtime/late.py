@@ -136,8 +136,8 @@ class Late:
 
 
 class LateLog:
-    """The logger of a name, for what is no warning: until a program has imported `logging`, which
-    takes a tenth of the time to start from a cache, nobody can have asked for it.
+    """The logger of a name: until a program has imported `logging`, which takes a tenth of the time
+    to start from a cache, nobody can have asked for what is no warning.
     """
 
     __slots__ = ("_name",)
@@ -147,10 +147,32 @@ class LateLog:
 
     def log(self, level: int, message: str, *values: object) -> None:
         """Say it, as from where this was called."""
-        if "logging" in sys.modules:
-            import_module("logging").getLogger(self._name).log(
-                level, message, *values, stacklevel=2
-            )
+        self._say(level, message, values)
+
+    def debug(self, message: str, *values: object) -> None:
+        """As `logging` has it."""
+        self._say(10, message, values)
+
+    def info(self, message: str, *values: object) -> None:
+        """As `logging` has it."""
+        self._say(20, message, values)
+
+    def warning(self, message: str, *values: object) -> None:
+        """As `logging` has it."""
+        self._say(_WARNING, message, values)
+
+    def error(self, message: str, *values: object) -> None:
+        """As `logging` has it."""
+        self._say(40, message, values)
+
+    def _say(self, level: int, message: str, values: tuple[object, ...]) -> None:
+        if "logging" in sys.modules or level >= _WARNING:
+            logger = import_module("logging").getLogger(self._name)
+            logger.log(level, message, *values, stacklevel=3)
+
+
+_WARNING = 30
+"""The level from which on `logging` shows what nobody has asked for."""
 
 
 def names_in(names: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:

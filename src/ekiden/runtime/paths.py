@@ -1,56 +1,66 @@
 """Where the C runtime lies, for C programs that build against it."""
 
-from pathlib import Path
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
 
 from ekiden.runtime import _core
+from ekiden.runtime.late import Late
 
-_FOLDER = Path(_core.__file__).parent
+if TYPE_CHECKING:
+    import pathlib
+    from pathlib import Path
+else:
+    pathlib = Late("pathlib")
+
+_FOLDER = os.path.dirname(_core.__file__)
 
 
 def include_dir() -> Path:
     """The folder to give a C compiler with -I, so that it finds <ekiden/runtime.h>."""
-    return _FOLDER / "include"
+    return pathlib.Path(_FOLDER, "include")
 
 
 def library_path() -> Path:
     """The shared library that C programs link with."""
-    return _FOLDER / "libekiden_runtime.so"
+    return pathlib.Path(_FOLDER, "libekiden_runtime.so")
 
 
 def static_library_path() -> Path:
     """The same to link into a library that is to carry the runtime with it; nothing of it is seen
     outside that library.
     """
-    return _FOLDER / "libekiden_runtime.a"
+    return pathlib.Path(_FOLDER, "libekiden_runtime.a")
 
 
-def general_kernels_path() -> Path:
+def general_kernels_path() -> str:
     """The library of general kernels, which programs that compile load."""
-    return _FOLDER / "libekiden_general.so"
+    return os.path.join(_FOLDER, "libekiden_general.so")
 
 
 def source_dir() -> Path:
     """The runtime's own sources, to build it for other machines."""
-    return _FOLDER / "src"
+    return pathlib.Path(_FOLDER, "src")
 
 
 def server_source_dir() -> Path:
     """The sources of the program ekiden-rpc, which is built with those of the runtime."""
-    return _FOLDER / "rpc"
+    return pathlib.Path(_FOLDER, "rpc")
 
 
 def web_source_dir() -> Path:
     """What takes the place of a system's in WebAssembly, and the package for JavaScript there."""
-    return _FOLDER / "web"
+    return pathlib.Path(_FOLDER, "web")
 
 
 def micro_source_dir() -> Path:
     """The sources of programs for machines without an allocator, beside a model that is C."""
-    return _FOLDER / "micro"
+    return pathlib.Path(_FOLDER, "micro")
 
 
 def cmake_dir() -> Path:
     """The folder with the CMake package: give it as -Dekiden-runtime_DIR, then
     `find_package(ekiden-runtime)` has the targets ekiden::runtime and ekiden::runtime_static.
     """
-    return _FOLDER / "cmake"
+    return pathlib.Path(_FOLDER, "cmake")

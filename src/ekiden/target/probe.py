@@ -4,12 +4,13 @@ in the table of processors.
 
 from __future__ import annotations
 
-import platform
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 from ekiden.runtime import get_global_func
+from ekiden.runtime.files import PathName
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target.features import ARM, ARMV7, BY_FLAG, RISCV, X86, closure
 from ekiden.target.processors import (
@@ -23,7 +24,7 @@ from ekiden.target.processors import (
 )
 
 _MACHINES = {"aarch64": ARM, "arm64": ARM, "riscv64": RISCV, "armv7l": ARMV7}
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+CACHES = "/sys/devices/system/cpu/cpu0/cache"
 TRUSTED = 4
 """A cache of more than so many times what its processor has for each core is the hypervisor's,
 which shows a guest of two cores all 480 MB of a socket."""
@@ -31,14 +32,13 @@ which shows a guest of two cores all 480 MB of a socket."""
 
 def architecture() -> str:
     """That of this machine."""
-    return _MACHINES.get(platform.machine().lower(), X86)
+    return _MACHINES.get(os.uname().machine.lower(), X86)
 
 
 def read_cpuinfo(text: str | None = None) -> dict[str, str]:
     """The first processor's entry of /proc/cpuinfo; empty where there is none."""
     if text is None:
-        path = Path("/proc/cpuinfo")
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        text = _text("/proc/cpuinfo")
     entry: dict[str, str] = {}
     for line in text.split("\n\n", 1)[0].splitlines():
         key, _, value = line.partition(":")
@@ -108,7 +108,7 @@ def processor_of(
     return best, named.core if named is not None and is_level else best.core
 
 
-def caches(core: Core, is_guest: bool, folder: Path = CACHES) -> tuple[Cache, ...]:
+def caches(core: Core, is_guest: bool, folder: PathName = CACHES) -> tuple[Cache, ...]:
     """The data caches that the system shows, as far as they can be for that core; in a guest at
     least as many cores share one as on the machine beneath."""
     rows = core.caches
@@ -150,18 +150,19 @@ def _reasonable(shown: _Shown, row: Cache | None, alone: int, is_guest: bool) ->
     )
 
 
-def _shown(folder: Path) -> dict[int, _Shown]:
+def _shown(folder: PathName) -> dict[int, _Shown]:
     """Level -> cache of the first core, of those that hold data."""
     found: dict[int, _Shown] = {}
-    for index in sorted(folder.glob("index*")):
-        kind, level = _read(index / "type"), _read(index / "level")
+    names = os.listdir(folder) if os.path.isdir(folder) else ()
+    for index in sorted(name for name in names if name.startswith("index")):
+        about = partial(_read, folder, index)
+        kind, level = about("type"), about("level")
         if kind in ("Data", "Unified") and level.isdigit():
             ways, line = (
-                _number(_read(index / name))
-                for name in ("ways_of_associativity", "coherency_line_size")
+                _number(about(name)) for name in ("ways_of_associativity", "coherency_line_size")
             )
-            sharers = _count(_read(index / "shared_cpu_list"))
-            found[int(level)] = _Shown(_number(_read(index / "size")), ways, line, sharers)
+            sharers = _count(about("shared_cpu_list"))
+            found[int(level)] = _Shown(_number(about("size")), ways, line, sharers)
     return found
 
 
@@ -182,8 +183,16 @@ def _count(text: str) -> int:
     return max(1, count)
 
 
-def _read(path: Path) -> str:
-    return path.read_text(encoding="ascii").strip() if path.exists() else ""
+def _read(*path: PathName) -> str:
+    return _text(os.path.join(*path)).strip()
+
+
+def _text(path: str) -> str:
+    """What a file of the system says; empty where there is none."""
+    if not os.path.exists(path):
+        return ""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
 
 
 def extra_features(processor: Processor, present: frozenset[str]) -> tuple[str, ...]:

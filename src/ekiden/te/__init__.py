@@ -8,34 +8,36 @@ say the same, and becomes that.
 from typing import TYPE_CHECKING
 
 from ekiden.ir.prim import const
-from ekiden.runtime.late import names_from
+from ekiden.runtime.late import lend
 from ekiden.te import intrin, reducer, tensor
-from ekiden.te.gradient import gradient
 from ekiden.te.inline import inline_injective, is_injective, post_order_tensors, tensor_loads
 from ekiden.te.intrin import *  # noqa: F403
-from ekiden.te.prim_func import create_prim_func
 from ekiden.te.range_check import index_check, info_check, range_check
 from ekiden.te.reducer import *  # noqa: F403
-from ekiden.te.scan import scan
 from ekiden.te.tensor import *  # noqa: F403
 
 if TYPE_CHECKING:
     from ekiden.te import hybrid, schedule
+    from ekiden.te.gradient import gradient
+    from ekiden.te.prim_func import create_prim_func
+    from ekiden.te.scan import scan
     from ekiden.te.schedule import Schedule, Stage, create_schedule, thread_axis
     from ekiden.te.tensor_intrin import TensorIntrin, decl_tensor_intrin
-else:
-    __getattr__ = names_from(
-        __name__,
-        {
-            **dict.fromkeys(("Schedule", "Stage", "create_schedule", "thread_axis"), "schedule"),
-            **dict.fromkeys(("TensorIntrin", "decl_tensor_intrin"), "tensor_intrin"),
-        },
-        {"hybrid": "hybrid", "schedule": "schedule"},
-    )
-
 __all__ = [
     "Schedule", "Stage", "TensorIntrin", "const", "create_prim_func", "create_schedule",
     "decl_tensor_intrin", "gradient", "hybrid", "index_check", "info_check", "inline_injective",
     "is_injective", "post_order_tensors", "range_check", "scan", "schedule",
     "tensor_loads", "thread_axis", *intrin.__all__, *reducer.__all__, *tensor.__all__,
 ]  # fmt: skip
+
+lend(
+    __name__,
+    {
+        "": "hybrid schedule",
+        "gradient": "gradient",
+        "prim_func": "create_prim_func",
+        "scan": "scan",
+        "schedule": "Schedule Stage create_schedule thread_axis",
+        "tensor_intrin": "TensorIntrin decl_tensor_intrin",
+    },
+)

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from ekiden.runtime.late import names_in
+from ekiden.tir import texts as texts
 from ekiden.tir.distinct import distinct as distinct
-from ekiden.tir.verify import verify as verify
 
 if TYPE_CHECKING:
     from ekiden.tir.names import *  # noqa: F403

@@ -21,7 +21,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     Stmt,
 )
-from ekiden.tir.verify import verify
+from ekiden.tir.verifier import verify
 from ekiden.tir.visitor import expressions, sub_statements
 
 

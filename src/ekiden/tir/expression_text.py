@@ -339,6 +339,3 @@ def expression_text(expr: PrimExpr) -> str:
     exprs = Expressions(Names())
     text = exprs.text(expr)
     return "\n".join([*exprs.before, text])
-
-
-PrimExpr.printer = staticmethod(expression_text)

@@ -78,7 +78,7 @@ from ekiden.tir.stmt import (
 )
 from ekiden.tir.tensor_intrin import TensorIntrin
 from ekiden.tir.values import Let, trace
-from ekiden.tir.verify import verify
+from ekiden.tir.verifier import verify
 
 if TYPE_CHECKING:
     from ekiden.tir.script import from_source as parse

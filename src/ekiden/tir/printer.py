@@ -465,8 +465,3 @@ def module_text(module: IRModule, name: str = "Module") -> str:
     if len(lines) == 4:
         lines.append("    pass")
     return "\n".join(lines).rstrip() + "\n"
-
-
-IRModule.script_printer = staticmethod(module_text)
-PrimFunc.script_printer = staticmethod(astext)
-Stmt.printer = staticmethod(statement_text)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from string import Formatter
 from typing import TYPE_CHECKING, ClassVar
 
 from ekiden.ir import dtype as dt
@@ -23,21 +22,24 @@ from ekiden.runtime.late import Late
 from ekiden.tir.expr import Buffer
 
 if TYPE_CHECKING:
+    import string
+
     from ekiden.runtime import html
+    from ekiden.tir import printer
 else:
     html = Late("ekiden.runtime.html")
+    printer = Late("ekiden.tir.printer")  # which imports this
+    string = Late("string")
 
 
 class Stmt(Node):
     """Base of statements."""
 
     __slots__ = ()
-    printer: ClassVar[Callable[[Stmt], str]]
-    """How a statement becomes text: set by `ekiden.tir.printer`."""
 
     def astext(self) -> str:
         """The statement as Python text, for messages."""
-        return Stmt.printer(self)
+        return printer.statement_text(self)
 
     def __repr__(self) -> str:
         return self.astext()
@@ -240,7 +242,7 @@ class AssertStmt(Stmt):
         """The message as a format of C, whose arguments are the values as 64-bit integers."""
         if not self.values:
             return self.message.replace("%", "%%")
-        pieces = Formatter().parse(self.message)
+        pieces = string.Formatter().parse(self.message)
         return "".join(
             text.replace("%", "%%") + ("" if hole is None else "%lld") for text, hole, *_ in pieces
         )
@@ -371,8 +373,6 @@ class PrimFunc(BaseFunc):
     body: Stmt
     attrs: Mapping[str, object] | None = None
     span: Span | None = ignored(default=None)
-    script_printer: ClassVar[Callable[[PrimFunc], str]]
-    """How a function becomes text: set by `ekiden.tir.printer`, which imports this."""
 
     def astext(
         self,
@@ -385,7 +385,7 @@ class PrimFunc(BaseFunc):
         The arguments are those of Relay's text, and have no meaning here.
         """
         del show_meta_data, annotate, show_spans
-        return type(self).script_printer(self)
+        return printer.astext(self)
 
     def _repr_html_(self) -> str:
         return html.styled(html.coloured(self.astext(), html.PYTHON))

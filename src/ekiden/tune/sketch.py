@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import cast
 
 from ekiden import tir
-from ekiden.ir.sha256 import sha256
+from ekiden.ir.hashes import sha256
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target

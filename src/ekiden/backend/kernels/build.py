@@ -9,8 +9,7 @@ Processes and not threads, as lowering is Python.
 from __future__ import annotations
 
 import json
-import logging
-import uuid
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
@@ -32,7 +31,7 @@ from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.common import FLUSH
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
 from ekiden.ir.op import Op
-from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, PassContext, phase
+from ekiden.ir.pass_context import DEBUG, DENORMALS, DENORMALS_KINDS, PassContext, phase
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.relay.expr import Function
@@ -108,7 +107,7 @@ def _compile(
 
     def scheduled(given: Given) -> PrimFunc:
         """The loop program, whose arguments share no bytes but those that tir.in_place names."""
-        with phase("schedule", logging.DEBUG):
+        with phase("schedule", DEBUG):
             func = lower_primitive(function, name, target, given)
         # the VM gives results memory that no argument has but those of tir.in_place
         return func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True, **attrs})
@@ -169,7 +168,7 @@ def _own_versions(function: Function) -> tuple[str, ...]:
 
 GENERAL = KernelFacts(const(0))
 """Of a kernel that is general for now: its own code takes what memory it needs elsewhere."""
-PROCESS = uuid.uuid4().hex
+PROCESS = os.urandom(16).hex()
 """What no other process has."""
 
 
@@ -200,7 +199,7 @@ def build_kernels(
     """
     decisions = given_decisions()
     check_decisions(functions, decisions)
-    with phase("kernel keys", logging.DEBUG):
+    with phase("kernel keys", DEBUG):
         forms = [canonicalize(function) for function in functions]
     targets = [target] * len(forms) if isinstance(target, Target) else list(target)
     attrs = {each: {FLUSH: 1} if flush_asked(each) else {} for each in dict.fromkeys(targets)}

@@ -45,6 +45,8 @@ class _Shapes:
         self.form = Form(inputs, [output])
         self.waiting: list[tuple[te.Tensor, int, PrimExpr]] = []
         """Tensor, place and value of stores."""
+        self.changed: dict[int, PrimExpr] = {}
+        """What values share, over tensors; by identity, as the program keeps the values."""
 
     def add(self, statement: Stmt) -> None:
         """Add a statement. Raises NoGeneralFormError for what is neither a store nor a check."""
@@ -88,7 +90,7 @@ class _Shapes:
                 return each
             return self.tensors[each.buffer][each.indices]
 
-        return rewrite(value, change)
+        return rewrite(value, change, self.changed)
 
 
 def _tensor(buffer: Buffer, known: set[Var]) -> te.Tensor:

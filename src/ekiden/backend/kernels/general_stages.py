@@ -7,7 +7,7 @@ longer."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ekiden import te
 from ekiden.arith import simplify
@@ -15,13 +15,18 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import FloorDiv, FloorMod, PrimExpr, Var, const, is_const
 from ekiden.ir.prim import cast as cast_to
 from ekiden.ir.prim_visitor import rewrite, substitute
+from ekiden.runtime.late import Late
 from ekiden.topi.layout import packed_tile, permute
 from ekiden.topi.nn.conv import conv, guarded, inside, weight_element
-from ekiden.topi.nn.pool import Window
 from ekiden.topi.nn.weights import window_axes
-from ekiden.topi.nn.winograd import TAPS, matrices, matrix_element
 from ekiden.topi.rule.steps import replaced
 from ekiden.topi.shape import as_dim
+
+if TYPE_CHECKING:
+    from ekiden.topi.nn import pool, winograd
+else:
+    pool = Late("ekiden.topi.nn.pool")
+    winograd = Late("ekiden.topi.nn.winograd")
 
 Made = tuple[te.Tensor, list[te.Tensor]]
 """The result in the place of another, and the computations that must be stored."""
@@ -83,13 +88,14 @@ def _padded(tensor: te.Tensor) -> Made:
 
 def _is_pooled(tensor: te.Tensor) -> bool:
     """Whether this is a pooling (of topi.nn.pool) over windows of one size."""
-    return isinstance(tensor.op.attrs.get("window"), Window)
+    window = tensor.op.attrs.get("window")
+    return window is not None and isinstance(window, pool.Window)
 
 
 def _pooled(tensor: te.Tensor) -> Made:
     """The same as a reduction of data around which there are what changes no result."""
     window, reducer = (tensor.op.attrs[name] for name in ("window", "reducer"))
-    assert isinstance(window, Window)
+    assert isinstance(window, pool.Window)
     reduced = cast("Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr]", reducer)
     given, dtype = window.data, tensor.dtype
     neutral = te.identity(reduced.__name__, given.dtype)
@@ -296,7 +302,7 @@ def _matrix(values: object, name: str) -> te.Tensor:
     rows, columns = values.shape  # type: ignore[attr-defined]
     return te.compute(
         (as_dim(rows), as_dim(columns)),
-        lambda i, j: matrix_element(values, i, j, "float32"),  # type: ignore[arg-type]
+        lambda i, j: winograd.matrix_element(values, i, j, "float32"),  # type: ignore[arg-type]
         name=name,
     )
 
@@ -307,9 +313,9 @@ def _winograd(tensor: te.Tensor) -> Made:
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
     m = cast(int, attrs["m"])
     top, left = cast("Sequence[int]", attrs["padding"])[:2]
-    a_values, b_values, _ = matrices(m)
+    a_values, b_values, _ = winograd.matrices(m)
     a, b = _matrix(a_values, "winograd_a"), _matrix(b_values, "winograd_b")
-    size, tile = m + TAPS - 1, weight.shape[3]
+    size, tile = m + winograd.TAPS - 1, weight.shape[3]
     n, height, width, depth = data.shape
     _, rows, columns, channels = tensor.shape
     down, across = (rows + (m - 1)) // m, (columns + (m - 1)) // m
@@ -318,7 +324,7 @@ def _winograd(tensor: te.Tensor) -> Made:
         held = inside(y - top, height, True, True) + inside(x - left, width, True, True)
         return guarded(data, (image, y - top, x - left, c), held, const(0, data.dtype))
 
-    around = (n, down * m + (TAPS - 1), across * m + (TAPS - 1), depth)
+    around = (n, down * m + (winograd.TAPS - 1), across * m + (winograd.TAPS - 1), depth)
     padded = te.compute(around, pad, name="winograd_padded")
 
     def half(u: Var, j: Var, image: Var, y: Var, x: Var, c: Var) -> PrimExpr:

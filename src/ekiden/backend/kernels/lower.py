@@ -291,14 +291,15 @@ def shape_function(
     """
     dims = result or Buffer("dims", (const(len(exprs)),), "int64")
     asserts = [check.stmt() for check in checks]
-    stores = [BufferStore(dims, _total(e), (const(i),)) for i, e in enumerate(exprs)]
+    made: dict[int, PrimExpr] = {}
+    stores = [BufferStore(dims, _total(e, made), (const(i),)) for i, e in enumerate(exprs)]
     body = seq(*stores[:first], *asserts, *stores[first:])
     return PrimFunc((*params, dims), body, {"global_symbol": name, "num_outputs": 1})
 
 
-def _total(expr: PrimExpr) -> PrimExpr:
+def _total(expr: PrimExpr, made: dict[int, PrimExpr] | None = None) -> PrimExpr:
     """An expression that has a value even for sizes that do not fit, which a later check refuses:
-    a division by zero would end the process.
+    a division by zero would end the process. `made` keeps what expressions share, as in `rewrite`.
     """
 
     def guard(each: PrimExpr) -> PrimExpr:
@@ -309,7 +310,7 @@ def _total(expr: PrimExpr) -> PrimExpr:
             )
         return each
 
-    return rewrite(expr, guard)
+    return rewrite(expr, guard, made)
 
 
 __all__ = [

@@ -6,7 +6,6 @@ be any more, the record is named in a warning and the default is taken.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TypeAlias
@@ -17,11 +16,12 @@ from ekiden.ir.pass_context import RECORDS, PassContext
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Function
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import LateLog
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.topi.rule.decision import Decision, Fixed, check_fixed
 
-LOG = logging.getLogger(__name__)
+LOG = LateLog(__name__)
 Said: TypeAlias = tuple[Points, str, str]
 """(sizes of each run it was tuned for, rule, choice)."""
 

@@ -10,7 +10,6 @@ by page then.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -28,11 +27,12 @@ from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.manifest_alloc import tensor_types
+from ekiden.runtime.late import LateLog
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 
-LOG = logging.getLogger(__name__)
+LOG = LateLog(__name__)
 USUAL = 64
 """What a dimension that is not known counts as, where kernels are put into an order."""
 

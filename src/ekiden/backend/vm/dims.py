@@ -119,6 +119,8 @@ class Plan:
         self.entry = Stage(name, None, function.body, Dims(constraints))
         self.stages = [self.entry]
         self._ends: dict[Stage, RelayVar] = {}
+        self._inside: dict[int, tuple[PrimExpr, list[Var]]] = {}
+        """Identity of an expression -> itself, which must stay alive, and its symbols."""
         self.before: dict[RelayExpr, Stage] = {}
         """Chain inside of the function -> the stage that is computed at its beginning."""
         kinds = [t for p in function.params for t in type_post_order(p.checked_type)]
@@ -144,8 +146,15 @@ class Plan:
         return stage, stage.dims.place(exprs)
 
     def _stage_of(self, exprs: Sequence[PrimExpr]) -> Stage:
-        found = (self._bound_at.get(v, self.entry) for e in exprs for v in free_vars(e))
+        found = (self._bound_at.get(v, self.entry) for e in exprs for v in self._symbols(e))
         return max(found, key=lambda stage: stage.depth, default=self.entry)
+
+    def _symbols(self, expr: PrimExpr) -> list[Var]:
+        """Those inside of an expression, which is asked about again and again."""
+        known = self._inside.get(id(expr))
+        if known is None:
+            known = self._inside[id(expr)] = expr, free_vars(expr)
+        return known[1]
 
     def _new_stage(self, parent: Stage, chain: RelayExpr) -> Stage:
         name = f"{self.name}__stage{len(self.stages)}"  # not that of another function
@@ -228,7 +237,9 @@ class Plan:
         exprs = [*stage.dims.exprs, *(c for c, _ in stage.dims.constraints)]
         exprs += [d for c in stage.calls if isinstance(c.attrs, MatchShapeAttrs)
                   for d in c.attrs.shape]  # fmt: skip
-        for symbol in {v for e in exprs for v in free_vars(e)} - set(stage.symbols):
+        for symbol in free_vars(*exprs):  # parts that they share once
+            if symbol in stage.symbols:
+                continue
             origin = self._bound_at.get(symbol, self.entry)
             if origin is not stage:
                 origin.dims.place((symbol,))

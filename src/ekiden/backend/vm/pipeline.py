@@ -12,8 +12,9 @@ follows cannot do without them. Why one stands where it does is said beside it.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels
-from ekiden.backend.vm.place_by_cost import PlaceByCost
 from ekiden.backend.vm.place_refused import PlaceRefused
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import COSTS, PassContext
@@ -58,7 +59,13 @@ from ekiden.relay.transform.split_args import SplitArgs
 from ekiden.relay.transform.sum_convolutions import SumConvolutions
 from ekiden.relay.transform.to_a_normal_form import ToANormalForm
 from ekiden.relay.transform.update_in_place import UpdateInPlace
+from ekiden.runtime.late import Late
 from ekiden.target import CompilationConfig, Target
+
+if TYPE_CHECKING:
+    from ekiden.backend.vm import place_by_cost
+else:
+    place_by_cost = Late("ekiden.backend.vm.place_by_cost")
 
 MOST_JOINED = 64
 """Tensors that one kernel joins at most, below the parts that loops are cut into (topi/rule): a
@@ -131,7 +138,7 @@ def pipeline(
             needed(SplitArgs(most_inputs), FEW) if most_inputs else SplitArgs(MOST_JOINED),
             Rematerialize(),
             # nothing that merges values may follow
-            needed(PlaceByCost(config), "as who measured has asked for")
+            needed(place_by_cost.PlaceByCost(config), "as who measured has asked for")
             if PassContext.current().config.get(COSTS)
             else needed(PlaceRefused(config), "to run on the host what a device has no code for"),
             needed(PlanDevices(config, marks=False), "to say where each value lives"),

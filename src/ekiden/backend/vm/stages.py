@@ -68,7 +68,7 @@ def sources(function: Function, dims: Dims) -> Sources:
         Check.of(each).map(lambda e: simplest(replace(e, solved))) for each in dims.constraints
     )
     checks = (*_divisions(function, found, shown, solved), *checks)
-    needed = {v for e in (*exprs, *(c.condition for c in checks)) for v in free_vars(e)}
+    needed = set(free_vars(*exprs, *(c.condition for c in checks)))  # parts that they share once
     used: list[Source] = []
     for each in found:
         given = needed & {d for d in each.kind.shape if isinstance(d, Var)}

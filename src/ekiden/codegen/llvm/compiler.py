@@ -7,14 +7,13 @@ same, at half the compile time.
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from ekiden.ir.installed import version_of
-from ekiden.ir.pass_context import phase
+from ekiden.ir.pass_context import DEBUG, phase
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.late import Late
 from ekiden.target import Target
@@ -24,7 +23,7 @@ from ekiden.tir.stmt import PrimFunc
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
-    from ekiden.codegen.llvm import emit
+    import ekiden.codegen.llvm.emit as emit
 else:
     emit = Late("ekiden.codegen.llvm.emit")
     llvm = Late("llvmlite.binding")  # 15 ms that a program with general kernels does not wait for
@@ -109,16 +108,16 @@ def parsed(text: str) -> llvm.ModuleRef:
 
 def compile_text(text: str, target: Target) -> bytes:
     """LLVM IR to a relocatable ELF object."""
-    with phase("llvm read", logging.DEBUG):
+    with phase("llvm read", DEBUG):
         module = parsed(text)
-    with phase("llvm compile", logging.DEBUG):
+    with phase("llvm compile", DEBUG):
         data: bytes = _machine(target).emit_object(module)
     return data
 
 
 def compile_object(funcs: Sequence[PrimFunc], target: Target) -> bytes:
     """Lowered functions to one relocatable ELF object."""
-    with phase("llvm text", logging.DEBUG):
+    with phase("llvm text", DEBUG):
         text = emit.emit_all(funcs, target)
     return compile_text(text, target)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import platform
 import shutil
 import tempfile
@@ -169,7 +170,7 @@ def _cache() -> str:
     folder = KernelCache.default().folder
     if folder is None:
         return "turned off"
-    folder.mkdir(parents=True, exist_ok=True)
+    os.makedirs(folder, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder):
         free = shutil.disk_usage(folder).free
     return f"{folder}, {free / 2**30:.1f} GiB free"

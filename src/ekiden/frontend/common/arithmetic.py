@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,8 +29,13 @@ from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TupleType
 from ekiden.relay.expr import Expr, TupleGetItem
-from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import free_vars, post_order
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.relay import interpreter
+else:
+    interpreter = Late("ekiden.relay.interpreter")
 
 SMALL = 1024
 """The most elements that are evaluated at import; more is left to constant folding."""
@@ -107,7 +113,7 @@ def _fold_one(scope: Scope, result: Expr, size: int) -> Expr | Value:
         return result
     if size + math.prod(d.value for d in shape) > SMALL or _is_stateful(result):
         return result
-    found = Interpreter().evaluate(result)
+    found = interpreter.Interpreter().evaluate(result)
     return constant(found) if isinstance(found, np.ndarray) else result
 
 

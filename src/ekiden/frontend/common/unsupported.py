@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import difflib
+else:
+    difflib = Late("difflib")
 
 
 class Unsupported(Exception):  # noqa: N818 - UnsupportedError is made of these

@@ -5,14 +5,20 @@ that no row of the converter table has, in the graph and in the graphs inside it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ekiden.frontend.common.unsupported import Unsupported, nearest
 from ekiden.frontend.common.walk import raise_problems
-from ekiden.frontend.onnx.function_body import has_function
 from ekiden.frontend.onnx.load import Functions, key_of, subgraphs, versions_of
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Row, check_kind, describe, read_attribute
 from ekiden.frontend.onnx.registry import TABLE
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.frontend.onnx import function_body
+else:
+    function_body = Late("ekiden.frontend.onnx.function_body")
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
@@ -85,7 +91,7 @@ def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> Row | None:
 def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]:
     domain = domain_of(node)
     if (domain, node.op_type) not in TABLE:
-        if has_function(node, domain, schema_version(node, versions)):
+        if function_body.has_function(node, domain, schema_version(node, versions)):
             return []
         near = nearest(node.op_type, (name for d, name in TABLE if d == domain), 0.6)
         teach = "; ekiden.frontend.onnx.register teaches one" if domain else ""

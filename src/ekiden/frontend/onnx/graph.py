@@ -21,7 +21,6 @@ from ekiden.frontend.onnx.check import (
     stated_version,
 )
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.function_body import body, defined_by
 from ekiden.frontend.onnx.load import Functions, key_of, names_read, sorted_nodes
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Attributes, Node, Row, describe
@@ -32,8 +31,10 @@ from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
+    from ekiden.frontend.onnx import function_body
     from ekiden.frontend.onnx.converters import text
 else:
+    function_body = Late("ekiden.frontend.onnx.function_body")
     text = Late("ekiden.frontend.onnx.converters.text")
 
 
@@ -151,7 +152,7 @@ class Graph:
         row = find_row(proto, versions)
         if row is None:
             version = schema_version(proto, versions)
-            function = defined_by(proto, domain_of(proto), version, inputs)
+            function = function_body.defined_by(proto, domain_of(proto), version, inputs)
             self._expand(proto, function, versions)
             return
         node = Node(
@@ -176,7 +177,7 @@ class Graph:
         """Import the nodes of the function that defines an operator; domains that it gives no
         version of have that of the graph `around` it.
         """
-        nodes, stated = body(function, proto, self.shared.label)
+        nodes, stated = function_body.body(function, proto, self.shared.label)
         versions = {**around, **stated}
         found = problems_of(nodes, versions, self.shared.functions)
         problems = [f"{describe(n)}: {p}" for n, p in found]

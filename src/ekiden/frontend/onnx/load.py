@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -37,14 +36,12 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
         model = _parse(source, "model") if isinstance(source, bytes) else source
         _check_weights_are_here(model)
         return _checked(model, "model"), "model", ()
-    path = Path(source)
-    label = f"model {path.name!r}"
+    path = os.fspath(source)
+    label = f"model {os.path.basename(path.rstrip(os.sep))!r}"
     try:
         data = _read(path)
     except OSError as error:
-        raise ImportModelError(
-            f"import {label}: cannot read {str(path)!r}: {error.strerror}"
-        ) from error
+        raise ImportModelError(f"import {label}: cannot read {path!r}: {error.strerror}") from error
     try:
         model = _checked(_parse(data, label), label)
     except ImportModelError as error:
@@ -56,7 +53,7 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
     return model, label, files
 
 
-def _told_apart(path: Path, label: str, error: ImportModelError) -> None:
+def _told_apart(path: str, label: str, error: ImportModelError) -> None:
     """Say what a file is that could not be read as ONNX, where another frontend takes it: functions
     and commands for ONNX alone are given such files. Raises ImportModelError."""
     row = frontend_of(path)
@@ -65,7 +62,7 @@ def _told_apart(path: Path, label: str, error: ImportModelError) -> None:
         raise ImportModelError(text) from error
 
 
-def _read(path: Path) -> bytes | memoryview:
+def _read(path: str) -> bytes | memoryview:
     """The bytes of a file. An array of NumPy has large pages, and takes a third of the time that
     `bytes` do.
     """
@@ -112,15 +109,16 @@ def _check_weights_are_here(model: onnx.ModelProto) -> None:
         )
 
 
-def _load_external_data(model: onnx.ModelProto, path: Path, label: str) -> None:
+def _load_external_data(model: onnx.ModelProto, path: str, label: str) -> None:
+    folder = os.path.dirname(path) or os.curdir
     for weight, file in _outside(model):
-        if not (path.parent / file).exists():
+        if not os.path.exists(os.path.join(folder, file)):
             raise ImportModelError(
                 f"import {label}: the weight {weight.name!r} lies in the file {file!r}, which must "
-                f"be in the folder of the model, {str(path.parent)!r}; there is none"
+                f"be in the folder of the model, {folder!r}; there is none"
             )
     try:
-        onnx.external_data_helper.load_external_data_for_model(model, str(path.parent))
+        onnx.external_data_helper.load_external_data_for_model(model, folder)
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise ImportModelError(
             f"import {label}: cannot read the weights that lie beside it: {error}"

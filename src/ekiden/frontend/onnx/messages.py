@@ -4,21 +4,27 @@
 
 `import onnx` also loads what checks, prints, makes and converts models: 150 modules, which take
 longer than all passes over a small model. The messages stand in one of them, which needs no other
-of its package; what is asked for beyond them loads the rest.
+of its package; what is asked for beyond them loads the rest. The same holds of protobuf, whose
+messages are in C: it would load those in Python too, with texts of messages, dates and calendars.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from ekiden.runtime.late import Late
+
 __all__ = ["onnx"]
 
 _NAME = "onnx.onnx_ml_pb2"
+_IN_PYTHON = "python_message"
 
 
 def _messages() -> ModuleType:
@@ -32,8 +38,27 @@ def _messages() -> ModuleType:
     if "onnx" in sys.modules or found is None or found.loader is None:
         return import_module("onnx")
     made = module_from_spec(found)
-    found.loader.exec_module(made)
+    with _messages_in_c():
+        found.loader.exec_module(made)
     return made
+
+
+@contextmanager
+def _messages_in_c() -> Iterator[None]:
+    """While protobuf is loaded, its messages in Python are imported by who uses them, where those
+    in C are there. Who imports them later has the module.
+    """
+    internal = import_module("google.protobuf.internal")
+    kind = import_module("google.protobuf.internal.api_implementation").Type()
+    if kind == "python" or hasattr(internal, _IN_PYTHON):
+        yield
+        return
+    setattr(internal, _IN_PYTHON, Late(f"{internal.__name__}.{_IN_PYTHON}"))
+    try:
+        yield
+    finally:
+        if isinstance(getattr(internal, _IN_PYTHON), Late):
+            delattr(internal, _IN_PYTHON)
 
 
 class _Onnx:

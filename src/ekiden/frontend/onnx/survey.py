@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from ekiden.frontend.common.survey import Operator, Port, Problem, Survey
 from ekiden.frontend.common.value import dim_name
 from ekiden.frontend.onnx.check import domain_of, find_row, problems_of
-from ekiden.frontend.onnx.function_body import has_function
 from ekiden.frontend.onnx.load import (
     Functions,
     Source,
@@ -20,6 +20,12 @@ from ekiden.frontend.onnx.load import (
 )
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.frontend.onnx import function_body
+else:
+    function_body = Late("ekiden.frontend.onnx.function_body")
 
 
 def survey(model: Source, opset: int | None = None) -> Survey:
@@ -68,7 +74,8 @@ def _how(node: onnx.NodeProto, versions: dict[str, int], functions: Functions) -
     if find_row(node, versions) is not None:
         return "kernel"
     domain = domain_of(node)
-    return "function" if has_function(node, domain, versions.get(domain, 1)) else "none"
+    found = function_body.has_function(node, domain, versions.get(domain, 1))
+    return "function" if found else "none"
 
 
 def _size(tensor: onnx.TensorProto) -> tuple[int, int]:

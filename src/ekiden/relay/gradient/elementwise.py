@@ -33,51 +33,64 @@ def _square(x: Expr) -> Expr:
     return op.multiply(x, x)
 
 
+# In functions, which type checkers read when they know the operators.
 # fmt: off
-UNARY: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
-    "negative": lambda x, y, g: op.negative(g),
-    "abs":      lambda x, y, g: op.multiply(g, op.sign(x)),
-    "exp":      lambda x, y, g: op.multiply(g, y),
-    "log":      lambda x, y, g: op.divide(g, x),
-    "sqrt":     lambda x, y, g: op.divide(op.multiply(g, scalar(0.5, x)), y),
-    "rsqrt":    lambda x, y, g: op.multiply(op.multiply(g, scalar(-0.5, x)), op.divide(y, x)),
-    "sigmoid":  lambda x, y, g: op.multiply(g, op.multiply(y, _one_minus(y))),
-    "tanh":     lambda x, y, g: op.multiply(g, op.subtract(scalar(1.0, x), _square(y))),
-    "sin":      lambda x, y, g: op.multiply(g, op.cos(x)),
-    "cos":      lambda x, y, g: op.negative(op.multiply(g, op.sin(x))),
-    "erf":      lambda x, y, g: op.multiply(g, op.multiply(scalar(2 / math.sqrt(math.pi), x),
-                                                          op.exp(op.negative(_square(x))))),
-    "nn.relu":  lambda x, y, g: op.where(op.greater(x, scalar(0.0, x)), g, op.zeros_like(g)),
-    "copy":     lambda x, y, g: g,
-    # composed where the operator is there
-    "tan":      lambda x, y, g: op.multiply(g, op.add(scalar(1.0, x), _square(y))),
-    "cosh":     lambda x, y, g: op.multiply(g, op.sinh(x)),
-    "sinh":     lambda x, y, g: op.multiply(g, op.sqrt(op.add(scalar(1.0, x), _square(y)))),
-    "asin":     lambda x, y, g: op.multiply(g, op.rsqrt(op.subtract(scalar(1.0, x), _square(x)))),
-    "acos":     lambda x, y, g: op.negative(
-                    op.multiply(g, op.rsqrt(op.subtract(scalar(1.0, x), _square(x))))),
-    "atan":     lambda x, y, g: op.divide(g, op.add(scalar(1.0, x), _square(x))),
-    "asinh":    lambda x, y, g: op.multiply(g, op.rsqrt(op.add(scalar(1.0, x), _square(x)))),
-    "acosh":    lambda x, y, g: op.multiply(g, op.rsqrt(op.subtract(_square(x), scalar(1.0, x)))),
-    "atanh":    lambda x, y, g: op.divide(g, op.subtract(scalar(1.0, x), _square(x))),
-    "log2":     lambda x, y, g: op.divide(g, op.multiply(x, scalar(math.log(2), x))),
-    "log10":    lambda x, y, g: op.divide(g, op.multiply(x, scalar(math.log(10), x))),
-}
-"""Operators of one argument."""
+def _of_one() -> dict[str, Callable[[Expr, Expr, Expr], Expr]]:
+    return {
+        "negative": lambda x, y, g: op.negative(g),
+        "abs":      lambda x, y, g: op.multiply(g, op.sign(x)),
+        "exp":      lambda x, y, g: op.multiply(g, y),
+        "log":      lambda x, y, g: op.divide(g, x),
+        "sqrt":     lambda x, y, g: op.divide(op.multiply(g, scalar(0.5, x)), y),
+        "rsqrt":    lambda x, y, g: op.multiply(op.multiply(g, scalar(-0.5, x)), op.divide(y, x)),
+        "sigmoid":  lambda x, y, g: op.multiply(g, op.multiply(y, _one_minus(y))),
+        "tanh":     lambda x, y, g: op.multiply(g, op.subtract(scalar(1.0, x), _square(y))),
+        "sin":      lambda x, y, g: op.multiply(g, op.cos(x)),
+        "cos":      lambda x, y, g: op.negative(op.multiply(g, op.sin(x))),
+        "erf":      lambda x, y, g: op.multiply(g, op.multiply(scalar(2 / math.sqrt(math.pi), x),
+                                                              op.exp(op.negative(_square(x))))),
+        "nn.relu":  lambda x, y, g: op.where(op.greater(x, scalar(0.0, x)), g, op.zeros_like(g)),
+        "copy":     lambda x, y, g: g,
+        # composed where the operator is there
+        "tan":      lambda x, y, g: op.multiply(g, op.add(scalar(1.0, x), _square(y))),
+        "cosh":     lambda x, y, g: op.multiply(g, op.sinh(x)),
+        "sinh":     lambda x, y, g: op.multiply(g, op.sqrt(op.add(scalar(1.0, x), _square(y)))),
+        "asin":     lambda x, y, g: op.multiply(
+                        g, op.rsqrt(op.subtract(scalar(1.0, x), _square(x)))),
+        "acos":     lambda x, y, g: op.negative(
+                        op.multiply(g, op.rsqrt(op.subtract(scalar(1.0, x), _square(x))))),
+        "atan":     lambda x, y, g: op.divide(g, op.add(scalar(1.0, x), _square(x))),
+        "asinh":    lambda x, y, g: op.multiply(g, op.rsqrt(op.add(scalar(1.0, x), _square(x)))),
+        "acosh":    lambda x, y, g: op.multiply(
+                        g, op.rsqrt(op.subtract(_square(x), scalar(1.0, x)))),
+        "atanh":    lambda x, y, g: op.divide(g, op.subtract(scalar(1.0, x), _square(x))),
+        "log2":     lambda x, y, g: op.divide(g, op.multiply(x, scalar(math.log(2), x))),
+        "log10":    lambda x, y, g: op.divide(g, op.multiply(x, scalar(math.log(10), x))),
+    }
 
-BINARY: dict[str, Callable[[Expr, Expr, Expr, Expr], tuple[Expr, Expr]]] = {
-    "add":      lambda a, b, y, g: (g, g),
-    "subtract": lambda a, b, y, g: (g, op.negative(g)),
-    "multiply": lambda a, b, y, g: (op.multiply(g, b), op.multiply(g, a)),
-    "divide":   lambda a, b, y, g: (op.divide(g, b), op.negative(op.divide(op.multiply(g, y), b))),
-    "power":    lambda a, b, y, g: (_power_of_base(a, b, g), _power_of_exponent(a, b, y, g)),
-    "maximum":  lambda a, b, y, g: (_chosen(op.greater_equal(a, b), g), _chosen(op.less(a, b), g)),
-    "minimum":  lambda a, b, y, g: (_chosen(op.less_equal(a, b), g), _chosen(op.greater(a, b), g)),
-    "mod":      lambda a, b, y, g: (g, op.divide(op.multiply(g, op.subtract(y, a)), b)),
-    "floor_mod": lambda a, b, y, g: (g, op.divide(op.multiply(g, op.subtract(y, a)), b)),
-}
-"""Operators of two arguments that broadcast; where both are the greatest, the first gets all."""
+
+def _of_two() -> dict[str, Callable[[Expr, Expr, Expr, Expr], tuple[Expr, Expr]]]:
+    return {
+        "add":      lambda a, b, y, g: (g, g),
+        "subtract": lambda a, b, y, g: (g, op.negative(g)),
+        "multiply": lambda a, b, y, g: (op.multiply(g, b), op.multiply(g, a)),
+        "divide":   lambda a, b, y, g: (
+                        op.divide(g, b), op.negative(op.divide(op.multiply(g, y), b))),
+        "power":    lambda a, b, y, g: (_power_of_base(a, b, g), _power_of_exponent(a, b, y, g)),
+        "maximum":  lambda a, b, y, g: (
+                        _chosen(op.greater_equal(a, b), g), _chosen(op.less(a, b), g)),
+        "minimum":  lambda a, b, y, g: (
+                        _chosen(op.less_equal(a, b), g), _chosen(op.greater(a, b), g)),
+        "mod":      lambda a, b, y, g: (g, op.divide(op.multiply(g, op.subtract(y, a)), b)),
+        "floor_mod": lambda a, b, y, g: (g, op.divide(op.multiply(g, op.subtract(y, a)), b)),
+    }
 # fmt: on
+
+
+UNARY = _of_one()
+"""Operators of one argument."""
+BINARY = _of_two()
+"""Operators of two arguments that broadcast; where both are the greatest, the first gets all."""
 
 FLAT = (
     "ceil floor round sign trunc zeros_like ones_like shape_of ndarray_size zeros ones arange "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,9 +31,14 @@ from ekiden.ir.op import (
 )
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.op._declare import Takes, check_dtype, fail, tensor_fields, tensors
+from ekiden.runtime.late import Late
 from ekiden.te import Tensor
-from ekiden.tir import interpreter
 from ekiden.tir import transform as tir_transform
+
+if TYPE_CHECKING:
+    from ekiden.tir import interpreter
+else:
+    interpreter = Late("ekiden.tir.interpreter")
 
 Compute = Callable[..., "Tensor | Sequence[Tensor]"]
 """(attributes, *tensors) -> a tensor, or several for a tuple. ValueError is a type error."""

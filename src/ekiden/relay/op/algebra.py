@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,10 +29,15 @@ from ekiden.relay.op.reduce import axes_attr, mean, reduced_axes
 from ekiden.relay.op.reduce import max as largest_of
 from ekiden.relay.op.reduce import sum as sum_of
 from ekiden.relay.op.reshape import squeeze
+from ekiden.runtime.late import Late
 from ekiden.topi.broadcast import broadcast_to as repeated
 from ekiden.topi.reduce import accumulator
 from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape
-from ekiden.topi.transform import MOST
+
+if TYPE_CHECKING:
+    from ekiden.topi import transform as arranging
+else:
+    arranging = Late("ekiden.topi.transform")
 
 
 @node("relay.attrs.EinsumAttrs")
@@ -164,9 +170,9 @@ def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
     if not data.size:  # no kernel is run for nothing
         return np.empty((len(dims), *data.shape), data.dtype)
     check_range("unravel_index: extent", shape, (0, 2**31))
-    count = 1
+    count, most = 1, arranging.MOST
     for extent in dims:
-        count = count * extent if count <= MOST // max(extent, 1) else MOST
+        count = count * extent if count <= most // max(extent, 1) else most
     check_range("unravel_index: position", data, (0, count), "{} elements", (count,))
     rest, found = data.astype(np.int64), []
     for extent in reversed(dims):

@@ -8,6 +8,7 @@ dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,12 +25,17 @@ from ekiden.relay.expr import Call, Expr, Function, Tuple
 from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.unify import match_dims, size_vars, substitute_dims
 from ekiden.runtime.errors import TypeInferenceError
-from ekiden.tir import interpreter
+from ekiden.runtime.late import Late
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Block, PrimFunc, Stmt
 from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
 from ekiden.tir.visitor import buffers_read, buffers_written, rename, walk
+
+if TYPE_CHECKING:
+    from ekiden.tir import interpreter
+else:
+    interpreter = Late("ekiden.tir.interpreter")
 
 
 @node("relay.attrs.CallLoweredAttrs")

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, TypeAlias
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.packing.common import dtype_of
-from ekiden.relay.packing.conv import conv, conv_transpose, conv_words, depthwise_bytes
 from ekiden.relay.packing.dense import dense, dense_words
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 
 if TYPE_CHECKING:
-    from ekiden.relay.packing import blocks, nibbles, recurrent
+    from ekiden.relay.packing import blocks, conv, nibbles, recurrent
 else:  # what few models have
+    conv = Late("ekiden.relay.packing.conv")
     blocks = Late("ekiden.relay.packing.blocks")
     nibbles = Late("ekiden.relay.packing.nibbles")
     recurrent = Late("ekiden.relay.packing.recurrent")
@@ -39,6 +39,22 @@ def _in_turn(pack: Callable[[Call, Target], Call]) -> Pack:
         return made if rule is None or made is call else rule(made, target)
 
     return packed
+
+
+def _conv(call: Call, target: Target) -> RelayExpr:
+    return conv.conv(call, target)
+
+
+def _conv_words(call: Call, target: Target) -> RelayExpr:
+    return conv.conv_words(call, target)
+
+
+def _conv_transpose(call: Call, target: Target) -> RelayExpr:
+    return conv.conv_transpose(call, target)
+
+
+def _depthwise_bytes(call: Call, target: Target) -> RelayExpr:
+    return conv.depthwise_bytes(call, target)
 
 
 def _nibbles(call: Call, target: Target) -> Call:
@@ -64,14 +80,14 @@ RULES: Mapping[tuple[str, str, str, str], Row] = {
     ("nn.dense", "uint8", "int8", "int32"):            Row(dense_words),
     ("nn.dense", "uint8", "int8", "float32"):          Row(dense_words),
     ("nn.dense", "bfloat16", "bfloat16", "float32"):   Row(dense_words),
-    ("nn.conv2d", *FLOAT):                             Row(conv, computed=True),
-    ("nn.conv3d", *FLOAT):                             Row(conv, computed=True),
-    ("nn.conv2d", "uint8", "int8", "int32"):           Row(conv_words),
-    ("nn.conv2d", "bfloat16", "bfloat16", "float32"):  Row(conv_words),
-    ("nn.conv2d", "uint8", "float32", "float32"):      Row(depthwise_bytes),
-    ("nn.conv2d", "int8", "float32", "float32"):       Row(depthwise_bytes),
-    ("nn.conv2d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),
-    ("nn.conv3d_transpose", *FLOAT):                   Row(conv_transpose, computed=True),
+    ("nn.conv2d", *FLOAT):                             Row(_conv, computed=True),
+    ("nn.conv3d", *FLOAT):                             Row(_conv, computed=True),
+    ("nn.conv2d", "uint8", "int8", "int32"):           Row(_conv_words),
+    ("nn.conv2d", "bfloat16", "bfloat16", "float32"):  Row(_conv_words),
+    ("nn.conv2d", "uint8", "float32", "float32"):      Row(_depthwise_bytes),
+    ("nn.conv2d", "int8", "float32", "float32"):       Row(_depthwise_bytes),
+    ("nn.conv2d_transpose", *FLOAT):                   Row(_conv_transpose, computed=True),
+    ("nn.conv3d_transpose", *FLOAT):                   Row(_conv_transpose, computed=True),
     ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"): Row(_in_turn(_nibbles)),
     ("nn.dense_blocks", "float32", "uint8", "float32"): Row(_in_turn(_blocks)),
 }

@@ -21,6 +21,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op
+from ekiden.relay.evaluate_call import evaluate_call
 from ekiden.relay.expr import (
     Call,
     Constant,
@@ -40,7 +41,6 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.interpreter import evaluate_call
 from ekiden.relay.transform.scopes import Scope, find_scopes
 from ekiden.relay.transform.simplify_inference import SimplifyInference
 from ekiden.relay.values import ConstructorValue, RefValue

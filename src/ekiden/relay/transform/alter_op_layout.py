@@ -12,7 +12,7 @@ weight is constant.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,9 +25,14 @@ from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.strategy import version_of
 from ekiden.relay.packing import reader_of, rule_of
 from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.layout_rewriter import Rewriter, tensor_infos
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+from ekiden.runtime.late import Late
 from ekiden.target import Target
+
+if TYPE_CHECKING:
+    from ekiden.relay.transform import layout_rewriter
+else:
+    layout_rewriter = Late("ekiden.relay.transform.layout_rewriter")
 
 ATTRIBUTE = "FTVMAlterOpLayout"
 
@@ -88,8 +93,12 @@ def _registered(call: Call, attrs: Attrs | None, args: Sequence[RelayExpr]) -> R
     own: Any = OP_ATTRS.get(ATTRIBUTE, {}).get(call.op.name)
     if own is None:
         return None
-    infos = tensor_infos([a.checked_type for a in call.args])
+    infos = layout_rewriter.tensor_infos([a.checked_type for a in call.args])
     return own(attrs, list(args), infos, call.checked_type)  # type: ignore[no-any-return]
+
+
+def _as_registered(body: RelayExpr) -> RelayExpr:
+    return layout_rewriter.Rewriter(_registered, ATTRIBUTE).run(body)
 
 
 def AlterOpLayout(target: Target | None = None) -> Pass:  # noqa: N802
@@ -102,8 +111,7 @@ def AlterOpLayout(target: Target | None = None) -> Pass:  # noqa: N802
         change types, so that these are inferred again.
         """
         if target is None:
-            made = map_functions(module, on_body(lambda b: Rewriter(_registered, ATTRIBUTE).run(b)))
-            return InferType()(made)
+            return InferType()(map_functions(module, on_body(_as_registered)))
         return map_functions(module, on_body(lambda body: alter_op_layout(body, target)))
 
     return Pass("AlterOpLayout", transform, 3, (InferType(),))

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,13 +39,18 @@ from ekiden.ir.type import TensorType, tensor_type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
-from ekiden.relay.transform.desired_layouts import Desired, convert_to
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.one_axis import over_two_axes, without_height
 from ekiden.relay.transform.scopes import infer_here, map_functions, on_body, rewrite_graph
 from ekiden.relay.visitor import post_order
+from ekiden.runtime.late import Late
 from ekiden.topi.shape import is_any
+
+if TYPE_CHECKING:
+    from ekiden.relay.transform import desired_layouts as layouts
+else:
+    layouts = Late("ekiden.relay.transform.desired_layouts")
 
 Perm = tuple[int, ...]
 LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
@@ -406,12 +412,12 @@ def _convert_layout(module: IRModule, context: PassContext) -> IRModule:
     return map_functions(module, on_body(convert_layout))
 
 
-def ConvertLayout(desired_layouts: Desired | None = None) -> Pass:  # noqa: N802
+def ConvertLayout(desired_layouts: layouts.Desired | None = None) -> Pass:  # noqa: N802
     """The pass described at the top of this file; with layouts, that of desired_layouts.py."""
     if desired_layouts is None:
         return _convert_layout
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return convert_to(module, desired_layouts)
+        return layouts.convert_to(module, desired_layouts)
 
     return Pass("ConvertLayout", transform, 3, (InferType(), CanonicalizeOps(), InferType()))

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, count
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -32,8 +31,8 @@ from ekiden.ir.span import Span
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.evaluate_call import evaluate_call
 from ekiden.relay.expr import Call, Constant, ConstantData, Function, If, Tuple, TupleGetItem
-from ekiden.relay.interpreter import evaluate_call
 from ekiden.relay.transform.dead_code_elimination import has_effect
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.kept_results import LARGE, computed, kept, known
@@ -48,6 +47,12 @@ from ekiden.relay.transform.scopes import (
 from ekiden.relay.visitor import closed
 from ekiden.runtime import environment
 from ekiden.runtime.errors import IndexRangeError, LinAlgError
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from concurrent import futures
+else:  # for large constants
+    futures = Late("concurrent.futures")
 
 MAX_BYTES, MAX_GROWTH = 1 << 20, 16
 """A result may be this large, or this many times as large as what it is made from (a weight of one
@@ -56,6 +61,8 @@ row is packed to a vector's width), so that folding does not blow an artifact up
 
 WORTH = 1 << 12
 """Bytes that an artifact must save for a constant to be made when it is loaded."""
+MANY = 1 << 22
+"""Bytes of large constants from which threads win more than they take to be imported, 3 ms."""
 Values: TypeAlias = Callable[[], Array | tuple[Array, ...]]
 """Waits for what a thread computes."""
 
@@ -224,24 +231,28 @@ def fold_call(call: Call) -> RelayExpr:
 
 def fold_constant(root: RelayExpr) -> RelayExpr:
     """Fold an expression whose checked types are known. Only what has no effect is dropped."""
-    with ThreadPoolExecutor(environment.compile_jobs()) as pool:
-        return _fold(root, _begin(root, pool))
+    large = _large(root)
+    if sum(map(_given, large)) < MANY:
+        return _fold(root, {})
+    with futures.ThreadPoolExecutor(environment.compile_jobs()) as pool:
+        return _fold(root, {call: _later(call, pool) for call in large})
 
 
-def _begin(root: RelayExpr, pool: ThreadPoolExecutor) -> dict[RelayExpr, Values]:
-    """Begin what takes large constants, weights that are packed or transformed, each in a thread:
-    the work is NumPy's, which lets others run. What is kept of an earlier compilation is taken.
+def _large(root: RelayExpr) -> list[Call]:
+    """What takes large constants, weights that are packed or transformed: each is computed in a
+    thread, as the work is NumPy's, which lets others run.
     """
-    begun: dict[RelayExpr, Values] = {}
-    for call in evaluation_order(root):
-        if not isinstance(call, Call) or not _foldable(call, call.checked_type_or_none()):
-            continue
-        if all(map(_is_constant, call.args)) and _given(call) >= LARGE:
-            begun[call] = _later(call, pool)
-    return begun
+    return [
+        call
+        for call in evaluation_order(root)
+        if isinstance(call, Call)
+        and all(map(_is_constant, call.args))
+        and _given(call) >= LARGE
+        and _foldable(call, call.checked_type_or_none())
+    ]
 
 
-def _later(call: Call, pool: ThreadPoolExecutor) -> Values:
+def _later(call: Call, pool: futures.ThreadPoolExecutor) -> Values:
     """The value of a call of large constants, begun in a thread if it is not kept."""
     what, arrays = _what(call), _arrays(call)
     found = known(what, arrays)

@@ -22,8 +22,8 @@ tensor of n * 2 rows, not from one of (n + 1) // 2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from ekiden.arith import detect_linear_equation
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
@@ -45,7 +45,13 @@ from ekiden.relay.transform.scopes import (
     with_children,
 )
 from ekiden.relay.visitor import bind, free_vars, post_order, type_post_order
+from ekiden.runtime.late import Late
 from ekiden.target.virtual_device import PARAM_PLACES, all_on_host
+
+if TYPE_CHECKING:
+    from ekiden.arith import detect
+else:
+    detect = Late("ekiden.arith.detect")
 
 
 class _Lifter:
@@ -186,7 +192,7 @@ def _shown(kinds: Iterable[Type | None]) -> set[PrimVar]:
     dims = (d for t in tensors if isinstance(t, TensorType) for d in t.shape)
     each = ((d, dim_vars(d)) for d in dims if not isinstance(d, IntImm))
     alone = ((d, symbols[0]) for d, symbols in each if len(symbols) == 1)
-    return {n for d, n in alone if d is n or detect_linear_equation(d, [n])}
+    return {n for d, n in alone if d is n or detect.detect_linear_equation(d, [n])}
 
 
 def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:

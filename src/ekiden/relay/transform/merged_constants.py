@@ -10,10 +10,17 @@ else it is None and the program stays. Integers wrap around in a ring, in which 
 
 from __future__ import annotations
 
-import ml_dtypes
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ekiden.ir.op import Array
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import ml_dtypes
+else:
+    ml_dtypes = Late("ml_dtypes")
 
 
 def merged_sum(a: Array, b: Array) -> Array | None:

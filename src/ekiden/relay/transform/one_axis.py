@@ -5,13 +5,20 @@ nn.conv1d(%x, W)   ->   squeeze(nn.conv2d(expand_dims(%x, axis=2), W', NCHW), ax
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import get
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.nn.conv import as_conv2d, as_conv2d_transpose
 from ekiden.relay.op.nn.geometry import Conv1DAttrs, Conv1DTransposeAttrs, ConvAttrs
 from ekiden.relay.transform.scopes import infer_here
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import ekiden.relay.op.nn.conv as conv
+else:
+    conv = Late("ekiden.relay.op.nn.conv")
 
 
 def _with_height(operand: RelayExpr, axis: int) -> RelayExpr:
@@ -28,9 +35,9 @@ def over_two_axes(call: Call) -> Call | None:
     operators. Needs the types of the operands; the result has its own."""
     attrs = call.attrs
     if isinstance(attrs, Conv1DTransposeAttrs):
-        made = Call(get("nn.conv2d_transpose"), call.args, as_conv2d_transpose(attrs))
+        made = Call(get("nn.conv2d_transpose"), call.args, conv.as_conv2d_transpose(attrs))
     elif isinstance(attrs, Conv1DAttrs):
-        made = Call(get("nn.conv2d"), call.args, as_conv2d(attrs))
+        made = Call(get("nn.conv2d"), call.args, conv.as_conv2d(attrs))
     else:
         return None
     layouts = (attrs.data_layout, attrs.kernel_layout)

@@ -39,6 +39,7 @@ from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, Type, TypeVar
+from ekiden.relay.evaluate_call import evaluate_call
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -60,7 +61,6 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.interpreter import evaluate_call
 from ekiden.relay.transform.chains import Binding, let_chain
 from ekiden.relay.transform.dead_code_elimination import drop_unused_bindings
 from ekiden.relay.transform.fold_constant import can_compute

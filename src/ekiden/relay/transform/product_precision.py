@@ -18,6 +18,8 @@ int8 become (`byte_products`).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Op, Precision
@@ -27,14 +29,20 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
-from ekiden.relay.transform.byte_products import product_of_bytes
 from ekiden.relay.transform.calls import Rewrite, rewrite_calls
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.runtime.errors import PassError
+from ekiden.runtime.late import Late
 from ekiden.target import Target
-from ekiden.topi.nn.winograd import TAPS
+
+if TYPE_CHECKING:
+    from ekiden.relay.transform import byte_products
+    from ekiden.topi.nn import winograd
+else:
+    winograd = Late("ekiden.topi.nn.winograd")
+    byte_products = Late("ekiden.relay.transform.byte_products")
 
 WIDE, BRIEF = "float32", "bfloat16"
 SMALL = ("float16", BRIEF)
@@ -77,7 +85,8 @@ def _is_brief(call: Call, target: Target) -> bool:
     attrs = call.attrs
     if not isinstance(attrs, Conv2DAttrs) or attrs.groups > 1:
         return False
-    is_plain = attrs.strides == attrs.dilation == (1, 1) and attrs.kernel_size == (TAPS, TAPS)
+    suits = attrs.kernel_size == (winograd.TAPS, winograd.TAPS)
+    is_plain = attrs.strides == attrs.dilation == (1, 1) and suits
     return has_matrices or not is_plain
 
 
@@ -92,7 +101,7 @@ def _rewrite(target: Target, asked: str) -> Rewrite:
         is_brief = _is_brief(call, target)
         dtypes = {_dtype(data), _dtype(weight)}
         if _dtype(call) not in (*SMALL, WIDE):
-            return product_of_bytes(call, target)
+            return byte_products.product_of_bytes(call, target)
         if is_brief and dtypes == {BRIEF}:
             return None if _sums(call) == WIDE else _in(call, [*call.args])
         if len(dtypes) == 1 and dtypes.issubset(SMALL) and target.has("tensor_cores"):

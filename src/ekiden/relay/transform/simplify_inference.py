@@ -8,6 +8,8 @@ nn.conv2d(%x, %w, NCHW16c, OIHW16i)   ->  layout_transform(nn.conv2d(layout_tran
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
@@ -15,11 +17,16 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, TupleGetItem, const
-from ekiden.relay.op.nn.conv import plain_conv
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs
 from ekiden.relay.op.nn.norm import BatchNormAttrs
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import ekiden.relay.op.nn.conv as conv
+else:
+    conv = Late("ekiden.relay.op.nn.conv")
 
 
 def _is_call(expr: RelayExpr, name: str) -> bool:
@@ -45,7 +52,7 @@ def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
 def _in_whole_axes(call: Call, attrs: Conv2DAttrs | Conv3DAttrs) -> RelayExpr:
     """A convolution in a blocked layout, or of a result in another one than the data, as one in
     whole axes, between transformations."""
-    plain = plain_conv(attrs)
+    plain = conv.plain_conv(attrs)
     if plain is None:
         return call
     moves = (attrs.data_layout, plain.data_layout), (attrs.kernel_layout, plain.kernel_layout)

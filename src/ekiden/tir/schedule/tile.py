@@ -431,7 +431,8 @@ def _sizes(loop: For, above: Sequence[For]) -> Sizes:
         whole = extent.value
         return lambda name: [(whole, None)]
     used = free_vars(extent)
-    if ranges := _ranges(used, above):
+    reads = any(isinstance(each, BufferLoad) for each in post_order(extent))
+    if not reads and (ranges := _ranges(used, above)):
         every = (dict(zip(used, at, strict=True)) for at in product(*ranges))
         sizes = [s for at in every if (s := int(evaluate(extent, at))) > 0]
         along = (used[0], ranges[0].start) if len(used) == 1 else None

@@ -8,18 +8,23 @@ same kernel (`endings`), and whether results may be a part of longer rows (`writ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden import te
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.errors import CompileError, ScheduleError
+from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.topi.rule.decision import Choice, Decision, Fixed, Space, check_fixed
 from ekiden.topi.rule.stages import has_known_weights
 from ekiden.topi.rule.steps import Kernel, Scheduled, Steps, program_of, scheduled
-from ekiden.topi.rule.thread_lanes import has_vectors
+
+if TYPE_CHECKING:
+    from ekiden.topi.rule import thread_lanes
+else:
+    thread_lanes = Late("ekiden.topi.rule.thread_lanes")
 
 NARROW = "narrow"
 """What stands for the dtype of bytes whose sums of two products fit int16."""
@@ -144,7 +149,7 @@ class Family:
         """Whether a target has what the kernels need."""
         has_one = not self.needs_one or any(map(target.has, self.needs_one))
         is_kind = self.on_threads == target.kind.has_threads
-        if self.together and has_vectors(target):
+        if self.together and thread_lanes.has_vectors(target):
             return False
         return is_kind and has_one and all(map(target.has, self.needs))
 

@@ -1,0 +1,33 @@
+"""The value of one operator: what the interpreter runs, and how constants are folded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.op import OPS, Array, Op
+from ekiden.runtime.errors import RunError
+
+
+def evaluate_call(
+    op: Op | str, attrs: Attrs | None, arrays: Sequence[object]
+) -> Array | tuple[Array, ...]:
+    """The result of an operator on NumPy arrays (a tuple of arrays for a tuple argument), by its
+    reference semantics.
+
+    Raises RunError for an operator that has none.
+    """
+    name = op if isinstance(op, str) else op.name
+    reference = OPS[name].reference
+    if reference is None:
+        raise RunError(
+            f"{name}: the operator has no reference semantics, so it cannot be interpreted"
+        )
+    if OPS[name].variadic and len(arrays) == 1 and isinstance(arrays[0], tuple):
+        arrays = arrays[0]
+    result = reference(attrs, *arrays)
+    return (
+        tuple(map(np.asarray, result)) if isinstance(result, (tuple, list)) else np.asarray(result)
+    )

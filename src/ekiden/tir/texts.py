@@ -1,0 +1,29 @@
+"""How expressions and modules become text, for the floor below, which knows no loop programs. What
+writes the text is imported when the first is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import PrimExpr
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.tir import expression_text, printer
+else:
+    expression_text = Late("ekiden.tir.expression_text")
+    printer = Late("ekiden.tir.printer")
+
+
+def _of_expression(expr: PrimExpr) -> str:
+    return expression_text.expression_text(expr)
+
+
+def _of_module(module: IRModule, name: str) -> str:
+    return printer.module_text(module, name)
+
+
+PrimExpr.printer = staticmethod(_of_expression)
+IRModule.script_printer = staticmethod(_of_module)
