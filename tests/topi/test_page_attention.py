@@ -11,14 +11,18 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.codegen.llvm import compile_object
+from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.prim import const
 from ekiden.target import Target
 from ekiden.te import placeholder
+from ekiden.tir.expr import Buffer
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import paged_attention
 from ekiden.topi.rule import schedule
+from ekiden.topi.rule.page_attention import paged_attention_of
 from ekiden.topi.rule.page_planes import FORMATS, Format, Plane
-from ekiden.topi.rule.pages import Pages
+from ekiden.topi.rule.pages import LATE, Pages
 from long_runs import alike
 from processor import processors
 
@@ -191,3 +195,21 @@ def test_bytes_where_only_floats_have_256_bits() -> None:
     if not target.serves(Target.host()):
         pytest.skip("this machine does not run code for sandybridge")
     check_at_ends("int8", ["llvm -mcpu=sandybridge"])
+
+
+@pytest.mark.parametrize("name", [*FORMATS])
+def test_no_more_lines_come_near_during_a_softmax_than_values_have(name: str) -> None:
+    row, size = FORMATS[name], 64
+    of = Plane(size, 64, row.dtype)
+    shapes = ((1, 15, 64), (1, 1, 2, 3, 4 * of.size), (1,), (1, 4), (1,), (1,))
+    kinds = "float32", row.dtype, "int32", "int32", "int32", "int32"
+    inputs = [Buffer(f"p{n}", tuple(map(const, shape)), kind)
+              for n, (shape, kind) in enumerate(zip(shapes, kinds, strict=True))]  # fmt: skip
+    output = Buffer("out", tuple(map(const, (1, 9, 64))))
+    for lanes in (4, 8, 16):
+        kernel = paged_attention_of(Pages(size), inputs, output, lanes)
+        line = 64 // itemsize(row.dtype)
+        for rows in (1, 3, 6):
+            late = kernel.late(rows)
+            assert 0 < late <= -(-of.size // line)
+            assert late <= LATE * rows * size // lanes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from pass_checks import Array, calls
@@ -24,7 +26,7 @@ from ekiden.topi.nn import dense_blocks_pack
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS, ROWS, BlockFormat
 from ekiden.topi.nn.blocks import Packed, pack_blocks, unpack_blocks
 from ekiden.topi.rule import schedule
-from ekiden.topi.rule.model import STREAM
+from ekiden.topi.rule.model import STREAM, TOUCHED
 from long_runs import alike, share
 from processor import processors
 
@@ -161,14 +163,18 @@ def brought_near(rows: int, at: int) -> tuple[set[int], list[int], int]:
 
 
 def test_weights_that_one_row_reads_are_brought_as_a_stream() -> None:
-    """Some way ahead, to the first cache, and nothing behind the last of them; several tiles bring
-    the panel that they read next to the second."""
+    """Some way ahead, a line of so many, to the second cache, also behind the last of them, where
+    the weight begins that is used next; several tiles bring all of the panel that they read
+    next."""
     caches, places, size = brought_near(1, 0)
-    assert caches == {3}
+    assert caches == {2}
     assert min(places) == STREAM
+    assert all(b - a == TOUCHED for a, b in pairwise(sorted(places)))
     _, behind, _ = brought_near(1, size - 64)
-    assert max(behind) < size
-    assert brought_near(40, 0)[0] == {2}
+    assert min(behind) == size - 64 + STREAM
+    many = brought_near(40, 0)
+    assert many[0] == {2}
+    assert len(many[1]) > len(places)
 
 
 def test_a_block_of_zeros_gives_zero() -> None:

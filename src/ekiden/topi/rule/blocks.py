@@ -49,7 +49,7 @@ from ekiden.topi.rule.by_hand import tiled_function
 from ekiden.topi.rule.decision import Choice, Decision, Fixed
 from ekiden.topi.rule.epilogue import find_anchor
 from ekiden.topi.rule.family import Family, Product, narrowed
-from ekiden.topi.rule.model import LINE, STREAM
+from ekiden.topi.rule.model import LINE, STREAM, TOUCHED
 from ekiden.topi.rule.rounded_data import LEVELS, RoundedData
 from ekiden.topi.rule.word_panels import WordPanels, operands_of, rows_in_registers, space
 from ekiden.topi.rule.words import DOT4, NARROW_DOT, SHORT_DOT, SIGNED_DOT, exact_dot
@@ -185,16 +185,16 @@ class _Blocks(WordPanels):
     ) -> Stmt:
         """Several tiles of a panel bring the next one near, which the first of them would wait for,
         each the units of its share: into L2, as two panels of bytes are more than L1. One tile
-        alone reads a stream (one row of q4_0 from memory on Zen 3: 15.7 to 21 GB/s)."""
+        alone reads a stream, of which some lines are enough: behind its end begins the weight that
+        is used next, where constants lie in their order."""
         following = minimum(panel + 1, self.weight.shape[0] - 1)
         away = (following - panel) * self.blocks * self.of.size
         lines = range(0, self.of.unit + self.of.words_at // self.of.units, LINE)
         made = [Prefetch(self.weight, (at + away + n,), 2) for n in lines]
         turn = unit % self.rows
         is_own = logical_and(turn >= first, turn < first + rows)
-        last = self.weight.shape[0] * self.blocks * self.of.size - self.of.unit
-        near = minimum(at + STREAM, last)
-        stream = [Prefetch(self.weight, (near + n,), 3) for n in range(0, self.of.unit, LINE)]
+        touched = range(0, self.of.unit, TOUCHED)
+        stream = [Prefetch(self.weight, (at + STREAM + n,), 2) for n in touched]
         return IfThenElse(self.rows > rows, IfThenElse(is_own, seq(*made)), seq(*stream))
 
     def body(self) -> Stmt:

@@ -46,9 +46,14 @@ HIDDEN = 6
 AHEAD = 16 * LINE
 """Bytes by which a panel is brought ahead at least: narrow panels whose steps are long (products of
 int16) are at the next page, which a processor does not follow to, in a few steps."""
-STREAM = PAGE // 2
-"""Bytes by which what is read once from memory is brought ahead: about what is under way in 100 ns
-at 20 GB/s; so the next page, to which no processor follows by itself, is begun in time."""
+STREAM = 2 * PAGE
+"""Bytes by which what is read once from memory is brought ahead, to the second-level cache: so the
+next page, to which no processor follows by itself, is begun before its first line is waited for."""
+TOUCHED = 8 * LINE
+"""Of so many bytes of such a stream one line is asked for; the processor brings those beside it by
+itself. Asked for one by one they fill the few places that a first-level cache has for lines under
+way, and its own requests wait (one row of q4_0 by the weights of 135M, Zen 4, of 32 GB/s: all lines
+2 KB ahead to L1 21, 8 KB ahead to L2 14, none 30, one of eight 34)."""
 QUIET = 3
 """Of so many lines that the third-level cache gives one is of the next panel: others need it."""
 ROOM = 0.6

@@ -45,10 +45,13 @@ def space(anchor: te.Tensor, target: Target) -> Space:
 
 
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
-    """As many queries as keep the units busy, on as many vectors as registers hold."""
+    """As many queries as keep the units busy, on as many vectors as registers hold; chunks of twice
+    the keys where these have a byte or less, so that their streams are as long."""
     vectors = int(fixed.get("vectors", 4 if target.registers > LANES else 2))
     rows = fixed.get("rows", max(1, min(DENSE, most_rows(vectors, target))))
-    return Decision.of({"rows": rows, "vectors": vectors, "keys": fixed.get("keys", KEYS)})
+    is_narrow = BY_DTYPE[anchor.op.input_tensors[1].dtype].group > 0
+    keys = fixed.get("keys", KEYS * 2 if is_narrow else KEYS)
+    return Decision.of({"rows": rows, "vectors": vectors, "keys": keys})
 
 
 def paged_attention(

@@ -44,6 +44,8 @@ class BytePages(PagedAttention):
     """What the numbers of keys are more than what they stand for, as products take them."""
     value_zero = 0
     """The same of values."""
+    value_unit = 1
+    """By what values are multiplied as products take them."""
     share_bytes = 2
     """Of products of four."""
     places: Sequence[int] = (0, 2)
@@ -179,12 +181,15 @@ class BytePages(PagedAttention):
             vectors, lambda v: base + (k * page + (column + v * self.lanes)) * TOGETHER,
             lambda words: self.taken(words, self.key_dot, True),
         )  # fmt: skip
-        made: list[Stmt] = [*self.ahead(after + (k * page + column) * TOGETHER, vectors * TOGETHER)]
+        made = self.ahead_of_values(
+            tile, after, k, page * TOGETHER, column * TOGETHER, vectors * TOGETHER
+        )
         for r in range(rows):
             for n, loaded in enumerate(parts):
                 at = self.row_start(tile, r, self.total) + k * self.held
                 a = self.word(self.rounded.bytes, at + self.first_of(n, self.key_dot))
-                made.append(self.grown(sums, r, a, loaded, self.key_dot))
+                places = {r * vectors + v: b for v, b in enumerate(loaded)}
+                made.append(self.grown(sums, places, a, self.key_dot))
         starts = [self._start(tile, r, group) for r in range(rows)]
         begin = [BufferStore(sums, self.first_sums(sums, starts[n // vectors]), (const(n),))
                  for n in range(rows * vectors)]  # fmt: skip
@@ -259,14 +264,14 @@ class BytePages(PagedAttention):
         return around, found
 
     def grown(
-        self, sums: Buffer, row: int, a: PrimExpr, loaded: Sequence[Var], dot: str,
-        is_share: bool = False,
-    ) -> Stmt:  # fmt: skip
-        """The sums of a row with a few products more in each lane; `is_share`: `a` has no sign."""
-        word = Var(f"a{row}", self.whole)
+        self, sums: Buffer, loaded: Mapping[int, Var], a: PrimExpr, dot: str, is_share: bool = False
+    ) -> Stmt:
+        """Sums with a few products more in each lane, of a word and what is `loaded` for each of
+        them by its place; `is_share`: `a` has no sign."""
+        word = Var("a", self.whole)
         made = []
-        for v, b in enumerate(loaded):
-            n = const(row * len(loaded) + v)
+        for at, b in loaded.items():
+            n = const(at)
             pair = (word, b) if is_share else (b, word)
             value = call_intrin(dot, sums[n], *pair, dtype=sums.dtype)
             made.append(BufferStore(sums, value, (n,)))
@@ -281,8 +286,7 @@ class BytePages(PagedAttention):
         number."""
         at = v * self.lanes if isinstance(v, PrimExpr) else const(v * self.lanes)
         scale = self.plane.scales(self.cache, base, at, self.lanes, group)
-        tokens = ramp(number * self.pages.page + at, 1, self.lanes)
-        seen = tokens < broadcast(tile.last + 1, self.lanes)
+        seen = self.places_below(tile.last + 1 - (number * self.pages.page + at))
         return Select(seen, scale, self.splat(0.0), self.real)
 
     def share_place(self, tile: Rows, row: int, number: Var, v: PrimExpr | int) -> PrimExpr:

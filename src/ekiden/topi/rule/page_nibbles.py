@@ -16,13 +16,15 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, Mul, PrimExpr, Sub, cast, const
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Stmt, seq
-from ekiden.topi.rule.page_bytes import BytePages
+from ekiden.topi.rule.page_bytes import SIGNS, BytePages
 from ekiden.topi.rule.page_planes import TOGETHER
 from ekiden.topi.rule.pages import Rows
 from ekiden.topi.rule.words import DOT4, MADD, ONES, SHORT_DOT
 
 HALF = 0x0F0F0F0F
 """The lower halves of the bytes of a word."""
+UPPER = 0xF0F0F0F0 - (1 << 32)
+"""The upper ones, as int32."""
 LOWEST = 0x000F000F
 """The lowest four bits of both int16 of a word."""
 
@@ -32,15 +34,32 @@ class NibblePages(BytePages):
 
     key_dots = value_dots = (DOT4, SHORT_DOT, MADD)
     zero_by_dot = {DOT4: 8, SHORT_DOT: 8, MADD: 8}  # noqa: RUF012
-    value_zero = 8
     share_bytes = 1
     places = (0, 4, 2, 6)
     has_inner_scales = True
 
+    @property
+    def value_zero(self) -> int:  # type: ignore[override]
+        """None where a product takes values with their signs."""
+        return 0 if self.value_dot == DOT4 else 8
+
+    @property
+    def value_unit(self) -> int:  # type: ignore[override]
+        """There they are the upper halves of bytes."""
+        return 16 if self.value_dot == DOT4 else 1
+
     def taken(self, words: PrimExpr, dot: str, is_key: bool) -> list[PrimExpr]:
-        """As halves, or the lower halves of bytes and the upper ones."""
+        """As halves, or the lower halves of bytes and the upper ones; values with their signs as
+        the upper halves of bytes, of which nothing is taken from the sums."""
         if dot == MADD:
             return self.as_halves(words)
+        if dot == DOT4 and not is_key:
+            up = call_intrin("left_shift", words, self.number(4), dtype=self.whole)
+            return [
+                call_intrin("bitwise_xor", self.masked(x, UPPER), self.number(SIGNS),
+                            dtype=self.whole)
+                for x in (up, words)
+            ]  # fmt: skip
         return [self.masked(x, HALF) for x in (words, self._down(words, 4))]
 
     def masked(self, words: PrimExpr, mask: int) -> PrimExpr:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin, shuffle
+from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import (
     EQ,
     Add,
@@ -41,7 +41,7 @@ from ekiden.tir.stmt import Allocate, BufferStore, LetStmt, Stmt, seq
 from ekiden.topi.rule.page_planes import TOGETHER
 from ekiden.topi.rule.pages import Rows, serial
 from ekiden.topi.rule.rounded_data import LEAST
-from ekiden.topi.rule.words import MADD, NARROW_DOT, ONES, SHORT_DOT, paired
+from ekiden.topi.rule.words import MADD, ONES, SHORT_DOT, paired
 
 if TYPE_CHECKING:
     from ekiden.topi.rule.page_bytes import BytePages
@@ -51,8 +51,6 @@ NEAREST = 1.5 * (1 << 23)
 ADDED = int(np.float32(NEAREST).view(np.int32))
 """That, in bits: the last 16 are 0."""
 ZERO = const(0)
-UNITS = 0x01010101
-"""1 in each byte of a word."""
 
 # A body for a vector of shares times scales: the number of its line, and the vector.
 Body = Callable[[int, PrimExpr], Stmt]
@@ -94,7 +92,7 @@ class Shares:
         made = body(finer)
         for n in reversed(range(count)):
             top = Var("top", "float32")
-            factor = Mul(top, const(1 / self.steps, "float32"), "float32")
+            factor = Mul(top, const(1 / (self.steps * kernel.value_unit), "float32"), "float32")
             bound = Max(top, const(LEAST * self.steps, "float32"), "float32")
             steps = Div(const(self.steps, "float32"), bound, "float32")
             made = LetStmt(finer[n], steps, made)
@@ -233,7 +231,8 @@ class ShortShares(Shares):
             for n, loaded in enumerate(parts):
                 at = line * self.tokens + kernel.first_of(n, kernel.value_dot) + first
                 share = kernel.word(self.shares, at)
-                made.append(kernel.grown(acc, row, share, loaded, kernel.value_dot, True))
+                places = {row * vectors + v: b for v, b in enumerate(loaded)}
+                made.append(kernel.grown(acc, places, share, kernel.value_dot, True))
         here = minimum(const(page), tile.last + 1 - number * page)
         loop = serial(s, (here + (kernel.held - 1)) // kernel.held, body(seq(*made)))
         begin, ends = list[Stmt](), list[Stmt]()
@@ -267,9 +266,7 @@ class ByteShares(Shares):
         self.is_short = kernel.value_dot == SHORT_DOT
         bits = 7 if self.is_short else 8
         self.steps = float((1 << bits * kernel.share_bytes) - 1)
-        self.block = TOGETHER * kernel.lanes
-        """Tokens of which a vector has bytes."""
-        self.line = -(-kernel.pages.page // self.block) * self.block
+        self.line = kernel.pages.page
         """Bytes of a line."""
         self.run = kernel.pages.page // kernel.held
         """Words whose products are added up before they become floats."""
@@ -293,10 +290,7 @@ class ByteShares(Shares):
         base, after = Var("base", "int64"), Var("after", "int64")
         rows = tile.span * kernel.together
         ahead = kernel.ahead(after + plane.numbers, (plane.size - plane.numbers) // kernel.lanes)
-        blocks = [
-            (g * plane.group + c, v) for g in range(plane.groups)
-            for c, v in kernel.blocks(plane.group, kernel.share_bytes * rows)
-        ]  # fmt: skip
+        blocks = kernel.blocks(kernel.depth, kernel.share_bytes * rows)
         parts = [self._page_sums(tile, number, base, after, *each) for each in blocks]
         body = seq(*ahead, self._rounded(tile, number, base), *parts)
         body = LetStmt(after, kernel.plane_after(tile, number, 1), body)
@@ -317,93 +311,49 @@ class ByteShares(Shares):
         total = Buffer("total", (const(count),), kernel.whole, "register")
 
         def body(finer: list[Var]) -> Stmt:
-            """Bytes, block by block, and their sums."""
-            whole, rest = divmod(vectors, TOGETHER)
-            block = Var("block")
-            made = [serial(block, const(whole), self._block(
-                tile, number, base, block, TOGETHER, finer, total
-            ))]  # fmt: skip
-            if rest:
-                last = const(whole)
-                made.append(self._block(tile, number, base, last, rest, finer, total))
+            """Bytes, and what the sums of values begin with."""
+            made = serial(v, const(vectors), self.scaled(
+                tile, number, base, v,
+                lambda n, share: self._kept(v, n, self.level(share, finer[n]), total),
+            ))  # fmt: skip
             if not kernel.value_zero:
-                return seq(*made)
+                return made
             none = [BufferStore(total, kernel.number(0), (const(n),)) for n in range(count)]
             ends = [BufferStore(self.bases, VectorReduce(total[const(n)], "sum", "int32")
                                 * const(-kernel.value_zero, "int32"), (const(n),))
                     for n in range(count)]  # fmt: skip
-            return Allocate(total, seq(*none, *made, *ends))
+            return Allocate(total, seq(*none, made, *ends))
 
         return self.greatest(tile, lambda grown: serial(
             v, const(vectors), self.scaled(tile, number, base, v, grown)
         ), body)  # fmt: skip
 
-    def _block(
-        self, tile: Rows, number: Var, base: Var, block: PrimExpr, vectors: int,
-        finer: list[Var], total: Buffer,
-    ) -> Stmt:  # fmt: skip
-        """Some vectors of shares, of each line byte by byte."""
-        kernel, lines = self.kernel, len(self.lines(tile))
-        count = kernel.share_bytes * lines
-        packed = Buffer("packed", (const(count),), kernel.whole, "register")
-
-        def added(u: int) -> Body:
-            return lambda n, share: self._packed(packed, n, u, self.level(share, finer[n]))
-
-        made = [self.scaled(tile, number, base, simplify(block * TOGETHER + u), added(u))
-                for u in range(vectors)]  # fmt: skip
-        for n in range(count):
-            known = Var("known", kernel.whole)
-            at = ramp(simplify(block * self.block + n * self.line), 1, self.block)
-            put: Stmt = BufferStore(self.shares, self._in_order(known), (at,))
-            if kernel.value_zero:
-                dot = NARROW_DOT if self.is_short else kernel.value_dot
-                units = kernel.number(UNITS)
-                more = call_intrin(dot, total[const(n)], known, units, dtype=kernel.whole)
-                put = seq(put, BufferStore(total, more, (const(n),)))
-            made.append(LetStmt(known, packed[const(n)], put))
-        return Allocate(packed, seq(*made))
-
-    def _packed(self, packed: Buffer, n: int, u: int, level: PrimExpr) -> Stmt:
-        """The bytes of a vector of shares, put beside those of `u` others."""
-        kernel, bits, made = self.kernel, Var("bits", self.kernel.whole), list[Stmt]()
-        count = kernel.share_bytes
-        whole = Sub(level, kernel.number(ADDED), kernel.whole)
+    def _kept(self, v: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
+        """The bytes of a vector of shares, the highest first; what is above them falls off."""
+        kernel, level, made = self.kernel, Var("level", self.kernel.whole), list[Stmt]()
+        count, size = kernel.share_bytes, kernel.lanes
         for part in range(count):
-            value: PrimExpr = bits
+            bits: PrimExpr = level
             if below := 8 * (count - 1 - part):
-                value = call_intrin("right_shift", value, kernel.number(below), dtype=kernel.whole)
-            if part:
-                value = call_intrin("bitwise_and", value, kernel.number(255), dtype=kernel.whole)
-            at = const(count * n + part)
-            if u:
-                value = call_intrin("left_shift", value, kernel.number(8 * u), dtype=kernel.whole)
-                value = call_intrin("bitwise_or", packed[at], value, dtype=kernel.whole)
-            made.append(BufferStore(packed, value, (at,)))
-        return LetStmt(bits, whole, seq(*made))
-
-    def _in_order(self, packed: PrimExpr) -> PrimExpr:
-        """Bytes of which lanes have those of tokens that are a vector apart, in the order of
-        tokens: within 16 bytes first, as processors move them."""
-        lanes, some = self.kernel.lanes, range(TOGETHER)
-        raw = call_intrin("reinterpret", packed, dtype=dt.with_lanes("uint8", self.block))
-        order = [16 * h + TOGETHER * i + k for h in range(lanes // 4) for k in some for i in some]
-        words = call_intrin("reinterpret", shuffle(raw, raw, order), dtype=self.kernel.whole)
-        if lanes > TOGETHER:
-            fours = lanes // TOGETHER
-            words = shuffle(words, words, [f % fours * 4 + f // fours for f in range(lanes)])
-        return call_intrin("reinterpret", words, dtype=dt.with_lanes("uint8", self.block))
+                bits = call_intrin("right_shift", bits, kernel.number(below), dtype=kernel.whole)
+            at = ramp(simplify(v * size + (count * n + part) * self.line), 1, size)
+            made.append(BufferStore(self.shares, Cast(bits, dt.with_lanes("uint8", size)), (at,)))
+        if kernel.value_zero:
+            more = Sub(level, kernel.number(ADDED), kernel.whole)
+            grown = Add(total[const(n)], more, kernel.whole)
+            made.append(BufferStore(total, grown, (const(n),)))
+        return LetStmt(level, value, seq(*made))
 
     # Values.
 
     def _page_sums(
         self, tile: Rows, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
-        """Those of some columns, whose numbers share scales."""
+        """Those of some columns."""
         kernel, s, run = self.kernel, Var("s"), Var("run")
         rows, page, depth = tile.span * kernel.together, kernel.pages.page, kernel.depth
-        count = kernel.share_bytes * rows
-        lines = [r * kernel.plane.groups + column // kernel.plane.group for r in range(rows)]
+        plane, count = kernel.plane, kernel.share_bytes * rows
+        groups = [(column + v * kernel.lanes) // plane.group for v in range(vectors)]
         kind = dt.with_lanes("int16", 2 * kernel.lanes) if self.is_short else kernel.whole
         acc = Buffer("acc", (const(count * vectors),), kind, "register")
         body, parts = kernel.loaded(
@@ -412,23 +362,27 @@ class ByteShares(Shares):
         )  # fmt: skip
         made = kernel.ahead(after + (s * depth + column) * TOGETHER, vectors * TOGETHER)
         for n in range(count):
-            line = kernel.share_bytes * lines[n // kernel.share_bytes] + n % kernel.share_bytes
+            row, byte = divmod(n, kernel.share_bytes)
             for part, loaded in enumerate(parts):
-                at = s * kernel.held + (kernel.first_of(part, kernel.value_dot) + line * self.line)
-                share = kernel.word(self.shares, at)
-                made.append(kernel.grown(acc, n, share, loaded, kernel.value_dot, True))
+                for group in dict.fromkeys(groups):  # those that share scales are multiplied by one
+                    line = kernel.share_bytes * (row * plane.groups + group) + byte
+                    place = kernel.first_of(part, kernel.value_dot) + line * self.line
+                    share = kernel.word(self.shares, s * kernel.held + place)
+                    mine = {v: b for v, b in enumerate(loaded) if groups[v] == group}
+                    at = {n * vectors + v: b for v, b in mine.items()}
+                    made.append(kernel.grown(acc, at, share, kernel.value_dot, True))
         here = minimum(const(page), tile.last + 1 - number * page)
         words = (here + (kernel.held - 1)) // kernel.held
         none = broadcast(const(0, dt.element(kind)), dt.lanes(kind))
         zero = [BufferStore(acc, none, (const(n),)) for n in range(count * vectors)]
         first = run * self.run
         loop = serial(s, minimum(const(self.run), words - first), body(seq(*made)), first)
-        ends = [
-            self._run_end(acc, tile.part, n, lines[n // vectors], vectors,
-                          n // vectors * kernel.parts.size + column + n % vectors * kernel.lanes,
-                          run)
-            for n in range(rows * vectors)
-        ]  # fmt: skip
+        ends = []
+        for n in range(rows * vectors):
+            row, v = divmod(n, vectors)
+            to = row * kernel.parts.size + column + v * kernel.lanes
+            line = row * plane.groups + groups[v]
+            ends.append(self._run_end(acc, tile.part, n, line, vectors, to, run))
         runs = serial(run, (words + (self.run - 1)) // self.run, seq(*zero, loop, *ends))
         return Allocate(acc, runs)
 

@@ -72,6 +72,8 @@ KEYS = 256
 """Of a chunk: merging a row's part is the work of one key or two."""
 FEW = 8
 """Tiles below which threads share the chunks of each, where no target is known."""
+LATE = 2
+"""Lines that are brought near beside the power of a vector."""
 GRAIN = 1 << 13
 """Numbers of parts from which a thread of its own is worth having."""
 
@@ -103,7 +105,7 @@ class Cut:
 class Rows:
     """A tile: `span` tokens from `first` on, some heads of each from `head` on, which have the keys
     of `group`; their positions and the last of them; their sequence, of which pages `begin` to
-    `end` are seen, of the tile or of a chunk, and those of the tile end at `stop`; which row of its
+    `end` are seen, of the tile or of a chunk, and `start` to `stop` of the tile; which row of its
     unit is its first; a buffer of scores, and one of the part that a chunk comes to."""
 
     first: PrimExpr
@@ -114,6 +116,7 @@ class Rows:
     sequence: PrimExpr
     begin: PrimExpr
     end: PrimExpr
+    start: PrimExpr
     stop: PrimExpr
     last: PrimExpr
     slot: PrimExpr
@@ -244,12 +247,16 @@ class PagedAttention:
         if cap := self.pages.softcap:
             bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
             value = Mul(bent, self.splat(cap), vector)
-        keys = ramp(key, 1, self.lanes)
-        seen = keys < broadcast(position + 1, self.lanes)
+        seen = self.places_below(position + 1 - key)
         if window := self.pages.window:
-            near = broadcast(position - window, self.lanes) < keys
+            last_unseen = cast(position - window - key, "int32")
+            near = broadcast(last_unseen, self.lanes) < ramp(const(0), 1, self.lanes)
             seen = call_intrin("bitwise_and", seen, near, dtype=seen.dtype)
         return Select(seen, value, self.splat(-math.inf), vector)
+
+    def places_below(self, count: PrimExpr) -> PrimExpr:
+        """Which lanes are the first so many; as int32, of which a vector has one a lane."""
+        return ramp(const(0), 1, self.lanes) < broadcast(cast(count, "int32"), self.lanes)
 
     def tile(
         self, first: PrimExpr, span: int, head: PrimExpr, slot: PrimExpr,
@@ -264,7 +271,20 @@ class PagedAttention:
         part = Buffer("part", (const(rows * self.parts.size),))
         group = simplify(head // self.share)
         tile = Rows(
-            first, span, head, group, places, sequence, begin, end, end, last, slot, scores, part
+            first,
+            span,
+            head,
+            group,
+            places,
+            sequence,
+            begin,
+            end,
+            begin,
+            end,
+            last,
+            slot,
+            scores,
+            part,
         )
         low, high = self.seen(least, last)
         made = LetStmt(begin, low, LetStmt(end, high, body(tile)))
@@ -298,11 +318,39 @@ class PagedAttention:
         line = LINE // dt.itemsize(self.cache.dtype)
         return [Prefetch(self.cache, (at + n,), 2) for n in range(0, vectors * self.lanes, line)]
 
+    def late(self, rows: int) -> int:
+        """How many lines at the end of a page's values, scales among them, are brought near by the
+        softmax of a tile of so many rows: some for each vector of shares."""
+        line = LINE // dt.itemsize(self.cache.dtype)
+        vectors = rows * (self.pages.page // self.lanes)
+        return min(LATE * vectors, -(-self.plane.size // line))
+
+    def ahead_of_values(
+        self, tile: Rows, after: Var, k: PrimExpr, row: int, column: int, vectors: int
+    ) -> list[Stmt]:
+        """Bring near what is at step k of the values of a page, which begin at `after`, if it is
+        not brought later; of steps of `row` elements and columns of so many vectors."""
+        line = LINE // dt.itemsize(self.cache.dtype)
+        early = max(0, self.plane.size - self.late(tile.span * self.together) * line)
+        made = self.ahead(after + k * row + column, vectors)
+        return [IfThenElse(k < -(-early // row), seq(*made))] if early else []
+
     def plane_after(self, tile: Rows, number: PrimExpr, values: int) -> PrimExpr:
         """Where what is read as long after the keys or values of a page as a chunk takes begins:
-        its values, and the keys of the chunk behind."""
-        following = minimum(number + self.chunk, tile.stop - 1) if values else number
-        return self.plane_of(self.page_of(tile, following), tile.group, 1 - values)
+        its values, and the keys of the chunk behind, or where there is none of the next unit."""
+        if not values:
+            return self.plane_of(self.page_of(tile, number), tile.group, 1)
+        head, behind = tile.head + self.together, number + self.chunk
+        is_over, is_last = behind >= tile.stop, head >= const(self.heads)
+        token = self.sequences[minimum(tile.first + tile.span, self.tokens - 1)]
+        sequence = Select(is_last, cast(token, "int64"), tile.sequence, "int64")
+        group = Select(is_last, const(0, "int64"), cast(head // self.share, "int64"), "int64")
+        page = Select(is_over, tile.start + (number - tile.begin), behind, "int64")
+        row = Select(is_over, sequence, tile.sequence, "int64") * self.tables.shape[1]
+        return self.plane_of(
+            cast(self.tables[row + page], "int64"),
+            Select(is_over, group, cast(tile.group, "int64"), "int64"), 0,
+        )  # fmt: skip
 
     def acc(self, count: int) -> Buffer:
         """Sums in registers."""
@@ -342,7 +390,7 @@ class PagedAttention:
     ) -> Stmt:
         """The products of a tile of queries with some keys."""
         page, k = self.pages.page, Var("k")
-        ahead = self.ahead(after + k * page + column, vectors)
+        ahead = self.ahead_of_values(tile, after, k, page, column, vectors)
         return self.products(
             acc, tile.span * self.together, vectors,
             lambda body: serial(k, const(self.depth), body),
@@ -371,24 +419,34 @@ class PagedAttention:
         return body()
 
     def softmax(self, tile: Rows) -> Stmt:
-        """scores = exp(scores - max) in each row of a chunk; max and their sum go to its part."""
-        row, i, j, zero = Var("row"), Var("i"), Var("j"), const(0)
+        """scores = exp(scores - max) in each row of a chunk; max and their sum go to its part. The
+        ends of the chunk's values come near meanwhile: memory would be idle, and the lines that a
+        processor can wait for at once bring no more than it has time for here."""
+        row, i, number, zero = Var("row"), Var("i"), Var("p"), const(0)
+        v, base = Var("v"), Var("base", "int64")
         vector, parts = self.parts.vector, self.parts
         rows, scores = tile.span * self.together, tile.scores
-        count = simplify((tile.end - tile.begin) * (self.pages.page // self.lanes))
+        each = self.pages.page // self.lanes
+        count = simplify((tile.end - tile.begin) * each)
         best, total = (Buffer(n, (const(1),), vector, "register") for n in ("best", "total"))
         start, to = row * self.stride, row * parts.size
         top, made = Var("top", "float32"), Var("made", vector)
         high = Max(best[zero], self.load(scores, start + i * self.lanes), vector)
-        place = start + j * self.lanes
+        place = start + (number - tile.begin) * self.pages.page + v * self.lanes
         shifted = Sub(self.load(scores, place), self.splat(top), vector)
         keep = LetStmt(made, power_at_most_one(shifted), seq(
             self.store(scores, place, made),
             BufferStore(total, Add(total[zero], made, vector), (zero,)),
         ))  # fmt: skip
+        line = LINE // dt.itemsize(self.cache.dtype)
+        late, near = self.late(rows), (row * each + v) * LATE
+        first = base + (self.plane.size - late * line)
+        brought = [Prefetch(self.cache, (first + (near + n) * line,), 2) for n in range(LATE)]
+        page = serial(v, const(each), seq(*brought, keep))
+        page = LetStmt(base, self.plane_of(self.page_of(tile, number), tile.group, 1), page)
         second = Allocate(total, seq(
             BufferStore(total, self.splat(0.0), (zero,)),
-            serial(j, count, keep),
+            serial(number, tile.end - tile.begin, page, tile.begin),
             self.store(tile.part, to + parts.top, self.splat(top)),
             self.store(tile.part, to + parts.total, total[zero]),
         ))  # fmt: skip
