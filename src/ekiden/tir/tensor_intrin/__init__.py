@@ -15,7 +15,6 @@ from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.stmt import PrimFunc
 
-
 BESIDE = ("lanes", "x86", "cuda")
 """Modules of this folder that register intrinsics."""
 
