@@ -1,14 +1,13 @@
 """Models untuned and tuned: what tuning finds for each kernel, and what a whole run wins by it.
 
-    python benchmarks/tune_models.py tune --manifest models.json --out FOLDER [--trials 100] [--each]
+    python benchmarks/tune_models.py tune --manifest models.json --out FOLDER [--trials 100]
     python benchmarks/tune_models.py compare --manifest models.json --out FOLDER
-    python benchmarks/tune_models.py kernels --out FOLDER [--only ID ...]
 
-`tune` appends to FOLDER/ID.json and goes on where it was ended; `compare` runs each model that has
-records both ways, in turns in one process by the thread's own time, checks that the results agree,
-and prints untuned over tuned; `kernels` prints how far the default of each kernel is behind what
-was found, and the geometric mean. One thread. Models come through the `fetch_models.py` beside the
-manifest.
+`tune` appends to FOLDER/ID.json and goes on where it was ended; with `--each` every kernel gets so
+many trials, whatever it may win (`tuned_kernels.py` makes a page of that); `compare` runs each
+model that has records both ways, in turns in one process by the thread's own time, checks that the
+results agree, and prints untuned over tuned. One thread. Models come through the `fetch_models.py`
+beside the manifest.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import ekiden
 from ekiden.driver.tuning import prepare
 from ekiden.runtime.errors import EkidenError
 from ekiden.tune import Measurer, Records, Session
-from ekiden.tune.records import Trial
+from ekiden.tune.session import State
 
 Feed = Mapping[str, np.ndarray]
 TURNS = 25
@@ -80,14 +79,22 @@ def each_kernel(session: Session, trials: int) -> None:
     """So many trials of every kernel, the heaviest first: how far defaults are behind is asked of
     those too that a search for the speed of a model leaves alone."""
     heaviest = sorted(session.tasks, key=lambda t: t.calls * t.flops, reverse=True)
+    states = []
     for task in heaviest:
         own = Session([task], session.records, session.measurer, session.search)
-        started = time.perf_counter()
         own.run(trials)
-        (state,) = own.states
-        print(f"  {state.trials:4} trials {time.perf_counter() - started:4.0f} s"
-              f" {state.untuned * 1e6:9.1f} us {state.ratio:5.2f} {task.name[:60]}"
-              f" {state.best.choice if state.best else ''} {state.failed or ''}", flush=True)  # fmt: skip
+        states += own.states
+        print(f"  {kernel(own.states[0])}", flush=True)
+    session.states = states
+
+
+def kernel(state: State) -> str:
+    """What was found for one kernel, in a line."""
+    choice = state.best.choice if state.best else "the default"
+    return (
+        f"{state.trials:4} trials {state.untuned * 1e6:9.1f} us {state.ratio:5.2f}"
+        f" {state.task.node or state.task.name}: {choice} {state.failed or ''}"
+    )
 
 
 def said(session: Session) -> str:
@@ -170,44 +177,13 @@ def timed(call: Any, count: int) -> float:  # noqa: ANN401  whatever runs
     return (time.thread_time() - started) / count
 
 
-def kernels(options: argparse.Namespace) -> None:
-    """The command of that name."""
-    every: list[float] = []
-    for path in sorted(options.out.glob("*.json")):
-        if options.only and path.stem not in options.only:
-            continue
-        records = Records.open(path)
-        best = records.best()
-        seen: dict[str, list[Trial]] = {}
-        for each in records.query(kind="trial"):
-            seen.setdefault(each.key, []).append(each)
-        rows = []
-        for key, trials in seen.items():
-            timed_ones = [t.untuned for t in trials if t.status == "ok"]
-            ratio = best[key].ratio if key in best else 1.0
-            if timed_ones:
-                rows.append((min(timed_ones), ratio, len(trials), trials[0].name,
-                             best[key].choice if key in best else ""))  # fmt: skip
-        gaps = [ratio for _, ratio, *_ in rows]
-        every += gaps
-        mean = statistics.geometric_mean(gaps) if gaps else 1.0
-        print(f"\n{path.stem}: {len(rows)} kernels, tuned/default {mean:.3f} by geometric mean,"
-              f" {sum(g < 0.9 for g in gaps)} more than 10 % behind")  # fmt: skip
-        for seconds, ratio, count, name, choice in sorted(rows, reverse=True):
-            if ratio < 1:
-                print(f"  {seconds * 1e6:9.1f} us {ratio:5.2f} {count:4} trials"
-                      f" {name[:70]}  {choice}")  # fmt: skip
-    if every:
-        print(f"\nall: {len(every)} kernels, {statistics.geometric_mean(every):.3f}")
-
-
 def main() -> None:
     """Run the command that is asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("tune", "compare", "kernels"))
-    parser.add_argument("--manifest", type=Path)
+    parser.add_argument("command", choices=("tune", "compare"))
+    parser.add_argument("--manifest", type=Path, required=True)
     parser.add_argument("--cache", default=str(Path.home() / ".cache" / "ekiden-bench"))
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--out", type=Path, required=True)
@@ -215,9 +191,7 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="so many trials of every kernel")
     parser.add_argument("--search", default="evolution")
     options = parser.parse_args()
-    if options.manifest is None and options.command != "kernels":
-        parser.error("--manifest expected")
-    {"tune": tune, "compare": compare, "kernels": kernels}[options.command](options)
+    {"tune": tune, "compare": compare}[options.command](options)
 
 
 if __name__ == "__main__":

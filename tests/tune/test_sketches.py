@@ -278,6 +278,26 @@ def test_without_search_windows_load_what_neighbours_share_once(
     np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("cpu", "kernel", "stride", "copied"),
+    [
+        ("x86-64-v4", 3, 1, False),
+        ("x86-64-v4", 3, 2, False),
+        ("x86-64-v4", 5, 1, True),
+        ("x86-64-v4", 5, 2, False),
+        ("x86-64-v3", 3, 2, True),
+    ],
+)
+def test_without_search_a_border_is_copied_or_masked(
+    cpu: str, kernel: int, stride: int, copied: bool
+) -> None:
+    func = te.create_prim_func(of.depthwise(1, 18, 32, kernel, stride, kernel // 2))
+    untuned = modelled(func, block_names(func), Target(f"llvm -mcpu={cpu}"))
+    assert untuned is not None
+    assert ("padded = T.alloc_buffer" in untuned.script()) is copied
+    np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
+
+
 def test_numbers_are_changed_crossed_and_refused() -> None:
     space = te_task(of.matmul(1, 16, 64, 32)).space
     assert isinstance(space, TraceSpace)

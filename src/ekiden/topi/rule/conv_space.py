@@ -108,11 +108,11 @@ class ConvSizes:
         return size_of(simplify(self.geometry.data[3] * self.geometry.strides[1]))
 
     def unroll(self, blocking: Blocking, order: str, ahead: int) -> int:
-        """Steps of k that stand one after the other: as many as the model has for any product, but
-        one where the next step of a pixel reads what this one of the next pixel does. A compiler
-        loads that once for both, for all rows of a tile, and no registers are left for the sums
-        (one channel, stride 1, window 256, 36 and 96 channels: by one step 0.29 to 0.70 of the time
-        on Zen 4, 0.43 to 0.48 as Zen 3)."""
+        """Steps of k that stand one after the other: as many as for any product, but one where the
+        next step of a pixel reads what this one of the next pixel does. A compiler loads that once
+        for both, for all rows of a tile, and no registers are left for the sums (one channel,
+        stride 1, window 256, 36 and 96 channels: by one step 0.70 and 0.29 of the time on Zen 4,
+        0.48 and 0.43 as Zen 3)."""
         steps = blocking.unroll(order, ahead)
         along = self.row_steps is not None and self.geometry.kernel[1] > 1
         return 1 if along and self.pixel is not None and self.pixel < steps else steps
