@@ -43,6 +43,7 @@ import zoo_transformers
 from zoo_models import (
     Model,
     TooLargeError,
+    timm_families,
     timm_model,
     timm_names,
     torchvision_model,
@@ -60,11 +61,13 @@ class Package:
 
     names: Callable[[], list[str]]
     build: Callable[[str, int], Model]
+    families: Callable[[], list[list[str]]] | None = None
+    """Names that are variants of each other, the smallest first."""
 
 
 PACKAGES = {
     "torchvision": Package(torchvision_names, torchvision_model),
-    "timm": Package(timm_names, timm_model),
+    "timm": Package(timm_names, timm_model, timm_families),
     "transformers": Package(zoo_transformers.names, zoo_transformers.build),
 }
 
@@ -591,8 +594,15 @@ _IMPORTED = (
 def _shuffled(package: str, options: argparse.Namespace) -> list[str]:
     if options.names:
         return list(options.names)
+    draw = random.Random(options.seed)  # a smaller sample is the begin of a larger one
+    families = PACKAGES[package].families
+    if options.smallest and families is not None:
+        drawn = families()
+        draw.shuffle(drawn)
+        rounds = itertools.zip_longest(*drawn)
+        return [name for each in rounds for name in each if name is not None]
     names = sorted(PACKAGES[package].names())
-    random.Random(options.seed).shuffle(names)  # a smaller sample is the begin of a larger one
+    draw.shuffle(names)
     return names
 
 
@@ -749,6 +759,10 @@ def main() -> None:
         "--sample", type=int, default=0, help="draw until so many come to Ekiden; 0 for all names"
     )
     running.add_argument("--seed", type=int, default=SEED)
+    running.add_argument(
+        "--smallest", action="store_true",
+        help="of families of models draw the smallest of each first, then the second of each",
+    )  # fmt: skip
     running.add_argument(
         "--tier", default="full", choices=["full", "quick"],
         help="general kernels take a tenth of the time: what runs and agrees, not how fast",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,6 +128,27 @@ def timm_names() -> list[str]:
     import timm
 
     return list(timm.list_models())
+
+
+def timm_families() -> list[list[str]]:
+    """The names of all models by the module that defines them, each family's smallest first. Every
+    model is made, without memory: minutes.
+    """
+    torchvision()
+    import timm
+    import torch
+
+    families: dict[str, list[tuple[float, str]]] = {}
+    for name in timm.list_models():
+        module = timm.model_entrypoint(name).__module__
+        try:
+            with torch.device("meta"):
+                made = timm.create_model(name, pretrained=False)
+            size: float = sum(p.numel() for p in made.parameters())
+        except Exception:  # of any kind: not every module can be made so
+            size = math.inf
+        families.setdefault(module, []).append((size, name))
+    return [[name for _, name in sorted(family)] for _, family in sorted(families.items())]
 
 
 def timm_model(name: str, most: int) -> Model:
