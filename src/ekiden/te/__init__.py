@@ -12,7 +12,6 @@ from ekiden.runtime.late import lend
 from ekiden.te import intrin, reducer, tensor
 from ekiden.te.inline import inline_injective, is_injective, post_order_tensors, tensor_loads
 from ekiden.te.intrin import *  # noqa: F403
-from ekiden.te.range_check import index_check, info_check, range_check
 from ekiden.te.reducer import *  # noqa: F403
 from ekiden.te.tensor import *  # noqa: F403
 
@@ -20,9 +19,11 @@ if TYPE_CHECKING:
     from ekiden.te import hybrid, schedule
     from ekiden.te.gradient import gradient
     from ekiden.te.prim_func import create_prim_func
+    from ekiden.te.range_check import index_check, info_check, range_check
     from ekiden.te.scan import scan
     from ekiden.te.schedule import Schedule, Stage, create_schedule, thread_axis
     from ekiden.te.tensor_intrin import TensorIntrin, decl_tensor_intrin
+
 __all__ = [
     "Schedule", "Stage", "TensorIntrin", "const", "create_prim_func", "create_schedule",
     "decl_tensor_intrin", "gradient", "hybrid", "index_check", "info_check", "inline_injective",
@@ -36,6 +37,7 @@ lend(
         "": "hybrid schedule",
         "gradient": "gradient",
         "prim_func": "create_prim_func",
+        "range_check": "index_check info_check range_check",
         "scan": "scan",
         "schedule": "Schedule Stage create_schedule thread_axis",
         "tensor_intrin": "TensorIntrin decl_tensor_intrin",
