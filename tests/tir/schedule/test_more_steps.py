@@ -101,6 +101,17 @@ def bordered() -> PrimFunc:
     return te.create_prim_func([a, c])
 
 
+def scaled() -> PrimFunc:
+    """c[i] is the sum of three neighbours, 0 beyond the ends, each times a number."""
+    x, w = te.placeholder((6,), name="x"), te.placeholder((), name="w")
+    k, zero = te.reduce_axis((0, 3), "k"), tir.const(0, "float32")
+    copy = te.compute(
+        (8,), lambda i: tir.if_then_else(tir.all(i >= 1, i < 7), x[i - 1], zero), name="copy"
+    )
+    c = te.compute((6,), lambda i: te.sum(copy[i + k] * w(), axis=k), name="c")
+    return te.create_prim_func([x, w, c])
+
+
 def says_finite() -> PrimFunc:
     """The same, by a program whose numbers are finite."""
     made = spread()
@@ -183,6 +194,7 @@ STEPS: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], tup
     "skip_turns of finite numbers": (says_finite, begun, ("if h + k >= 2",)),
     "skip_turns of integers": (lambda: spread("int32"), begun, ("if h + k >= 2",)),
     "skip_turns of a copied factor": (spread, copied, ("T.isfinite(w[",)),
+    "skip_turns of a number": (scaled, begun, ("if is_strange or i + k >= 1", "T.isfinite(w[()])")),
     "skip_turns of sums": (bordered, begun, ("if k >= 2:",)),
 }  # fmt: skip
 

@@ -145,7 +145,7 @@ def _asked_first(
     """The same where the partner of zeros is finite: that is looked at before all."""
     is_strange = Var("is_strange", "bool")
     func = _asked(program.func, known, is_strange)
-    *outer, last = partner.shape
+    *outer, last = partner.shape or (const(1),)
     marks = Marks("at", "int64", last, lanes)
     every = _rows(marks, partner, outer)
     body = marks.within(sequence(marks.cleared(), every, marks.gathered()))
@@ -159,7 +159,7 @@ def _asked_first(
 def _rows(marks: Marks, partner: Buffer, outer: Sequence[PrimExpr]) -> Stmt:
     """Every row of a buffer, marked."""
     at = [Var(f"i{n}", "int64") for n in range(len(outer))]
-    made = marks.row(lambda last: marks.marked(last, partner[(*at, last)]))
+    made = marks.row(lambda last: marks.marked(last, partner[(*at, last) if partner.shape else ()]))
     for var, extent in zip(reversed(at), reversed(outer), strict=True):
         made = serial(var, extent, made)
     return made
