@@ -111,7 +111,9 @@ def _known(
 
 
 def _given(program: Program, partner: PrimExpr) -> Buffer | None:
-    """The argument of the function, which nothing writes, whose elements a factor is some of."""
+    """The argument of the function, which nothing writes, whose elements a factor is some of, by
+    copies that may be between; None where there is none: what is computed meanwhile cannot be
+    looked at before all."""
     seen = partner
     while isinstance(seen, BufferLoad):
         writers = program.writers(seen.buffer)
@@ -145,7 +147,7 @@ def _asked_first(
     """The same where the partner of zeros is finite: that is looked at before all."""
     is_strange = Var("is_strange", "bool")
     func = _asked(program.func, known, is_strange)
-    *outer, last = partner.shape or (const(1),)
+    *outer, last = partner.shape or (const(1),)  # a single number is a row of one
     marks = Marks("at", "int64", last, lanes)
     every = _rows(marks, partner, outer)
     body = marks.within(sequence(marks.cleared(), every, marks.gathered()))
