@@ -125,6 +125,46 @@ def test_joined_numbers_of_one_scale_stand(dtype: str) -> None:
     check("CONCATENATION", [same, same], out, table, [numbers(dtype, 5, 51) for _ in range(2)])
 
 
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("activation", [0, 1, 3])
+def test_quotients_of_every_number(dtype: str, activation: int) -> None:
+    middle = 128 * (dtype == "uint8")
+    ins = [spec((256, 1), dtype, 0.03, 7 + middle), spec((255,), dtype, 0.05, 1 + middle)]
+    out = spec((256, 255), dtype, 0.1, middle - 9)
+    above, below = every(dtype)[:, None], every(dtype)
+    below = below[below != ins[1].point[0]]  # LiteRT has no quotient by 0
+    table = ("DivOptions", {"FusedActivationFunction": activation})
+    data = model([*ins, out], [Op("DIV", [0, 1], [2], table)], [0, 1], [2])
+    (wanted,) = litert(data, above, below)
+    real = 0.3 * (above - float(ins[0].point[0])) / (0.05 * (below - float(ins[1].point[0])))
+    tiny = abs(real) < 0.5  # where LiteRT shifts by more than 31 bits, which C does not define
+    zero = np.array(out.point[0], dtype)
+    np.testing.assert_array_equal(
+        ekiden.compile(data)(above, below).numpy(), np.where(tiny, zero, wanted)
+    )
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+def test_quotients_by_zero_are_the_largest(dtype: str) -> None:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    ins = [spec((3,), dtype, 0.1, 5), spec((3,), dtype, 0.1, 7)]
+    data = model([*ins, spec((3,), dtype, 0.1, 9)], [Op("DIV", [0, 1], [2])], [0, 1], [2])
+    found = ekiden.compile(data)(np.array([4, 5, 6], dtype), np.array([7, 7, 7], dtype))
+    np.testing.assert_array_equal(found.numpy(), [low, 9, high])
+
+
+@share(3)
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("width", [1, 2, 37, 1500])
+@pytest.mark.parametrize("scale", [0.01, 0.08, 0.7])
+def test_log_softmax(dtype: str, width: int, scale: float) -> None:
+    out = spec((50, width), dtype, 16 / 256, 127 + 128 * (dtype == "uint8"))
+    data = numbers(dtype, 50, width)
+    data[0], data[1] = data[0, 0], np.iinfo(dtype).min
+    data[1, 0] = np.iinfo(dtype).max
+    check("LOG_SOFTMAX", [spec((50, width), dtype, scale)], out, None, [data])
+
+
 @share(2)
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("width", [1, 37])

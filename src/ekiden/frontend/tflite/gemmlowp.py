@@ -50,16 +50,51 @@ def leading_zeros(data: Expr) -> Expr:
     return reduce(op.add, (op.cast(op.less(data, _number(1 << k)), "int64") for k in range(32)))
 
 
-def reciprocal(data: Expr) -> tuple[Expr, Expr]:
-    """(leading zeros of 32 bits, the reciprocal of what stands behind the first one, as 1 + x)."""
-    zeros = leading_zeros(data)
-    rest = op.subtract(op.left_shift(data, zeros), _number(1 << 31))
+def _inverse_above_one(rest: Expr) -> Expr:
+    """1 / (1 + x), x from 0 to 1: three of Newton's steps."""
     half = op.right_shift(op.add(rest, _number(_ONE + 1)), _number(1))
     x = op.add(_number(1515870810), product(half, _number(-1010580540)))
     for _ in range(3):
         error = op.subtract(_number(1 << 29), product(half, x))
         x = op.add(x, _raised(product(x, error), 2))
-    return zeros, _raised(x, 1)
+    return _raised(x, 1)
+
+
+def reciprocal(data: Expr) -> tuple[Expr, Expr]:
+    """(leading zeros of 32 bits, the reciprocal of what stands behind the first one, as 1 + x)."""
+    zeros = leading_zeros(data)
+    rest = op.subtract(op.left_shift(data, zeros), _number(1 << 31))
+    return zeros, _inverse_above_one(rest)
+
+
+def log(data: Expr, whole: int, result: int) -> Expr:
+    """log of numbers from 1 on with `whole` bits before the point, with `result` bits before it.
+
+    A number is a power of two, or of two and a half, times one near to sqrt(sqrt(1 / 2)), about
+    which a quotient of polynomials is the logarithm. Sums have one bit more before the point.
+    """
+    behind = 31 - (result + 1)
+    middle, quarter = _number(_ROOT_OF_ROOT), _number(1 << 29 >> (result + 1))
+    zeros = leading_zeros(data)
+    near = product(op.left_shift(data, op.subtract(zeros, _number(1))), _number(_ROOT))
+    power = op.add(op.left_shift(op.subtract(_number(whole), zeros), _number(behind)), quarter)
+    room = op.subtract(leading_zeros(product(data, _number(_ROOT))), _number(1))
+    other = _saturated(op.left_shift(data, room))
+    others = op.left_shift(op.subtract(_number(whole), room), _number(behind))
+    x = op.minimum(_raised(near, 1), other)
+    power = op.maximum(_saturated(power), _saturated(op.subtract(others, quarter)))
+    p = op.right_shift(op.add(op.add(x, middle), _number(1)), _number(1))
+    q = op.left_shift(op.subtract(x, middle), _number(1))
+    square = product(q, q)
+    above = op.add(product(q, x), product(product(q, square), _number(117049297)))
+    inner = op.add(op.add(_number(1057819769), q), product(_number(127690142), square))
+    below = op.add(product(p, inner), product(_number(638450708), q))
+    quotient = product(shifted(above, _number(result + 1)), _inverse_above_one(below))
+    return _raised(op.add(product(power, _number(_LOG_TWO)), quotient), 1)
+
+
+_LOG_TWO, _ROOT, _ROOT_OF_ROOT = 1488522236, 1518500250, 1805811301
+"""log(2), sqrt(1 / 2) and the root of that."""
 
 
 def inverse_root(data: Expr) -> tuple[Expr, Expr]:
@@ -105,7 +140,7 @@ class Fixed:
 
     def constant(self, value: int) -> int:
         """A constant that is given with 31 bits, midway away from zero."""
-        return int(_halved(np.asarray(value, np.int64), 31 - self.bits))
+        return int(halved(np.asarray(value, np.int64), 31 - self.bits))
 
     def product(self, a: Array, b: Array | int) -> Array:
         """a * b, midway upward."""
@@ -138,7 +173,7 @@ class Fixed:
         x = data + (1 << (self.bits - 3))
         x2 = self.product(x, x)
         x3, x4 = self.product(x2, x), self.product(x2, x2)
-        tail = _halved(self.product(_halved(x4, 2) + x3, third) + x2, 1)
+        tail = halved(self.product(halved(x4, 2) + x3, third) + x2, 1)
         return self.saturated(start + self.product(x + tail, start))
 
     def _inverse(self, data: Array) -> Array:
@@ -150,6 +185,14 @@ class Fixed:
             error = one - self.product(half, x)
             x = x + self.saturated(self.product(x, error) << 2)
         return x
+
+    def reciprocal(self, data: Array) -> tuple[Array, Array]:
+        """(leading zeros of `bits` + 1 bits, the reciprocal of what stands behind the first one, as
+        1 + x) of whole numbers above 0.
+        """
+        zeros = self.bits + 1 - np.frexp(data.astype(np.float64))[1].astype(np.int64)
+        rest = (data << zeros) - (1 << self.bits)
+        return zeros, self.saturated(self._inverse(rest) << 1)
 
     def sigmoid(self, data: Array, whole: int) -> Array:
         """1 / (1 + exp(-x)) of numbers with `whole` bits before the point."""
@@ -164,6 +207,7 @@ class Fixed:
         return np.where(data == 0, 0, np.where(data < 0, -made, made))
 
 
-def _halved(data: Array, bits: int) -> Array:
+def halved(data: Array, bits: int | Array) -> Array:
+    """data / 2**bits, midway away from zero; `bits` from 0 to 62."""
     moved = np.asarray(data + (1 << bits >> 1) - (data < 0), np.int64)
     return np.right_shift(moved, bits)

@@ -125,15 +125,20 @@ def stored(node: Node, data: Expr) -> Expr:
     those of the fused activation.
     """
     result = levels(node, node.outs[0])
+    moved = op.add(data, const(np.int32(result.point))) if result.point else data
+    return op.cast(op.clip(moved, *fused_limits(node)), result.dtype)
+
+
+def fused_limits(node: Node) -> tuple[int, int]:
+    """The least and the largest number that the output's dtype and the fused activation leave."""
+    result = levels(node, node.outs[0])
     kind = node.option("FusedActivationFunction") if _is_fused(node) else 0
     if kind not in LIMITS:
         node.unsupported(f"the fused activation {kind} is not supported of {result.dtype}")
     low, high = result.limits
     least, most = LIMITS[kind]
     low = low if least is None else max(low, result.number(least))
-    high = high if most is None else min(high, result.number(most))
-    moved = op.add(data, const(np.int32(result.point))) if result.point else data
-    return op.cast(op.clip(moved, low, high), result.dtype)
+    return low, high if most is None else min(high, result.number(most))
 
 
 def _is_fused(node: Node) -> bool:

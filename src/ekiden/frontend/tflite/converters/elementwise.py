@@ -160,7 +160,7 @@ ROWS = (
         is_wide=True, rule=plain(rules.subtract)),
     Row("MUL",                _fused(op.multiply), integer=integer.multiply,
         is_wide=True, rule=plain(rules.multiply)),
-    Row("DIV",                _div, rule=plain(rules.divide)),
+    Row("DIV",                _div, integer=integer.divide, rule=plain(rules.divide)),
     Row("ADD_N",              _add_n),
     Row("FLOOR_DIV",          _floor_div, rule=_floor_divide_rule),
     Row("FLOOR_MOD",          _binary(op.floor_mod), rule=plain(rules.floor_mod)),

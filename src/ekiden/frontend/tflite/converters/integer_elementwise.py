@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ekiden.frontend.tflite import gemmlowp
 from ekiden.frontend.tflite.integer import (
     Levels,
     centred,
+    fused_limits,
     levels,
     of_real,
     scaled,
@@ -21,6 +23,7 @@ from ekiden.frontend.tflite.integer import (
     tabled,
 )
 from ekiden.frontend.tflite.node import Converter, Node
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -67,6 +70,31 @@ def multiply(node: Node) -> Expr:
     a, b, result = _operands(node)
     made = op.multiply(centred(node.expr(0), a.point), centred(node.expr(1), b.point))
     return stored(node, scaled(made, np.float64(a.scale * b.scale / result.scale)))
+
+
+def divide(node: Node) -> Expr:
+    """A quotient of bytes, as a table of all 65,536; by 0 the largest number of the sign.
+
+    Below half a step it is 0, where the reference kernel shifts by more bits than there are.
+    """
+    a, b, result = _operands(node)
+    first, last = a.limits
+    span = last - first + 1
+    every = np.arange(first, last + 1, dtype=np.int64)
+    above, below = every[:, None] - a.point, every[None, :] - b.point
+    above, below = np.where(below < 0, -above, above), np.abs(below)
+    exact = gemmlowp.Fixed(31)
+    zeros, inverse = exact.reciprocal(np.maximum(below, 1))
+    room = 31 - np.frexp(np.where(above < 0, ~above, above).astype(np.float64))[1].astype(np.int64)
+    whole, exponent = fixed_point(np.asarray(np.float64(a.scale / (b.scale * result.scale))))
+    made = exact.product(exact.product(above << room, inverse), int(whole))
+    shift = room + 31 - zeros - int(exponent)
+    made = gemmlowp.halved(made, np.clip(shift, 0, 62))  # below 0: beyond every byte anyway
+    made = np.where(below == 0, np.sign(above) << 16, made) + result.point
+    table = np.clip(made, *fused_limits(node)).astype(to_numpy(result.dtype))
+    places = [op.subtract(op.cast(node.expr(i), "int32"), const(np.int32(first))) for i in (0, 1)]
+    index = op.add(op.multiply(places[0], const(np.int32(span))), places[1])
+    return op.take(const(table.reshape(-1)), index, mode="fast")
 
 
 def squared_difference(node: Node) -> Expr:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.frontend.tflite import gemmlowp
-from ekiden.frontend.tflite.integer import centred, levels, stored
+from ekiden.frontend.tflite.integer import centred, levels, scaled, stored
 from ekiden.frontend.tflite.node import Node
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn.rescale import fixed_point, times_array, times_whole
+from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import known
 
 
@@ -115,29 +116,73 @@ def softmax(node: Node) -> Expr:
     return _softmax_of_int16(node) if is_wide else _softmax_of_bytes(node)
 
 
-def _softmax_of_bytes(node: Node) -> Expr:
-    """gemmlowp's: a table of exponentials of the difference from the largest number of a row, their
-    sum in 12 bits before the point, and its reciprocal by three steps of Newton's.
+@dataclass(frozen=True, slots=True)
+class _Powers:
+    """Rows of bytes as their distances from the largest number of each, none above 0, and what
+    gemmlowp makes of each distance: `real`, the distance with 5 bits before the point, and `table`,
+    its exponential with none, 0 beyond `radius`. `index` finds them.
     """
-    source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
-    beta = float(node.option("Beta", 1))
-    factor = min(beta * float(source.scale) * (1 << 26), float((1 << 31) - 1))
-    _, left = fixed_point(np.asarray(factor, np.float64))
-    radius = math.floor(31 * (1 << 26) / (1 << int(left)))
-    apart = np.arange(-255, 1, dtype=np.int64)
-    table = gemmlowp.Fixed(31).exp(times_array(apart, factor, "TWICE"), 5)
-    table = np.where(apart >= -radius, table, 0).astype(np.int32)
-    x = centred(node.expr(0), 0)
-    difference = op.subtract(x, op.max(x, axis=-1, keepdims=True))
-    index = op.add(difference, const(np.int32(255)))
-    shifted = ((table.astype(np.int64) + (1 << 11)) >> 12).astype(np.int32)
-    sums = op.sum(op.take(const(shifted), index, mode="fast"), axis=-1, keepdims=True)
-    zeros, scale = gemmlowp.reciprocal(op.cast(sums, "int64"))
+
+    distance: Expr
+    index: Expr
+    radius: int
+    factor: float
+    real: Array
+    table: Array
+
+    @staticmethod
+    def of(node: Node, beta: float) -> _Powers:
+        """Those of the operator's first input."""
+        scale = float(levels(node, node.ins[0]).scale)
+        factor = min(beta * scale * (1 << 26), float((1 << 31) - 1))
+        _, left = fixed_point(np.asarray(factor, np.float64))
+        radius = math.floor(31 * (1 << 26) / (1 << int(left)))
+        apart = np.arange(-255, 1, dtype=np.int64)
+        real = times_array(apart, factor, "TWICE")
+        table = np.where(apart >= -radius, gemmlowp.Fixed(31).exp(real, 5), 0).astype(np.int32)
+        x = centred(node.expr(0), 0)
+        distance = op.subtract(x, op.max(x, axis=-1, keepdims=True))
+        index = op.add(distance, const(np.int32(255)))
+        return _Powers(distance, index, radius, factor, real.astype(np.int32), table)
+
+    def taken(self, table: Array) -> Expr:
+        """What a table has for each number."""
+        return op.take(const(table), self.index, mode="fast")
+
+    def sums(self) -> Expr:
+        """The sum of each row's exponentials, with 12 bits before the point, as int64."""
+        shifted = ((self.table.astype(np.int64) + (1 << 11)) >> 12).astype(np.int32)
+        return op.cast(op.sum(self.taken(shifted), axis=-1, keepdims=True), "int64")
+
+
+def _softmax_of_bytes(node: Node) -> Expr:
+    """gemmlowp's: a table of exponentials, over their sum by three steps of Newton's."""
+    result = levels(node, node.outs[0])
+    powers = _Powers.of(node, float(node.option("Beta", 1)))
+    zeros, scale = gemmlowp.reciprocal(powers.sums())
     bits = 8 * to_numpy(result.dtype).itemsize
     shift = op.subtract(const(np.int64(12 + 31 - bits)), zeros)
-    wide = op.cast(op.take(const(table), index, mode="fast"), "int64")
+    wide = op.cast(powers.taken(powers.table), "int64")
     made = gemmlowp.shifted(gemmlowp.product(wide, scale), shift)
     low, high = result.limits
     made = op.clip(op.add(made, const(np.int64(low))), low, high)
-    outside = op.less(difference, const(np.int32(-radius)))
+    outside = op.less(powers.distance, const(np.int32(-powers.radius)))
     return op.where(outside, const(low, result.dtype), op.cast(made, result.dtype))
+
+
+def log_softmax(node: Node) -> Expr:
+    """The distances less the logarithm of the exponentials' sum, in steps of 1 / 16 below 0."""
+    result = levels(node, node.outs[0])
+    low, high = result.limits
+    if result.scale != np.float32(1 / 16) or result.point != high:
+        node.unsupported(f"{node.outs[0]} is not in steps of 1 / 16 below {high}")
+    powers = _Powers.of(node, 1.0)
+    logs = gemmlowp.log(node.scope.expr(node.given(powers.sums())), 12, 5)
+    whole, left = fixed_point(np.asarray(powers.factor, np.float64))
+    least = op.cast(op.subtract(logs, const(np.int64(1 << 31))), "int32")
+    back = scaled(least, float(np.ldexp(1.0, 31 - int(left)) / float(whole)))
+    outside = op.less_equal(powers.distance, op.maximum(back, const(np.int32(~powers.radius))))
+    apart = op.subtract(op.cast(powers.taken(powers.real), "int64"), logs)
+    made = op.add(gemmlowp.shifted(apart, const(np.int64(22))), const(np.int64(high)))
+    made = op.cast(op.clip(made, low, high), result.dtype)
+    return op.where(outside, const(low, result.dtype), made)

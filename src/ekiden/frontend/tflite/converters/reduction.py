@@ -115,7 +115,7 @@ ROWS = (
     Row("ARG_MAX",                      _arg(op.argmax, -np.inf), MOVED),
     Row("ARG_MIN",                      _arg(op.argmin, np.inf), MOVED),
     Row("SOFTMAX",                      _softmax, integer=integer.softmax, is_wide=True),
-    Row("LOG_SOFTMAX",                  _log_softmax),
+    Row("LOG_SOFTMAX",                  _log_softmax, integer=integer.log_softmax),
     Row("CUMSUM",                       _cumsum),
     Row("L2_NORMALIZATION",             _l2_normalization, integer=integer.l2_normalization),
     Row("LOCAL_RESPONSE_NORMALIZATION", _local_response),
