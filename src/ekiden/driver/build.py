@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -26,6 +26,7 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array
 from ekiden.ir.pass_context import ENGINE, PassContext, phase
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
@@ -108,6 +109,11 @@ class Compiled:
 
     artifact: memoryview
     weight_files: tuple[str, ...]
+    apart: Mapping[int, Array]
+    """Constants by number that the artifact is without: of one with general kernels, which is
+    loaded and not kept."""
+    files: mapped.Files
+    """What weights were read from, to be checked when `apart` are as well."""
 
 
 def compile_to_bytes(
@@ -203,12 +209,17 @@ def compile_model(
         )  # fmt: skip
         rows = prepared if tiers is None else list(prepared)  # which says whether any is general
         is_general = tiers is not None and tiers.is_general
-        code = compile_variants(rows, is_native=executor == "aot" and not is_general)
+        apart: dict[int, Array] = {}
+        code = compile_variants(
+            rows,
+            is_native=executor == "aot" and not is_general,
+            apart=apart if is_general else None,
+        )
     files.check("compile")
     if tiers is not None and is_general:
         ((_, about, general),) = rows
         tiers.own = partial(_own_code, general, about, executor, files)
-    return Compiled(code, imported.weight_files)
+    return Compiled(code, imported.weight_files, apart, files)
 
 
 def _own_code(
