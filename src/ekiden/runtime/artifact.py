@@ -123,7 +123,8 @@ def is_settled(array: np.ndarray) -> bool:
     owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    is_own = owner.base is None or isinstance(owner.base, Tensor)
+    base: object = owner.base
+    is_own = base is None or isinstance(base, Tensor)
     is_placed = array.__array_interface__["data"][0] % ALIGNMENT == 0
     is_plain = array.flags.c_contiguous and array.dtype.isnative
     return is_own and not owner.flags.writeable and is_placed and is_plain
