@@ -98,7 +98,7 @@ static program *read_program(const char *bytes, size_t size) {
   p->buffers = calloc((size_t)p->n_buffers + 1, sizeof *p->buffers);
   for (int64_t i = 0; i < p->n_buffers && p->buffers != NULL; i++) {
     p->buffers[i] = at;
-    at += 3 + at[2];
+    at += 3 + (at[2] > 0 ? at[2] : 0);
   }
   p->n_stages = *at++;
   p->stages = calloc((size_t)p->n_stages + 1, sizeof *p->stages);
@@ -186,12 +186,27 @@ static int expect_argument(const program *p, int64_t i, const ek_value *value) {
   return is_compact(t) ? 0 : refuse("ValueError", i, "must be without gaps");
 }
 
-/* Working memory is a stack: the blocks of a run, freed in reverse. */
+static int64_t buffer_bytes(const program *p, const run *r, int64_t i) {
+  return r->elements[i] * (element_types[p->buffers[i][0]].bits / 8);
+}
+
+/* Working memory is a stack: the blocks of a run, freed in reverse. Of buffers that share memory the
+** first has it, as many bytes as the largest of them takes. */
 static int take_memory(const program *p, run *r) {
   for (int64_t i = p->n_params; i < p->n_buffers; i++) {
     const int64_t *buffer = p->buffers[i];
-    int64_t bytes = r->elements[i] * (element_types[buffer[0]].bits / 8);
-    r->data[i] = buffer[2] != 0 ? (void *)(uintptr_t)(buffer + 3) : ek_workspace_alloc(bytes + 64);
+    int64_t bytes = buffer_bytes(p, r, i);
+    if (buffer[2] > 0) {
+      r->data[i] = (void *)(uintptr_t)(buffer + 3);
+    } else if (buffer[2] < 0) {
+      r->data[i] = r->data[-1 - buffer[2]];
+    } else {
+      for (int64_t k = i + 1; k < p->n_buffers; k++) {
+        int64_t other = p->buffers[k][2] == -1 - i ? buffer_bytes(p, r, k) : 0;
+        if (other > bytes) bytes = other;
+      }
+      r->data[i] = ek_workspace_alloc(bytes + 64);
+    }
     if (r->data[i] == NULL) return -1;
   }
   return 0;

@@ -8,7 +8,8 @@
 **                         the number of a turn
 **            sizes:       n, then each: op, a, b, c: in order, of earlier ones; see size_op
 **            buffers:     n, then each: element type, size (elements), n words of data, the data
-**                         behind the parameters; with data they are constants, else working memory
+**                         behind the parameters; with data they are constants, with none working
+**                         memory, and with -1 - k the working memory of an earlier one, k
 **            stages:      n, then each, in order
 **   stage:   REPEAT, a size (turns), the symbol of a turn's number, how many stages behind it are
 **            repeated, each turn after the other
@@ -31,7 +32,7 @@
 
 #include "ekiden/kernel.h"
 
-enum { MAGIC = 0x454b4746, VERSION = 3, MAX_AXES = 16, MAX_SYMBOLS = 256, MAX_RESULTS = 16,
+enum { MAGIC = 0x454b4746, VERSION = 4, MAX_AXES = 16, MAX_SYMBOLS = 256, MAX_RESULTS = 16,
        MAX_INSTRUCTIONS = 4096, MAX_REGISTERS = 512 };
 
 enum element { E_F32, E_F64, E_BOOL, E_I8, E_I16, E_I32, E_I64, E_U8, E_U16, E_U32, E_F16, E_BF16 };

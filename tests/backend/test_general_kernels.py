@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ekiden import relay
+from ekiden import relay, te
 from ekiden.backend.kernels.canonical import canonicalize
-from ekiden.backend.kernels.general import general_form, general_function
+from ekiden.backend.kernels.general import Form, general_form, general_function
 from ekiden.backend.kernels.general_shapes import general_shapes
 from ekiden.backend.kernels.lower import Check, shape_function
 from ekiden.codegen.llvm import compile_object, link
@@ -515,3 +515,22 @@ def test_kernels_of_sizes_that_have_no_general_form() -> None:
     assert general_shapes(func, TARGET.with_bounds("check")) == "bounds are checked"
     small = shape_function([Buffer("p0", (const(2),), "int4")], [const(2)], [], "sizes")
     assert general_shapes(small, TARGET) == "elements of int4"
+
+
+def test_stages_share_memory_that_nobody_reads_any_more() -> None:
+    """Of a chain of four one has memory of its own beside the last that is read; the largest of
+    those that share it says how much there is."""
+    x = te.placeholder((4, 8), "float32", name="x")
+    a = te.compute((4, 8), lambda i, j: x[i, j] + 1.0, name="a")
+    b = te.compute((40, 8), lambda i, j: a[i // 10, j] * 2.0, name="b")
+    c = te.compute((400, 8), lambda i, j: b[i // 10, j] + a[i // 100, j], name="c")
+    d = te.compute((4000, 8), lambda i, j: c[i // 10, j] * 3.0, name="d")
+    e = te.compute((4000, 8), lambda i, j: d[i, j] - 1.0, name="e")
+    form = Form([x], [e])
+    assert form.owners == {d: a} or form.owners == {d: b}
+    given = data(4, 8)
+    result = np.zeros((4000, 8), "float32")
+    general_function(form.words())(given, result)
+    first = given + np.float32(1)
+    wanted = (np.repeat(first * 2, 100, 0) + np.repeat(first, 100, 0)) * 3 - 1
+    np.testing.assert_allclose(result, np.repeat(wanted, 10, 0), rtol=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -26,6 +26,7 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array
 from ekiden.ir.pass_context import ENGINE, PassContext, phase
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
@@ -36,6 +37,7 @@ from ekiden.relay.expr import Constant, Function, Var
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.relay.visitor import bound_vars, fresh_copy, post_order
+from ekiden.runtime import mapped
 from ekiden.runtime.engines import text_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
@@ -107,6 +109,11 @@ class Compiled:
 
     artifact: memoryview
     weight_files: tuple[str, ...]
+    apart: Mapping[int, Array]
+    """Constants by number that the artifact is without: of one with general kernels, which is
+    loaded and not kept."""
+    files: mapped.Files
+    """What weights were read from, to be checked when `apart` are as well."""
 
 
 def compile_to_bytes(
@@ -154,7 +161,8 @@ def compile_model(
     for each in (*config.primitive_targets, *config.device_targets):
         generator_of(each, "compile")
     flushes = [flush_asked(each) for each in config.primitive_targets]
-    module = import_model(model, options)
+    with mapped.lending() as files:
+        module = import_model(model, options)
     imported = ImportedModule.of(module)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
@@ -201,18 +209,29 @@ def compile_model(
         )  # fmt: skip
         rows = prepared if tiers is None else list(prepared)  # which says whether any is general
         is_general = tiers is not None and tiers.is_general
-        code = compile_variants(rows, is_native=executor == "aot" and not is_general)
+        apart: dict[int, Array] = {}
+        code = compile_variants(
+            rows,
+            is_native=executor == "aot" and not is_general,
+            apart=apart if is_general else None,
+        )
+    files.check("compile")
     if tiers is not None and is_general:
         ((_, about, general),) = rows
-        tiers.own = partial(_own_code, general, about, executor)
-    return Compiled(code, imported.weight_files)
+        tiers.own = partial(_own_code, general, about, executor, files)
+    return Compiled(code, imported.weight_files, apart, files)
 
 
-def _own_code(general: ModuleKernels, metadata: dict[str, object], executor: str) -> memoryview:
-    """The artifact of what was made with general kernels, with their own code."""
+def _own_code(
+    general: ModuleKernels, metadata: dict[str, object], executor: str, files: mapped.Files
+) -> memoryview:
+    """The artifact of what was made with general kernels, with their own code. Raises
+    ImportModelError where the files of its weights have changed since."""
     own = ModuleKernels(general.target, devices=general.devices, tiers=general.tiers)
     module = with_own_kernels(general, own, concurrent=executor == "async")
-    return compile_variants([(module, metadata, own)], is_native=executor == "aot")
+    made = compile_variants([(module, metadata, own)], is_native=executor == "aot")
+    files.check("compile")
+    return made
 
 
 def _with_conditions(module: IRModule) -> IRModule:

@@ -431,7 +431,8 @@ def compile_quick(
     def keep(artifact: Bytes) -> runtime.Executable | None:
         return None if wanted is None else cache.put(wanted, artifact, made.weight_files)
 
-    raw = artifact.executable_of(made.artifact)
+    raw = artifact.executable_of(made.artifact, made.apart)
+    made.files.check("compile")
     upgrade = import_module("ekiden.driver.tiers").Upgrade
     with _RARELY:
         job = tiers.begin()

@@ -14,6 +14,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_REFCNT, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from cpython.type cimport PyType_Modified
 from libc.limits cimport INT_MAX
+from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset, strcmp, strlen
 
@@ -51,3 +52,4 @@ include "_foreign.pxi"
 include "_executable.pxi"
 include "_rpc.pxi"
 include "_files.pxi"
+include "_mapped.pxi"

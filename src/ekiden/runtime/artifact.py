@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from binascii import crc32
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ekiden.runtime import environment
-from ekiden.runtime._core import Executable, empty, get_global_func, tensor
+from ekiden.runtime import environment, mapped
+from ekiden.runtime._core import Executable, Tensor, empty, get_global_func, tensor
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.layout import Section
@@ -38,7 +39,9 @@ Piece = Bytes | np.ndarray
 """Arrays may lie in memory as they like: they are written as C has them."""
 Pieces = list[Piece]
 LARGE = 1 << 20
-"""Bytes of a piece that are worth a thread."""
+"""Bytes of a piece that are worth a thread, and of a constant that may stand apart."""
+PART = 1 << 23
+"""Bytes that a thread takes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +93,41 @@ def write_sections(parts: Iterable[Part]) -> memoryview:
     return made
 
 
-def executable_of(data: Bytes) -> Executable:
+def executable_of(data: Bytes, apart: Mapping[int, np.ndarray] | None = None) -> Executable:
     """The program in the bytes of its file, which must not be written any more: it has their memory
-    where that is aligned as constants are, as that of `write_sections` is.
+    where that is aligned as constants are, as that of `write_sections` is. `apart` are constants by
+    number that the file is without: of each a copy, or it as it is where nobody can write it and it
+    lies as a constant does.
     """
     made = get_global_func("ek.executable.of_tensor")(tensor(np.frombuffer(data, np.uint8)))
     assert isinstance(made, Executable)
+    if apart:
+        bind = get_global_func("ek.executable.bind_constant")
+        for number, value in zip(apart, _settled(list(apart.values())), strict=True):
+            bind(made, number, value)
     return made
+
+
+def _settled(arrays: Sequence[np.ndarray]) -> list[Tensor]:
+    """Arrays as tensors that stay as they are."""
+    found = [
+        tensor(np.asarray(a)) if is_settled(a) else empty(a.shape, a.dtype.name) for a in arrays
+    ]
+    copied = [(f, a) for f, a in zip(found, arrays, strict=True) if not is_settled(a)]
+    _put_all([(f.reinterpret("uint8", (f.nbytes,)).numpy(), a) for f, a in copied])
+    return found
+
+
+def is_settled(array: np.ndarray) -> bool:
+    """Whether nobody can write an array, no file either, and it lies in memory as constants do."""
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    base: object = owner.base
+    is_own = base is None or isinstance(base, Tensor)
+    is_placed = array.__array_interface__["data"][0] % ALIGNMENT == 0
+    is_plain = array.flags.c_contiguous and array.dtype.isnative
+    return is_own and not owner.flags.writeable and is_placed and is_plain
 
 
 def read_sections(data: Bytes) -> list[tuple[Section, int, memoryview]]:
@@ -214,17 +245,35 @@ def _joined(pieces: Pieces) -> memoryview:
         end = at + _size(piece)
         places.append((made[at:end], piece))
         at = end
-    large = [place for place in places if len(place[0]) >= LARGE]
-    jobs = min(len(large), environment.compile_jobs())
-    if jobs < 2:
-        large = []
-    for place in places:
-        if not large or len(place[0]) < LARGE:
-            _put(*place)
-    if large:
-        with futures.ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(_put, *zip(*large, strict=True)))
+    _put_all(places)
     return made.data
+
+
+def _put_all(places: Sequence[tuple[np.ndarray, Piece]]) -> None:
+    """Copy pieces into as many bytes each, bit for bit, by threads where they are large. What was
+    read of a file goes from memory meanwhile."""
+    large = [part for place in places if len(place[0]) >= LARGE for part in _parts(*place)]
+    jobs = min(len(large), environment.compile_jobs())
+    for place in places:
+        if len(place[0]) < LARGE:
+            _put(*place)
+    if jobs < 2:
+        list(starmap(_put, large))
+        return
+    with futures.ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(_put, *zip(*large, strict=True)))
+
+
+def _parts(place: np.ndarray, piece: Piece) -> Iterator[tuple[np.ndarray, Piece]]:
+    """A piece as several of about the size that a thread takes at a time, by its first axis: the
+    largest weight of a network may be as large as all others together."""
+    array = np.frombuffer(piece, np.uint8) if not isinstance(piece, np.ndarray) else piece
+    rows = len(array) if array.ndim else 1
+    step = max(1, rows * PART // len(place))
+    row = len(place) // rows
+    for at in range(0, rows, step):
+        end = min(at + step, rows)
+        yield place[at * row : end * row], array[at:end] if array.ndim else array
 
 
 def _put(place: np.ndarray, piece: Piece) -> None:
@@ -234,6 +283,7 @@ def _put(place: np.ndarray, piece: Piece) -> None:
         return
     kind = np.dtype(f"u{piece.itemsize}") if piece.itemsize in (1, 2, 4, 8) else piece.dtype
     place.view(kind).reshape(piece.shape)[...] = piece.view(kind)
+    mapped.drop(piece)
 
 
 def _size(piece: Piece) -> int:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 else:
     general_regions = Late("ekiden.backend.kernels.general_regions")
 
-MAGIC, VERSION = 0x454B4746, 3
+MAGIC, VERSION = 0x454B4746, 4
 MAP, REDUCE, PRODUCT, REPEAT, CHECK = range(5)
 BATCH, ROWS, COLUMNS = range(3)
 LANES = 4
@@ -135,12 +135,14 @@ class Form:
                     self.symbols += [at, axis]
         self.stages: list[list[int]] = []
         waiting = {t.op: check for t, check in zip(_first_of_each(checked), checks, strict=True)}
-        for group in whole_operations(te.post_order_tensors([*checked, *outputs])):
+        groups = whole_operations(te.post_order_tensors([*checked, *outputs]))
+        for group in groups:
             op = group[0].op
             if op in waiting:
                 self.stages.append(self._check(group, waiting[op]))
             else:
                 self._add(group)
+        self.owners = owners(groups, self.temporaries)
 
     def _add(self, group: Sequence[te.Tensor]) -> None:
         """The stages of an operation."""
@@ -210,7 +212,9 @@ class Form:
             params += [element_of(tensor.dtype), len(dims), *dims]
         buffers = [len(self.buffers)]
         for tensor in (*self.params, *self.temporaries):
-            buffers += [element_of(tensor.dtype), self.sizes.product(tensor.whole_shape), 0]
+            owner = self.owners.get(tensor)
+            place = 0 if owner is None else -1 - self.buffers[owner]
+            buffers += [element_of(tensor.dtype), self.sizes.product(tensor.whole_shape), place]
         stages = [word for stage in self.stages for word in stage]
         words = [
             MAGIC, VERSION, *params, len(self.symbols) // 2, *self.symbols, *self.sizes.words(),
@@ -323,6 +327,32 @@ class Form:
             along[-1] = of_step
         return [lies.tile, self.buffers[lies.weight.producer], of_panel, lies.word,
                 *along[n_spatial:], offset, *along[:n_spatial]]  # fmt: skip
+
+
+def owners(
+    groups: Sequence[Sequence[te.Tensor]], temporaries: Sequence[te.Tensor]
+) -> dict[te.Tensor, te.Tensor]:
+    """Tensor -> the one before it whose memory it has, as nobody reads that one's any more: a
+    convolution in stages would hold all of them otherwise. Of computations alone: who reads what in
+    regions of statements is not known here.
+    """
+    if any(isinstance(group[0].op, te.ExternOp) for group in groups):
+        return {}
+    last = {t: at for at, group in enumerate(groups) for t in group[0].op.input_tensors}
+    held, found = set(temporaries), {}
+    free: list[te.Tensor] = []
+    busy: dict[te.Tensor, int] = {}  # an owner -> the last place where its memory is read
+    for at, group in enumerate(groups):
+        done = [owner for owner, until in busy.items() if until < at]
+        for owner in done:
+            del busy[owner]
+        free += done
+        for tensor in (t for t in group if t in held):
+            owner = free.pop() if free else tensor
+            if owner is not tensor:
+                found[tensor] = owner
+            busy[owner] = last.get(tensor, at)
+    return found
 
 
 class _Panels(NamedTuple):

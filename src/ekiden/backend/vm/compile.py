@@ -78,6 +78,7 @@ from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime import Device
+from ekiden.runtime.artifact import LARGE
 from ekiden.runtime.device_code import pack_kernels
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.instructions import make
@@ -610,10 +611,12 @@ def compile_variants(
     variants: Iterable[tuple[IRModule, dict[str, object], ModuleKernels]],
     *,
     is_native: bool = False,
+    apart: dict[int, Array] | None = None,
 ) -> memoryview:
     """The bytes of the executable of a module that the VM pipeline has prepared for each target,
     with its metadata and its kernels; with native code of its functions beside their bytecode if
-    asked for. Equal constants of variants are one.
+    asked for. Equal constants of variants are one. `apart` takes the large ones by number: for who
+    loads it at once they need not be in the bytes.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
@@ -625,7 +628,10 @@ def compile_variants(
     for each in programs:
         assert each.places.devices == programs[0].places.devices, "devices do not depend on targets"
     placed = [replace(p, places=replace(p.places, constants=tuple(pool.places))) for p in programs]
-    return write_programs(placed, pool.arrays, pool.made)
+    if apart is not None and len(programs[0].places.devices) == 1 and not pool.made:
+        large = {n: a for n, a in enumerate(pool.arrays) if a.nbytes >= LARGE}
+        apart |= {n: a for n, a in large.items() if a.dtype.isbuiltin == 1}  # whole bytes
+    return write_programs(placed, pool.arrays, pool.made, apart or ())
 
 
 @phase("bytecode")

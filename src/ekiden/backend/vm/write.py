@@ -88,17 +88,21 @@ def write_executable(
 
 @phase("write")
 def write_programs(
-    programs: Sequence[Program], constants: Sequence[np.ndarray], made: Collection[int] = ()
+    programs: Sequence[Program],
+    constants: Sequence[np.ndarray],
+    made: Collection[int] = (),
+    apart: Collection[int] = (),
 ) -> memoryview:
     """The file's bytes: of several programs, variants of one, the loader takes the first whose
     image its machine can run. The same arguments always give the same bytes.
 
     Constants are those of all; they may be of any layout, and are stored contiguous and
     little-endian. Where there is no native code, one program serves all. Of those numbered in
-    `made` there is no data: each program that uses one says how it is derived.
+    `made` there is no data: each program that uses one says how it is derived. Those `apart` are to
+    be given when it is loaded.
     """
     arrays = [_little_endian(constant) for constant in constants]
-    records = [_constant(a, n in made) for n, a in enumerate(arrays)]
+    records = [_constant(a, n in made, n in apart) for n, a in enumerate(arrays)]
     several = programs if all(each.image for each in programs) else programs[:1]
     written = [_sections(each) for each in several]
     kinds = dict.fromkeys(kind for sections in written for kind in sections)
@@ -176,11 +180,10 @@ def _json(metadata: dict[str, object]) -> bytes:
     return json.dumps(metadata, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _constant(array: np.ndarray, is_made: bool) -> Constant:
+def _constant(array: np.ndarray, is_made: bool, is_apart: bool) -> Constant:
     code, bits, _ = dtype_code(array.dtype.name)
-    if is_made:
-        return Constant(code, bits, array.shape, array.nbytes, None, is_made=True)
-    return Constant(code, bits, array.shape, array.nbytes, array)
+    data = None if is_made or is_apart else array
+    return Constant(code, bits, array.shape, array.nbytes, data, is_made)
 
 
 def _little_endian(constant: np.ndarray) -> np.ndarray:

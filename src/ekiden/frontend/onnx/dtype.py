@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.onnx.messages import onnx
 
@@ -31,6 +33,22 @@ DTYPES: dict[int, str] = {
     _KIND.FLOAT8E8M0: "float8_e8m0fnu",
     _KIND.FLOAT4E2M1: "float4_e2m1fn",
 }
+PLAIN: dict[int, tuple[type[np.generic], str]] = {
+    _KIND.FLOAT: (np.float32, "float_data"),
+    _KIND.DOUBLE: (np.float64, "double_data"),
+    _KIND.INT64: (np.int64, "int64_data"),
+    _KIND.INT32: (np.int32, "int32_data"),
+    _KIND.INT8: (np.int8, ""),
+    _KIND.UINT8: (np.uint8, ""),
+    _KIND.INT16: (np.int16, ""),
+    _KIND.UINT16: (np.uint16, ""),
+    _KIND.UINT32: (np.uint32, ""),
+    _KIND.UINT64: (np.uint64, ""),
+    _KIND.FLOAT16: (np.float16, ""),
+    _KIND.BOOL: (np.bool_, ""),
+}
+"""Element type -> that of arrays, and the field that lists elements of just that type, if one does;
+their bytes are those of the array."""
 
 
 def from_onnx_dtype(element_type: int) -> str:

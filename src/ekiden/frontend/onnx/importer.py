@@ -28,6 +28,7 @@ from ekiden.frontend.onnx.load import (
 )
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
+from ekiden.frontend.onnx.weights import Weights
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import DEBUG, phase
@@ -58,8 +59,18 @@ def import_onnx(
     model: Source, shape: Shapes | None = None, opset: int | None = None, freeze_params: bool = True
 ) -> ImportedModule:
     """As `from_onnx`, with what is to be said of the module beside it."""
+    weights = Weights()
     with phase("read model", DEBUG):
-        proto, label, weight_files = read_model(model)
+        proto, label, weight_files = read_model(model, weights)
+    with weights.here():
+        made = _imported(proto, label, opset, shape or {}, freeze_params)
+    weights.files.check(f"import {label}")
+    return replace(made, weight_files=weight_files)
+
+
+def _imported(
+    proto: onnx.ModelProto, label: str, opset: int | None, shapes: Shapes, freeze_params: bool
+) -> ImportedModule:
     check_names(proto.graph, label)
     versions = opsets(proto, label, opset)
     functions = local_functions(proto, label)
@@ -67,9 +78,9 @@ def import_onnx(
 
     def attempt(facts: Facts) -> ImportedModule:
         shared = Shared(versions, label, Scope(facts, set()), functions)
-        return _Import(proto.graph, shared, shape or {}, freeze_params).run()
+        return _Import(proto.graph, shared, shapes, freeze_params).run()
 
-    return replace(settled(attempt), weight_files=weight_files)
+    return settled(attempt)
 
 
 class _Import:

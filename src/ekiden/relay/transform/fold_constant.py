@@ -45,7 +45,7 @@ from ekiden.relay.transform.scopes import (
     rewrite_graph,
 )
 from ekiden.relay.visitor import closed
-from ekiden.runtime import environment
+from ekiden.runtime import environment, mapped
 from ekiden.runtime.errors import IndexRangeError, LinAlgError
 from ekiden.runtime.late import Late
 
@@ -144,7 +144,12 @@ def _arrays(call: Call) -> list[Array]:
 def _evaluate(call: Call) -> Array | tuple[Array, ...]:
     assert isinstance(call.op, Op)
     value = _of_type if call.op.definition.shape_only else _value
-    return evaluate_call(call.op, call.attrs, [value(a) for a in call.args])
+    made = evaluate_call(call.op, call.attrs, [value(a) for a in call.args])
+    views = [made] if isinstance(made, np.ndarray) else made
+    for each in _arrays(call):  # what was computed of a file's need not stay in memory beside it
+        if each.nbytes >= LARGE and not any(np.may_share_memory(each, view) for view in views):
+            mapped.drop(each)
+    return made
 
 
 def _what(call: Call) -> Hashable:

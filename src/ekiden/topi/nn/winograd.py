@@ -18,6 +18,7 @@ import numpy as np
 from ekiden import te
 from ekiden.ir.op import Array
 from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, const
+from ekiden.runtime import empty
 from ekiden.te import Tensor
 from ekiden.topi.nn.conv import guarded, inside
 from ekiden.topi.shape import as_dim, tidy
@@ -83,8 +84,10 @@ def transform_weight(weight: Array, m: int, tile: int) -> Array:
     # at the cost of whoever else has the cores (0.04 s for ResNet-50, else up to 0.4)
     step = next(n for n in range(min(channels, COLUMNS // tile), 0, -1) if channels % n == 0) * tile
     taken = np.ascontiguousarray(parts).reshape(-1, step, TAPS * TAPS)
-    made = np.empty((len(both), count, channels, tile), weight.dtype)
+    # in the memory of a tensor, and not to be written: so it is a constant without being copied
+    made = empty((len(both), count, channels, tile), weight.dtype.name).numpy()
     np.matmul(both, taken.swapaxes(1, 2), out=made.reshape(len(both), -1, step).swapaxes(0, 1))
+    made.setflags(write=False)
     return made
 
 

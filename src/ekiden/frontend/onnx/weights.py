@@ -1,0 +1,77 @@
+"""The large weights of a model that is imported: they lie in its file, or in files beside it, and
+not in its messages (see ekiden.frontend.onnx.wire).
+
+    weights = Weights()
+    model = onnx.ModelProto.FromString(weights.without(data))
+    with weights.here():  array = to_array(tensor)
+
+Where files are lent (ekiden.runtime.mapped) an array is a view of what is mapped, which begins at
+any byte; else it is a copy, so that nothing of a file is needed once its model is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import numpy as np
+
+from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.wire import MARK, without_weights
+from ekiden.ir.op import Array
+from ekiden.runtime import mapped
+
+_HERE: ContextVar[Weights]
+
+
+class Weights:
+    """The bytes that messages leave out, by their numbers."""
+
+    def __init__(self) -> None:
+        lent = mapped.lent()
+        self._copies = lent is None
+        self.files = mapped.Files() if lent is None else lent
+        self._parts: list[memoryview] = []
+
+    def without(self, data: bytes | memoryview) -> bytes | memoryview:
+        """The message of a model without its large weights, which are looked up here."""
+        view = memoryview(data)
+        rest, places = without_weights(view, len(self._parts))
+        self._parts += [view[begin:end] for begin, end in places]
+        return rest
+
+    def array(self, number: int, kind: type[np.generic]) -> Array:
+        """The elements of a weight. Raises ValueError where its bytes are no number of them."""
+        found = np.frombuffer(self._parts[number], kind)
+        return found.copy() if self._copies else found
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Tensors read inside may have their bytes here."""
+        token = _HERE.set(self)
+        try:
+            yield
+        finally:
+            _HERE.reset(token)
+
+
+_HERE = ContextVar("here")
+
+
+def number_of(proto: onnx.TensorProto) -> int | None:
+    """The number of a tensor whose bytes have stayed out of its message; None for others."""
+    if proto.data_location != onnx.TensorProto.EXTERNAL:
+        return None
+    said = {each.key: each.value for each in proto.external_data}
+    return int(said["offset"]) if said.get("location") == MARK else None
+
+
+def outside(proto: onnx.TensorProto, kind: type[np.generic]) -> Array | None:
+    """The elements of such a tensor, in a row; None for others. Raises ValueError where its bytes
+    are no number of them."""
+    number = number_of(proto)
+    return None if number is None else _HERE.get().array(number, kind)
+
+
+__all__ = ["Weights", "number_of", "outside"]

@@ -1,0 +1,124 @@
+"""Files that are read where the system has them in memory, without a copy of their bytes.
+
+    with reading() as files:
+        data = files.map(path)      a view that cannot be written
+        ...                         work on it: pages come when they are read, and may be dropped
+        files.check("compile")      what was read was one state of each file
+
+Somebody may write to such a file, or cut it short, while it is read: then bytes are of both states,
+or zeros where nothing is any more (a read of what has gone does not end the process, as it would
+of any other mapping). Both are known afterwards: what was made of them must not be used before
+`check` has passed. A file that is replaced by another of its name, or removed, stays what it was.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.runtime._core import _drop_mapped, _Mapped
+from ekiden.runtime.errors import ImportModelError
+from ekiden.runtime.files import PathName
+from ekiden.runtime.late_methods import dataclass
+
+LEAST = 1 << 20
+"""Bytes of a file from which it is mapped: a smaller one is read as fast."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _File:
+    """A file that is mapped: it stays open, so that its state can be asked for."""
+
+    path: str
+    mapped: _Mapped
+    handle: int
+    state: tuple[int, int]
+
+    def check(self, what: str) -> None:
+        """Raise ImportModelError where it is not as it was."""
+        if self.mapped.is_cut or _state(os.fstat(self.handle)) != self.state:
+            raise ImportModelError(
+                f"{what}: the file {self.path!r} was changed while weights were read from it: write"
+                " another file and rename it, or wait until the model is compiled"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class Files:
+    """The files that one reader has mapped, until the last array over each has gone."""
+
+    files: list[_File] = field(default_factory=list)
+
+    def map(self, path: PathName) -> memoryview | None:
+        """All of a file; None for what is no file, or too small. Raises OSError."""
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode) or found.st_size < LEAST:
+                os.close(handle)
+                return None
+            mapped = _Mapped(handle, found.st_size)
+        except BaseException:
+            os.close(handle)
+            raise
+        self.files.append(_File(os.fspath(path), mapped, handle, _state(found)))
+        return memoryview(mapped)
+
+    def check(self, what: str) -> None:
+        """Raise ImportModelError, which says in what, for a file that is not as it was when it was
+        mapped."""
+        for each in self.files:
+            each.check(what)
+
+    def close(self) -> None:
+        """Nothing is checked any more; views that are left stay what they are."""
+        for each in self.files:
+            os.close(each.handle)
+        self.files.clear()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _state(found: os.stat_result) -> tuple[int, int]:
+    """What changes with the bytes of a file, and not with its names."""
+    return found.st_size, found.st_mtime_ns
+
+
+_LENT: ContextVar[Files | None] = ContextVar("lent", default=None)
+
+
+@contextmanager
+def lending() -> Iterator[Files]:
+    """Readers inside may give arrays that lie in mapped files, to who copies what it keeps of them
+    and calls `check` of what this gives then."""
+    files = Files()
+    token = _LENT.set(files)
+    try:
+        yield files
+    finally:
+        _LENT.reset(token)
+
+
+def lent() -> Files | None:
+    """Where a reader maps files whose arrays it gives; None where they must be copied."""
+    return _LENT.get()
+
+
+def drop(array: NDArray[np.generic]) -> None:
+    """Let the part of a mapped file that an array has go from memory: it comes again when it is
+    read. Nothing, for an array that lies elsewhere."""
+    steps = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
+    if array.size and min(steps, default=0) >= 0:
+        begin: int = array.__array_interface__["data"][0]
+        _drop_mapped(begin, sum(steps) + array.itemsize)
+
+
+__all__ = ["Files", "drop", "lending", "lent"]
