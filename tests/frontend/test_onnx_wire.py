@@ -253,3 +253,12 @@ def test_a_file_that_is_removed_or_replaced_stays_what_it_was(
 def _other(path: Path) -> Path:
     path.with_suffix(".new").write_bytes(b"another")
     return path.with_suffix(".new")
+
+
+def test_more_files_than_can_be_watched_are_read(file: Path) -> None:
+    with mapped.lending() as files:
+        assert sum(files.map(file) is None for _ in range(300)) >= 44
+        module = import_onnx(str(file)).as_module()
+    np.testing.assert_array_equal(
+        max(constants(module), key=lambda a: a.size), numbers(400_000, 1)
+    )

@@ -57,17 +57,16 @@ class Files:
     files: list[_File] = field(default_factory=list)
 
     def map(self, path: PathName) -> memoryview | None:
-        """All of a file; None for what is no file, or too small. Raises OSError."""
+        """All of a file; None for what is to be read instead: what is no file, too small, or cannot
+        be mapped (some file systems have no mappings, and there is an end to how many are watched).
+        Raises OSError for a file that cannot be opened.
+        """
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            found = os.fstat(handle)
-            if not stat.S_ISREG(found.st_mode) or found.st_size < LEAST:
-                os.close(handle)
-                return None
-            mapped = _Mapped(handle, found.st_size)
-        except BaseException:
+        found = os.fstat(handle)
+        mapped = _mapped(handle, found)
+        if mapped is None:
             os.close(handle)
-            raise
+            return None
         self.files.append(_File(os.fspath(path), mapped, handle, _state(found)))
         return memoryview(mapped)
 
@@ -85,6 +84,15 @@ class Files:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _mapped(handle: int, found: os.stat_result) -> _Mapped | None:
+    if not stat.S_ISREG(found.st_mode) or found.st_size < LEAST:
+        return None
+    try:
+        return _Mapped(handle, found.st_size)
+    except OSError:
+        return None
 
 
 def _state(found: os.stat_result) -> tuple[int, int]:
