@@ -227,6 +227,22 @@ def test_a_file_that_is_cut_short_meanwhile_is_an_error(file: Path) -> None:
         files.check("compile")
 
 
+@pytest.mark.parametrize("size", [0, 100_000])
+def test_a_first_answer_stands_whatever_becomes_of_the_file(file: Path, size: int) -> None:
+    """What answers has copies; what is compiled beside may have read all before, or says why not
+    in `wait`."""
+    feed = {"x": numbers(1, 5000), "cond": np.array(True)}
+    exe = ekiden.compile(str(file), tier="quick")
+    os.truncate(file, size)
+    wanted = feed["x"] * (feed["x"] + 1) + sum(numbers(n, 1).sum() for n in (10, 5000, 400_000))
+    np.testing.assert_allclose(exe(**feed).numpy(), wanted, rtol=1e-3)
+    try:
+        exe.wait(60)
+    except ImportModelError as error:
+        assert "was changed while weights were read from it" in str(error)
+    np.testing.assert_allclose(exe(**feed).numpy(), wanted, rtol=1e-3)
+
+
 def test_a_file_that_is_written_meanwhile_is_an_error(file: Path) -> None:
     with mapped.lending() as files:
         import_onnx(str(file))
