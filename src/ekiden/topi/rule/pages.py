@@ -28,7 +28,7 @@ from dataclasses import replace
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.prim import (
     EQ,
     Add,
@@ -72,6 +72,8 @@ KEYS = 256
 """Of a chunk: merging a row's part is the work of one key or two."""
 FEW = 8
 """Tiles below which threads share the chunks of each, where no target is known."""
+CHAINS = 4
+"""Vectors of powers that are made in turns: a chain of steps alone waits for each of them."""
 LATE = 2
 """Lines that are brought near beside the power of a vector."""
 GRAIN = 1 << 13
@@ -357,14 +359,18 @@ class PagedAttention:
         return Buffer("acc", (const(count),), f"float32x{self.lanes}", "register")
 
     def scored(self, tile: Rows) -> Stmt:
-        """The scores of all keys of the pages that are seen."""
+        """The scores of all keys of the pages that are seen, and of each row the greatest of every
+        lane, which its part holds."""
+        row, parts = Var("row"), self.parts
+        least = self.store(tile.part, row * parts.size + parts.top, self.splat(LEAST))
+        begin = serial(row, const(tile.span * self.together), least)
         number, base, after = Var("p"), Var("base", "int64"), Var("after", "int64")
         cut = self.blocks(self.pages.page, tile.span * self.together)
         parts = [self._score(tile, number, base, after, *each) for each in cut]
         where = self.plane_of(self.page_of(tile, number), tile.group, 0)
         body = LetStmt(after, self.plane_after(tile, number, 0), seq(*parts))
         body = LetStmt(base, where, body)
-        return serial(number, tile.end - tile.begin, body, tile.begin)
+        return seq(begin, serial(number, tile.end - tile.begin, body, tile.begin))
 
     def _score(
         self, tile: Rows, number: Var, base: Var, after: Var, column: int, vectors: int
@@ -373,17 +379,30 @@ class PagedAttention:
         rows, page = tile.span * self.together, self.pages.page
         acc = self.acc(rows * vectors)
         ends = []
-        for n in range(rows * vectors):
-            r, v = divmod(n, vectors)
-            at = column + v * self.lanes
-            value: PrimExpr = acc[const(n)]
-            if self.plane.has_scales:
-                value = Mul(value, self.key_scale(tile, r, base, const(at)), acc.dtype)
-            value = self.score(value, number * page + at, tile.places[r // self.together])
-            to = r * self.stride + (number - tile.begin) * page + at
-            ends.append(self.store(tile.scores, simplify(to), value))
+        for r in range(rows):
+            scores = [Var(f"score{v}", acc.dtype) for v in range(vectors)]
+            top = r * self.parts.size + self.parts.top
+            highest = self.load(tile.part, const(top))
+            for score in scores:
+                highest = self.greater(highest, score)
+            kept = self.store(tile.part, const(top), highest)
+            for v in reversed(range(vectors)):
+                at = column + v * self.lanes
+                value: PrimExpr = acc[const(r * vectors + v)]
+                if self.plane.has_scales:
+                    value = Mul(value, self.key_scale(tile, r, base, const(at)), acc.dtype)
+                value = self.score(value, number * page + at, tile.places[r // self.together])
+                to = r * self.stride + (number - tile.begin) * page + at
+                kept = seq(self.store(tile.scores, simplify(to), scores[v]), kept)
+                kept = LetStmt(scores[v], value, kept)
+            ends.append(kept)
         made = self.score_sums(tile, base, after, column, vectors, acc)
         return Allocate(acc, seq(made, *ends))
+
+    def greater(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        """The greater of two vectors in one instruction, as what becomes of NaN does not matter: a
+        score that is one is a share that is one."""
+        return Select(b < a, a, b, a.dtype)
 
     def score_sums(
         self, tile: Rows, base: Var, after: Var, column: int, vectors: int, acc: Buffer
@@ -422,40 +441,42 @@ class PagedAttention:
         """scores = exp(scores - max) in each row of a chunk; max and their sum go to its part. The
         ends of the chunk's values come near meanwhile: memory would be idle, and the lines that a
         processor can wait for at once bring no more than it has time for here."""
-        row, i, number, zero = Var("row"), Var("i"), Var("p"), const(0)
-        v, base = Var("v"), Var("base", "int64")
-        vector, parts = self.parts.vector, self.parts
-        rows, scores = tile.span * self.together, tile.scores
-        each = self.pages.page // self.lanes
-        count = simplify((tile.end - tile.begin) * each)
-        best, total = (Buffer(n, (const(1),), vector, "register") for n in ("best", "total"))
-        start, to = row * self.stride, row * parts.size
-        top, made = Var("top", "float32"), Var("made", vector)
-        high = Max(best[zero], self.load(scores, start + i * self.lanes), vector)
-        place = start + (number - tile.begin) * self.pages.page + v * self.lanes
-        shifted = Sub(self.load(scores, place), self.splat(top), vector)
-        keep = LetStmt(made, power_at_most_one(shifted), seq(
-            self.store(scores, place, made),
-            BufferStore(total, Add(total[zero], made, vector), (zero,)),
-        ))  # fmt: skip
-        line = LINE // dt.itemsize(self.cache.dtype)
-        late, near = self.late(rows), (row * each + v) * LATE
+        row, number, v = Var("row"), Var("p"), Var("v")
+        vector, parts, line = self.parts.vector, self.parts, LINE // dt.itemsize(self.cache.dtype)
+        rows, each = tile.span * self.together, self.pages.page // self.lanes
+        count = math.gcd(CHAINS, each)
+        lanes = count * self.lanes
+        kind = dt.with_lanes("float32", lanes)
+        base, made = Var("base", "int64"), Var("made", kind)
+        to, late = row * parts.size, self.late(tile.span * self.together)
+        place = row * self.stride + (number - tile.begin) * self.pages.page + v * lanes
+        there = ramp(place, 1, lanes)
+        high = broadcast(tile.part[to + parts.top], lanes)
+        shifted = Sub(BufferLoad(tile.scores, (there,), kind), high, kind)
+        near = (row * each + v * count) * LATE
         first = base + (self.plane.size - late * line)
-        brought = [Prefetch(self.cache, (first + (near + n) * line,), 2) for n in range(LATE)]
-        page = serial(v, const(each), seq(*brought, keep))
-        page = LetStmt(base, self.plane_of(self.page_of(tile, number), tile.group, 1), page)
-        second = Allocate(total, seq(
-            BufferStore(total, self.splat(0.0), (zero,)),
-            serial(number, tile.end - tile.begin, page, tile.begin),
+        total = self.load(tile.part, to + parts.total)
+        for n in range(count):
+            some = shuffle(made, made, range(n * self.lanes, (n + 1) * self.lanes))
+            total = Add(total, some, vector)
+        page = serial(v, const(each // count), seq(
+            *(Prefetch(self.cache, (first + (near + n) * line,), 2) for n in range(count * LATE)),
+            LetStmt(made, power_at_most_one(shifted), seq(
+                BufferStore(tile.scores, made, (there,)),
+                self.store(tile.part, to + parts.total, total),
+            )),
+        ))  # fmt: skip
+        where = self.plane_of(self.page_of(tile, number), tile.group, 1)
+        pages = LetStmt(base, where, serial(row, const(rows), page))
+        top = VectorReduce(self.load(tile.part, to + parts.top), "max", "float32")
+        begin = seq(
             self.store(tile.part, to + parts.top, self.splat(top)),
-            self.store(tile.part, to + parts.total, total[zero]),
-        ))  # fmt: skip
-        both = Allocate(best, seq(
-            BufferStore(best, self.splat(LEAST), (zero,)),
-            serial(i, count, BufferStore(best, high, (zero,))),
-            LetStmt(top, VectorReduce(best[zero], "max", "float32"), second),
-        ))  # fmt: skip
-        return serial(row, const(rows), both)
+            self.store(tile.part, to + parts.total, self.splat(0.0)),
+        )
+        return seq(
+            serial(row, const(rows), begin),
+            serial(number, tile.end - tile.begin, pages, tile.begin),
+        )
 
     def value_sums(self, tile: Rows) -> Stmt:
         """The product of a tile of weights with the values."""
