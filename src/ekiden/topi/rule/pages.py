@@ -252,13 +252,15 @@ class PagedAttention:
         seen = self.places_below(position + 1 - key)
         if window := self.pages.window:
             last_unseen = cast(position - window - key, "int32")
-            near = broadcast(last_unseen, self.lanes) < ramp(const(0), 1, self.lanes)
+            lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
+            near = broadcast(last_unseen, self.lanes) < lanes
             seen = call_intrin("bitwise_and", seen, near, dtype=seen.dtype)
         return Select(seen, value, self.splat(-math.inf), vector)
 
     def places_below(self, count: PrimExpr) -> PrimExpr:
         """Which lanes are the first so many; as int32, of which a vector has one a lane."""
-        return ramp(const(0), 1, self.lanes) < broadcast(cast(count, "int32"), self.lanes)
+        lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
+        return lanes < broadcast(cast(count, "int32"), self.lanes)
 
     def tile(
         self, first: PrimExpr, span: int, head: PrimExpr, slot: PrimExpr,
