@@ -240,12 +240,16 @@ class PagedAttention:
         width = wanted * self.lanes
         return [(c, min(width, total - c) // self.lanes) for c in range(0, total, width)]
 
-    def score(self, value: PrimExpr, key: PrimExpr, position: PrimExpr) -> PrimExpr:
-        """What products become before the softmax; -inf for keys that are not seen."""
-        vector = value.dtype
+    @property
+    def factor(self) -> float:
+        """By which products become scores."""
         scale = self.pages.scale
-        factor = 1 / math.sqrt(self.depth) if scale is None else scale
-        value = Mul(value, self.splat(factor), vector)
+        return 1 / math.sqrt(self.depth) if scale is None else scale
+
+    def score(self, value: PrimExpr, key: PrimExpr, position: PrimExpr) -> PrimExpr:
+        """What products become before the softmax, once they are times `factor`; -inf for keys that
+        are not seen."""
+        vector = value.dtype
         if cap := self.pages.softcap:
             bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
             value = Mul(bent, self.splat(cap), vector)
@@ -391,8 +395,7 @@ class PagedAttention:
             for v in reversed(range(vectors)):
                 at = column + v * self.lanes
                 value: PrimExpr = acc[const(r * vectors + v)]
-                if self.plane.has_scales:
-                    value = Mul(value, self.key_scale(tile, r, base, const(at)), acc.dtype)
+                value = Mul(value, self.key_scale(tile, r, base, const(at)), acc.dtype)
                 value = self.score(value, number * page + at, tile.places[r // self.together])
                 to = r * self.stride + (number - tile.begin) * page + at
                 kept = seq(self.store(tile.scores, simplify(to), scores[v]), kept)
@@ -428,8 +431,8 @@ class PagedAttention:
         return self.load(self.cache, base + k * self.pages.page + column)
 
     def key_scale(self, tile: Rows, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
-        """What sums of a row are times, for neighbouring keys: of planes that have scales."""
-        raise NotImplementedError
+        """What sums of a row are times, for neighbouring keys, with `factor`."""
+        return self.splat(self.factor)
 
     def weighed(self, tile: Rows) -> Stmt:
         """What becomes of weights before they multiply values."""
