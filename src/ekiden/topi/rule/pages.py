@@ -34,7 +34,6 @@ from ekiden.ir.prim import (
     Add,
     Cast,
     IntImm,
-    Max,
     Mul,
     PrimExpr,
     Select,
@@ -367,8 +366,9 @@ class PagedAttention:
     def scored(self, tile: Rows) -> Stmt:
         """The scores of all keys of the pages that are seen, and of each row the greatest of every
         lane, which its part holds."""
-        row, parts = Var("row"), self.parts
-        least = self.store(tile.part, row * parts.size + parts.top, self.splat(LEAST))
+        row = Var("row")
+        top = row * self.parts.size + self.parts.top
+        least = self.store(tile.part, top, self.splat(LEAST))
         begin = serial(row, const(tile.span * self.together), least)
         number, base, after = Var("p"), Var("base", "int64"), Var("after", "int64")
         cut = self.blocks(self.pages.page, tile.span * self.together)
@@ -601,41 +601,55 @@ class PagedAttention:
         return LetStmt(head, unit % heads * self.together, made)
 
     def pieces(self, tiles: PrimExpr, most: Buffer) -> Stmt:
-        """most = the chunks of the tile that has the most of them."""
+        """most = the chunks of the tile that has the most of them, and their halves, of which a
+        last chunk that is short has one."""
         n, first, limit = Var("n"), Var("first", "int64"), self.tokens - 1
         places = tuple(Var(f"place{i}", "int64") for i in range(self.span))
-        low, high = self.chunks(*self.seen(*_ends(places)))
-        made: Stmt = BufferStore(most, maximum(most[const(0)], high - low), (const(0),))
+        seen = self.seen(*_ends(places))
+        low, high = self.chunks(*seen)
+        half = max(1, self.chunk // 2)
+        halves = (seen[1] - low * self.chunk + (half - 1)) // half
+        made: Stmt = seq(*(
+            BufferStore(most, maximum(most[const(at)], count), (const(at),))
+            for at, count in enumerate((high - low, halves))
+        ))  # fmt: skip
         for i in reversed(range(self.span)):
             at = self.positions[minimum(first + i, limit)]
             made = LetStmt(places[i], cast(at, "int64"), made)
         made = serial(n, tiles, LetStmt(first, n * self.span, made))
-        return seq(BufferStore(most, const(1, "int64"), (const(0),)), made)
+        one = const(1, "int64")
+        return seq(*(BufferStore(most, one, (const(at),)) for at in range(2)), made)
 
     def body(self) -> Stmt:
-        """Tiles of tokens and heads in parallel; of few, their chunks."""
+        """Tiles of tokens and heads in parallel; of few, their chunks. Threads share these by
+        halves, as the last chunk may be short, and a chunk is his who has the last half of it."""
         tiles = simplify((self.tokens + (self.span - 1)) // self.span)
         units = simplify(tiles * (self.heads // self.together))
         rows, index, unit = self.span * self.together, Var("index"), Var("unit")
-        most = Buffer("most", (const(1),), "int64", "register")
-        pieces = Var("pieces", "int64")
+        most = Buffer("most", (const(2),), "int64", "register")
+        pieces, halves = Var("pieces", "int64"), Var("halves", "int64")
         is_shared = pieces > const(1, "int64")
         size = units * pieces * (rows * self.parts.size)
         size = Select(is_shared, size, const(1, "int64"), "int64")
         split = _Split(pieces, is_shared, Buffer("kept", (size,)))
-        each = Var("each", "int64")
-        work = LetStmt(each, index // pieces, self.unit(
-            each, lambda tile: self.attended(tile, split, index % pieces, each)
-        ))  # fmt: skip
+        each, piece = Var("each", "int64"), Var("piece", "int64")
+        parts = 2 if self.chunk > 1 else 1
+        work = self.unit(each, lambda tile: self.attended(tile, split, piece, each))
+        half = index % halves
+        is_last = EQ(half, minimum((piece + 1) * parts, halves) - 1)
+        work = LetStmt(piece, half // parts, IfThenElse(is_last, work))
+        work = LetStmt(each, index // halves, work)
         gather = self.unit(unit, lambda tile: self.gathered(tile, split, unit))
         grain = max(1, GRAIN // (rows * self.parts.size))
         made: Stmt = seq(
-            For(index, const(0), units * pieces, ForKind.PARALLEL, work, {"grain": 1}),
+            For(index, const(0), units * halves, ForKind.PARALLEL, work, {"grain": 1}),
             IfThenElse(is_shared, For(
                 unit, const(0), units, ForKind.PARALLEL, gather, {"grain": grain}
             )),
         )  # fmt: skip
-        made = LetStmt(pieces, most[const(0)], Allocate(split.kept, made))
+        own = Select(is_shared, most[const(1)], const(1, "int64"), "int64")
+        made = LetStmt(halves, own, Allocate(split.kept, made))
+        made = LetStmt(pieces, most[const(0)], made)
         is_few = units < self.cut.few
         known = self.pieces(Select(is_few, tiles, const(0, "int64"), "int64"), most)
         return Allocate(most, seq(known, made))
