@@ -8,6 +8,8 @@ import json
 import multiprocessing
 import os
 import pwd
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -266,3 +268,18 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     assert cache_layers() == (None, ())
     with pytest.raises(InputError, match="no folder"):
         layers()
+
+
+def test_a_process_that_finds_all_kernels_takes_no_llvm(home: Path) -> None:
+    """Those of sizes too."""
+    program = (
+        "import sys, ekiden\nfrom ekiden import relay\nfrom ekiden.relay import op\n"
+        "n = relay.SizeVar('n')\n"
+        "a, b = (relay.var(name, shape=(n, 4)) for name in 'ab')\n"
+        "both = op.nn.softmax(op.concatenate([a, b], axis=0))\n"
+        "made = ekiden.compile(relay.IRModule.from_expr(relay.Function([a, b], both)))\n"
+        "print('llvmlite' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program]
+    found = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert [each.stdout for each in found] == ["True\n", "False\n"]

@@ -25,8 +25,17 @@ def kernel_key(function: Node, target: Target, *extra: str) -> str:
     `extra` is what the code depends on beyond the function's meaning and what the current
     PassContext says of lowering: names in messages, options.
     """
+    return _key(structural_digest(function), target, extra)
+
+
+def text_key(text: str, target: Target, *extra: str) -> str:
+    """The same for code that is made of a text: what it is told by needs no other names."""
+    return _key(text, target, extra)
+
+
+def _key(made_of: str, target: Target, extra: Sequence[str]) -> str:
     said = " ".join([*extra, *PassContext.current().of_lowering()])
-    parts = f"{structural_digest(function)} {target} {said}"
+    parts = f"{made_of} {target} {said}"
     return blake2b(parts.encode(), digest_size=16).hexdigest()
 
 

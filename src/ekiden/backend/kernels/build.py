@@ -27,7 +27,7 @@ from ekiden.backend.kernels.recorded import Recorded
 from ekiden.backend.kernels.tiers import Tiers
 from ekiden.codegen import llvm
 from ekiden.codegen.build import GENERATORS, Code, compile_function, pack_code, unpack_code
-from ekiden.codegen.cache import KernelCache, kernel_key
+from ekiden.codegen.cache import KernelCache, kernel_key, text_key
 from ekiden.codegen.common import FLUSH
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
 from ekiden.ir.op import Op
@@ -64,16 +64,14 @@ class Kernels:
     def beside(
         self, programs: Sequence[PrimFunc], target: Target, tiers: Tiers | None = None
     ) -> Kernels:
-        """These, and kernels of sizes compiled without the cache, exported under their own names;
-        where this process goes on with general kernels, those that have no general form.
+        """These, and kernels of sizes in one object, exported under their own names; where this
+        process goes on with general kernels, those that have no general form.
         """
         if tiers is not None and tiers.is_general:
             programs = tiers.without_general(programs, target)
         if not programs:
             return self
-        with LOCK:
-            lowered = [tir_transform.lower(f, target) for f in programs]
-            code = GENERATORS[target.kind.name].compile(lowered, target)
+        code = _compile_together(programs, target.code_host)
         exports = [*self.exports, *(f.name for f in programs)]
         return replace(self, objects=[*self.objects, code], exports=exports)
 
@@ -84,6 +82,24 @@ class Kernels:
         """One image of them, and of other objects, which may call them; empty without any."""
         parts = [*self.objects, *objects]
         return llvm.link(parts, [*self.exports, *exports], target) if parts else b""
+
+
+def _compile_together(programs: Sequence[PrimFunc], target: Target) -> bytes:
+    """The object code of small programs that run on the host, through the cache: a process that
+    finds all of its kernels there brings no LLVM into memory, which has 69 MB.
+
+    They are told by the text that is emitted of them, as it has all names that messages show.
+    """
+    generator, cache = GENERATORS[target.kind.name], KernelCache.default()
+    emitted = next(iter(generator.sources(target).values()))
+    with LOCK:
+        lowered = [tir_transform.lower(f, target) for f in programs]
+        key = text_key(emitted(lowered, target), target, generator.version())
+        code = cache.get(key)
+        if code is None:
+            code = generator.compile(lowered, target)
+            cache.put(key, code)
+    return code
 
 
 def flush_asked(target: Target) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import Add, Cast, Mul, PrimExpr, Select, Var, cast, const
+from ekiden.ir.prim import Cast, Mul, PrimExpr, Select, Var, cast, const
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, LetStmt, Stmt, seq
 from ekiden.topi.rule.page_planes import TOGETHER
@@ -159,8 +159,13 @@ class BytePages(PagedAttention):
 
     def key_scale(self, tile: Rows, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """What products of bytes are times."""
-        step = self.splat(self.rounded.step[self.row_of(tile, row)])
-        return Mul(self.plane.scales(self.cache, base, token, self.lanes), step, self.real)
+        scales = self.plane.scales(self.cache, base, token, self.lanes)
+        return Mul(scales, self.row_scale(tile, row), self.real)
+
+    def row_scale(self, tile: Rows, row: int) -> PrimExpr:
+        """A query's step, with `factor`."""
+        step = self.rounded.step[self.row_of(tile, row)]
+        return self.splat(Mul(step, const(self.factor, "float32"), "float32"))
 
     def score_sums(
         self, tile: Rows, base: Var, after: Var, column: int, vectors: int, acc: Buffer
@@ -227,10 +232,12 @@ class BytePages(PagedAttention):
             for n in range(v, number(sums.shape[0]), vectors):
                 whole = self.last_sums(sums[const(n)], starts[n // vectors])
                 found: PrimExpr = Cast(whole, self.real)
-                if self.has_inner_scales:
+                if self.has_inner_scales and group:
+                    found = call_intrin("fma", found, scale, acc[const(n)], dtype=self.real)
+                elif self.has_inner_scales:
                     found = Mul(found, scale, self.real)
-                if group:
-                    found = Add(acc[const(n)], found, self.real)
+                else:
+                    assert not group, "scales are of the whole depth where they are outside"
                 stores.append(BufferStore(acc, found, (const(n),)))
             each = seq(*stores)
             if self.has_inner_scales:

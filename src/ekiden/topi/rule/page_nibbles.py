@@ -116,7 +116,7 @@ class NibblePages(BytePages):
 
     def key_scale(self, tile: Rows, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """Of a query alone."""
-        return self.splat(self.rounded.step[self.row_of(tile, row)])
+        return self.row_scale(tile, row)
 
     def weighed(self, tile: Rows) -> Stmt:
         """Shares stay as they are: a value has several scales."""

@@ -33,11 +33,12 @@ from ekiden.ir.prim import (
     Select,
     Sub,
     Var,
+    cast,
     const,
     minimum,
 )
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, LetStmt, Stmt, seq
+from ekiden.tir.stmt import Allocate, BufferStore, IfThenElse, LetStmt, Stmt, seq
 from ekiden.topi.rule.page_planes import TOGETHER
 from ekiden.topi.rule.pages import Rows, serial
 from ekiden.topi.rule.rounded_data import LEAST
@@ -82,10 +83,11 @@ class Shares:
         return found
 
     def greatest(
-        self, tile: Rows, find: Callable[[Body], Stmt], body: Callable[[list[Var]], Stmt]
-    ) -> Stmt:
+        self, tile: Rows, find: Callable[[Body], Stmt], body: Callable[[list[Var]], Stmt],
+        first: PrimExpr = ZERO,
+    ) -> Stmt:  # fmt: skip
         """A body with how many steps of each line 1 is, after the greatest of its shares was found;
-        the factor of its steps is kept."""
+        the factors of their steps are kept from `first` on."""
         kernel, count = self.kernel, len(self.lines(tile))
         best = Buffer("best", (const(count),), kernel.whole, "register")
         finer = [Var(f"finer{n}", "float32") for n in range(count)]
@@ -96,7 +98,7 @@ class Shares:
             bound = Max(top, const(LEAST * self.steps, "float32"), "float32")
             steps = Div(const(self.steps, "float32"), bound, "float32")
             made = LetStmt(finer[n], steps, made)
-            made = seq(BufferStore(self.factors, factor, (const(n),)), made)
+            made = seq(BufferStore(self.factors, factor, (first + n,)), made)
             # none is below 0: in the order of their bits
             largest = VectorReduce(best[const(n)], "max", "int32")
             made = LetStmt(top, call_intrin("reinterpret", largest, dtype="float32"), made)
@@ -273,26 +275,32 @@ class ByteShares(Shares):
         if self.is_short:  # so many sums of two products of halves of bytes fit
             self.run = ((1 << 15) - 1) // (2 * 127 * 15) * TOGETHER // kernel.held
         self.shares = Buffer("shares", (ZERO,), "uint8")
+        self.finer = Buffer("finer", (ZERO,))
         self.bases = Buffer("bases", (ZERO,), "int32")
 
     def around(self, tile: Rows, body: Callable[[], Stmt]) -> Stmt:
-        """The body of a tile, with buffers for the shares of a page."""
-        lines = len(self.lines(tile))
+        """The body of a tile, with buffers for the shares of a page, and the steps of a chunk's."""
+        lines, pages = len(self.lines(tile)), self.kernel.chunk
         size = const(self.kernel.share_bytes * lines * self.line)
         self.shares = Buffer("shares", (size,), "uint8", "local")
-        self.factors = Buffer("factors", (const(lines),), scope="local")
+        self.factors = Buffer("factors", (const(lines * pages),), scope="local")
+        self.finer = Buffer("finer", (const(lines * pages),), scope="local")
         self.bases = Buffer("bases", (const(lines),), "int32", "local")
-        return Allocate(self.shares, Allocate(self.factors, Allocate(self.bases, body())))
+        made = Allocate(self.finer, Allocate(self.bases, body()))
+        return Allocate(self.shares, Allocate(self.factors, made))
 
     def value_sums(self, tile: Rows) -> Stmt:
-        """Sums of a page become floats, and these are added up."""
+        """Sums of a page become floats, and these are added up. The steps of the page behind are
+        found before its products: what they wait for, a processor waits for beside these."""
         kernel, plane, number = self.kernel, self.kernel.plane, Var("p")
         base, after = Var("base", "int64"), Var("after", "int64")
         rows = tile.span * kernel.together
         ahead = kernel.ahead(after + plane.numbers, (plane.size - plane.numbers) // kernel.lanes)
         blocks = kernel.blocks(kernel.depth, kernel.share_bytes * rows)
         parts = [self._page_sums(tile, number, base, after, *each) for each in blocks]
-        body = seq(*ahead, self._rounded(tile, number, base), *parts)
+        behind, is_there = number + 1, number + 1 < tile.end
+        found = IfThenElse(is_there, self._steps(tile, behind))
+        body = seq(*ahead, self._rounded(tile, number, base), found, *parts)
         body = LetStmt(after, kernel.plane_after(tile, number, 1), body)
         where = kernel.plane_of(kernel.page_of(tile, number), tile.group, 1)
         v, row = Var("v"), Var("row")
@@ -300,33 +308,54 @@ class ByteShares(Shares):
         zero: Stmt = kernel.store(tile.part, at, kernel.splat(0.0))
         zero = serial(row, const(rows), serial(v, const(kernel.depth // kernel.lanes), zero))
         body = LetStmt(base, where, body)
-        return seq(zero, serial(number, tile.end - tile.begin, body, tile.begin))
+        return seq(
+            zero, self._steps(tile, tile.begin),
+            serial(number, tile.end - tile.begin, body, tile.begin),
+        )  # fmt: skip
 
     # Shares.
 
-    def _rounded(self, tile: Rows, number: Var, base: Var) -> Stmt:
-        """Those of a page, the greatest of each line first."""
-        kernel, v, count = self.kernel, Var("v"), len(self.lines(tile))
-        vectors = kernel.pages.page // kernel.lanes
-        total = Buffer("total", (const(count),), kernel.whole, "register")
+    def line_of(self, tile: Rows, number: PrimExpr, n: int) -> PrimExpr:
+        """Where what a line of a page has is kept."""
+        return (number - tile.begin) * len(self.lines(tile)) + n
 
-        def body(finer: list[Var]) -> Stmt:
-            """Bytes, and what the sums of values begin with."""
-            made = serial(v, const(vectors), self.scaled(
-                tile, number, base, v,
-                lambda n, share: self._kept(v, n, self.level(share, finer[n]), total),
+    def _steps(self, tile: Rows, number: PrimExpr) -> Stmt:
+        """Those of a page's lines, of which the greatest of each is found."""
+        kernel, page, base, v = self.kernel, Var("page", "int64"), Var("base", "int64"), Var("v")
+
+        def kept(finer: list[Var]) -> Stmt:
+            return seq(*(
+                BufferStore(self.finer, each, (self.line_of(tile, page, n),))
+                for n, each in enumerate(finer)
             ))  # fmt: skip
-            if not kernel.value_zero:
-                return made
+
+        vectors = const(kernel.pages.page // kernel.lanes)
+        made = self.greatest(
+            tile, lambda grown: serial(v, vectors, self.scaled(tile, page, base, v, grown)),
+            kept, self.line_of(tile, page, 0),
+        )  # fmt: skip
+        where = kernel.plane_of(kernel.page_of(tile, page), tile.group, 1)
+        return LetStmt(page, cast(number, "int64"), LetStmt(base, where, made))
+
+    def _rounded(self, tile: Rows, number: Var, base: Var) -> Stmt:
+        """The shares of a page as bytes, and what the sums of values begin with."""
+        kernel, v, count = self.kernel, Var("v"), len(self.lines(tile))
+        total = Buffer("total", (const(count),), kernel.whole, "register")
+        finer = [Var(f"finer{n}", "float32") for n in range(count)]
+        vectors = const(kernel.pages.page // kernel.lanes)
+        made = serial(v, vectors, self.scaled(
+            tile, number, base, v,
+            lambda n, share: self._kept(v, n, self.level(share, finer[n]), total),
+        ))  # fmt: skip
+        if kernel.value_zero:
             none = [BufferStore(total, kernel.number(0), (const(n),)) for n in range(count)]
             ends = [BufferStore(self.bases, VectorReduce(total[const(n)], "sum", "int32")
                                 * const(-kernel.value_zero, "int32"), (const(n),))
                     for n in range(count)]  # fmt: skip
-            return Allocate(total, seq(*none, made, *ends))
-
-        return self.greatest(tile, lambda grown: serial(
-            v, const(vectors), self.scaled(tile, number, base, v, grown)
-        ), body)  # fmt: skip
+            made = Allocate(total, seq(*none, made, *ends))
+        for n in reversed(range(count)):
+            made = LetStmt(finer[n], self.finer[self.line_of(tile, number, n)], made)
+        return made
 
     def _kept(self, v: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
         """The bytes of a vector of shares, the highest first; what is above them falls off."""
@@ -382,13 +411,15 @@ class ByteShares(Shares):
             row, v = divmod(n, vectors)
             to = row * kernel.parts.size + column + v * kernel.lanes
             line = row * plane.groups + groups[v]
-            ends.append(self._run_end(acc, tile.part, n, line, vectors, to, run))
+            factor = self.factors[self.line_of(tile, number, line)]
+            ends.append(self._run_end(acc, tile.part, n, line, vectors, to, run, factor))
         runs = serial(run, (words + (self.run - 1)) // self.run, seq(*zero, loop, *ends))
         return Allocate(acc, runs)
 
     def _run_end(
-        self, acc: Buffer, sums: Buffer, n: int, line: int, vectors: int, to: int, run: Var
-    ) -> Stmt:
+        self, acc: Buffer, sums: Buffer, n: int, line: int, vectors: int, to: int, run: Var,
+        factor: PrimExpr,
+    ) -> Stmt:  # fmt: skip
         """A vector of sums as floats, added up at `to`; what a page's begin with is in those of its
         first run."""
         kernel = self.kernel
@@ -407,9 +438,9 @@ class ByteShares(Shares):
             whole = Add(upper, acc[const(lower * vectors + v)], kernel.whole)
         if kernel.value_zero and not self.is_short:
             whole = Add(whole, start, kernel.whole)
-        factor = kernel.splat(self.factors[const(line)])
         known = kernel.load(sums, const(to))
-        grown = call_intrin("fma", Cast(whole, kernel.real), factor, known, dtype=kernel.real)
+        value = Cast(whole, kernel.real)
+        grown = call_intrin("fma", value, kernel.splat(factor), known, dtype=kernel.real)
         return kernel.store(sums, const(to), grown)
 
 

@@ -28,13 +28,12 @@ from dataclasses import replace
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.prim import (
     EQ,
     Add,
     Cast,
     IntImm,
-    Max,
     Mul,
     PrimExpr,
     Select,
@@ -72,6 +71,8 @@ KEYS = 256
 """Of a chunk: merging a row's part is the work of one key or two."""
 FEW = 8
 """Tiles below which threads share the chunks of each, where no target is known."""
+CHAINS = 4
+"""Vectors of powers that are made in turns: a chain of steps alone waits for each of them."""
 LATE = 2
 """Lines that are brought near beside the power of a vector."""
 GRAIN = 1 << 13
@@ -238,25 +239,31 @@ class PagedAttention:
         width = wanted * self.lanes
         return [(c, min(width, total - c) // self.lanes) for c in range(0, total, width)]
 
-    def score(self, value: PrimExpr, key: PrimExpr, position: PrimExpr) -> PrimExpr:
-        """What products become before the softmax; -inf for keys that are not seen."""
-        vector = value.dtype
+    @property
+    def factor(self) -> float:
+        """By which products become scores."""
         scale = self.pages.scale
-        factor = 1 / math.sqrt(self.depth) if scale is None else scale
-        value = Mul(value, self.splat(factor), vector)
+        return 1 / math.sqrt(self.depth) if scale is None else scale
+
+    def score(self, value: PrimExpr, key: PrimExpr, position: PrimExpr) -> PrimExpr:
+        """What products become before the softmax, once they are times `factor`; -inf for keys that
+        are not seen."""
+        vector = value.dtype
         if cap := self.pages.softcap:
             bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
             value = Mul(bent, self.splat(cap), vector)
         seen = self.places_below(position + 1 - key)
         if window := self.pages.window:
             last_unseen = cast(position - window - key, "int32")
-            near = broadcast(last_unseen, self.lanes) < ramp(const(0), 1, self.lanes)
+            lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
+            near = broadcast(last_unseen, self.lanes) < lanes
             seen = call_intrin("bitwise_and", seen, near, dtype=seen.dtype)
         return Select(seen, value, self.splat(-math.inf), vector)
 
     def places_below(self, count: PrimExpr) -> PrimExpr:
         """Which lanes are the first so many; as int32, of which a vector has one a lane."""
-        return ramp(const(0), 1, self.lanes) < broadcast(cast(count, "int32"), self.lanes)
+        lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
+        return lanes < broadcast(cast(count, "int32"), self.lanes)
 
     def tile(
         self, first: PrimExpr, span: int, head: PrimExpr, slot: PrimExpr,
@@ -357,14 +364,19 @@ class PagedAttention:
         return Buffer("acc", (const(count),), f"float32x{self.lanes}", "register")
 
     def scored(self, tile: Rows) -> Stmt:
-        """The scores of all keys of the pages that are seen."""
+        """The scores of all keys of the pages that are seen, and of each row the greatest of every
+        lane, which its part holds."""
+        row = Var("row")
+        top = row * self.parts.size + self.parts.top
+        least = self.store(tile.part, top, self.splat(LEAST))
+        begin = serial(row, const(tile.span * self.together), least)
         number, base, after = Var("p"), Var("base", "int64"), Var("after", "int64")
         cut = self.blocks(self.pages.page, tile.span * self.together)
         parts = [self._score(tile, number, base, after, *each) for each in cut]
         where = self.plane_of(self.page_of(tile, number), tile.group, 0)
         body = LetStmt(after, self.plane_after(tile, number, 0), seq(*parts))
         body = LetStmt(base, where, body)
-        return serial(number, tile.end - tile.begin, body, tile.begin)
+        return seq(begin, serial(number, tile.end - tile.begin, body, tile.begin))
 
     def _score(
         self, tile: Rows, number: Var, base: Var, after: Var, column: int, vectors: int
@@ -373,17 +385,29 @@ class PagedAttention:
         rows, page = tile.span * self.together, self.pages.page
         acc = self.acc(rows * vectors)
         ends = []
-        for n in range(rows * vectors):
-            r, v = divmod(n, vectors)
-            at = column + v * self.lanes
-            value: PrimExpr = acc[const(n)]
-            if self.plane.has_scales:
+        for r in range(rows):
+            scores = [Var(f"score{v}", acc.dtype) for v in range(vectors)]
+            top = r * self.parts.size + self.parts.top
+            highest = self.load(tile.part, const(top))
+            for score in scores:
+                highest = self.greater(highest, score)
+            kept = self.store(tile.part, const(top), highest)
+            for v in reversed(range(vectors)):
+                at = column + v * self.lanes
+                value: PrimExpr = acc[const(r * vectors + v)]
                 value = Mul(value, self.key_scale(tile, r, base, const(at)), acc.dtype)
-            value = self.score(value, number * page + at, tile.places[r // self.together])
-            to = r * self.stride + (number - tile.begin) * page + at
-            ends.append(self.store(tile.scores, simplify(to), value))
+                value = self.score(value, number * page + at, tile.places[r // self.together])
+                to = r * self.stride + (number - tile.begin) * page + at
+                kept = seq(self.store(tile.scores, simplify(to), scores[v]), kept)
+                kept = LetStmt(scores[v], value, kept)
+            ends.append(kept)
         made = self.score_sums(tile, base, after, column, vectors, acc)
         return Allocate(acc, seq(made, *ends))
+
+    def greater(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        """The greater of two vectors in one instruction, as what becomes of NaN does not matter: a
+        score that is one is a share that is one."""
+        return Select(b < a, a, b, a.dtype)
 
     def score_sums(
         self, tile: Rows, base: Var, after: Var, column: int, vectors: int, acc: Buffer
@@ -407,8 +431,8 @@ class PagedAttention:
         return self.load(self.cache, base + k * self.pages.page + column)
 
     def key_scale(self, tile: Rows, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
-        """What sums of a row are times, for neighbouring keys: of planes that have scales."""
-        raise NotImplementedError
+        """What sums of a row are times, for neighbouring keys, with `factor`."""
+        return self.splat(self.factor)
 
     def weighed(self, tile: Rows) -> Stmt:
         """What becomes of weights before they multiply values."""
@@ -422,40 +446,42 @@ class PagedAttention:
         """scores = exp(scores - max) in each row of a chunk; max and their sum go to its part. The
         ends of the chunk's values come near meanwhile: memory would be idle, and the lines that a
         processor can wait for at once bring no more than it has time for here."""
-        row, i, number, zero = Var("row"), Var("i"), Var("p"), const(0)
-        v, base = Var("v"), Var("base", "int64")
-        vector, parts = self.parts.vector, self.parts
-        rows, scores = tile.span * self.together, tile.scores
-        each = self.pages.page // self.lanes
-        count = simplify((tile.end - tile.begin) * each)
-        best, total = (Buffer(n, (const(1),), vector, "register") for n in ("best", "total"))
-        start, to = row * self.stride, row * parts.size
-        top, made = Var("top", "float32"), Var("made", vector)
-        high = Max(best[zero], self.load(scores, start + i * self.lanes), vector)
-        place = start + (number - tile.begin) * self.pages.page + v * self.lanes
-        shifted = Sub(self.load(scores, place), self.splat(top), vector)
-        keep = LetStmt(made, power_at_most_one(shifted), seq(
-            self.store(scores, place, made),
-            BufferStore(total, Add(total[zero], made, vector), (zero,)),
-        ))  # fmt: skip
-        line = LINE // dt.itemsize(self.cache.dtype)
-        late, near = self.late(rows), (row * each + v) * LATE
+        row, number, v = Var("row"), Var("p"), Var("v")
+        vector, parts, line = self.parts.vector, self.parts, LINE // dt.itemsize(self.cache.dtype)
+        rows, each = tile.span * self.together, self.pages.page // self.lanes
+        count = math.gcd(CHAINS, each)
+        lanes = count * self.lanes
+        kind = dt.with_lanes("float32", lanes)
+        base, made = Var("base", "int64"), Var("made", kind)
+        to, late = row * parts.size, self.late(tile.span * self.together)
+        place = row * self.stride + (number - tile.begin) * self.pages.page + v * lanes
+        there = ramp(place, 1, lanes)
+        high = broadcast(tile.part[to + parts.top], lanes)
+        shifted = Sub(BufferLoad(tile.scores, (there,), kind), high, kind)
+        near = (row * each + v * count) * LATE
         first = base + (self.plane.size - late * line)
-        brought = [Prefetch(self.cache, (first + (near + n) * line,), 2) for n in range(LATE)]
-        page = serial(v, const(each), seq(*brought, keep))
-        page = LetStmt(base, self.plane_of(self.page_of(tile, number), tile.group, 1), page)
-        second = Allocate(total, seq(
-            BufferStore(total, self.splat(0.0), (zero,)),
-            serial(number, tile.end - tile.begin, page, tile.begin),
+        total = self.load(tile.part, to + parts.total)
+        for n in range(count):
+            some = shuffle(made, made, range(n * self.lanes, (n + 1) * self.lanes))
+            total = Add(total, some, vector)
+        page = serial(v, const(each // count), seq(
+            *(Prefetch(self.cache, (first + (near + n) * line,), 2) for n in range(count * LATE)),
+            LetStmt(made, power_at_most_one(shifted), seq(
+                BufferStore(tile.scores, made, (there,)),
+                self.store(tile.part, to + parts.total, total),
+            )),
+        ))  # fmt: skip
+        where = self.plane_of(self.page_of(tile, number), tile.group, 1)
+        pages = LetStmt(base, where, serial(row, const(rows), page))
+        top = VectorReduce(self.load(tile.part, to + parts.top), "max", "float32")
+        begin = seq(
             self.store(tile.part, to + parts.top, self.splat(top)),
-            self.store(tile.part, to + parts.total, total[zero]),
-        ))  # fmt: skip
-        both = Allocate(best, seq(
-            BufferStore(best, self.splat(LEAST), (zero,)),
-            serial(i, count, BufferStore(best, high, (zero,))),
-            LetStmt(top, VectorReduce(best[zero], "max", "float32"), second),
-        ))  # fmt: skip
-        return serial(row, const(rows), both)
+            self.store(tile.part, to + parts.total, self.splat(0.0)),
+        )
+        return seq(
+            serial(row, const(rows), begin),
+            serial(number, tile.end - tile.begin, pages, tile.begin),
+        )
 
     def value_sums(self, tile: Rows) -> Stmt:
         """The product of a tile of weights with the values."""
@@ -575,41 +601,55 @@ class PagedAttention:
         return LetStmt(head, unit % heads * self.together, made)
 
     def pieces(self, tiles: PrimExpr, most: Buffer) -> Stmt:
-        """most = the chunks of the tile that has the most of them."""
+        """most = the chunks of the tile that has the most of them, and their halves, of which a
+        last chunk that is short has one."""
         n, first, limit = Var("n"), Var("first", "int64"), self.tokens - 1
         places = tuple(Var(f"place{i}", "int64") for i in range(self.span))
-        low, high = self.chunks(*self.seen(*_ends(places)))
-        made: Stmt = BufferStore(most, maximum(most[const(0)], high - low), (const(0),))
+        seen = self.seen(*_ends(places))
+        low, high = self.chunks(*seen)
+        half = max(1, self.chunk // 2)
+        halves = (seen[1] - low * self.chunk + (half - 1)) // half
+        made: Stmt = seq(*(
+            BufferStore(most, maximum(most[const(at)], count), (const(at),))
+            for at, count in enumerate((high - low, halves))
+        ))  # fmt: skip
         for i in reversed(range(self.span)):
             at = self.positions[minimum(first + i, limit)]
             made = LetStmt(places[i], cast(at, "int64"), made)
         made = serial(n, tiles, LetStmt(first, n * self.span, made))
-        return seq(BufferStore(most, const(1, "int64"), (const(0),)), made)
+        one = const(1, "int64")
+        return seq(*(BufferStore(most, one, (const(at),)) for at in range(2)), made)
 
     def body(self) -> Stmt:
-        """Tiles of tokens and heads in parallel; of few, their chunks."""
+        """Tiles of tokens and heads in parallel; of few, their chunks. Threads share these by
+        halves, as the last chunk may be short, and a chunk is his who has the last half of it."""
         tiles = simplify((self.tokens + (self.span - 1)) // self.span)
         units = simplify(tiles * (self.heads // self.together))
         rows, index, unit = self.span * self.together, Var("index"), Var("unit")
-        most = Buffer("most", (const(1),), "int64", "register")
-        pieces = Var("pieces", "int64")
+        most = Buffer("most", (const(2),), "int64", "register")
+        pieces, halves = Var("pieces", "int64"), Var("halves", "int64")
         is_shared = pieces > const(1, "int64")
         size = units * pieces * (rows * self.parts.size)
         size = Select(is_shared, size, const(1, "int64"), "int64")
         split = _Split(pieces, is_shared, Buffer("kept", (size,)))
-        each = Var("each", "int64")
-        work = LetStmt(each, index // pieces, self.unit(
-            each, lambda tile: self.attended(tile, split, index % pieces, each)
-        ))  # fmt: skip
+        each, piece = Var("each", "int64"), Var("piece", "int64")
+        parts = 2 if self.chunk > 1 else 1
+        work = self.unit(each, lambda tile: self.attended(tile, split, piece, each))
+        half = index % halves
+        is_last = EQ(half, minimum((piece + 1) * parts, halves) - 1)
+        work = LetStmt(piece, half // parts, IfThenElse(is_last, work))
+        work = LetStmt(each, index // halves, work)
         gather = self.unit(unit, lambda tile: self.gathered(tile, split, unit))
         grain = max(1, GRAIN // (rows * self.parts.size))
         made: Stmt = seq(
-            For(index, const(0), units * pieces, ForKind.PARALLEL, work, {"grain": 1}),
+            For(index, const(0), units * halves, ForKind.PARALLEL, work, {"grain": 1}),
             IfThenElse(is_shared, For(
                 unit, const(0), units, ForKind.PARALLEL, gather, {"grain": grain}
             )),
         )  # fmt: skip
-        made = LetStmt(pieces, most[const(0)], Allocate(split.kept, made))
+        own = Select(is_shared, most[const(1)], const(1, "int64"), "int64")
+        made = LetStmt(halves, own, Allocate(split.kept, made))
+        made = LetStmt(pieces, most[const(0)], made)
         is_few = units < self.cut.few
         known = self.pieces(Select(is_few, tiles, const(0, "int64"), "int64"), most)
         return Allocate(most, seq(known, made))
