@@ -44,15 +44,18 @@ _COUNTS: Mapping[str, int] = {
     "max_position_embeddings": 128, "n_positions": 128, "vocab_size_per_layer_input": 512,
 }  # fmt: skip
 """How many of something there are -> few."""
-_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+_PLACEHOLDER = 3
+"""The most that a token of a meaning may be: words of inputs are drawn above it."""
 
 
 def _few(plain: Any) -> Sizes:  # noqa: ANN401
     """Few layers, experts and words."""
     sizes = {n: v for n, v in _COUNTS.items() if _number(plain, n) > v}
     for name, value in vars(plain).items():
-        if name.endswith("_token_id") and isinstance(value, int) and value > 3:
-            sizes[name] = 3
+        if name.endswith("_token_id") and isinstance(value, int) and value > _PLACEHOLDER:
+            sizes[name] = _PLACEHOLDER
+        if name.endswith("_feature_layer") and isinstance(value, list):
+            sizes[name] = [-1 - at % 2 for at in range(len(value))]
     return sizes
 
 
@@ -106,6 +109,10 @@ def _cut(shrink: Shrink) -> Shrink:
             for each, value in vars(plain).items():
                 if layers and isinstance(value, (list, tuple)) and len(value) == layers:
                     sizes[each] = list(value[-sizes.get(name, layers) :])
+            if layers and isinstance(taken := getattr(plain, "out_indices", None), (list, tuple)):
+                last = sizes.get(name, layers)
+                sizes |= {"out_indices": sorted({min(at, last) for at in taken})}
+                sizes |= {"out_features": None}  # the names of these
         return sizes
 
     return cut
@@ -155,27 +162,36 @@ def _smaller(plain: Any, shrink: Shrink) -> Any:  # noqa: ANN401
     the new ones.
     """
     inner = {name: _smaller(value, shrink) for name, value in _inner(plain).items()}
-    return type(plain)(**_said_by_owner(plain), **_left_open(plain) | shrink(plain) | inner)
+    return type(plain)(**_said_by_owner(plain) | _left_open(plain) | shrink(plain) | inner)
+
+
+_KEPT_APART = ("out_features", "out_indices")
+"""What a backbone gives to others: properties of its configuration, kept under other names."""
 
 
 def _said_by_owner(plain: Any) -> Sizes:  # noqa: ANN401
     """Words that a configuration has not by its class, but by the one it is inside of."""
-    usual = vars(type(plain)())
+    usual = type(plain)()
     fields = {n: v for n, v in vars(plain).items() if isinstance(v, (str, list)) and n[0] != "_"}
-    return {n: v for n, v in fields.items() if n in usual and usual[n] != v}
+    said = {n: v for n, v in fields.items() if n in vars(usual) and vars(usual)[n] != v}
+    parts = {n: getattr(plain, n) for n in _KEPT_APART if hasattr(plain, n)}
+    return said | {n: v for n, v in parts.items() if getattr(usual, n) != v}
 
 
 def _left_open(plain: Any) -> Sizes:  # noqa: ANN401
     """What a class wants a user to say."""
-    named = [n for n in _OPEN if vars(plain).get(n, 0) is None]
+    named = [n for n in _OPEN if vars(plain).get(n, 0) in (None, [], ())]
     return {n: value for n in named if (value := _OPEN[n](plain)) is not None}
 
 
 _OPEN: Mapping[str, Callable[[Any], Any]] = {
     "prediction_length": lambda plain: 8,
     "default_language": lambda plain: next(iter(getattr(plain, "languages", ())), None),
-}
-"""Fields that classes leave open -> what they may be."""
+    "num_experts": lambda plain: 4, "top_k_experts": lambda plain: 2,
+    "moe_intermediate_size": lambda plain: 64, "projector_scale_factors": lambda plain: [1.0],
+    "image_token_id": lambda plain: _PLACEHOLDER, "image_token_index": lambda plain: _PLACEHOLDER,
+}  # fmt: skip
+"""Fields that classes leave open, None or empty -> what they may be."""
 
 
 def _inner(config: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -223,6 +239,7 @@ def _images(found: _Found) -> Iterator[Any]:
     yield _patches(found)
     for extent in (64, 256, 384, 512):
         yield torch.randn(1, channels, extent, extent)
+    yield _patches(found)[None]
 
 
 _GRID = (1, 8, 8)
@@ -233,7 +250,7 @@ def _patches(found: _Found) -> Any:  # noqa: ANN401
     import torch
 
     channels = found(3, "in_channels", "num_channels", "in_chans")
-    extent, frames = found(14, "patch_size"), found(1, "temporal_patch_size")
+    extent, frames = found(14, "patch_size"), found(1, "temporal_patch_size", "patch_temporal")
     return torch.randn(_GRID[1] * _GRID[2], channels * frames * extent**2)
 
 
@@ -261,6 +278,8 @@ def _spectra(found: _Found) -> Iterator[Any]:
     for frames in (3000, found(1500, "max_source_positions") * 2, found(200, "max_length")):
         yield torch.randn(1, bins, frames)
         yield torch.randn(1, min(frames, 400), bins)
+    if stacked := found(0, "num_stacked_frames"):  # of a lower rate, several in a row
+        yield torch.randn(1, 64, bins * stacked)
 
 
 def _sounds(found: _Found) -> Iterator[Any]:
@@ -295,11 +314,23 @@ def _grids(found: _Found) -> Iterator[Any]:
     yield torch.tensor([_GRID[1:]])
 
 
-def _ones(*shape: int) -> Callable[[_Found], Iterator[Any]]:
+def _regions(found: _Found) -> Iterator[Any]:
+    import torch
+
+    yield torch.randn(1, 16, found(64, "visual_feat_dim"))
+
+
+def _boxes(found: _Found) -> Iterator[Any]:
+    import torch
+
+    yield torch.rand(1, 16, 4)
+
+
+def _ones(*shapes: Sequence[int]) -> Callable[[_Found], Iterator[Any]]:
     def made(found: _Found) -> Iterator[Any]:
         import torch
 
-        yield torch.ones(*shape, dtype=torch.int64)
+        yield from (torch.ones(*shape, dtype=torch.int64) for shape in shapes)
 
     return made
 
@@ -308,21 +339,29 @@ _SHAPES: Mapping[str, Callable[[_Found], Iterator[Any]]] = {
     "input_ids": _words, "decoder_input_ids": _words, "pixel_values": _images,
     "pixel_values_videos": _images, "hidden_states": _states, "inputs_embeds": _states,
     "query_embeds": _states, "action_embeds": _states, "qformer_input_ids": _words,
-    "past_values_padding": _flags, "freq": _ones(1, 1), "encoder_hidden_states": _states,
+    "past_values_padding": _flags, "freq": _ones((1, 1)), "encoder_hidden_states": _states,
     "context_hidden_states": _states,
     "input_features": _spectra, "input_values": _sounds, "past_values": _series,
-    "input_features_mask": _ones(1, 3000), "attention_mask": _ones(1, 16), "grid_thw": _grids,
-    "image_grid_thw": _grids, "grid_hw": _grids, "grid_hws": _grids,
+    "input_features_mask": _ones((1, 3000), (1, 64)), "attention_mask": _ones((1, 16)),
+    "grid_thw": _grids, "image_grid_thw": _grids, "grid_hw": _grids, "grid_hws": _grids,
+    "pixel_attention_mask": _ones((1, _GRID[1] * _GRID[2]), (1, 1)), "spatial_shapes": _grids,
+    "visual_feats": _regions, "visual_pos": _boxes,
 }  # fmt: skip
 """What inputs are called -> tensors that may fit."""
-_SAID = ("grid_thw", "image_grid_thw", "grid_hw", "grid_hws")
+_SAID = ("grid_thw", "image_grid_thw", "grid_hw", "grid_hws", "spatial_shapes")
 """Inputs whose values are sizes: they are the architecture's here, not a user's."""
-_ALSO: Mapping[str, tuple[str, ...]] = {
-    "pixel_values": ("input_ids",), "input_features": ("input_ids",),
-    "input_ids": ("pixel_values",),
+_ALSO: Mapping[str, Sequence[Sequence[str]]] = {
+    "pixel_values": [["input_ids"], ["pixel_attention_mask", "spatial_shapes"]],
+    "input_features": [["input_ids"]],
+    "input_ids": [
+        ["pixel_values"], ["pixel_values", "image_grid_thw"], ["visual_feats", "visual_pos"],
+        ["pixel_values", "pixel_attention_mask", "spatial_shapes"],
+    ],
 }  # fmt: skip
 """What a model may want beside its main input."""
-_MOST_TRIALS = 24
+_OF_OTHERS = [["pixel_values", "input_ids", "pixel_attention_mask"]]
+"""What one of any other main input may want."""
+_MOST_TRIALS = 60
 
 
 def _inputs(module: Any, config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
@@ -338,8 +377,9 @@ def _inputs(module: Any, config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN4
     names = list(dict.fromkeys([*([main] if main in parameters else []), *needed]))
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
         names = list(dict.fromkeys([*names, "decoder_input_ids"]))
-    more = [each for each in _ALSO.get(main, ()) if each in parameters and each not in names]
-    for group in [names, *([[*names, *more]] if more else [])]:
+    wider = [names + [n for n in more if n not in names]
+             for more in _ALSO.get(main, _OF_OTHERS) if parameters.keys() >= set(more)]  # fmt: skip
+    for group in [names, *(each for each in wider if each != names)]:
         shapes = [list(_SHAPES[name](found)) for name in group if name in _SHAPES]
         kept = [name for name in group if name in _SHAPES]
         for chosen in itertools.islice(itertools.product(*shapes), _MOST_TRIALS):
@@ -368,7 +408,8 @@ def build(name: str, most: int) -> Model:
     torchvision()
     why: Exception = TooLargeError(name)
     plain = CONFIG_MAPPING[name]()
-    for shrink in (*_WAYS, *(_alike(plain, each) for each in _WAYS[:4])):
+    ways = (*_WAYS, *(_alike(plain, each) for each in _WAYS[:4]))
+    for shrink in ways:
         try:
             config = _smaller(CONFIG_MAPPING[name](), shrink)
             config.use_cache = False

@@ -14,6 +14,7 @@ from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import SizeVar, const
+from ekiden.ir.transform import PassContext
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.te.tensor import Tensor
@@ -97,6 +98,55 @@ def test_few_rows_read_the_matrix_as_it_lies() -> None:
         for rows in (7, 8):
             made = matmul(te.placeholder((rows, 64)), te.placeholder((64, 64)), transpose_b=tb)
             assert (choose([made], HOST).decision["how"] == how) == (rows == 7)
+
+
+@either_way
+@pytest.mark.parametrize(("m", "k"), [(2, 64), (300, 77), (17, 5), (5, 0)])
+def test_one_column(m: int, k: int, tb: bool) -> None:
+    y = stored(k, 1, tb)
+    check(product((m, k), y.shape, tb), random(m, k), y, tb)
+    y = random(3, 1, k) if tb else random(3, k, 1)
+    check(product((3, m, k), y.shape, tb), random(3, m, k), y, tb)
+
+
+@pytest.mark.parametrize("cpu", ["nehalem", "znver3"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_column_beside_narrower_vectors(cpu: str, dtype: str) -> None:
+    target, m, k = Target.parse(f"llvm -mcpu={cpu}"), SizeVar("m"), SizeVar("k")
+    for is_left_turned in (False, True):
+        shape = (2, k, m) if is_left_turned else (2, m, k)
+        left, right = te.placeholder(shape, dtype), te.placeholder((2, k, 1), dtype)
+        made = batch_matmul(left, right, transpose_a=is_left_turned, transpose_b=False)
+        kernel = compiled([left, right], made, target)
+        for rows, depth in ((1, 3), (37, 70), (0, 4)):
+            x, y = random(2, rows, depth).astype(dtype), random(2, depth, 1).astype(dtype)
+            given = np.ascontiguousarray(x.swapaxes(1, 2)) if is_left_turned else x
+            out = np.full((2, rows, 1), np.nan, dtype)
+            kernel(given, y, out)
+            np.testing.assert_allclose(out, x @ y, rtol=1e-4, atol=1e-4)
+
+
+def test_one_column_reads_the_left_matrix_as_it_lies() -> None:
+    for shape, turned, how in (((9, 64), False, "dots"), ((64, 9), True, "streamed")):
+        left, right = te.placeholder((2, *shape)), te.placeholder((2, 64, 1))
+        made = batch_matmul(left, right, transpose_a=turned, transpose_b=False)
+        assert choose([made], HOST).decision["how"] == how
+
+
+def test_one_column_by_every_way_and_with_an_epilogue() -> None:
+    a, b = te.placeholder((3, 45, 30), name="a"), te.placeholder((3, 30, 1), name="b")
+    bias = te.placeholder((45, 1), name="bias")
+    made = batch_matmul(a, b, transpose_b=False)
+    output = te.compute(
+        (3, 45, 1), lambda i, j, n: call_intrin("tanh", made[i, j, n] + bias[j, n], dtype="float32")
+    )
+    x, y, z = random(3, 45, 30), random(3, 30, 1), random(45, 1)
+    for how in ("dots", "panels", "whole"):
+        with PassContext(config={"kernels.decisions": {"batch_matmul": {"how": how}}}):
+            kernel = compiled([a, b, bias], output, HOST)
+        out = np.zeros((3, 45, 1), "float32")
+        kernel(x, y, z, out)
+        np.testing.assert_allclose(out, np.tanh(x @ y + z), rtol=1e-4, atol=1e-5)
 
 
 @either_way

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from pass_checks import check, main_of, program
 
+from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.transform import FoldConstant
 
@@ -91,3 +92,45 @@ def test_large_constants_are_computed_and_results_too_large_are_not() -> None:
     assert isinstance(turned, Constant) and isinstance(power, Constant) and isinstance(huge, Call)
     np.testing.assert_array_equal(turned.data, weight.T)
     np.testing.assert_array_equal(power.data, np.exp(-weight))
+
+
+HIDDEN = """def @main(%x: Tensor[(4000, 3), float32], %p: Tensor[(4000, 2), float32],
+    %w: Tensor[(512, 2), float32], %v: Tensor[(3, 512), float32]) {{
+  %0 = nn.relu(nn.dense(%p, %w));
+  {result} }}"""
+
+
+def _of_hidden_layer(result: str) -> RelayExpr:
+    draw = np.random.default_rng(3)
+    sizes = {"p": (4000, 2), "w": (512, 2), "v": (3, 512)}
+    values = {name: draw.standard_normal(size, np.float32) for name, size in sizes.items()}
+    body = main_of(FoldConstant()(program(HIDDEN.format(result=result), **values))).body
+    wanted = np.maximum(values["p"] @ values["w"].T, 0) @ values["v"].T
+    if isinstance(body, Call) and isinstance(found := body.args[1], Constant):
+        np.testing.assert_allclose(found.data, wanted, rtol=1e-4, atol=1e-4)
+    return body
+
+
+def test_a_large_result_is_computed_where_what_is_made_of_it_is_small() -> None:
+    body = _of_hidden_layer("add(%x, nn.dense(%0, %v))")
+    assert isinstance(body, Call) and isinstance(body.args[1], Constant)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "(add(%x, nn.dense(%0, %v)), %0)",  # it is a result itself
+        "(add(%x, nn.dense(%0, %v)), add(%0, sum(%x)))",  # and read beside what is not known
+        "add(%x, nn.dense(exp(broadcast_to(%0, shape=[9, 4000, 512])), %v))",  # or far too large
+    ],
+)
+def test_a_large_result_stays_that_something_else_reads(result: str) -> None:
+    body = _of_hidden_layer(result)
+    waiting, seen = [body], 0
+    while waiting:
+        each = waiting.pop()
+        waiting += each.fields if isinstance(each, Tuple) else ()
+        waiting += each.args if isinstance(each, Call) else ()
+        if isinstance(each, Constant):
+            seen = max(seen, each.data.nbytes)
+    assert seen < 1 << 20

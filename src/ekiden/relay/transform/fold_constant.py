@@ -59,6 +59,11 @@ MAX_BYTES, MAX_GROWTH = 1 << 20, 16
 row is packed to a vector's width), so that folding does not blow an artifact up.
 """
 
+MAX_PASSING = 1 << 26
+"""A result may be this large where all that is made of it is small again: the hidden layer of a
+perceptron that gives attention its bias. It is gone when folding is done.
+"""
+
 WORTH = 1 << 12
 """Bytes that an artifact must save for a constant to be made when it is loaded."""
 MANY = 1 << 22
@@ -112,7 +117,7 @@ def _constant(data: Array, kind: TensorType, span: Span | None) -> Constant:
     return made
 
 
-def _foldable(call: Call, kind: Type | None) -> list[TensorType] | None:
+def _foldable(call: Call, kind: Type | None, is_passing: bool = False) -> list[TensorType] | None:
     """The tensors that a call gives, None where it is not to be computed."""
     if not isinstance(call.op, Op):
         return None
@@ -123,10 +128,52 @@ def _foldable(call: Call, kind: Type | None) -> list[TensorType] | None:
     if not can_compute(call.op, call.attrs):
         return None
     kinds = _leaves(kind)
-    fits = kinds is not None and sum(map(_bytes, kinds)) <= max(
-        MAX_BYTES, MAX_GROWTH * _given(call)
-    )
+    fits = kinds is not None and (is_passing or _fits(kinds, _given(call)))
     return kinds if fits else None
+
+
+def _fits(kinds: list[TensorType], given: int) -> bool:
+    """Whether a result may be kept that is made of constants of so many bytes."""
+    return sum(map(_bytes, kinds)) <= max(MAX_BYTES, MAX_GROWTH * given)
+
+
+def _passing(root: RelayExpr) -> set[RelayExpr]:
+    """Calls of constants whose results are too large to be kept, and are not: whatever reads them
+    is such a call, too, or one whose result fits beside the constants that all began with.
+    """
+    given: dict[RelayExpr, int] = {}  # of what is known: bytes of the constants that it is made of
+    large: list[tuple[RelayExpr, int]] = []
+    order = evaluation_order(root)
+    for expr in order:
+        if isinstance(expr, Constant):
+            given[expr] = expr.data.nbytes
+        elif isinstance(expr, Call) and (kinds := _known(expr, given)) is not None:
+            given[expr] = sum(given[a] for a in set(expr.args))
+            if not _fits(kinds, given[expr]):
+                large.append((expr, sum(map(_bytes, kinds))))
+    if not large:
+        return set()
+    users: dict[RelayExpr, set[RelayExpr]] = {each: set() for each, _ in large}
+    for expr in order:
+        for each in (*operands(expr), *bodies(expr)):
+            if each in users:
+                users[each].add(expr)
+    found: set[RelayExpr] = set()
+    too_large = {each for each, _ in large}
+    for each, size in reversed(large):  # what uses it has been looked at
+        is_read = bool(users[each]) and each is not root
+        if is_read and size <= MAX_PASSING and all(
+            u in given and (u in found or u not in too_large) for u in users[each]
+        ):  # fmt: skip
+            found.add(each)
+    return found
+
+
+def _known(call: Call, given: dict[RelayExpr, int]) -> list[TensorType] | None:
+    """The tensors that a call gives, if it can be computed of what is known."""
+    if not isinstance(call.op, Op) or not all(a in given for a in call.args):
+        return None
+    return _leaves(call.checked_type_or_none()) if can_compute(call.op, call.attrs) else None
 
 
 def _given(call: Call) -> int:
@@ -174,8 +221,10 @@ def _of_type(expr: RelayExpr) -> Array:
     return np.broadcast_to(np.zeros((), to_numpy(kind.dtype)), kind.concrete_shape)
 
 
-def _fold_call(call: Call, kind: Type | None, begun: dict[RelayExpr, Values]) -> RelayExpr:
-    kinds = _foldable(call, kind)
+def _fold_call(
+    call: Call, kind: Type | None, begun: dict[RelayExpr, Values], is_passing: bool = False
+) -> RelayExpr:
+    kinds = _foldable(call, kind, is_passing)
     if kinds is None:
         return call
     try:
@@ -269,12 +318,13 @@ def _later(call: Call, pool: futures.ThreadPoolExecutor) -> Values:
 
 def _fold(root: RelayExpr, begun: dict[RelayExpr, Values]) -> RelayExpr:
     effects: set[RelayExpr] = set()
+    passing = _passing(root)
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Folds a node, and notes whether anything in it has an effect: what has is not evaluated,
         nor what holds it. A function value has none of its body's.
         """
-        made = _rewrite(old, new, effects, begun)
+        made = _rewrite(old, new, effects, begun, old in passing)
         inside = operands(made) if isinstance(made, Function) else [*operands(made), *bodies(made)]
         if has_effect(made) or any(e in effects for e in inside):
             effects.add(made)
@@ -288,10 +338,11 @@ def _rewrite(
     new: RelayExpr,
     effects: set[RelayExpr],
     begun: dict[RelayExpr, Values],
+    is_passing: bool,
 ) -> RelayExpr:
     match new:
         case Call() if not any(a in effects for a in new.args):
-            return _fold_call(new, old.checked_type_or_none(), begun)
+            return _fold_call(new, old.checked_type_or_none(), begun, is_passing)
         case TupleGetItem(tuple_value=Tuple(fields=fields) as made, index=index):
             return new if made in effects else fields[index]
         case If(cond=Constant(data=data), true_branch=yes, false_branch=no):

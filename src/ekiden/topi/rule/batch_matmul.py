@@ -14,6 +14,8 @@ panels, the rows. Few rows are bound by memory, and read the matrix as it lies (
     how=streamed    line by line            how=panels      a panel is copied, then multiplied
     how=direct      as it lies, in tiles    how=whole       the matrix is copied, then multiplied
     how=dots        line by line, each of which makes an element
+
+With one column it is the left matrix that is read, and the rows of the result are its columns.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from ekiden.topi.rule.dot_products import Dots, dot_products
 from ekiden.topi.rule.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.topi.rule.family import Family
 from ekiden.topi.rule.model import most_rows
-from ekiden.topi.rule.product_space import MOST_ROWS, NARROW_ROWS, default, space
+from ekiden.topi.rule.product_space import MOST_ROWS, NARROW_ROWS, default, is_turned, space
 from ekiden.topi.rule.streaming import Streamed, streamed_product
 from ekiden.topi.rule.tiles import (
     Ahead,
@@ -117,15 +119,34 @@ class _Product:
         self.rows = self.anchor.shape[1] if self.batched else product(self.leading)
         self.columns = self.anchor.shape[-1]
         self.k = a.shape[-2] if transpose_a else a.shape[-1]
+        self.turned = is_turned(self.anchor)
+        if self.turned:  # the one column lies in order, whichever way it is stored
+            self.rows, self.columns = const(1), self.rows
+            a, b, transpose_a, transpose_b = b, a, False, not transpose_a
         self.a = _operand(a, transpose_a, self.batched)
         self.b = _operand(b, transpose_b, self.batched)
         self.transpose_b = transpose_b
 
-    def indices(self, image: PrimExpr, row: PrimExpr) -> list[PrimExpr]:
-        """All indices of the output but the last."""
+    def indices(self, image: PrimExpr, row: PrimExpr, column: PrimExpr) -> list[PrimExpr]:
+        """The indices of an element of the output."""
+        if self.turned:
+            row, column = column, row
         if self.batched:
-            return [image, row]
-        return unflatten(row, self.leading, const(0))[:-1]
+            return [image, row, column]
+        return [*unflatten(row, self.leading, const(0))[:-1], column]
+
+    def store(
+        self,
+        image: PrimExpr,
+        row: PrimExpr,
+        column: PrimExpr,
+        value: PrimExpr,
+        mask: PrimExpr | None,
+    ) -> Stmt:
+        """A vector of the result, from a column on, through the epilogue."""
+        flat = (image * self.rows + row) * self.columns + column
+        axis = -2 if self.turned else -1
+        return self.epilogue.store(self.indices(image, row, column), flat, value, mask, axis)
 
     # the panels
 
@@ -230,11 +251,8 @@ class _Product:
             """A vector of the result through the epilogue; masked where the last panel is not
             whole.
             """
-            row, at = first + i, column + offset
-            flat = (image * self.rows + row) * self.columns + at
-            return self.epilogue.store(
-                [*self.indices(image, row), at], flat, value, self.mask(at) if masked else None
-            )
+            at = column + offset
+            return self.store(image, first + i, at, value, self.mask(at) if masked else None)
 
         step = source.row if source.buffer is self.b.buffer else const(vectors * self.lanes)
         loops = [KLoop(self.k, self.a.column, step)]
@@ -393,9 +411,7 @@ class _Product:
 
         def store(row: int, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
             """A vector of the result through the epilogue, for products of few rows."""
-            at = const(row)
-            flat = (image * self.rows + at) * self.columns + column
-            return self.epilogue.store([*self.indices(image, at), column], flat, value, mask)
+            return self.store(image, const(row), column, value, mask)
 
         rows = [image * self.a.batch + self.a.row * i for i in range(self.rows.value)]
         origin = image * self.b.batch
