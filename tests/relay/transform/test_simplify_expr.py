@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from pass_checks import assert_same_meaning, calls, check, evaluate, program
 
-from ekiden.relay.transform import SimplifyExpr
-from ekiden.relay.transform.simplify_rules import CALLS, EXACT, ROUNDED, RULES, SHAPED
+import ekiden
+from ekiden import relay
+from ekiden.relay.dataflow_pattern import DFPattern, is_op, wildcard
+from ekiden.relay.dataflow_pattern.matcher import NodeMap
+from ekiden.relay.transform import InferType, SimplifyExpr
+from ekiden.relay.transform.simplify_expr import simplify_expr
+from ekiden.relay.transform.simplify_rules import CALLS, EXACT, ROUNDED, RULES, SHAPED, Rule
 
 pytestmark = pytest.mark.quick
 
@@ -158,6 +165,25 @@ def test_rule(equation: str, before: str, after: str) -> None:
 def test_every_rule_is_tested() -> None:
     assert {rule.equation for rule in RULES} == {equation for equation, _, _ in CASES}
     assert len(RULES) == len(EXACT) + len(ROUNDED) + len(SHAPED) + len(CALLS) + 1
+
+
+def test_a_rule_is_written_once_when_a_call_of_its_operator_comes() -> None:
+    """A program without such calls loads no operator that the rule names."""
+    x, written = relay.var("x", shape=(2,)), []
+
+    def write() -> tuple[DFPattern, Callable[[NodeMap], relay.Expr | None]]:
+        written.append("negative")
+        inner = wildcard()
+        return is_op("negative")(inner), lambda found: found[inner][0]
+
+    rule = Rule("negative(x) = x", "negative", write)
+    other = InferType()(ekiden.IRModule.from_expr(relay.exp(x)))["main"].body
+    assert simplify_expr(other, [rule]) is other
+    assert written == []
+    call = relay.negative(x)
+    assert rule.apply(call) is x and rule.apply(call) is x
+    assert rule.apply(relay.exp(x)) is None
+    assert written == ["negative"]
 
 
 @pytest.mark.parametrize("equation, before, after", CASES)

@@ -17,7 +17,6 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.relay.dataflow_pattern.matcher import find_match
 from ekiden.relay.expr import Call, Tuple, TupleGetItem
 from ekiden.relay.transform.calls import typed
 from ekiden.relay.transform.infer_type import InferType
@@ -69,10 +68,7 @@ def _one_step(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr | No
     if not isinstance(expr, Call) or not isinstance(expr.op, Op):
         return None
     for rule in by_name.get(expr.op.name, ()):
-        found = find_match(rule.pattern, expr)
-        if found is None:
-            continue
-        made = rule.make(found)
+        made = rule.apply(expr)
         if made is not None and _has_type_of(made, expr):
             return made
     return None

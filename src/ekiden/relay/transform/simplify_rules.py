@@ -34,7 +34,7 @@ from ekiden.ir.op import OPS, Linear, Op
 from ekiden.ir.prim import IntImm, PrimExpr, int_range, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
-from ekiden.relay.dataflow_pattern.matcher import NodeMap
+from ekiden.relay.dataflow_pattern.matcher import NodeMap, find_match
 from ekiden.relay.dataflow_pattern.pattern import DFPattern, is_constant, is_op, is_tuple, wildcard
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.create import FILLED
@@ -43,24 +43,38 @@ from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.merged_constants import merged_product, merged_sum
 from ekiden.relay.transform.row_indices import gathered, scattered
-from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import as_dim, as_shape
 
 Make = Callable[[NodeMap], RelayExpr | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule: calls of `root` that match `pattern` become what `make` gives, None to leave them.
+Written = tuple[DFPattern, Make]
 
+
+class Rule:
+    """One rule: calls of `root` that match its pattern become what it makes of them.
+
+    Both are written when the first call of `root` comes: they name operators, whose modules a
+    program need not have that has no such call.
     is_exact: the result is the same to the last bit.
     """
 
-    equation: str
-    root: str
-    pattern: DFPattern
-    make: Make
-    is_exact: bool
+    __slots__ = ("_write", "_written", "equation", "is_exact", "root")
+
+    def __init__(
+        self, equation: str, root: str, write: Callable[[], Written], is_exact: bool = True
+    ) -> None:
+        self.equation, self.root, self.is_exact = equation, root, is_exact
+        self._write = write
+        self._written: Written | None = None
+
+    def apply(self, call: RelayExpr) -> RelayExpr | None:
+        """What stands for a call of `root`; None where the rule leaves it."""
+        if self._written is None:
+            self._written = self._write()
+        pattern, make = self._written
+        found = find_match(pattern, call)
+        return None if found is None else make(found)
 
 
 # fmt: off
@@ -117,8 +131,6 @@ class _Equation:
         self._numbers: list[tuple[DFPattern, float]] = []
         self._right = ast.parse(right, mode="eval").body
         tree = ast.parse(left, mode="eval").body
-        assert isinstance(tree, ast.Call)
-        self.root = ast.unparse(tree.func)
         self.pattern = self._pattern(tree)
 
     def _pattern(self, tree: ast.expr) -> DFPattern:
@@ -412,22 +424,29 @@ The operators on the left of the equation say what is matched: one call, or one 
 
 
 def _from_equation(text: str, is_exact: bool) -> Rule:
-    equation = _Equation(text)
-    return Rule(text, equation.root, equation.pattern, equation.make, is_exact)
+    def write() -> Written:
+        equation = _Equation(text)
+        return equation.pattern, equation.make
+
+    return Rule(text, _root_of(text), write, is_exact)
+
+
+def _root_of(text: str) -> str:
+    """The operator that an equation begins with."""
+    return text.partition("(")[0]
 
 
 def _from_shaped(text: str, make: Callable[[_Of], RelayExpr | None]) -> Rule:
-    outer, _, rest = text.partition("(")
-    inner, bracket, _ = rest.partition("(")
-    x = wildcard()
-    is_nested = bool(bracket) and inner.replace("_", "").replace(".", "").isalnum()
-    below: DFPattern = _call_of(inner, x) if is_nested else x
-    whole = _call_of(outer, below)
+    def write() -> Written:
+        outer, _, rest = text.partition("(")
+        inner, bracket, _ = rest.partition("(")
+        x = wildcard()
+        is_nested = bool(bracket) and inner.replace("_", "").replace(".", "").isalnum()
+        below: DFPattern = _call_of(inner, x) if is_nested else x
+        whole = _call_of(outer, below)
+        return whole, lambda found: make(_Of(found[whole][0], found[below][0], found[x][0]))
 
-    def from_match(found: NodeMap) -> RelayExpr | None:
-        return make(_Of(found[whole][0], found[below][0], found[x][0]))
-
-    return Rule(text, outer, whole, from_match, is_exact=True)
+    return Rule(text, _root_of(text), write)
 
 
 def _call_of(name: str, first: DFPattern) -> DFPattern:
@@ -437,26 +456,28 @@ def _call_of(name: str, first: DFPattern) -> DFPattern:
 
 
 def _single_concatenate() -> Rule:
-    x = wildcard()
+    def write() -> Written:
+        x = wildcard()
+        return is_op("concatenate")(is_tuple([x])), lambda found: found[x][0]
 
-    def make(found: NodeMap) -> RelayExpr:
-        return found[x][0]
-
-    pattern = is_op("concatenate")(is_tuple([x]))
-    return Rule("concatenate((x,)) = x", "concatenate", pattern, make, is_exact=True)
+    return Rule("concatenate((x,)) = x", "concatenate", write)
 
 
 def _of_rows(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
-    root = text.partition("(")[0]
-    whole = is_op(root)(*(wildcard() for _ in OPS[root].arguments))
+    root = _root_of(text)
 
-    def from_match(found: NodeMap) -> RelayExpr | None:
-        """What `make` gives for the call that the pattern found."""
-        call = found[whole][0]
-        assert isinstance(call, Call)
-        return make(call)
+    def write() -> Written:
+        whole = is_op(root)(*(wildcard() for _ in OPS[root].arguments))
 
-    return Rule(text, root, whole, from_match, is_exact=True)
+        def from_match(found: NodeMap) -> RelayExpr | None:
+            """What `make` gives for the call that the pattern found."""
+            call = found[whole][0]
+            assert isinstance(call, Call)
+            return make(call)
+
+        return whole, from_match
+
+    return Rule(text, root, write)
 
 
 def _with_number(call: Call) -> RelayExpr | None:
