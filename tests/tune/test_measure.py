@@ -174,6 +174,21 @@ def test_results_agree_up_to_the_order_of_sums(
     assert agrees(np.int32([1, 2]), np.int32([1, 3]), 1.0) is False
 
 
+def test_sums_of_results_tell_arrays_apart_whatever_their_size() -> None:
+    """Of more elements than are summed at a time; what is no number counts as nothing."""
+    plain = np.random.default_rng(0).standard_normal(3 * run_job.BLOCK + 5).astype(np.float32)
+    assert run_job.sample([plain], 3) == run_job.sample([plain.copy()], 3)
+    assert run_job.sample([plain], 3) != run_job.sample([plain], 4)
+    for at in (0, run_job.BLOCK, plain.size - 1):
+        other = plain.copy()
+        other[at] += 1000
+        assert abs(run_job.sample([other], 3)[0] - run_job.sample([plain], 3)[0]) > 1
+    infinite, zero = plain.copy(), plain.copy()
+    infinite[7], zero[7] = np.inf, 0
+    assert run_job.sample([infinite], 3) == run_job.sample([zero], 3)
+    assert run_job.sample([np.float32([[]]), np.float32(2)], 3)[0] == 0
+
+
 def test_neither_drift_nor_a_busy_machine_makes_a_winner() -> None:
     same = [1.0, 1.1, 1.2, 1.3]
     assert compared(same, same) == 1.0

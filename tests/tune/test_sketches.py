@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -243,6 +244,26 @@ def test_without_search_a_factor_that_no_cache_holds_passes_by_once(tensors: of.
         blocked[caches] = "_rf" in untuned.script()
         np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
     assert list(blocked.values()) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "size", "steps"),
+    [
+        ("znver4", {}, 64),  # 16 cycles of multiply-adds hide 8 of loads and lines of L2
+        ("znver3", {}, 8),  # 4 do not hide 3 and lines of L2: what a quarter of L1 holds
+        ("znver3", {"co": 512}, 64),  # which are too few steps
+        ("znver4", {"size": 8, "ci": 256, "co": 128}, 0),  # a second-level cache holds the weights
+    ],
+)
+def test_without_search_blocks_are_as_long_as_loads_of_a_step_allow(
+    cpu: str, size: dict[str, int], steps: int
+) -> None:
+    func = te.create_prim_func(of.conv2d_transpose(1, **size))
+    target = Target(f"llvm -mcpu={cpu} -cores=1")
+    untuned = modelled(func, block_names(func), target)
+    assert untuned is not None
+    found = re.findall(r'"bring_ahead": [\[(]\d+, (\d+)', untuned.script())
+    assert [int(n) for n in found] == ([steps] if steps else [])
 
 
 def test_without_search_columns_are_copied_where_many_rows_pass_by() -> None:

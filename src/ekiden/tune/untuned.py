@@ -246,9 +246,10 @@ class _Sum:
     def steps_of_block(self, vectors: int, rows: int) -> int:
         """Steps of the last sum of a block; 0 where blocks do not pay. Of a second factor that no
         second-level cache holds every tile brings its columns from the third one again, whose lines
-        lie apart. Whole rows of it that stay in a quarter of the first-level cache, with the next
-        ones on their way, come once, in order; what that costs is to add sums up in memory (Zen 3,
-        16 rows, depth 2048, 256 columns: 130 to 250 GFLOP/s)."""
+        lie apart. Whole rows of it come once, in order, with the next ones on their way; what that
+        costs is to add sums up in memory (Zen 3, 16 rows, depth 2048, 256 columns: 130 to 250
+        GFLOP/s). More steps add up less often, but what a quarter of the first-level cache does
+        not hold comes from the second for every tile (`late_by_second`)."""
         first, second, third = levels(self.target)
         width, above = self.extents[self.columns], rules.loops_of_panel(self.block)
         line, turns = itemsize("float32") * width, [self.extents[n] for n in self.spatial]
@@ -261,11 +262,30 @@ class _Sum:
             or not shared_evenly(math.prod(turns[:above]), self.target.cores)
         ):
             return 0
-        steps = next((d for d in divisors(self.terms[-1]) if d * line <= first.size // 4), 0)
         tiles = math.prod(turns[above:]) / rows
         panel = itemsize("float32") * vectors * self.lanes
         again = (1 - 1 / tiles) * panel / third.bandwidth
-        return steps if ADDED * rows * vectors < steps * again else 0
+
+        def cost(steps: int) -> float:
+            """Cycles of a step beside its multiply-adds."""
+            is_near = steps * line <= first.size // 4
+            late = 0.0 if is_near else self.late_by_second(vectors, rows)
+            return ADDED * rows * vectors / steps + late
+
+        few = [d for d in divisors(self.terms[-1]) if d <= rules.MOST_STEPS]
+        kept = [d for d in few if d * line <= second.size // 4]  # the next block comes beside it
+        best = min(kept, key=cost, default=0)
+        return best if best and cost(best) < again else 0
+
+    def late_by_second(self, vectors: int, rows: int) -> float:
+        """Cycles by which a step is longer whose columns come from the second-level cache: what
+        brings lines takes turns of loads, of which a step may have some to spare. T2D on Zen 4, in
+        blocks of 64 steps over 8: 0.93 with tiles of 4 rows of 4 vectors of 512 bits, whose 16
+        cycles have 8 of loads; 1.14 with 4 rows of 2 vectors of 256 bits, 3 of 4."""
+        _, second, _ = levels(self.target)
+        brought = itemsize("float32") * vectors * self.lanes / second.bandwidth
+        loads = (rows + vectors) / self.target.loads
+        return max(0.0, loads + brought - rows * vectors / self.target.fma_units)
 
     def is_panel(self) -> bool:
         """Whether the second factor lies along columns, alone, and is the same for all rows."""
