@@ -394,6 +394,23 @@ def test_partitions_mean_the_same(kind: str, rows: SizeVar | int) -> None:
         np.testing.assert_array_equal(c, a + 1)
 
 
+def test_a_hinted_loop_is_cut_where_conditions_of_values_change() -> None:
+    hinted = """
+for i in T.serial(8, annotations={"pragma_loop_partition_hint": 1}):
+    for q in T.serial(3):
+        b[i] = b[i] + T.if_then_else(i + q >= 1 and i + q < 9, a[i + q - 1], T.float32(0))
+"""
+    func = parse("a: (8,), b: (8,)", hinted)
+    text = body_of(transform.loop_partition(func))
+    assert text.count("if_then_else") == 2, text  # of the first step, and of the last
+    assert "for i in T.serial(6" in text and "b[i + 1] = b[i + 1] + a[i + 1 + q - 1]" in text, text
+    plain = parse("a: (8,), b: (8,)", hinted.replace("pragma_loop_partition_hint", "other"))
+    assert transform.loop_partition(plain) is plain
+    a, b = np.arange(8, dtype="float32"), np.zeros(8, "float32")
+    run(transform.lower(func), a, b)
+    np.testing.assert_array_equal(b, np.convolve(a, np.ones(3, "float32"), "same"))
+
+
 def test_conditions_from_below_cut_off_the_first_steps() -> None:
     func = parse(
         "a: (8,), b: (8,)",

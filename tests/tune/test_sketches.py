@@ -299,24 +299,39 @@ def test_without_search_windows_load_what_neighbours_share_once(
     np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("cpu", ["x86-64-v4", "x86-64-v3", "x86-64-v2"])
 @pytest.mark.parametrize(
-    ("cpu", "kernel", "stride", "copied"),
-    [
-        ("x86-64-v4", 3, 1, False),
-        ("x86-64-v4", 3, 2, False),
-        ("x86-64-v4", 5, 1, True),
-        ("x86-64-v4", 5, 2, False),
-        ("x86-64-v3", 3, 2, True),
-    ],
+    ("size", "channels", "kernel", "stride"),
+    [(18, 32, 3, 1), (19, 40, 3, 2), (18, 16, 5, 1), (29, 24, 5, 2), (2, 16, 3, 1), (7, 33, 3, 1)],
 )
-def test_without_search_a_border_is_copied_or_masked(
-    cpu: str, kernel: int, stride: int, copied: bool
+def test_without_search_windows_read_data_where_they_lie(
+    cpu: str, size: int, channels: int, kernel: int, stride: int
 ) -> None:
-    func = te.create_prim_func(of.depthwise(1, 18, 32, kernel, stride, kernel // 2))
+    """Without a copy that has the border, and without its conditions but in tiles at the border."""
+    func = te.create_prim_func(of.depthwise(1, size, channels, kernel, stride, kernel // 2))
+    target = Target(f"llvm -mcpu={cpu}")
+    untuned = modelled(func, block_names(func), target)
+    assert untuned is not None
+    assert "padded = T.alloc_buffer" not in untuned.script()
+    np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("cpu", "most"), [("znver4", 17), ("znver3", 9)])
+@pytest.mark.parametrize(
+    ("size", "channels", "kernel"), [(14, 576, 3), (37, 64, 3), (28, 240, 5), (112, 32, 3)]
+)
+def test_without_search_sums_of_windows_leave_registers_for_data(
+    cpu: str, most: int, size: int, channels: int, kernel: int
+) -> None:
+    """What tiles share comes from the second-level cache where channels are many: then a tile has
+    many rows of one vector."""
+    func = te.create_prim_func(of.depthwise(1, size, channels, kernel, 1, kernel // 2))
     untuned = modelled(func, block_names(func), Target(f"llvm -mcpu={cpu}"))
     assert untuned is not None
-    assert ("padded = T.alloc_buffer" in untuned.script()) is copied
-    np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
+    text = untuned.script()
+    rows, vectors = (int(text.split(f"for {v}_1 in T.unroll(")[1].split(")")[0]) for v in "jc")
+    assert 7 <= vectors * rows <= most
+    assert vectors == 1 or channels <= 64
 
 
 def test_numbers_are_changed_crossed_and_refused() -> None:

@@ -32,6 +32,7 @@ from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
 from ekiden.tir.stmt import Block, IterKind
 from ekiden.tir.tensor_intrin.x86 import VNNI_DOT_16x4_INTRIN
 from ekiden.tir.transform.bring_ahead import KEY as BRING_AHEAD
+from ekiden.tir.transform.loop_partition import HINT
 from ekiden.topi.rule.decision import divisors
 from ekiden.tune.blocks import (
     block_of,
@@ -194,8 +195,11 @@ def tiled(
         schedule.unroll(row_loop)
         if columns_first:
             outer.insert(above, outer.pop())
-    unroll = sampled(schedule, unrolls(extent(schedule, reduced[-1])), pick[2])
-    last, step = schedule.split(reduced[-1], factors=[None, unroll])
+    terms = extent(schedule, reduced[-1])
+    is_window = row >= 0 and 0 < terms <= WINDOW
+    last, step = schedule.split(
+        reduced[-1], factors=[None, sampled(schedule, unrolls(terms), pick[2])]
+    )
     schedule.reorder(*outer, *reduced[:-1], last, step, *inner)
     schedule.unroll(step)
     schedule.unroll(vector)
@@ -209,6 +213,9 @@ def tiled(
         schedule.compute_at(panel, outer[above], preserve_unit_loops=True)
         _, lane = schedule.split(schedule.get_loops(panel)[-1], factors=[None, lanes])
         schedule.vectorize(lane)
+    if is_window:  # tiles and terms that read no border are loops without its conditions
+        for loop in (outer[at], *reduced[:-1]):
+            schedule.annotate(loop, HINT, 1)
     schedule.decompose_reduction(block, reduced[0] if len(reduced) > 1 else last)
     _without_padding(schedule, block, reduced[:-1], lanes)
     share(schedule, outer)

@@ -15,7 +15,15 @@ from ekiden.target import Target
 from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.stmt import Block, IterKind, PrimFunc
 from ekiden.topi.rule.decision import divisors
-from ekiden.topi.rule.model import SHARE, levels, most_rows, shared_evenly, step_cycles
+from ekiden.topi.rule.model import (
+    LINE,
+    MEMORY,
+    SHARE,
+    levels,
+    most_rows,
+    shared_evenly,
+    step_cycles,
+)
 from ekiden.tune import rules
 from ekiden.tune.blocks import block_of, extent, is_reduction, lanes_within
 
@@ -24,15 +32,6 @@ COPY = 0.05
 few sets of the first-level cache, and are at a new line, and soon at a new page, in every step; a
 copy is read in order (Zen 3, depth and columns: 147x64 from 81 to 91 GFLOP/s, 1029x64 from 78 to
 95, 144x128 from 71 to 79, 128x128 from 75 to 77, 192x128 alike)."""
-
-COPIED = 5.5
-"""Cycles for a vector of data that is copied with a border and read again from where it lies."""
-
-MASKED = 0.45
-"""Cycles for a vector that is loaded under a mask, which is empty in the border. Depthwise windows
-on Zen 4 with AVX-512, in place of a copy: 3x3 at stride 2, whose data are four times the results,
-0.52 to 0.57 of the time, 7x7x512 0.52, 14x14x256 0.89, 224x224x32 0.84, three between 1.00 to 1.03;
-5x5 at stride 1 1.15, which stays a copy."""
 
 ADDED = 1
 """Cycles that it takes to add a vector of sums up in memory: of stores, processors make one in
@@ -59,11 +58,10 @@ def modelled(func: PrimFunc, names: list[str], target: Target) -> PrimFunc | Non
 
 
 def _is_read_bare(schedule: tir.Schedule, name: str, target: Target) -> bool:
-    """Whether a window reads data with a border from where they lie, and no copy that has it: where
-    the masks of its loads take less than the copy, and have registers of their own. In those of
-    vectors they leave too few for sums (as Zen 3, 3x3 at stride 1: 1.1 to 1.7 of the time)."""
-    if not target.has("masks"):
-        return False
+    """Whether a window reads data with a border from where they lie, and no copy that has it: the
+    tiles and rows inside, which read no border, are loops of their own (one core of Zen 4, in
+    place of a copy, with AVX2: 3x3 at stride 1 0.44 to 0.62 of the time, at stride 2 0.35, 5x5 0.59
+    to 0.74)."""
     readers = schedule.get_consumers(schedule.get_block(name))
     block = block_of(schedule, schedule.get_block(name))
     if len(readers) != 1 or IterKind.REDUCE in [v.kind for v in block.iter_vars]:
@@ -72,11 +70,7 @@ def _is_read_bare(schedule: tir.Schedule, name: str, target: Target) -> bool:
         window = _Sum.of(schedule, block_of(schedule, readers[0]).name, target)
     except ScheduleError:
         return False
-    loops = schedule.get_loops(schedule.get_block(name))
-    copied = math.prod(extent(schedule, loop) for loop in loops)
-    results = math.prod(window.extents) // math.prod(window.terms)
-    masked = MASKED * math.prod(window.terms) * results
-    return window.taps() is not None and masked < COPIED * copied
+    return window.taps() is not None
 
 
 def _elementwise(schedule: tir.Schedule, name: str, target: Target, is_bare: bool) -> None:
@@ -190,18 +184,33 @@ class _Sum:
             for vectors in rules.widths(width, self.lanes)
             for rows in rules.ROWS
             if rows <= min(height, most_rows(vectors, self.target))
+            and not (taps and rows * vectors > max(vectors, self.window_sums()))
         )
         return min(tiles, key=cost)
 
+    def window_sums(self) -> int:
+        """Sums of a tile of a window: the other half of the registers, but one, has data that its
+        terms share (AVX2, 3 terms: of 10 sums some are in memory, 1.4 to 1.8 times the time)."""
+        return self.target.registers // 2 + 1
+
     def window_cycles(self, taps: tuple[int, int], vectors: int, rows: int) -> float:
         """Of a step of a tile, one of the terms of a window: multiply-adds, or loads of data that
-        several rows read and of weights, or the wait for the sums of the step before."""
+        several rows read and of weights, or the wait for the sums of the step before; and what it
+        takes to bring those lines from the second-level cache, unless the first has what the tiles
+        of all columns read: then the next tile finds there what it shares with this one."""
         stride, dilation = taps
         terms = range(self.terms[-1])
         data = len({r * stride + t * dilation for r in range(rows) for t in terms})
-        loads = vectors * (data + len(terms)) / len(terms)
+        each = (data + len(terms)) / len(terms)
         multiply = rows * vectors / self.target.fma_units
-        return max(multiply, loads / self.target.loads, self.target.fma_latency)
+        busy = max(multiply, vectors * each / self.target.loads, self.target.fma_latency)
+        first, second, _ = levels(self.target)
+        size = itemsize("float32")
+        held = size * self.extents[self.columns] * each * math.prod(self.terms)
+        wide = size * vectors * self.lanes
+        if held > SHARE * first.size:
+            return busy + each * wide / second.bandwidth
+        return busy + MEMORY * each * -(-wide // LINE)
 
     def taps(self) -> tuple[int, int] | None:
         """Stride and dilation of a window along rows, if data and weights lie along columns: then

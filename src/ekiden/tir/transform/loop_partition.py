@@ -9,6 +9,10 @@ holds whatever the loops inside do become a loop without it:
             if likely(i*4 + j < n): s      ->    if n % 4 > 0:
                                                      for j in range(n % 4): s
 
+Of a loop with the annotation HINT (TVM's) the conditions of `if_then_else` are decided too: most
+tiles of a window read no padding, and a condition on a vector is a branch that keeps what two of
+its readers load apart.
+
 Where the last part has few possible sizes and its loops are to be written out, there is a copy for
 each, so that registers stay registers: `if n % 4 == 3: .. elif n % 4 == 2: .. elif ..`.
 """
@@ -38,14 +42,24 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.ir.prim_visitor import free_vars, post_order
+from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt
-from ekiden.tir.visitor import NOTHING, StmtMutator, is_nothing, sequence, substitute, walk
+from ekiden.tir.visitor import (
+    NOTHING,
+    StmtMutator,
+    expressions,
+    is_nothing,
+    sequence,
+    substitute,
+    walk,
+)
 
+HINT = "pragma_loop_partition_hint"
+"""Annotation of a loop that is cut where conditions of values change, not of statements alone."""
 MOST_COPIES = 8
 """Values of a rest for which there is a copy each."""
 Decisions = Mapping[PrimExpr, PrimExpr]
@@ -80,9 +94,13 @@ def _conjuncts(e: PrimExpr) -> Iterator[PrimExpr]:
             yield each
 
 
-def _candidates(root: Stmt) -> Iterator[PrimExpr]:
-    """Conditions marked likely, and extents that are minima."""
+def _candidates(root: Stmt, guards: bool = False) -> Iterator[PrimExpr]:
+    """Conditions marked likely, and extents that are minima; with `guards` those of values too."""
     for s in walk(root):
+        if guards:
+            for e in post_order(*expressions(s)):
+                if isinstance(e, Intrinsic) and e.op == "if_then_else":
+                    yield from _conjuncts(e.args[0])
         if isinstance(s, IfThenElse) and (marked := _likely(s.condition)) is not None:
             yield from _conjuncts(marked)
         elif isinstance(s, For) and isinstance(s.extent, Min):
@@ -108,8 +126,16 @@ def _positive_when(e: PrimExpr) -> PrimExpr | None:
 class _Decide(StmtMutator):
     """Puts decisions in the place of conditions and extents."""
 
-    def __init__(self, decisions: Decisions) -> None:
+    def __init__(self, decisions: Decisions, guards: bool = False) -> None:
         self._decisions = decisions
+        self._guards = guards
+        self._memo: dict[int, PrimExpr] = {}
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        """With the conditions of values that are decided."""
+        if not self._guards:
+            return expr
+        return rewrite(expr, lambda e: self._decisions.get(e, e), self._memo)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """`if likely(a and b)` without what is decided; gone where that is false."""
@@ -162,13 +188,14 @@ class _Partition(StmtMutator):
     # what a loop decides
 
     def _bounds(self, loop: For) -> list[_Bound]:
-        if next(_candidates(loop.body), None) is None:
+        guards = _is_hinted(loop)
+        if next(_candidates(loop.body, guards), None) is None:
             return []
         inside = {s.loop_var: s for s in walk(loop.body) if isinstance(s, For)}
         hidden = {s.var for s in walk(loop.body) if isinstance(s, LetStmt)}
         for each in inside.values():  # copies of a loop share its variable: what is here counts
             self._analyzer.bind(each.loop_var, each.min, each.extent)
-        found = dict.fromkeys(_candidates(loop.body))
+        found = dict.fromkeys(_candidates(loop.body, guards))
         if loop.kind is ForKind.PARALLEL:  # chunks of work: a short last one is as good
             found = dict.fromkeys(e for e in found if not isinstance(e, Min))
         made = (self._bound(node, loop, inside, hidden) for node in found)
@@ -244,7 +271,8 @@ class _Partition(StmtMutator):
     ) -> Stmt:
         """A parallel loop stays one, so that what is left over runs beside the rest."""
         step = loop.loop_var
-        whole = self.visit(_Decide({b.node: _decided(b) for b in bounds}).visit(loop.body))
+        decided = {b.node: _decided(b) for b in bounds}
+        whole = self.visit(_Decide(decided, _is_hinted(loop)).visit(loop.body))
         if factor is None:
             rest = self.visit(loop.body)
         else:
@@ -297,7 +325,7 @@ class _Partition(StmtMutator):
         extent = self._analyzer.simplify(end - begin)
         if self._analyzer.can_prove(extent <= 0):
             return NOTHING
-        body = _Decide(decisions).visit(loop.body)
+        body = _Decide(decisions, _is_hinted(loop)).visit(loop.body)
         if is_const(extent, 1):
             return self.visit(substitute(body, {loop.loop_var: begin}))
         if is_nothing(body):
@@ -361,7 +389,7 @@ class _Partition(StmtMutator):
         decisions: dict[PrimExpr, PrimExpr] = {
             b.node: rest if isinstance(b.node, Min) else b.inner < rest for b in bounds
         }
-        body = _Decide(decisions).visit(loop.body)
+        body = _Decide(decisions, _is_hinted(loop)).visit(loop.body)
         return self.visit(substitute(body, {loop.loop_var: step}))
 
 
@@ -376,6 +404,10 @@ def _writes_out(body: Stmt) -> bool:
     return any(isinstance(s, For) and s.kind is ForKind.UNROLLED for s in walk(body))
 
 
+def _is_hinted(loop: For) -> bool:
+    return bool((loop.annotations or {}).get(HINT))
+
+
 class _Unmark(StmtMutator):
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """if likely(c): s  ->  if c: s"""
@@ -387,7 +419,8 @@ def loop_partition(func: PrimFunc) -> PrimFunc:
     """The function without conditions marked likely in the parts of loops that decide them, as the
     option `tir.LoopPartition` of the current PassContext says.
     """
-    if next(_candidates(func.body), None) is None:
+    hinted = any(isinstance(s, For) and _is_hinted(s) for s in walk(func.body))
+    if not hinted and next(_candidates(func.body), None) is None:
         return func
     options = PassContext.current().fields(LOOP_PARTITION)
     partition = _Partition(bool(options["partition_const_loop"]))
