@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from operator import is_
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -37,7 +38,7 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.visitor import children, rebuild
+from ekiden.relay.visitor import REBUILD, children
 from ekiden.runtime.late_methods import dataclass
 
 
@@ -86,7 +87,9 @@ def needs_place(expr: RelayExpr) -> bool:
 
 def _call_operands(call: Call) -> tuple[RelayExpr, ...]:
     op = call.op
-    return call.args if is_atom(op) and type(op) is not Var else (op, *call.args)
+    if type(op) is Op or (is_atom(op) and type(op) is not Var):
+        return call.args
+    return (op, *call.args)
 
 
 # fmt: off
@@ -110,6 +113,21 @@ _BODIES: dict[type, Callable[..., tuple[RelayExpr, ...]]] = {
 # fmt: on
 
 
+_Row = Callable[..., tuple[RelayExpr, ...]]
+
+
+def _both(kind: type) -> _Row:
+    rows: list[_Row] = [table[kind] for table in (_OPERANDS, _BODIES) if kind in table]
+    if len(rows) == 1:
+        return rows[0]
+    first, second = rows
+    return lambda e: first(e) + second(e)
+
+
+_INSIDE: dict[type, _Row] = {kind: _both(kind) for kind in _OPERANDS | _BODIES}
+"""Node class -> its operands and then its bodies: passes walk whole programs by it."""
+
+
 def operands(expr: RelayExpr) -> tuple[RelayExpr, ...]:
     """What an expression needs evaluated in its own scope."""
     read = _OPERANDS.get(type(expr))
@@ -130,15 +148,18 @@ def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
     seen: set[int] = set()
     opened: list[RelayExpr] = []
     stack: list[RelayExpr | None] = [root]
+    rows = _INSIDE
     while stack:
         expr = stack.pop()
         if expr is None:
             order.append(opened.pop())
             continue
-        if id(expr) in seen:
+        number = id(expr)
+        if number in seen:
             continue
-        seen.add(id(expr))
-        inside = operands(expr) + bodies(expr)
+        seen.add(number)
+        read = rows.get(type(expr))
+        inside = () if read is None else read(expr)
         if inside:
             opened.append(expr)
             stack.append(None)
@@ -211,8 +232,18 @@ def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayE
     """
     if isinstance(expr, Function) and is_atom(expr):
         return expr
-    rebuilt = rebuild(expr, [new.get(child, child) for child in children(expr)])
-    if rebuilt is not expr and (known := expr.checked_type_or_none()) is not None:
+    return _with_children(expr, children(expr), new)
+
+
+def _with_children(
+    expr: RelayExpr, inside: tuple[RelayExpr, ...], new: Mapping[RelayExpr, RelayExpr]
+) -> RelayExpr:
+    """As `with_children`, of an expression that is no primitive function and has these."""
+    given = [new.get(child, child) for child in inside]
+    if all(map(is_, inside, given)):
+        return expr
+    rebuilt = REBUILD[type(expr)](expr, given)
+    if (known := expr.checked_type_or_none()) is not None:
         rebuilt.set_checked_type(known)
     return rebuilt
 
@@ -257,7 +288,7 @@ def rewrite_graph(
     order = [(each, () if is_atom(each) else children(each)) for each in evaluation_order(root)]
     waiting = Counter(child for _, inside in order for child in inside)
     for expr, inside in order:
-        new[expr] = rewrite(expr, with_children(expr, new) if inside else expr)
+        new[expr] = rewrite(expr, _with_children(expr, inside, new) if inside else expr)
         for child in inside:
             waiting[child] -= 1
             if not waiting[child]:
