@@ -34,6 +34,17 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     assert all(r.at > 0 and r.processor and r.version for r in again)
 
 
+def test_a_later_trial_that_is_no_faster_takes_a_best_back() -> None:
+    records = Records([best(0.9), best(0.8), trial(choice="rows=0.9", ratio=0.95)])
+    assert records.best()["w t"].ratio == 0.8
+    records.append(trial(choice="rows=0.8", ratio=1.1))
+    assert records.best()["w t"].ratio == 0.9, "the next one"
+    records.append(trial(choice="rows=0.9", status="wrong", ratio=0.0))
+    assert not records.best() and not records.by_sizes() and not records.pruned()
+    records.append(best(0.8))
+    assert records.best()["w t"].ratio == 0.8, "found again"
+
+
 @pytest.mark.parametrize("cut", [1, 20, 100])
 def test_a_torn_last_line_is_counted_and_writing_goes_on(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "r.json"

@@ -72,6 +72,13 @@ class Best(Trial):
 
 
 Record: TypeAlias = Trial | Best
+
+
+def is_faster(record: Record) -> bool:
+    """Whether a record says that its candidate is faster than the default."""
+    return record.status == "ok" and record.ratio < 1
+
+
 KINDS: Mapping[str, type[Record]] = {"trial": Trial, "best": Best}
 
 
@@ -217,14 +224,22 @@ class Records:
         return Records(found)
 
     def best(self) -> dict[str, Best]:
-        """What compile follows, by the keys of tasks: the lowest ratio; of equals the latest."""
-        found: dict[str, Best] = {}
+        """What compile follows, by the keys of tasks: the lowest ratio; of equals the latest. A
+        later trial of the same candidate that is not faster than the default takes it back: the
+        default has become faster, or the machine is another."""
+        found: dict[str, dict[tuple[str, str, str], Best]] = {}
         for each in self.records:
-            if isinstance(each, Best) and each.key in found:
-                found[each.key] = min(each, found[each.key], key=lambda r: r.ratio)
-            elif isinstance(each, Best):
-                found[each.key] = each
-        return found
+            made = found.setdefault(each.key, {})
+            place = (each.rule, each.choice, json.dumps(each.sizes, sort_keys=True))
+            if isinstance(each, Best):
+                made[place] = each
+            elif not is_faster(each):
+                made.pop(place, None)
+        return {
+            key: min(reversed(made.values()), key=lambda r: r.ratio)
+            for key, made in found.items()
+            if made
+        }
 
     def by_sizes(self) -> dict[str, list[list[object]]]:
         """[sizes, rule, choice] of each task that has a best: of each set of sizes that it was
