@@ -275,6 +275,4 @@ def test_more_files_than_can_be_watched_are_read(file: Path) -> None:
     with mapped.lending() as files:
         assert sum(files.map(file) is None for _ in range(300)) >= 44
         module = import_onnx(str(file)).as_module()
-    np.testing.assert_array_equal(
-        max(constants(module), key=lambda a: a.size), numbers(400_000, 1)
-    )
+    np.testing.assert_array_equal(max(constants(module), key=lambda a: a.size), numbers(400_000, 1))
