@@ -46,9 +46,8 @@ from ekiden.relay.transform.row_indices import gathered, scattered
 from ekiden.topi.shape import as_dim, as_shape
 
 Make = Callable[[NodeMap], RelayExpr | None]
-
-
 Written = tuple[DFPattern, Make]
+"""A rule's pattern, and what it makes of a match."""
 
 
 class Rule:
@@ -425,6 +424,7 @@ The operators on the left of the equation say what is matched: one call, or one 
 
 def _from_equation(text: str, is_exact: bool) -> Rule:
     def write() -> Written:
+        """Both sides, parsed."""
         equation = _Equation(text)
         return equation.pattern, equation.make
 
@@ -438,6 +438,7 @@ def _root_of(text: str) -> str:
 
 def _from_shaped(text: str, make: Callable[[_Of], RelayExpr | None]) -> Rule:
     def write() -> Written:
+        """One call, or one in another; what is made is Python's."""
         outer, _, rest = text.partition("(")
         inner, bracket, _ = rest.partition("(")
         x = wildcard()
@@ -457,6 +458,7 @@ def _call_of(name: str, first: DFPattern) -> DFPattern:
 
 def _single_concatenate() -> Rule:
     def write() -> Written:
+        """A tuple of one field."""
         x = wildcard()
         return is_op("concatenate")(is_tuple([x])), lambda found: found[x][0]
 
@@ -467,6 +469,7 @@ def _of_rows(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
     root = _root_of(text)
 
     def write() -> Written:
+        """Any call; `make` looks at the rest."""
         whole = is_op(root)(*(wildcard() for _ in OPS[root].arguments))
 
         def from_match(found: NodeMap) -> RelayExpr | None:
