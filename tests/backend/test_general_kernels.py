@@ -16,7 +16,8 @@ from ekiden.ir.prim import SizeVar, cast, const
 from ekiden.relay.expr import Expr, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.transform import InferType
-from ekiden.runtime import load_image, num_threads
+from ekiden.runtime import empty, load_image, num_threads
+from ekiden.runtime.artifact import is_settled
 from ekiden.runtime.errors import IndexRangeError, InputError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
@@ -534,3 +535,15 @@ def test_stages_share_memory_that_nobody_reads_any_more() -> None:
     first = given + np.float32(1)
     wanted = (np.repeat(first * 2, 100, 0) + np.repeat(first, 100, 0)) * 3 - 1
     np.testing.assert_allclose(result, np.repeat(wanted, 10, 0), rtol=1e-6)
+
+
+def test_an_array_that_its_owner_may_write_again_is_copied() -> None:
+    """What Ekiden itself has made and closed is taken as it is."""
+    made = empty((1 << 18,), "float32").numpy()
+    made.setflags(write=False)
+    whole = np.zeros((1 << 18) + 16, "float32")
+    first = -whole.ctypes.data % 64 // 4
+    given = whole[first : first + (1 << 18)]
+    whole.setflags(write=False)
+    given.setflags(write=False)
+    assert is_settled(made) and not is_settled(given)

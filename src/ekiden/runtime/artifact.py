@@ -119,12 +119,15 @@ def _settled(arrays: Sequence[np.ndarray]) -> list[Tensor]:
 
 
 def is_settled(array: np.ndarray) -> bool:
-    """Whether nobody can write an array, no file either, and it lies in memory as constants do."""
+    """Whether an array is memory of a tensor that nobody can write, and lies as constants do.
+
+    One of NumPy's own is not, though it cannot be written: who owns it may allow that again.
+    """
     owner = array
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
     base: object = owner.base
-    is_own = base is None or isinstance(base, Tensor)
+    is_own = isinstance(base, Tensor)
     is_placed = array.__array_interface__["data"][0] % ALIGNMENT == 0
     is_plain = array.flags.c_contiguous and array.dtype.isnative
     return is_own and not owner.flags.writeable and is_placed and is_plain

@@ -1,6 +1,6 @@
 """Files that are read where the system has them in memory, without a copy of their bytes.
 
-    with reading() as files:
+    with lending() as files:
         data = files.map(path)      a view that cannot be written
         ...                         work on it: pages come when they are read, and may be dropped
         files.check("compile")      what was read was one state of each file
