@@ -199,8 +199,10 @@ def test_pow(dtype: str, lanes: int) -> None:
     random = np.random.default_rng(1)
     x = np.exp(random.uniform(-20, 20, 4000)).astype(dtype)
     y = random.uniform(-4, 4, 4000).astype(dtype)
+    x[:1000], y[:1000] = random.uniform(0.9, 1.1, 1000), random.uniform(-300, 300, 1000)
     got = run_map(call("pow", dtype), [x, y], [dtype, dtype], dtype, lanes)
-    assert ulps(got, np.power(x.astype(np.longdouble), y.astype(np.longdouble))).max() <= 2.5
+    error = ulps(got, np.power(x.astype(np.longdouble), y.astype(np.longdouble))).max()
+    assert error <= (0.51 if dtype == "float32" else 2.5)  # float32 goes through float64
 
 
 def test_pow_special_cases(lanes: int) -> None:
