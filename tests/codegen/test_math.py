@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from codegen_kernels import run_map, to_array
+from codegen_kernels import GENERATOR, run_map, to_array
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
@@ -173,7 +173,8 @@ def test_powers_at_most_one(dtype: str, lanes: int) -> None:
     lost = got[finite & ~is_normal]
     error = np.abs(lost - want[finite & ~is_normal])
     assert lost.size > 5 and ((lost == 0) | (error <= 2 * tiny * np.finfo(dtype).eps)).all()
-    assert (lost[want[finite & ~is_normal] < 0.7 * tiny] == 0).all()
+    if GENERATOR == "llvm":  # C has one exp, which rounds them
+        assert (lost[want[finite & ~is_normal] < 0.7 * tiny] == 0).all()
     assert got[-2] == 0 and np.isnan(got[-1]) and got[-3] == got[-4] == 1
 
 
@@ -198,8 +199,10 @@ def test_pow(dtype: str, lanes: int) -> None:
     random = np.random.default_rng(1)
     x = np.exp(random.uniform(-20, 20, 4000)).astype(dtype)
     y = random.uniform(-4, 4, 4000).astype(dtype)
+    x[:1000], y[:1000] = random.uniform(0.9, 1.1, 1000), random.uniform(-300, 300, 1000)
     got = run_map(call("pow", dtype), [x, y], [dtype, dtype], dtype, lanes)
-    assert ulps(got, np.power(x.astype(np.longdouble), y.astype(np.longdouble))).max() <= 2.5
+    error = ulps(got, np.power(x.astype(np.longdouble), y.astype(np.longdouble))).max()
+    assert error <= (0.51 if dtype == "float32" else 2.5)  # float32 goes through float64
 
 
 def test_pow_special_cases(lanes: int) -> None:

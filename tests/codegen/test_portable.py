@@ -4,15 +4,18 @@ them, against NumPy on this machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from codegen_kernels import build, map_kernel
 
-from ekiden.ir.intrinsic import call_intrin
+from ekiden.codegen.llvm import emit
+from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.prim import PrimExpr, cast
 from ekiden.target import Target
+from rounding import ULP
 
 Array = np.ndarray
 LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3")
@@ -82,3 +85,24 @@ def test_functions_that_need_exact_products(level: str, name: str) -> None:
     found = run(level, lambda *v: call_intrin(name, *v, dtype=v[0].dtype), arrays, "float64", 4)
     errors = np.abs(found - want) / np.spacing(np.abs(want).astype("float64"))
     assert errors.max() <= 2
+
+
+@level
+@pytest.mark.parametrize("name", ["exp", "sigmoid", "tanh", "erf"])
+def test_accuracy_without_fused_products(level: str, name: str) -> None:
+    most, _, low, high = ULP[name]
+    x = np.random.default_rng(5).uniform(low, high, 20000).astype("float32")
+    found = run(level, lambda v: call_intrin(name, v, dtype=v.dtype), [x], "float32", 8)
+    if name == "erf":
+        want = np.array([math.erf(v) for v in x.astype(float)])
+    else:
+        want = np.asarray(INTRINSICS[name].reference(x.astype("float64")))
+    errors = np.abs(found - want) / np.spacing(np.abs(want).astype("float32"))
+    assert errors.max() <= most
+
+
+@pytest.mark.parametrize("name", ["exp", "sigmoid", "tanh", "erf"])
+def test_approximations_take_as_many_lanes_as_the_processor_has(name: str) -> None:
+    """Without a fused instruction they round twice, and no product is kept whole in float64."""
+    func = map_kernel(lambda v: call_intrin(name, v, dtype=v.dtype), ["float32"], "float32", 4, 4)
+    assert "double" not in emit(func, Target.parse("llvm -mcpu=x86-64"))

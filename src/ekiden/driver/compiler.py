@@ -408,8 +408,8 @@ def compile_quick(
     progress: Progress | None,
 ) -> tuple[runtime.Executable | memoryview, Upgrade | None]:
     """What `compile` makes with general kernels, and what follows the compilation of their own
-    code; None where there is none to be made.
-    """
+    code; None where there is none to be made. Raises CompileError for several targets, and for one
+    whose code this machine cannot run."""
     cache, wanted, found = _cached(model, target, options, executor)
     if found is not None:
         return found, None

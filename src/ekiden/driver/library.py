@@ -265,8 +265,7 @@ def write_artifact(
     data: Bytes, path: PathName, *, cc: str | None = None, options: Sequence[str] = ()
 ) -> None:
     """Write the bytes of an artifact, which need not run here, as what the suffix of `path` asks
-    for; see `export_library`.
-    """
+    for; see `export_library`. Raises ExportError for WebAssembly as anything but an artifact."""
     chosen, content = format_of(path), _of_artifact(data)
     if content.architecture == WASM and chosen is not FORMATS[ARTIFACT]:
         raise ExportError(

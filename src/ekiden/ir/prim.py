@@ -625,7 +625,8 @@ def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
 # The value is as given. It is casts and folded arithmetic that give numbers which the dtype has.
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     """A constant, of a vector type in every lane; dtype defaults to int64, float32 or bool by the
-    Python type. What stands for an expression (a Comparison, an axis) is that."""
+    Python type. What stands for an expression (a Comparison, an axis) is that. Raises
+    ExpressionError for what stands for none."""
     given: object = value
     if not isinstance(given, (int, float)):
         make = getattr(given, "asobject", None)  # of a Comparison, and of an axis its variable

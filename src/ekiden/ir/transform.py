@@ -276,8 +276,8 @@ def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
     """The decorator `function_pass` of one kind of function: (function, module, context) ->
     function, called for each function of that kind that lacks the attribute SkipOptimization.
 
-    Over a class, its method is `transform_function`. Takes what `module_pass` takes.
-    """
+    Over a class, its method is `transform_function`. Takes what `module_pass` takes. The pass
+    raises PassError for a result that is no function."""
 
     def make(run: Callable[..., object]) -> Transform:
         """A pass over modules from one over functions."""

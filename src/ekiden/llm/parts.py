@@ -45,7 +45,8 @@ class Parts:
         return name in self._names
 
     def weight(self, name: str, shape: tuple[int | None, ...]) -> Weight:
-        """A tensor; None is any size."""
+        """A tensor; None is any size. Raises ImportModelError if it is missing or has another
+        shape."""
         if name not in self._names:
             near = difflib.get_close_matches(name, self._names, 1)
             hint = f" (there is '{near[0]}')" if near else ""
@@ -70,7 +71,8 @@ class Parts:
                has_bias: bool, by_head: bool = False) -> Expr:  # fmt: skip
         """data [n, depth] times weights, whose rows stand one after the other: [n, rows]. Weights
         of one format are one product. `by_head`: rows are those of the first head's query, key and
-        value, then those of the next one's."""
+        value, then those of the next one's. Raises ImportModelError for weights that are missing or
+        whose rows differ in number."""
         single = (rows,) if len(names) == 1 else (None,) * len(names)
         found = [
             self.weight(f"{n}.weight", (size, depth)) for n, size in zip(names, single, strict=True)

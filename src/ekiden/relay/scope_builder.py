@@ -63,7 +63,8 @@ class ScopeBuilder:
 
     @contextmanager
     def else_scope(self) -> Iterator[None]:
-        """A `with` block whose result is that of the choice begun before where it does not hold."""
+        """A `with` block whose result is that of the choice begun before where it does not hold.
+        Raises RuntimeError if no `if_scope` was before it."""
         pending = self._scopes[-1].pending
         if pending is None:
             raise RuntimeError("scope: an else_scope must follow an if_scope")

@@ -221,7 +221,8 @@ class Endpoint:
         self.things.clear()
 
     def export(self, thing: object) -> int:
-        """A new handle of a thing of this side."""
+        """A new handle of a thing of this side. Raises RPCError when the other side holds
+        HANDLE_LIMIT already."""
         if len(self.things) >= HANDLE_LIMIT:
             raise RPCError(f"rpc: the other side holds {HANDLE_LIMIT} things already")
         self._last += 1
@@ -229,7 +230,7 @@ class Endpoint:
         return self._last
 
     def held(self, handle: int) -> object:
-        """The thing of a handle."""
+        """The thing of a handle. Raises FrameError for one that was not given, or was let go."""
         if handle not in self.things:
             raise FrameError(f"rpc: no thing has the handle {handle}")
         return self.things[handle]
@@ -239,7 +240,7 @@ class Endpoint:
         return None if self.far is None else self.far.handle_of(thing)
 
     def appear(self, tag: Tag, handle: int, about: object) -> object:
-        """A thing of the other side."""
+        """A thing of the other side. Raises FrameError outside a session."""
         if self.far is None:
             raise FrameError("rpc: handles are for sessions")
         return self.far.appear(tag, handle, about)

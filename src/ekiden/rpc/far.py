@@ -124,7 +124,8 @@ class RemoteModule(_Remote):
         cache_flush_bytes: int = 0,
         f_preproc: str = "",
     ) -> Callable[..., BenchmarkResult]:
-        """As `Module.time_evaluator`; the clock is that of the other side."""
+        """As `Module.time_evaluator`; the clock is that of the other side. Raises ValueError for
+        numbers that it does not take."""
         if number < 1 or repeat < 1 or repeats_to_cooldown < 1:
             wanted = "number, repeat and repeats_to_cooldown must be positive"
             raise ValueError(
@@ -225,7 +226,8 @@ class RemoteTensor(_Remote):
         return (count * bits.bits * bits.lanes + 7) // 8
 
     def tensor(self, progress: Progress | None = None) -> Tensor:
-        """A tensor here with the elements, which cross in pieces."""
+        """A tensor here with the elements, which cross in pieces. Raises FrameError when fewer
+        bytes come."""
         made = empty(self.shape, self.dtype)
         to, step = _raw(made).data[: self.nbytes], min(self.endpoint.channel.limit - 64, PIECE)
 

@@ -68,7 +68,8 @@ class Key:
         return made
 
     def token(self, stream: ssl.SSLSocket | ssl.SSLObject, side: bytes) -> bytes:
-        """What a side says to show that it is on this channel."""
+        """What a side says to show that it is on this channel. Raises RPCError if the TLS library
+        gives no channel binding."""
         binding = stream.get_channel_binding("tls-unique")
         if not binding:
             raise RPCError("rpc: the TLS library gives no channel binding")

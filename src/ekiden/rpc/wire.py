@@ -93,7 +93,7 @@ class Writer:
         self._handles = handles
 
     def number(self, form: struct.Struct, value: object) -> None:
-        """A number of a form."""
+        """A number of a form. Raises OverflowError for one that does not fit."""
         try:
             self.data += form.pack(value)
         except struct.error as error:
@@ -291,7 +291,8 @@ class Reader:
         return found
 
     def count(self, least: int) -> int:
-        """A number of things that take at least so many bytes each: no more than there can be."""
+        """A number of things that take at least so many bytes each: no more than there can be.
+        Raises FrameError for more."""
         # What is announced must be here already: memory is taken in proportion to the bytes that
         # came, whatever number stands in them.
         count = self.number(_U32)
@@ -308,7 +309,7 @@ class Reader:
         return self.blob() if self._lends else bytes(self.blob())
 
     def text(self) -> str:
-        """Text."""
+        """Text. Raises FrameError for bytes that are not UTF-8."""
         try:
             return str(self.blob(), "utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
@@ -319,7 +320,8 @@ class Reader:
         return struct.unpack(f"<{count}q", self.take(8 * count))
 
     def kind_of_tensor(self) -> TensorType:
-        """A tensor's type, of what may be one."""
+        """A tensor's type, of what may be one. Raises FrameError for another, a rank above
+        MAX_RANK, negative sizes."""
         kind, number, code, bits, lanes, rank = _TYPE.unpack(self.take(_TYPE.size))
         if rank > MAX_RANK:
             raise FrameError(f"rpc: a rank of {MAX_RANK} at most expected, got {rank}")
@@ -333,7 +335,8 @@ class Reader:
         return [self.value(depth) for _ in range(self.count(1))]
 
     def value(self, depth: int = 0) -> object:
-        """One value."""
+        """One value. Raises FrameError for a tag that there is not, and for containers deeper than
+        DEPTH_LIMIT."""
         if depth > DEPTH_LIMIT:
             raise FrameError(f"rpc: more than {DEPTH_LIMIT} containers inside each other")
         tag = self._data[self._skip(1)]
@@ -352,14 +355,15 @@ class Reader:
         return self._handles.appear(tag, handle, about(self))
 
     def truth(self, depth: int) -> bool:
-        """0 or 1."""
+        """0 or 1. Raises FrameError for another."""
         found = self.take(1)[0]
         if found > 1:
             raise FrameError(f"rpc: 0 or 1 expected, got {found}")
         return bool(found)
 
     def fields_of_adt(self, depth: int) -> object:
-        """A tuple, or a value of another tag."""
+        """A tuple, or a value of another tag. Raises FrameError for more fields than bytes are
+        left."""
         tag, count = _ADT.unpack(self.take(_ADT.size))
         if count > self.left:
             raise FrameError(f"rpc: {count} items announced in {self.left} bytes")
@@ -367,7 +371,7 @@ class Reader:
         return ADT(tag, items) if tag else items
 
     def pairs(self, depth: int) -> dict[object, object]:
-        """A map."""
+        """A map. Raises FrameError for a key that cannot be one."""
         found = {}
         for _ in range(self.count(2)):
             key = self.value(depth + 1)

@@ -50,7 +50,7 @@ class FarExecutable:
         return self.program.sent(value) if isinstance(value, Tensor) else value
 
     def limit(self, steps: int | None = None, seconds: float | None = None) -> None:
-        """A session has its own limits."""
+        """A session has its own limits. Raises UnsupportedError."""
         raise UnsupportedError("limit: sessions have time limits: see ekiden.rpc")
 
     def benchmark(self, name: str, args: tuple[object, ...], **options: Any) -> BenchmarkResult:  # noqa: ANN401

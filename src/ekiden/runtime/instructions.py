@@ -44,7 +44,8 @@ class Instruction:
 
 
 def make(name: str, **operands: int | str | Sequence[int]) -> Instruction:
-    """An instruction from operands by name; a dtype may be a string such as "float32"."""
+    """An instruction from operands by name; a dtype may be a string such as "float32". Raises
+    InternalError for other operands than the opcode's."""
     expected = BY_NAME[name].operands
     if set(operands) != set(expected):
         raise InternalError(
@@ -60,7 +61,8 @@ def _operand(value: int | str | Sequence[int]) -> Operand:
 
 
 def encode(instruction: Instruction) -> list[int]:
-    """The instruction's words, each as a signed 32-bit integer."""
+    """The instruction's words, each as a signed 32-bit integer. Raises InternalError for another
+    number of operands than the opcode's."""
     opcode = BY_NAME[instruction.name]
     if len(instruction.operands) != len(opcode.operands):
         raise InternalError(

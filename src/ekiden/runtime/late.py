@@ -185,7 +185,8 @@ def names_in(names: str) -> tuple[Callable[[str], object], Callable[[], list[str
             from ekiden.arith.names import *
         else:
             __getattr__, __dir__ = names_in("ekiden.arith.names")
-    """
+
+    What is given raises AttributeError for a name that there is not."""
     package = names.rpartition(".")[0]
     _POSTPONED.append(names)
 
@@ -269,8 +270,7 @@ def names_from(
 ) -> Callable[[str], object]:
     """The `__getattr__` of a package (PEP 562): `names` says which of its modules, or which one of
     Ekiden's by its full name, each stands in, with another name there behind a colon; `modules`
-    which module each is.
-    """
+    which module each is. What is given raises AttributeError for a name that there is not."""
 
     def find(name: str) -> object:
         """Loads what a name stands for and sets it in the package, so that it is asked for once.

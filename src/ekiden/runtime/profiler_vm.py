@@ -29,8 +29,8 @@ class VirtualMachineProfiler(VirtualMachine):
     ) -> Report:
         """Run a function with these arguments, or with what `set_input` set; its report.
 
-        `collectors` must be None: there are none but time.
-        """
+        `collectors` must be None: there are none but time. Raises ValueError for others,
+        UnsupportedError for a program on another machine."""
         if collectors is not None:
             raise ValueError("profile: collectors are not known here; None expected")
         if args or kwargs:

@@ -235,7 +235,8 @@ class VirtualMachine:
 
     @cached_property
     def stepper(self) -> Stepper:
-        """A call that stands between two instructions; the methods below are short for its own."""
+        """A call that stands between two instructions; the methods below are short for its own.
+        Raises UnsupportedError for a program on another machine."""
         if isinstance(self.module, FarExecutable):
             raise UnsupportedError("step: the program runs on another machine")
         return Stepper(self.module)

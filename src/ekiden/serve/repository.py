@@ -380,7 +380,7 @@ def _has_changed(model: Model) -> bool:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What changes when a file does."""
+    """What changes when a file does. Raises LoadError if there is none to be read."""
     if str(path) == "":
         return ("", 0, 0, 0)
     try:

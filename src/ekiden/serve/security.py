@@ -33,7 +33,8 @@ class Tokens:
             raise RequestError("a bearer token expected", "unauthenticated")
 
     def check_control(self, header: bytes) -> None:
-        """The same for what changes the server."""
+        """The same for what changes the server. Raises RequestError ("forbidden") for a token that
+        may not."""
         if self._all and not _is_among(header, self._control):
             raise RequestError("this token may not load or unload", "forbidden")
 

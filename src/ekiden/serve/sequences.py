@@ -90,7 +90,8 @@ class PairedSession:
         return dict(self._values)
 
     def restore(self, values: Mapping[str, Array]) -> None:
-        """See `Session`."""
+        """See `Session`. Raises RequestError for a name or a type that the model's state does not
+        have."""
         for port in self._whole.inputs:
             if port.name not in self._pairs:
                 continue

@@ -171,8 +171,8 @@ def make_reduce(
 ) -> tuple[PrimExpr, ...]:
     """The components of a reduction; the sources themselves if there is no axis.
 
-    Where the condition does not hold, nothing is read and the identity is combined.
-    """
+    Where the condition does not hold, nothing is read and the identity is combined. Raises
+    TypeError for an axis of another kind, ValueError for a reduction inside another expression."""
     axes = (axis,) if isinstance(axis, ReduceAxis) else tuple(axis)
     if any(not isinstance(a, ReduceAxis) for a in axes):
         raise TypeError(f"{reducer.name}: expected axes made by te.reduce_axis, got {axis!r}")

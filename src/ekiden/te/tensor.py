@@ -306,7 +306,7 @@ def as_dims(shape: ExprLike | Sequence[ExprLike], what: str) -> tuple[PrimExpr, 
 def placeholder(
     shape: ExprLike | Sequence[ExprLike], dtype: str = "float32", name: str = "placeholder"
 ) -> Tensor:
-    """An input tensor."""
+    """An input tensor. Raises TypeError for a dtype that elements do not have."""
     dims = as_dims(shape, f"placeholder {name!r}")
     if dtype not in dt.SCALAR_BITS:
         raise TypeError(
@@ -449,7 +449,7 @@ def extern_op(
     steps: Sequence[tuple[ComputeOp, str]] = (),
 ) -> tuple[Tensor, ...]:
     """As `extern`, for a list of shapes and a dtype for each; within `without_statements` without
-    what `fbuild` makes."""
+    what `fbuild` makes. Raises ValueError for another number of dtypes."""
     dims = [as_dims(shape, f"extern {name!r}") for shape in shapes]
     if len(dtypes) != len(dims):
         raise ValueError(f"extern {name!r}: {len(dims)} shapes need as many dtypes, got {dtypes}")

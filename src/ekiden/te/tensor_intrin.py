@@ -102,7 +102,8 @@ def tensorize_stage(
 ) -> None:
     """Put an instruction in the place of a loop of a block. A sum that runs around the loop too is
     begun by the instruction's init, or by stores where it has none, and continued by its update.
-    """
+    Raises ScheduleError for an instruction without a body, or without an update where the sum needs
+    one."""
     if not isinstance(intrin, TensorIntrin):
         raise ScheduleError(
             f"tensorize: expected what te.decl_tensor_intrin gives, got {type(intrin).__name__}"

@@ -306,7 +306,8 @@ def create_relay_module_and_inputs_from_tflite_file(
     tflite_model_file: str, bind_params_by_name: bool = True
 ) -> tuple[IRModule, dict[str, Array], dict[str, Any]]:
     """A module of a TensorFlow Lite file, random inputs over the range of their dtypes (floats:
-    standard normal), and its parameters, which are constants of the module: none."""
+    standard normal), and its parameters, which are constants of the module: none. Raises InputError
+    where parameters are to be inputs (`bind_params_by_name` false)."""
     if not bind_params_by_name:
         raise InputError("import of a TFLite file: parameters are constants of the module")
     module, params = from_tflite(Path(tflite_model_file).read_bytes())

@@ -209,8 +209,8 @@ class IRBuilder:
 
     def scope_attr(self, node: object, attr_key: str, value: ExprLike | str) -> None:
         """With "thread_extent" or "virtual_thread" the rest of the scope runs on that many threads
-        of an axis (`te.thread_axis`); others are notes that no pass reads (`tir.AttrStmt`).
-        """
+        of an axis (`te.thread_axis`); others are notes that no pass reads (`tir.AttrStmt`). Raises
+        ValueError where axis and extent differ in dtype."""
         if attr_key not in ("thread_extent", "virtual_thread") or not isinstance(node, IterVar):
             held = node.buffer if isinstance(node, BufferVar) else node
             said = StringImm(value) if isinstance(value, str) else convert(value)

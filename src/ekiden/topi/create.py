@@ -77,7 +77,8 @@ def arange(
 
 
 def arange_extent(start: ExprLike, stop: ExprLike, step: ExprLike) -> PrimExpr:
-    """How many elements an arange has."""
+    """How many elements an arange has. Raises ValueError for a step of 0, and for bounds of symbols
+    that are not integers with a number as step."""
     begin, end, by = convert(start), convert(stop), convert(step)
     if is_const(by, 0):
         raise ValueError("arange: step must not be 0")
@@ -118,7 +119,8 @@ def ndarray_size(array: Tensor, dtype: str = "int32") -> Tensor:
 
 
 def meshgrid(a_tuple: Sequence[Tensor], indexing: str = "ij") -> list[Tensor]:
-    """Coordinates of a grid from those of its axes (vectors or scalars), as NumPy's meshgrid."""
+    """Coordinates of a grid from those of its axes (vectors or scalars), as NumPy's meshgrid.
+    Raises ValueError for another indexing than 'ij' and 'xy'."""
     if indexing not in ("ij", "xy"):
         raise ValueError(f"meshgrid: indexing must be 'ij' or 'xy', got {indexing!r}")
     extents = [t.shape[0] if t.ndim else as_dim(1) for t in a_tuple]

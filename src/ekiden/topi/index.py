@@ -201,8 +201,8 @@ def sequence_mask(
 ) -> Tensor:
     """`data` with elements at or beyond valid_length[batch] along `axis` replaced.
 
-    The time is axis 0 and the batch axis 1, or the other way round.
-    """
+    The time is axis 0 and the batch axis 1, or the other way round. Raises ValueError for another
+    axis."""
     if axis not in (0, 1) or data.ndim < 2:
         raise ValueError(
             f"sequence_mask: axis must be 0 or 1 of at least 2 axes, got {axis} of {data.ndim}"

@@ -34,7 +34,8 @@ def axis(layout: str, letter: str) -> int:
 
 
 def permutation(source: str, target: str) -> tuple[int, ...]:
-    """Axes for a transpose that turns `source` into `target`, which has the same letters."""
+    """Axes for a transpose that turns `source` into `target`, which has the same letters. Raises
+    ValueError if it has others."""
     if sorted(source) != sorted(target):
         raise ValueError(f"layout {source!r} cannot be permuted to {target!r}")
     return tuple(source.index(letter) for letter in target)

@@ -64,8 +64,7 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
 def couple(pairs: Tensor, steps: int = 100, tolerance: float = 0.005) -> Tensor:
     """The probabilities [n, k] of classes whose pairs have the probabilities `pairs` [n, k, k] of
     the first against the second: the second method of Wu, Lin and Weng (2004), as libsvm iterates
-    it.
-    """
+    it. Raises ValueError for pairs of another shape."""
     if pairs.ndim != 3:
         raise ValueError(f"couple: expected pairs [n, k, k], got {pairs.shape}")
     rows, classes = pairs.shape[0], pairs.shape[2]

@@ -111,8 +111,8 @@ def einsum(subscripts: str, *operand: Tensor | Sequence[Tensor]) -> Tensor:
     """Einstein's sum: "ij,jk->ik"; axes of an ellipsis broadcast, without an arrow the labels that
     occur once are kept in alphabetic order. NumPy's einsum.
 
-    One sum over all other labels of the product of all operands.
-    """
+    One sum over all other labels of the product of all operands. Raises ValueError for an axis of
+    the result that no operand has."""
     many: list[Tensor] = []
     for each in operand:
         many.extend([each] if isinstance(each, Tensor) else each)

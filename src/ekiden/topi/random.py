@@ -185,8 +185,8 @@ def normal(
 
 def multinomial(gen: Tensor, probs: Tensor, num_samples: Dim) -> tuple[Tensor, Tensor]:
     """(the generator afterwards, indices [..., num_samples] int32 drawn with replacement by the
-    weights in the last axis of `probs`), which need not sum to 1.
-    """
+    weights in the last axis of `probs`), which need not sum to 1. Raises ValueError for weights
+    that are not floating point."""
     if not dt.is_float(probs.dtype):
         raise ValueError(f"multinomial: weights must be floating point, got {probs.dtype}")
     sums = cumsum(probs, axis=-1)

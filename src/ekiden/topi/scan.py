@@ -14,7 +14,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, minimum
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
 from ekiden.topi.elementwise import elementwise
 from ekiden.topi.reduce import accumulator
 from ekiden.topi.rule.loops import Axis, estimate, parallel_outer
@@ -65,14 +65,28 @@ def _scan(
     k = here[axis]
     first = start if exclusive else cast(source[place(const(0))], target.dtype)
     added = cast(source[place(k - 1 if exclusive else k)], target.dtype)
-    begin = BufferStore(target, first, place(const(0)))
-    step = BufferStore(target, binop(target[place(k - 1)], added), place(k))
+    last = target[place(k - 1)]
+    kept: list[Buffer] = []
+    if not inner:  # what was just stored would come back from memory after 8 cycles and more
+        kept = [Buffer("running", (const(1),), target.dtype, "register")]
+        last = kept[0][(const(0),)]
+
+    def store(value: PrimExpr, index: PrimExpr) -> Stmt:
+        """An element of the result, which the next one is made of."""
+        there = [BufferStore(each, value, (const(0),)) for each in kept]
+        return seq(*there, BufferStore(target, last if there else value, place(index)))
+
     extent = source.shape[axis]
     empty_or_one = minimum(extent, 1)
     body = seq(
-        For(Var("first"), const(0), empty_or_one, ForKind.SERIAL, _inside(inner, begin)),
-        For(k, const(1), extent - empty_or_one, ForKind.SERIAL, _inside(inner, step)),
-    )
+        *(BufferStore(each, start, (const(0),)) for each in kept),
+        For(Var("first"), const(0), empty_or_one, ForKind.SERIAL,
+            _inside(inner, store(first, const(0)))),
+        For(k, const(1), extent - empty_or_one, ForKind.SERIAL,
+            _inside(inner, store(binop(last, added), k))),
+    )  # fmt: skip
+    for each in kept:
+        body = Allocate(each, body)
     return parallel_outer(axes[:axis], estimate(source.shape[axis:]), body)
 
 

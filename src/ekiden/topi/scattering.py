@@ -107,8 +107,8 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
     those of `updates` in order.
 
     The mode is one of REDUCTIONS. Negative coordinates count from the end. ONNX ScatterND has the
-    coordinates last: transpose them.
-    """
+    coordinates last: transpose them. Raises ValueError for a number of coordinates that is not
+    known, or more than `data` has axes."""
     _reduction("scatter_nd", mode)
     count = known(indices.shape[0]) if indices.ndim else 0
     if count is None:
@@ -154,8 +154,8 @@ def strided_set(
     Where there are fewer of one kind than of another, those that lack are the ends of their axes,
     and steps of 1.
 
-    An update: where the result lies in the bytes of `a`, only the slice is written.
-    """
+    An update: where the result lies in the bytes of `a`, only the slice is written. Raises
+    ValueError for more bounds than axes."""
     counts = {what: _count_of(what, each) for what, each in
               (("begin", begin), ("end", end), ("strides", strides))}  # fmt: skip
     count = max(counts.values())
@@ -238,8 +238,8 @@ def sparse_to_dense(
     """A tensor of `output_shape` with values at positions and a default elsewhere.
 
     sparse_indices: rank 0 (one position of a vector), 1 (positions of a vector) or 2 (one row of
-    coordinates each); sparse_values: one for each, or one for all.
-    """
+    coordinates each); sparse_values: one for each, or one for all. Raises ValueError where a
+    position has another number of coordinates than the result has axes, or takes several values."""
     shape = as_shape(output_shape)
     dtype = sparse_values.dtype
     check_rank("sparse_to_dense: 'sparse_indices'", sparse_indices.shape, 0, 1, 2)

@@ -214,7 +214,8 @@ def sliding_window(
     """Windows over the axes from `axis` on: their positions come first, then the window's axes.
 
     (N, H, W), axis 1, windows (h, w)  ->  (N, positions, positions, h, w)
-    """
+
+    Raises ValueError for another number of extents or strides than axes, and for those below 1."""
     at = normalize_axis(axis, data.ndim, "sliding_window")
     rank = len(window_shape)
     if rank != data.ndim - at or len(strides) != rank:

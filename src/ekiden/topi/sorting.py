@@ -230,7 +230,7 @@ def topk(
     """The k largest (or smallest) elements along an axis, in order; all of them for k < 1.
 
     ret_type: "values", "indices" or "both" (a list). Equal elements come in order of position.
-    """
+    Raises ValueError for another `ret_type`, and for a k above the extent of the axis."""
     what = {"values": ("values",), "indices": ("indices",), "both": ("values", "indices")}
     if ret_type not in what:
         raise ValueError(f"topk: ret_type must be one of {', '.join(what)}, got {ret_type!r}")
@@ -252,8 +252,8 @@ def searchsorted(
 ) -> Tensor:
     """Where values would be inserted to keep rows sorted, before equal elements or (`right`) after.
 
-    The sequence is one vector for all values, or has a row for each of theirs.
-    """
+    The sequence is one vector for all values, or has a row for each of theirs. Raises ValueError
+    for a sequence of another rank."""
     shared = sorted_sequence.ndim == 1
     if not shared and sorted_sequence.ndim != values.ndim:
         raise ValueError(

@@ -239,7 +239,8 @@ def squeeze(a: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
 
 
 def expand_like(a: Tensor, shape_like: Tensor, axis: int | Sequence[int]) -> Tensor:
-    """`a` with new axes at `axis`, repeated there to the extents of another tensor."""
+    """`a` with new axes at `axis`, repeated there to the extents of another tensor. Raises
+    ValueError if that does not make the other tensor's rank."""
     axes = normalize_axes(axis, shape_like.ndim, "expand_like")
     if len(axes) + a.ndim != shape_like.ndim:
         raise ValueError(
@@ -258,7 +259,8 @@ MOST = 2**62
 
 
 def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
-    """Flat positions as coordinates, which come along a new first axis; `shape` may be data."""
+    """Flat positions as coordinates, which come along a new first axis; `shape` may be data. Raises
+    ValueError for a shape whose rank is not known."""
     if isinstance(shape, Tensor):
         count = known(shape.shape[0])
         if count is None:
@@ -330,8 +332,8 @@ def matrix_set_diag(
     the lower) replaced.
 
     Shorter diagonals stand right or left in their row: `align` says it for those above and below
-    the main one, as TensorFlow's matrix_set_diag.
-    """
+    the main one, as TensorFlow's matrix_set_diag. Raises ValueError for diagonals of a rank that
+    does not go with the matrices'."""
     low, high = (k, k) if isinstance(k, int) else (k[0], k[-1])
     several = diagonal.ndim == data.ndim
     above, below = align.split("_")

@@ -239,9 +239,9 @@ def blocked(
     """A block as tiles of registers along a row loop, all of them for some steps of its last sum
     before the next, columns inside: whole rows of the second factor are read in order, are near for
     every other tile, and bring those of the next steps. Sums of steps are added up in memory; what
-    reads them comes behind.
-    chosen: vectors and rows of a tile, steps that stand one after the other, and steps of a block,
-    where they are not sampled."""
+    reads them comes behind. chosen: vectors and rows of a tile, steps that stand one after the
+    other, and steps of a block, where they are not sampled. Raises ScheduleError where no rows
+    share what is read along columns."""
     block, reader = schedule.get_block(name), _reader(schedule, name)
     lanes = target.lanes("float32")
     kinds, above = kinds_of(schedule, name), loops_of_panel(block_of(schedule, block))

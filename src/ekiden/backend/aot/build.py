@@ -31,8 +31,8 @@ def native_code(
     is_checked: bool = False,
 ) -> Native:
     """The native code of functions. `kernels` are linked with it and called directly; other
-    primitives are found in the executable at run time. `is_checked`: of several devices.
-    """
+    primitives are found in the executable at run time. `is_checked`: of several devices. Raises
+    CompileError for WebAssembly."""
     if target.architecture == WASM:
         raise CompileError(f"compile: there is no native code of functions (aot) for {WASM}")
     with LOCK:

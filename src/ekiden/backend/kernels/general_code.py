@@ -119,7 +119,7 @@ class Sizes:
         self._alive: list[PrimExpr] = []
 
     def bind(self, symbol: Var) -> bool:
-        """Name a symbol; whether it is new."""
+        """Name a symbol; whether it is new. Raises NoGeneralFormError beyond MOST_SYMBOLS."""
         if symbol in self._symbols:
             return False
         if len(self._symbols) == MOST_SYMBOLS:
@@ -237,7 +237,8 @@ class CodeBuilder:
         self._alive: list[PrimExpr] = []
 
     def words(self, results: Sequence[PrimExpr]) -> list[int]:
-        """The code that computes some values."""
+        """The code that computes some values. Raises NoGeneralFormError for more of
+        anything than MOST has."""
         made = [self.value(each) for each in results]
         registers, count = self._registers(made)
         found = {"axes": len(self.axes), "loads": len(self.loads), "results": len(results),

@@ -76,12 +76,13 @@ class FloatMath:
         return self.llvm("fma", x, y, z)
 
     def madd(self, x: Operand, y: Operand, z: Operand) -> Operand:
-        """x * y + z, rounded once or twice, where nothing is made of what rounding loses. On
-        WebAssembly, whose engines have no fused instruction for certain, it is the fast form."""
+        """x * y + z, rounded once or twice, where nothing is made of what rounding loses: the form
+        that is fast. WebAssembly's engines have no fused instruction for certain, nor has x86-64
+        below level v3, where to keep the product whole takes a softmax 4 times as long."""
         module = self.b.module
         if module.target is not None and module.has("madd"):
             return self.b.intrinsic("fmuladd", self.dtype, x, y, z)
-        return self.add(self.mul(x, y), z) if module.is_wasm else self.fma(x, y, z)
+        return self.fma(x, y, z) if module.has("fma") else self.add(self.mul(x, y), z)
 
     def abs(self, x: Operand) -> Operand:
         """|x|"""

@@ -8,7 +8,7 @@ from ekiden.codegen.llvm.math_exp import exp
 
 # erf(x) / x = P(x**2) / Q(x**2) on |x| <= 3.93, where erf rounds to 1. At LAST it is 1 to the last
 # bit, with fused products or without: a rounding less makes x * (1 + erf(x)) -6e22 at -1e30.
-LAST = 3.9298806190490723
+LAST = 3.929879665374756
 P = (
     1.1283791696060288, 0.19249151359131664, 0.05559354111111007, 0.00419676690264922,
     0.0004060860092787317, 6.601167988231853e-06,

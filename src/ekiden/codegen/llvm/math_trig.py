@@ -163,11 +163,12 @@ def _within(m: FloatMath, n: Operand, top: int) -> Operand:
 
 def _at_quarter(m: FloatMath, element: str, r: Operand, turn: Operand) -> Operand:
     """sin(r + turn * pi / 2) for |r| <= pi / 4; of the turns the last two bits count."""
+    step = m.fma if element == "float64" else m.madd  # one more rounding of float64 is lost there
     square = m.mul(r, r)
-    sine = m.fma(m.mul(r, square), m.polynomial(square, SIN[element]), r)
+    sine = step(m.mul(r, square), m.polynomial(square, SIN[element]), r)
     fourth = m.mul(square, square)
-    near_one = m.fma(square, m.const(-0.5), m.const(1.0))
-    cosine = m.fma(fourth, m.polynomial(square, COS[element]), near_one)
+    near_one = step(square, m.const(-0.5), m.const(1.0))
+    cosine = step(fourth, m.polynomial(square, COS[element]), near_one)
     first, sign = m.int_op("shl", turn, m.int_const(63)), m.int_const(-(1 << 63))
     swap = m.b.compare("slt", m.word, first, m.int_const(0))
     flip = m.int_op("and", m.int_op("shl", turn, m.int_const(62)), sign)

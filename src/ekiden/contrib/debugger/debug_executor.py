@@ -148,7 +148,7 @@ class GraphModuleDebug(GraphModule):
 
     def profile(self, collectors: object = None, **input_dict: object) -> Report:
         """Run, then each node once more; where the time went, node by node. `collectors` must be
-        None: there are none but time."""
+        None: there are none but time. Raises ValueError for others."""
         if collectors is not None:
             raise ValueError("profile: collectors are not known here; None expected")
         super().run(**input_dict)

@@ -57,9 +57,8 @@ def _described(given: object) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Time whole calls from Python on random inputs; print the minimum, median and 90th
-    percentile.
-    """
+    """Time whole calls from Python on random inputs; print the minimum, median and 90th percentile.
+    Raises InputError for `--threads` beside a server, which has its own."""
     if options.threads is not None and options.remote is not None:
         raise InputError("--threads: the server's own number counts: EKIDEN_NUM_THREADS there")
     if options.threads is not None:

@@ -157,7 +157,7 @@ class Prompt:
                 print(f"${number} = {_describe(value)}")
 
     def print_value(self, text: str) -> None:
-        """`print 3`, `print $3`, `print NAME`"""
+        """`print 3`, `print $3`, `print NAME`. Raises InputError for what there is not."""
         if whole_number(text.removeprefix("$")) is None:
             found = find_tensor(self.executable.raw, self.code, self.stepper.frames(), text)
             print(_elements(self.stepper.registers(found.frame)[found.register]))

@@ -39,7 +39,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def fetch(folder: Path) -> tuple[Path, dict[str, object]]:
-    """Download the wheel with pip; the model file and its configuration."""
+    """Download the wheel with pip; the model file and its configuration. Raises ImportModelError
+    with what pip says."""
     command = [
         sys.executable,
         "-m",

@@ -20,7 +20,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write what the suffix asks for; a model is compiled first."""
+    """Write what the suffix asks for; a model is compiled first. Raises InputError for options of a
+    compilation beside an artifact."""
     started = time.perf_counter()
     if not is_artifact(options.file):
         shape = parse_shapes(options.shape) or None

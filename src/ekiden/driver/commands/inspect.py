@@ -69,8 +69,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the stage asked for: of a model the Relay text, of an artifact the bytecode, if none
-    is.
-    """
+    is. Raises InputError for a stage that the target does not have, CompileError for one that an
+    artifact does not keep."""
     _check_usage(options)
     if is_artifact(options.file):
         if KERNEL_STAGES.get(options.stage) in KNOWN:

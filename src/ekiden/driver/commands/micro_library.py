@@ -67,7 +67,7 @@ def is_library(options: argparse.Namespace) -> bool:
 
 
 def write_library(options: argparse.Namespace) -> int:
-    """Compile, write, and say what memory the model needs."""
+    """Compile, write, say what memory the model needs. Raises InputError for several targets."""
     _check(options)
     check_folder(options.output)
     started = time.perf_counter()

@@ -163,7 +163,8 @@ def add_dims(parser: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> float:
-    """The type of an argument that is a finite number above 0."""
+    """The type of an argument that is a finite number above 0. Raises argparse.ArgumentTypeError
+    for others."""
     value = _parsed(float, text)
     if value is None or not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
@@ -171,7 +172,8 @@ def positive(text: str) -> float:
 
 
 def not_negative(text: str) -> float:
-    """The type of an argument that is a finite number, 0 or above."""
+    """The type of an argument that is a finite number, 0 or above. Raises
+    argparse.ArgumentTypeError for others."""
     value = _parsed(float, text)
     if value is None or not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number, 0 or above, got '{text}'")
@@ -179,7 +181,8 @@ def not_negative(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """The type of an argument that counts: a whole number above 0."""
+    """The type of an argument that counts: a whole number above 0. Raises
+    argparse.ArgumentTypeError for others."""
     value = _parsed(int, text)
     if value is None or value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got '{text}'")
@@ -187,7 +190,8 @@ def count(text: str) -> int:
 
 
 def threads(text: str) -> int:
-    """The type of an argument that says how many threads there are, as `runtime.num_threads`."""
+    """The type of an argument that says how many threads there are, as `runtime.num_threads`.
+    Raises argparse.ArgumentTypeError for more than MOST_THREADS."""
     number = count(text)
     if number > MOST_THREADS:
         raise argparse.ArgumentTypeError(f"expected at most {MOST_THREADS} threads, got {number}")

@@ -35,7 +35,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write a key or a program, or serve."""
+    """Write a key or a program, or serve. Raises InputError for a file where none is expected, or
+    none where one is."""
     if (options.file is None) == (options.what in WRITES):
         raise InputError(
             f"rpc {options.what}: expected {'a' if options.file is None else 'no'} file"

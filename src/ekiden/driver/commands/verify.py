@@ -66,7 +66,8 @@ def _tolerance(options: argparse.Namespace) -> Tolerance:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare; name the first node that differs."""
+    """Compare; name the first node that differs. Raises InputError for an artifact without its
+    model."""
     artifact = options.file if is_artifact(options.file) else None
     if artifact is not None and options.model is None:
         raise InputError(f"'{artifact}' is an artifact; name its model: --model model.onnx")

@@ -33,7 +33,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compile a model, or take an artifact, and write the folder."""
+    """Compile a model, or take an artifact, and write the folder. Raises InputError for options of
+    a compilation beside an artifact."""
     started = time.perf_counter()
     if is_artifact(options.file):
         if options.target or options.shape:

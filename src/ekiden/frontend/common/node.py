@@ -63,7 +63,8 @@ class Node:
         raise Unsupported(reason)
 
     def needs(self, index: int, reason: str) -> NoReturn:
-        """Give up because an input's value has to be known; says which parameters it is made of."""
+        """Give up because an input's value has to be known; says which parameters it is made of.
+        Raises Unsupported always."""
         raise Unsupported(reason, self.scope.params_of(self.expr(index)))
 
     # Inputs.

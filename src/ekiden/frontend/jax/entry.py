@@ -17,8 +17,8 @@ from ekiden.runtime.errors import CompileError
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
     """A function with its example inputs, a program of jax.export, or one that was saved: a path or
-    bytes.
-    """
+    bytes. Raises CompileError for examples that a function cannot be traced with, and for options
+    of a trace beside a program that is exported already."""
     label = label_of(model)
     if isinstance(model, (str, os.PathLike)):
         label = f"program {os.path.basename(os.fspath(model))!r}"

@@ -112,7 +112,8 @@ class Graph:
         return found
 
     def weight(self, name: str) -> Value:
-        """An initializer."""
+        """An initializer. Raises ImportModelError for one whose data do not fit its type and shape,
+        UnsupportedError for a type without tensors here."""
         label, proto = self.shared.label, self.weights[name]
         try:
             if proto.data_type == onnx.TensorProto.STRING:

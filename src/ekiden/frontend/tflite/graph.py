@@ -49,7 +49,7 @@ class Variables:
         return self.now[name]
 
     def read(self, name: str) -> Value:
-        """Its value where the import stands."""
+        """Its value where the import stands. Raises Unsupported where none was assigned before."""
         if name not in self.now:
             raise Unsupported(f"the variable {name!r} is read before it has a value")
         return self.now[name]
@@ -84,7 +84,7 @@ class Graph:
         """Tensors of operators that are not supported, and of what comes after them."""
 
     def inside(self, index: int) -> Graph:
-        """Another graph of the model."""
+        """Another graph of the model. Raises ImportModelError if there is no such graph."""
         if not 0 <= index < len(self.shared.model.graphs):
             raise ImportModelError(f"there is no subgraph {index}")
         return Graph(self.shared.model.graphs[index], self.shared)

@@ -24,7 +24,9 @@ from ekiden.runtime.errors import CompileError
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """A module with its example inputs, an exported program, or the path of a saved one."""
+    """A module with its example inputs, an exported program, or the path of a saved one. Raises
+    CompileError for examples that a module cannot be exported with, and for options of an export
+    beside a program that is exported already."""
     label = label_of(model)
     if isinstance(model, (str, os.PathLike, bytes)):
         name = repr(os.path.basename(os.fspath(model))) if not isinstance(model, bytes) else ""

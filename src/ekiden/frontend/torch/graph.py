@@ -58,7 +58,7 @@ class Graph:
         return Graph(module, self.walk, self.symbols)
 
     def run_nodes(self) -> None:
-        """Import the nodes."""
+        """Import the nodes. Raises Unsupported for a node that is no call, input or output."""
         for node in self.module.graph.nodes:
             if node in self.env:
                 continue  # an input, or what is given as one

@@ -95,7 +95,8 @@ class Importer:
                     self.symbols.known[symbol] = self.scope.symbol(shown)
 
     def input(self, node: torch.fx.Node, name: str) -> object:
-        """What an input stands for: a parameter of main, or a number it was traced with."""
+        """What an input stands for: a parameter of main, or a number it was traced with. Raises
+        UnsupportedError, which names it, for a type without tensors here."""
         meta = node.meta.get("val")
         if isinstance(meta, torch.Tensor):
             if meta.dtype in PARTS and self.takes_complex:
@@ -144,7 +145,8 @@ class Importer:
         return self.symbols.scalar(meta)
 
     def constant(self, tensor: torch.Tensor, name: str) -> Value:
-        """A weight, which shares its memory."""
+        """A weight, which shares its memory. Raises UnsupportedError, which names it, for a type
+        without tensors here."""
         label = f"weight '{name}'"
         try:
             value = constant(array_of(tensor))

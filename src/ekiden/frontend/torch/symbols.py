@@ -152,7 +152,8 @@ class Symbols:
         return tuple(map(self.dim, sizes))
 
     def convert(self, root: sympy.Basic) -> PrimExpr:
-        """An expression of SymPy; those of sizes are shallow."""
+        """An expression of SymPy; those of sizes are shallow. Raises Unsupported for a function
+        that sizes cannot be computed with, and for a symbol that no input gives."""
         if isinstance(root, sympy.Symbol):
             if str(root) not in self.known:
                 raise Unsupported(f"the size {root} is data that has no name here")

@@ -69,7 +69,8 @@ def _kind(place: Call) -> int:
 def ranges(
     module: IRModule, config: QConfig, data: Samples, compile: Callable[[IRModule], Run]
 ) -> dict[Call, float]:
-    """What the integers of each input reach, by the method that the configuration names."""
+    """What the integers of each input reach, by the method that the configuration names. Raises
+    InputError for data that give values which are not finite."""
     method = METHODS[MODES[config.calibrate_mode]]
     found: dict[Call, float] = {}
     for places, program in collect(module, config.calibrate_chunk_by):

@@ -164,7 +164,8 @@ register_schedule = registrar(
 def strategy_of(
     name: str, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type, target: Target | None
 ) -> OpStrategy | None:
-    """What the strategy of an operator gives for a call; None if it has none."""
+    """What the strategy of an operator gives for a call; None if it has none. Raises CompileError
+    if it gives no OpStrategy."""
     strategy: Any = OP_ATTRS.get(STRATEGY, {}).get(name)
     if strategy is None:
         return None
@@ -190,7 +191,8 @@ def own_lowering(name: str) -> OpImplementation | None:
 def implementation_of(
     name: str, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type, target: Target | None
 ) -> OpImplementation | None:
-    """What a user wants an operator computed by; None for its own lowering."""
+    """What a user wants an operator computed by; None for its own lowering. Raises CompileError for
+    a schedule of an operator that has no kernel."""
     strategy = strategy_of(name, attrs, inputs, out_type, target)
     if strategy is not None:
         return strategy.best()

@@ -53,7 +53,8 @@ class Xavier(Initializer):
         self.magnitude = float(magnitude)
 
     def weight(self, desc: str, shape: tuple[int, ...]) -> Array | float:
-        """Random numbers from NumPy's global generator."""
+        """Random numbers from NumPy's global generator. Raises ValueError for fewer than two
+        dimensions."""
         if len(shape) < 2:
             raise ValueError(f"Xavier: {desc!r} must have 2 dimensions or more, got {shape}")
         window = float(np.prod(shape[2:]))

@@ -72,7 +72,8 @@ def OutlineCompilerFunctionsWithExistingGlobalSymbols(  # noqa: N802
     compiler_filter: str = "",
 ) -> Pass:
     """Functions in expressions with the attributes Compiler (this one, if it is said) and
-    global_symbol become global functions of that name."""
+    global_symbol become global functions of that name. Raises ValueError for the name of a function
+    that the module has already."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """The module. Raises ValueError for a name that the module has already."""

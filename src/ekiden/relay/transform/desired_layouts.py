@@ -124,7 +124,8 @@ def _splits(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN401
 
 
 def convert_to(module: IRModule, desired: Desired) -> IRModule:
-    """The module with the calls of the operators that `desired` names in those layouts."""
+    """The module with the calls of the operators that `desired` names in those layouts. Raises
+    CompileError for an operator that has no layout."""
     known = OP_ATTRS.get(ATTRIBUTE, {})
     for name in desired:
         row = get(name).definition

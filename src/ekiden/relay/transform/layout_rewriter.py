@@ -119,7 +119,8 @@ class Rewriter:
         return value if source == target else op.layout_transform(value, source, target)
 
     def call(self, before: Call) -> Made | None:
-        """A call of an operator in its new layouts; None to leave it."""
+        """A call of an operator in its new layouts; None to leave it. Raises CompileError for a
+        call of a function."""
         assert isinstance(before.op, Op)
         inputs: list[Moved] = []
         args: list[RelayExpr] = []

@@ -250,8 +250,7 @@ def _with_children(
 
 def infer_here(expr: RelayExpr) -> RelayExpr:
     """Set the checked type of a constant, and of an operator call, tuple or projection from its
-    operands' types, if it has none.
-    """
+    operands' types, if it has none. Raises ValueError for another expression."""
     if expr.checked_type_or_none() is not None:
         return expr
     match expr:

@@ -198,9 +198,9 @@ class Schedule:
 
 
 def create_schedule(ops: Tensor | Operation | Sequence[Tensor | Operation]) -> Schedule:
-    """A schedule that computes operations, each stage at its own loops before its readers. One
-    that comes twice, as the operation of two tensors, is one.
-    """
+    """A schedule that computes operations, each stage at its own loops before its readers. One that
+    comes twice, as the operation of two tensors, is one. Raises ScheduleError for what is no
+    operation."""
     many = [ops] if isinstance(ops, (Tensor, Operation)) else list(ops)
     for each in many:
         if not isinstance(each, (Tensor, Operation)):

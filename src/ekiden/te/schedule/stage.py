@@ -211,7 +211,7 @@ class Stage:
         return self.iter_var_attrs.setdefault(self._leaf(what, axis), AxisAttr())
 
     def bind(self, ivar: Axis, thread_ivar: ThreadAxis) -> None:
-        """Run an axis on a thread axis."""
+        """Run an axis on a thread axis. Raises ScheduleError for another axis."""
         if not isinstance(thread_ivar, ThreadAxis):
             raise ScheduleError(
                 f"bind of {self.name!r}: expected a te.thread_axis, got"
@@ -274,7 +274,7 @@ class Stage:
         self.attach_type, self.attach_stage, self.attach_ivar = Attach.ROOT, None, None
 
     def set_scope(self, scope: str) -> None:
-        """Keep it in another memory: one of `tir.expr.SCOPES`."""
+        """Keep it in another memory: one of `tir.expr.SCOPES`. Raises ScheduleError for another."""
         if scope not in SCOPES:
             raise ScheduleError(
                 f"set_scope of {self.name!r}: expected one of {', '.join(SCOPES)}, got {scope!r}"

@@ -107,7 +107,8 @@ class Steps:
         return GlobalVar(self._working)
 
     def work_on(self, func_name: str) -> None:
-        """Let the following steps change another function of the module."""
+        """Let the following steps change another function of the module. Raises ScheduleError for a
+        function that there is not."""
         if func_name not in self._programs:
             raise ScheduleError(
                 f"work_on: no function {func_name!r}; there are {sorted(self._programs)}"

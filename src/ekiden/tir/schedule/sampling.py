@@ -106,7 +106,8 @@ def categorical(
     decision: int | None,
     source: random.Random,
 ) -> tuple[int, int]:
-    """(which, its value)."""
+    """(which, its value). Raises ScheduleError for another number of probabilities than of
+    candidates, and for a decision outside them."""
     if len(candidates) != len(probs) or not candidates:
         raise ScheduleError(
             f"sample_categorical: expected as many probabilities as candidates, got {len(probs)} "

@@ -72,7 +72,7 @@ class Source:
         warnings.warn(f"{place}: {message}", UserWarning, stacklevel=2)
 
     def fail_at(self, line: int, column: int, message: str) -> NoReturn:
-        """The same for a line (from 1) and a column (from 0) of the text."""
+        """The same for a line (from 1) and a column (from 0) of the text. Raises ParseError."""
         lines = self.text.split("\n")
         shown = lines[line - 1] if line <= len(lines) else ""
         place = f"{self.name}:{line + self.first_line - 1}:{column + self.indent + 1}"

@@ -123,7 +123,8 @@ class MicroKernel:
         return kernel, kernel.options_of(given)
 
     def options_of(self, text: str) -> Options:
-        """All options: those of a text like "own=16, unroll=2", and the defaults."""
+        """All options: those of a text like "own=16, unroll=2", and the defaults. Raises
+        ScheduleError for an option that it does not have."""
         options = dict(self.defaults)
         for each in filter(None, (part.strip() for part in text.split(","))):
             key, _, value = each.partition("=")

@@ -152,8 +152,7 @@ class Vectorizer(StmtMutator):
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """A store to an element per lane is a vector store; one to a buffer allocated inside stores
-        the vector.
-        """
+        the vector. Raises ScheduleError where lanes would store different values to one element."""
         value, indices = self.expr(stmt.value), self.exprs(stmt.indices)
         if stmt.buffer in self._buffers:
             buffer, wide = self.buffer(stmt.buffer), broadcast(value, self._lanes)
@@ -224,7 +223,7 @@ class Vectorizer(StmtMutator):
         return For(step, const(0), longest, ForKind.SERIAL, body)
 
     def visit_while(self, stmt: While) -> Stmt:
-        """A condition must be the same for all lanes."""
+        """A condition must be the same for all lanes. Raises ScheduleError where it is not."""
         if dt.vector(self.expr(stmt.condition).dtype):
             raise ScheduleError(
                 "vectorize: the condition of a while loop inside differs between lanes"

@@ -31,8 +31,8 @@ def crop_and_resize(
     """The parts `boxes` [n, (y1, x1, y2, x2)] of images box_indices[n], resized to `crop_size`.
 
     Coordinates are in [0, 1] from the first to the last pixel; places outside the image get the
-    extrapolation value. TensorFlow's crop_and_resize.
-    """
+    extrapolation value. TensorFlow's crop_and_resize. Raises ValueError for another method than
+    "bilinear" and "nearest_neighbor"."""
     methods = ("bilinear", "nearest_neighbor")
     if method not in methods:
         raise ValueError(
@@ -131,8 +131,8 @@ def grid_sample(
 
     Corners are the centres of the outer pixels (`align_corners`) or their outer edges. Places
     outside are 0, the nearest pixel ("border") or reflected. ONNX GridSample has the coordinates
-    last.
-    """
+    last. Raises ValueError for a method, a padding mode or a layout that there is not; "bicubic" is
+    for NCHW."""
     if method not in METHODS or padding_mode not in PADDING:
         raise ValueError(
             f"grid_sample: expected a method of {', '.join(METHODS)} and a padding mode of"

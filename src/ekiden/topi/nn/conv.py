@@ -87,8 +87,8 @@ def pads(padding: Padding, kernel: Sequence[PrimExpr], dilation: Sequence[int]) 
     """Padding before every spatial axis, then after every one.
 
     A number, one per axis (both sides), two per axis, "VALID" (none) or "SAME" (as much as keeps
-    the extent at stride 1, for windows of known size).
-    """
+    the extent at stride 1, for windows of known size). Raises ValueError for another text and
+    another number of numbers."""
     rank = len(kernel)
     if padding == "VALID":
         return (0,) * (2 * rank)

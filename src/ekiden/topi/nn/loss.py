@@ -20,8 +20,7 @@ def nll_loss(
     ignored.
 
     predictions: [N, C, ...] log-probabilities. reduction: "none", "sum" or "mean" (over the weights
-    that count). PyTorch's nll_loss.
-    """
+    that count). PyTorch's nll_loss. Raises ValueError for another reduction."""
     if reduction not in REDUCTIONS:
         raise ValueError(
             f"nll_loss: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}"

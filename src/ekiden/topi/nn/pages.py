@@ -184,7 +184,8 @@ def paged_attention(
 ) -> Tensor:
     """softmax(query * keys * scale) * values of one layer for n tokens: [n, heads, depth]; a token
     sees the keys of its sequence up to its own position. `projected` [n, heads + 2 * groups, depth]
-    begins with the queries, as for `write_pages`."""
+    begins with the queries, as for `write_pages`. Raises ValueError for heads that are no multiple
+    of the groups."""
     name = "paged_attention"
     checks = _checked(name, pages.page, projected, cache, places)
     groups, total = known(cache.shape[3]), known(projected.shape[1])

@@ -34,8 +34,7 @@ def depth_to_space(
     """Channels as blocks of pixels: C / block**2 channels of block times the height and width.
 
     mode "DCR": the block's row and column come first in the channels, "CRD": last. ONNX
-    DepthToSpace.
-    """
+    DepthToSpace. Raises ValueError for another mode."""
     if mode not in ORDERS:
         raise ValueError(f"depth_to_space: mode must be one of {', '.join(ORDERS)}, got {mode!r}")
     n, c, h, w = permute(data.shape, layout, "NCHW")
@@ -143,7 +142,8 @@ def dilate(
     dilation_value: float = 0.0,
     name: str = "DilatedInput",
 ) -> Tensor:
-    """Elements `strides` apart, a value between them."""
+    """Elements `strides` apart, a value between them. Raises ValueError for another number of
+    strides than axes."""
     if len(strides) != data.ndim:
         raise ValueError(f"dilate: expected {data.ndim} strides, got {tuple(strides)}")
     for step in strides:

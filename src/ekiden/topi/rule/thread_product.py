@@ -169,7 +169,8 @@ def build(
     name: str,
     decision: Decision,
 ) -> PrimFunc:
-    """The kernel of a product, and of what follows it."""
+    """The kernel of a product, and of what follows it. Raises CompileError for decisions that it
+    cannot be made by."""
     group = Group.of(inputs, outputs)
     if decision.number("vector") > 1:
         if decision.number("panel"):

@@ -106,8 +106,8 @@ def sparse_dense(
     """dense [m, k] times the transpose of a sparse weight [n, k], in compressed rows or in blocks
     (data of rank 3: [blocks, r, c]).
 
-    sparse_lhs: the sparse matrix [m, k] times the transpose of a dense [n, k].
-    """
+    sparse_lhs: the sparse matrix [m, k] times the transpose of a dense [n, k]. Raises ValueError
+    for blocks with `sparse_lhs`."""
     if sparse_data.ndim == 3:
         if sparse_lhs:
             raise ValueError("sparse_dense: blocks are for a sparse weight, not for sparse_lhs")
@@ -158,8 +158,8 @@ def sparse_conv2d(
     """The convolution of steps of 1 with a sparse weight [channels, columns], as sparse_dense has
     it; blocks of one column may leave that axis out. A window of an odd extent has a border of
     zeros around the data, and columns in the order of the layout: (row, column, channel) for NHWC,
-    (channel, row, column) for NCHW.
-    """
+    (channel, row, column) for NCHW. Raises ValueError for another layout, and for a window that is
+    not square or of an even extent."""
     sizes = {kernel_size} if isinstance(kernel_size, int) else set(kernel_size)
     if layout not in ("NHWC", "NCHW") or len(sizes) != 1 or min(sizes) % 2 != 1:
         raise ValueError(
@@ -281,8 +281,8 @@ def sparse_reshape(
 ) -> tuple[Tensor, Tensor]:
     """(the coordinates [n, rank] of elements after a reshape, the new shape with -1 resolved).
 
-    prev_shape: numbers, or a vector of known length.
-    """
+    prev_shape: numbers, or a vector of known length. Raises ValueError for a shape whose rank is
+    not known."""
     if isinstance(prev_shape, Tensor):
         rank = known(prev_shape.shape[0])
         if rank is None:
@@ -329,8 +329,7 @@ def sparse_fill_empty_rows(
     elements there are), the first two padded to elements + rows with -1 and 0.
 
     sparse_indices [n, rank] in order of rows. A row without elements gets the default value in its
-    first column.
-    """
+    first column. Raises ValueError for coordinates whose rank is not known."""
     count, rank = sparse_indices.shape
     rows = as_dim(dense_shape[0])
     axes = known(rank)

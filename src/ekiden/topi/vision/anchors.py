@@ -81,8 +81,7 @@ def multibox_transform_loc(
 
     cls_prob [batch, classes, n] (class 0 is the background), loc_pred [batch, n * 4] moves of the
     anchors [1, n, 4] in terms of the variances. A box counts when its best class has at least the
-    threshold.
-    """
+    threshold. Raises ValueError for another number of variances than 4."""
     name = "multibox_transform_loc"
     batch, classes, count = cls_prob.shape
     expect_shape(name, "loc_pred", loc_pred.shape, (batch, tidy(count * 4)))

@@ -82,8 +82,7 @@ def get_valid_counts(
     those first, where they were).
 
     data [batch, n, fields]; a class below 0 marks no box (id_index < 0: there are no classes). The
-    rest of the rows are -1.
-    """
+    rest of the rows are -1. Raises ValueError for a negative `score_index`."""
     batch, count, fields = data.shape
     if score_index < 0:
         raise ValueError(f"get_valid_counts: 'score_index' must not be negative, got {score_index}")
@@ -286,8 +285,7 @@ def all_class_non_max_suppression(
     boxes [batch, n, 4], scores [batch, classes, n]. output_format "onnx": [(batch, class, box)
     int64 padded with 0, number of rows (1,) int64]; "tensorflow": [(class, box) [batch, classes *
     n, 2] int64, scores, number [batch] int64], each class behind another, in it the highest score
-    first, padded with 0. ONNX NonMaxSuppression.
-    """
+    first, padded with 0. ONNX NonMaxSuppression. Raises ValueError for another `output_format`."""
     if output_format not in ("onnx", "tensorflow"):
         raise ValueError(
             f"all_class_non_max_suppression: output_format must be onnx or tensorflow, got"

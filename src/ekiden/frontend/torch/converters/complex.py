@@ -100,7 +100,7 @@ def sqrt(node: Node, x: Complex) -> Found:
 
 
 def power(node: Node, x: Complex, exponent: object) -> Found:
-    """A whole power above 0, by squares."""
+    """A whole power above 0, by squares. Raises Unsupported for others."""
     if not isinstance(exponent, (int, float)) or exponent != int(exponent) or exponent < 1:
         raise Unsupported(f"a complex number to the power of {exponent!r}")
     base, count = parts_of(node, x), int(exponent)
