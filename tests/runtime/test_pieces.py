@@ -81,8 +81,9 @@ def test_each_way_to_write_gives_the_same_file() -> None:
 
 
 def test_a_file_of_no_sections_and_of_empty_ones() -> None:
-    for parts in ([], [Part(Section.METADATA, lambda at: [b""])],
-                  [Part(k, lambda at: [b"", b"1"]) for k in (Section.CODE, Section.GLOBALS)]):  # fmt: skip
+    one = [Part(Section.METADATA, lambda at: [b""])]
+    two = [Part(kind, lambda at: [b"", b"1"]) for kind in (Section.CODE, Section.GLOBALS)]
+    for parts in ([], one, two):
         made = assemble(parts)
         assert written(made.write) == bytes(made.joined()) == written(made.write_once)
 
