@@ -81,7 +81,10 @@ class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyp
 
 def static(model: Model, data: Data, folder: Path, method: str, per_channel: bool) -> Model:
     onnx.save(model, folder / "float.onnx")
-    quantization.shape_inference.quant_pre_process(folder / "float.onnx", folder / "ready.onnx")
+    quantization.shape_inference.quant_pre_process(
+        folder / "float.onnx", folder / "ready.onnx",
+        auto_merge=True,  # sizes of other names that must be the same, as those of MiniLM's table
+    )  # fmt: skip
     quantization.quantize_static(
         folder / "ready.onnx", folder / "made.onnx", Reader(data), per_channel=per_channel,
         activation_type=quantization.QuantType.QUInt8,

@@ -91,8 +91,10 @@ static uint32_t by_folding(uint32_t state, const unsigned char *at, size_t size)
 
 static bool can_fold(void) { return ek_cpu_has("pclmulqdq", 9) && ek_cpu_has("sse4_1", 6); }
 
-uint32_t ek_crc32(const void *data, size_t size) {
+uint32_t ek_crc32(const void *data, size_t size) { return ek_crc32_next(0, data, size); }
+
+uint32_t ek_crc32_next(uint32_t before, const void *data, size_t size) {
   ek_call_once(&tables_once, make_tables);
-  uint32_t start = UINT32_MAX;
+  uint32_t start = ~before;
   return ~(size >= 64 && can_fold() ? by_folding(start, data, size) : by_table(start, data, size));
 }

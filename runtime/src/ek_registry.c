@@ -98,16 +98,34 @@ static int cpu_has(void *self, const ek_value *args, int32_t nargs, ek_value *re
 }
 
 #ifndef EK_SMALL /* who writes files is no server */
-/* A tensor of bytes -> their checksum, as files have it. */
+/* (a tensor of bytes[, the checksum of those before them]) -> their checksum, as files have it. */
 static int crc32_of(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
-  static const int32_t types[] = {EK_TENSOR};
+  static const int32_t types[] = {EK_TENSOR, EK_INT};
   ek_bytes bytes;
   (void)self;
-  if (expect_args("ek.runtime.crc32", args, nargs, 1, types) != 0 ||
+  if (expect_args("ek.runtime.crc32", args, nargs, nargs == 1 ? 1 : 2, types) != 0 ||
       ek_tensor_bytes("ek.runtime.crc32", args[0].v.obj, &bytes) != 0) {
     return -1;
   }
-  *ret = ek_value_int((int64_t)ek_crc32(bytes.data, bytes.size));
+  uint32_t before = nargs == 1 ? 0 : (uint32_t)args[1].v.i64;
+  *ret = ek_value_int((int64_t)ek_crc32_next(before, bytes.data, bytes.size));
+  return 0;
+}
+
+/* An executable -> a tensor of the bytes of its file, which are its memory. */
+static int executable_file(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_EXECUTABLE};
+  ek_object *view;
+  (void)self;
+  if (expect_args("ek.executable.file", args, nargs, 1, types) != 0) return -1;
+  const ek_executable *e = (const ek_executable *)(const void *)args[0].v.obj;
+  const int64_t shape[] = {(int64_t)e->size};
+  /* The cast drops const: READ_ONLY says it again. */
+  if (ek_tensor_view(e->file, (void *)(uintptr_t)e->data, shape, 1, (ek_dtype){EK_DTYPE_UINT, 8, 1},
+                     (ek_device){EK_CPU, 0}, EK_DLPACK_READ_ONLY, &view) != 0) {
+    return -1;
+  }
+  *ret = ek_value_object(view);
   return 0;
 }
 #endif
@@ -401,6 +419,9 @@ static const ek_builtin builtins[] = {
     {"ek.executable.attach", attach_native},
     {"ek.executable.bind_constant", bind_constant},
     {"ek.executable.check", check_arguments},
+#ifndef EK_SMALL
+    {"ek.executable.file", executable_file},
+#endif
     {"ek.executable.limit", executable_limit},
     {"ek.executable.link", link_executable},
     {"ek.executable.module", executable_module},

@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pickle import PicklingError
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from ekiden.codegen import llvm
 from ekiden.codegen.children import Channel, nameless_file, when_closed
 from ekiden.codegen.parallel import LOCK
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.files import Writer
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
@@ -104,14 +105,15 @@ class Background:
         except OSError:
             os.killpg(0, signal.SIGKILL)
 
-    def finish(self, artifact: memoryview) -> None:
-        """Hand over the result, and end this process."""
+    def finish(self, size: int, write: Callable[[Writer], object]) -> None:
+        """Hand over the result, of so many bytes that `write` puts into a file, and end this
+        process. What it raises is handed over as well."""
         try:
             with os.fdopen(self.result, "wb", closefd=False) as file:
-                file.write(artifact)
-        except OSError as error:
+                write(file)
+        except Exception as error:
             self.fail(error)
-        self.send(("done", len(artifact)))
+        self.send(("done", size))
         _end(0)
 
     def fail(self, error: BaseException) -> None:

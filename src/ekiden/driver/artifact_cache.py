@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,10 @@ from ekiden.driver.artifact_key import Request
 from ekiden.ir.cache_layers import cache_layers, is_filled
 from ekiden.runtime import environment
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.files import PathName, shrink, write_whole
+from ekiden.runtime.files import PathName, Writer, Written, shrink, write_whole
 
 if TYPE_CHECKING:
-    from ekiden.runtime.artifact import Bytes
+    from ekiden.runtime.pieces import Bytes
 
 LARGEST = 4
 """An artifact is kept if that many of its size fit in the limit."""
@@ -71,10 +71,11 @@ class ArtifactCache:
         return _mapped(_artifact(layer, key), layer is self.folder)
 
     def put(
-        self, wanted: Request, made: Bytes, weight_files: Sequence[str]
+        self, wanted: Request, made: Bytes | Written, weight_files: Sequence[str]
     ) -> runtime.Executable | None:
-        """Keep an artifact, unless the model has changed since it was asked for or this machine
-        cannot run it, and remove those not used for longest; readers see all of a file or none.
+        """Keep an artifact, given by its bytes or by what writes them, unless the model has changed
+        since it was asked for or this machine cannot run it, and remove those not used for longest;
+        readers see all of a file or none.
 
         Gives it as it is mapped from its file, so that it need not stay in memory; None where it
         was not kept.
@@ -89,12 +90,16 @@ class ArtifactCache:
             if weight_files:
                 names = json.dumps(list(weight_files)).encode()
                 write_whole(_list(self.folder, wanted), lambda file: file.write(names))
-            write_whole(path, lambda file: file.write(made))
+            write_whole(path, made.write if isinstance(made, Written) else _writes(made))
             found = _mapped(path, True)
             shrink(self.folder, self.limit)
         except (OSError, ValueError):
             return None
         return found
+
+
+def _writes(data: Bytes) -> Callable[[Writer], object]:
+    return lambda file: file.write(data)
 
 
 def _artifact(layer: PathName, key: str) -> str:

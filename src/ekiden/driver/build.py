@@ -38,8 +38,10 @@ from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.relay.visitor import bound_vars, fresh_copy, post_order
 from ekiden.runtime import mapped
+from ekiden.runtime.artifact import Assembly, Seekable
 from ekiden.runtime.engines import text_of
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.files import Writer
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim
 from ekiden.target.virtual_device import Targets, compilation_config
@@ -105,15 +107,34 @@ def _with_own_variables(module: IRModule) -> IRModule:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """An artifact, and the names of the files beside the model's that it has weights from."""
+    """An artifact, whose bytes lie where they were made until they are joined or written, and the
+    names of the files beside the model's that it has weights from."""
 
-    artifact: memoryview
+    artifact: Assembly
     weight_files: tuple[str, ...]
     apart: Mapping[int, Array]
     """Constants by number that the artifact is without: of one with general kernels, which is
     loaded and not kept."""
     files: mapped.Files
-    """What weights were read from, to be checked when `apart` are as well."""
+    """What weights are read from, to be checked when they were."""
+
+    def __len__(self) -> int:
+        return self.artifact.size
+
+    @phase("write")
+    def joined(self) -> memoryview:
+        """The bytes in memory. Raises ImportModelError where the files of its weights have changed
+        since they were first read."""
+        made = self.artifact.joined()
+        self.files.check("compile")
+        return made
+
+    @phase("write")
+    def write(self, file: Writer) -> None:
+        """The bytes into a file of their own, which can go back, as one of the cache can. Raises as
+        `joined` does: what was written is not to be used then."""
+        self.artifact.write_once(cast("Seekable", file))
+        self.files.check("compile")
 
 
 def compile_to_bytes(
@@ -123,7 +144,7 @@ def compile_to_bytes(
     executor: str = "vm",
 ) -> bytes:
     """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
-    return bytes(compile_model(model, target, options, executor).artifact)
+    return bytes(compile_model(model, target, options, executor).joined())
 
 
 REGION_MARKS = ("Compiler", "Primitive", "Inline", "global_symbol")
@@ -215,7 +236,6 @@ def compile_model(
             is_native=executor == "aot" and not is_general,
             apart=apart if is_general else None,
         )
-    files.check("compile")
     if tiers is not None and is_general:
         ((_, about, general),) = rows
         tiers.own = partial(_own_code, general, about, executor, files)
@@ -224,14 +244,12 @@ def compile_model(
 
 def _own_code(
     general: ModuleKernels, metadata: dict[str, object], executor: str, files: mapped.Files
-) -> memoryview:
-    """The artifact of what was made with general kernels, with their own code. Raises
-    ImportModelError where the files of its weights have changed since."""
+) -> Compiled:
+    """The artifact of what was made with general kernels, with their own code."""
     own = ModuleKernels(general.target, devices=general.devices, tiers=general.tiers)
     module = with_own_kernels(general, own, concurrent=executor == "async")
     made = compile_variants([(module, metadata, own)], is_native=executor == "aot")
-    files.check("compile")
-    return made
+    return Compiled(made, (), {}, files)
 
 
 def _with_conditions(module: IRModule) -> IRModule:

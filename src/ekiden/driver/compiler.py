@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ekiden.driver.tiers import Upgrade
     from ekiden.frontend.common.options import Shapes
     from ekiden.runtime import artifact
-    from ekiden.runtime.artifact import Bytes
+    from ekiden.runtime.pieces import Bytes
     from ekiden.target import virtual_device
     from ekiden.target.virtual_device import Targets
     from ekiden.tune.records import RecordsLike
@@ -199,7 +199,7 @@ def export(
         asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
         with _chosen(size, denormals, records=records):
             found = compile_artifact(model, target, asked, executor, progress)
-        data = found.to_bytes() if isinstance(found, runtime.Executable) else found
+        data = artifact.file_of(found) if isinstance(found, runtime.Executable) else found
     library.write_artifact(data, path, cc=cc, options=options)
 
 
@@ -372,10 +372,9 @@ def compile_artifact(
     cache, wanted, found = _cached(model, target, options, executor)
     if found is not None:
         return found
+    started = time.perf_counter()
     made = _compiled(model, target, options, executor, progress)
-    if wanted is not None:
-        found = cache.put(wanted, made.artifact, made.weight_files)
-    return made.artifact if found is None else found
+    return _kept(cache, wanted, made, started)
 
 
 def compile_fastest(
@@ -422,17 +421,17 @@ def compile_quick(
         )
     _compiler()  # as a phase of its own, and without looking for garbage
     tiers = import_module("ekiden.backend.kernels.tiers").Tiers()
+    started = time.perf_counter()
     made = _compiled(model, target, options, executor, progress, tiers)
     if not tiers.is_general:
-        if wanted is not None:
-            found = cache.put(wanted, made.artifact, made.weight_files)
-        return made.artifact if found is None else found, None
+        return _kept(cache, wanted, made, started), None
 
-    def keep(artifact: Bytes) -> runtime.Executable | None:
-        return None if wanted is None else cache.put(wanted, artifact, made.weight_files)
+    def keep(data: Bytes) -> runtime.Executable | None:
+        return None if wanted is None else cache.put(wanted, data, made.weight_files)
 
-    raw = artifact.executable_of(made.artifact, made.apart)
+    raw = artifact.executable_of(made.joined(), made.apart)
     made.files.check("compile")
+    _log_made(len(made), started)
     upgrade = import_module("ekiden.driver.tiers").Upgrade
     with _RARELY:
         job = tiers.begin()
@@ -469,11 +468,22 @@ def _compiled(
     tiers: Tiers | None = None,
 ) -> Compiled:
     """What the compiler makes."""
-    started = time.perf_counter()
     with _RARELY:
         build = _compiler()
         made = build.compile_model(model, target, options, executor, progress=progress, tiers=tiers)
-    assert isinstance(made.artifact, memoryview)
-    took = time.perf_counter() - started
-    LOG.log(INFO, "compile: %.1f MB in %.2f s", len(made.artifact) / 1e6, took)
     return cast("Compiled", made)
+
+
+def _kept(
+    cache: ArtifactCache, wanted: Request | None, made: Compiled, started: float
+) -> memoryview | runtime.Executable:
+    """An artifact as the cache has it from now on, or in memory."""
+    found = None if wanted is None else cache.put(wanted, made, made.weight_files)
+    whole = made.joined() if found is None else found
+    _log_made(len(made), started)
+    return whole
+
+
+def _log_made(size: int, started: float) -> None:
+    took = time.perf_counter() - started
+    LOG.log(INFO, "compile: %.1f MB in %.2f s", size / 1e6, took)

@@ -399,7 +399,7 @@ class Executable:
             kinds = f"save writes an artifact (.eki); export_library writes {KINDS[suffix]}"
             raise ExportError(f"save '{path}': {kinds}")
         program = self._whole()
-        write_to(path, lambda file: file.write(late_bound.whole(program)))
+        write_to(path, lambda file: late_bound.write(program, file))
         return None
 
     def move_late_bound_consts(self, path: PathName, byte_limit: int = 0) -> None:
@@ -478,7 +478,7 @@ class Executable:
     def stored_weight_bytes(self) -> int:
         """Bytes of the constants in the artifact: others are made of these when it is loaded
         (`size="small"`)."""
-        constants = artifact.read_constants(self._whole().to_bytes())
+        constants = artifact.read_constants(artifact.file_of(self._whole()))
         return sum(c.nbytes for c in constants if not c.is_made)
 
     @property

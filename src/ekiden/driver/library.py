@@ -26,12 +26,13 @@ import numpy as np
 from ekiden import runtime
 from ekiden.driver.formats import ARTIFACT, KINDS
 from ekiden.runtime import late_bound
-from ekiden.runtime.artifact import ALIGNMENT, Bytes, function_names, metadata_of
+from ekiden.runtime.artifact import ALIGNMENT, function_names, metadata_of
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.files import PathName, Writer, check_folder, write_whole
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import variants
 from ekiden.runtime.paths import include_dir, source_dir, static_library_path
+from ekiden.runtime.pieces import Bytes
 from ekiden.target import Target
 from ekiden.target.features import WASM
 from ekiden.target.triple import TRIPLES

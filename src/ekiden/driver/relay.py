@@ -22,6 +22,7 @@ from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.runtime import Executable as Compiled
 from ekiden.runtime import Module, register_func
+from ekiden.runtime.artifact import executable_of
 from ekiden.runtime.errors import CompileError
 from ekiden.target import TargetLike
 from ekiden.target.virtual_device import Targets, compilation_config, with_host
@@ -124,7 +125,7 @@ def to_executable(
     """
     module = _module(ir_mod, params)
     made = compile_model(module, target, NO_OPTIONS, executor, in_place, mod_name=mod_name)
-    return Compiled.from_bytes(made.artifact)
+    return executable_of(made.joined())
 
 
 def optimize(

@@ -11,7 +11,7 @@ import numpy as np
 from ekiden import runtime
 from ekiden.ir.op import Array
 from ekiden.rpc import RemoteTensor, RPCSession
-from ekiden.runtime.artifact import Bytes, metadata_of, without_kernels
+from ekiden.runtime.artifact import metadata_of, without_kernels
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
@@ -22,6 +22,7 @@ from ekiden.runtime.metadata import (
     tensor_infos,
     variants,
 )
+from ekiden.runtime.pieces import Bytes
 from ekiden.runtime.profile import Report, report_of
 
 __all__ = ["RemoteExecutable"]

@@ -15,11 +15,12 @@ from pathlib import Path
 from ekiden.codegen.llvm import wasm
 from ekiden.driver.library import compile_in
 from ekiden.ir.cache_layers import cache_layers
-from ekiden.runtime.artifact import Bytes, metadata_of
+from ekiden.runtime.artifact import metadata_of
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.files import PathName, named, write_whole
 from ekiden.runtime.metadata import variants
 from ekiden.runtime.paths import include_dir, source_dir, web_source_dir
+from ekiden.runtime.pieces import Bytes
 from ekiden.target import Target
 from ekiden.target.features import WASM
 

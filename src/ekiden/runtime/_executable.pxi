@@ -65,7 +65,7 @@ cdef class Executable(Object):
 
     def to_bytes(self):
         """The bytes of the program's file."""
-        return _part(self.handle, EK_PART_FILE, 0)
+        return get_global_func("ek.executable.file")(self).numpy().tobytes()
 
     @property
     def globals(self):

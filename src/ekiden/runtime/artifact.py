@@ -5,22 +5,26 @@ from __future__ import annotations
 import struct
 from binascii import crc32
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import starmap
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 
-from ekiden.runtime import environment, mapped
 from ekiden.runtime._core import Executable, Tensor, empty, get_global_func, tensor
-from ekiden.runtime.late import Late
+from ekiden.runtime.files import Writer
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.layout import Section
 from ekiden.runtime.metadata import read_metadata
-
-if TYPE_CHECKING:
-    from concurrent import futures
-else:
-    futures = Late("concurrent.futures")
+from ekiden.runtime.pieces import (
+    Bytes,
+    Piece,
+    Pieces,
+    checksum,
+    joined,
+    parts_of,
+    put_all,
+    size_of,
+)
 
 MAGIC = b"\x89EKIDEN\n"
 VERSION = 1
@@ -33,15 +37,6 @@ ALIGNMENT = 64
 _HEADER = struct.Struct("<8sIIQII")
 _ENTRY = struct.Struct("<IIQQ")
 _CONSTANT = struct.Struct("<BBHI")
-
-Bytes = bytes | memoryview
-Piece = Bytes | np.ndarray
-"""Arrays may lie in memory as they like: they are written as C has them."""
-Pieces = list[Piece]
-LARGE = 1 << 20
-"""Bytes of a piece that are worth a thread, and of a constant that may stand apart."""
-PART = 1 << 23
-"""Bytes that a thread takes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +67,100 @@ LATE_BOUND, STORED, MADE_AT_LOAD = 0, 1, 0xFFFF
 """In place of lanes, which are 1: where the data of a constant comes from."""
 
 
-def write_sections(parts: Iterable[Part]) -> memoryview:
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A file whose sections have their places, and whose bytes lie in pieces where they were made:
+    they may be read more than once, and are what was given as long as nobody writes it."""
+
+    rows: tuple[tuple[int, int, int], ...]
+    """Of each section its kind with the variant, where it begins, its length."""
+    sections: tuple[Pieces, ...]
+    """The bytes of each, and the zeros behind them."""
+    size: int
+
+    def joined(self) -> memoryview:
+        """The file in memory."""
+        made = joined([bytes(self._begin), *chain(*self.sections)])
+        sums = [checksum(made[start : start + length]) for _, start, length in self.rows]
+        made[: self._begin] = self._head(sums)
+        return made
+
+    def write(self, file: Writer) -> None:
+        """The file into another, of which a part is in memory at a time. What it holds at its
+        beginning is known when all has been read, which is done once more for that."""
+        sums = [
+            self._sum(parts_of(pieces), length)
+            for pieces, (_, _, length) in zip(self.sections, self.rows, strict=True)
+        ]
+        file.write(self._head(sums))
+        for part in parts_of(chain(*self.sections)):
+            file.write(part)
+
+    def write_once(self, file: Seekable) -> None:
+        """The same into a file that can go back to its beginning: all is read once."""
+        file.write(bytes(self._begin))
+        sums = [
+            self._sum(_written(parts_of(pieces), file), length)
+            for pieces, (_, _, length) in zip(self.sections, self.rows, strict=True)
+        ]
+        file.seek(0)
+        file.write(self._head(sums))
+        file.seek(self.size)
+
+    @property
+    def _begin(self) -> int:
+        return _aligned(_HEADER.size + len(self.rows) * _ENTRY.size)
+
+    def _sum(self, parts: Iterable[memoryview], length: int) -> int:
+        """The checksum of so many bytes; behind them stand zeros, which it leaves out."""
+        found = 0
+        for part in parts:
+            if length > 0:
+                found = checksum(part[:length], found)
+            length -= len(part)
+        return found
+
+    def _head(self, sums: Sequence[int]) -> bytes:
+        """Header, section table and the zeros up to the first section."""
+        rows = zip(self.rows, sums, strict=True)
+        table = b"".join(_ENTRY.pack(kind, each, start, n) for (kind, start, n), each in rows)
+        header = _HEADER.pack(MAGIC, VERSION, BYTE_ORDER, self.size, len(sums), crc32(table))
+        return header + table + bytes(-len(header + table) % ALIGNMENT)
+
+
+class Seekable(Writer, Protocol):
+    """A file of its own from the beginning, which can go back."""
+
+    def seek(self, offset: int, /) -> object:
+        """Go to a byte."""
+
+
+def _written(parts: Iterable[memoryview], file: Writer) -> Iterator[memoryview]:
+    """Parts, each when it is written."""
+    for part in parts:
+        file.write(part)
+        yield part
+
+
+def assemble(parts: Iterable[Part]) -> Assembly:
     """The file of sections, of each variant of each kind at most one."""
     ordered = sorted(parts, key=lambda part: (part.variant, part.kind))
     at = _aligned(_HEADER.size + len(ordered) * _ENTRY.size)
-    pieces: Pieces = [bytes(at)]  # which the head takes when checksums are known
-    places = []
+    rows, sections = [], []
     for part in ordered:
         payload = part.payload_at(at)
-        length = sum(map(_size, payload))
-        places.append((part.variant << VARIANT_BITS | part.kind, at, length))
-        pieces += [*payload, bytes(-length % ALIGNMENT)]
-        at += _aligned(length)
-    if ordered:
-        at -= _size(pieces.pop())  # nothing follows the last section
-    made = _joined(pieces)
-    rows = [(kind, checksum(made[start : start + n]), start, n) for kind, start, n in places]
-    head = _head([_ENTRY.pack(*row) for row in rows], at)
-    made[: len(head)] = head
-    return made
+        length = sum(map(size_of, payload))
+        rows.append((part.variant << VARIANT_BITS | part.kind, at, length))
+        is_last = part is ordered[-1]  # nothing follows it
+        zeros = 0 if is_last else -length % ALIGNMENT
+        sections.append([*payload, bytes(zeros)])
+        at += length + zeros
+    return Assembly(tuple(rows), tuple(sections), at)
+
+
+def write_sections(parts: Iterable[Part]) -> memoryview:
+    """The same in memory."""
+    return assemble(parts).joined()
 
 
 def executable_of(data: Bytes, apart: Mapping[int, np.ndarray] | None = None) -> Executable:
@@ -114,7 +184,7 @@ def _settled(arrays: Sequence[np.ndarray]) -> list[Tensor]:
         tensor(np.asarray(a)) if is_settled(a) else empty(a.shape, a.dtype.name) for a in arrays
     ]
     copied = [(f, a) for f, a in zip(found, arrays, strict=True) if not is_settled(a)]
-    _put_all([(f.reinterpret("uint8", (f.nbytes,)).numpy(), a) for f, a in copied])
+    put_all([(f.reinterpret("uint8", (f.nbytes,)).numpy(), a) for f, a in copied])
     return found
 
 
@@ -131,6 +201,14 @@ def is_settled(array: np.ndarray) -> bool:
     is_placed = array.__array_interface__["data"][0] % ALIGNMENT == 0
     is_plain = array.flags.c_contiguous and array.dtype.isnative
     return is_own and not owner.flags.writeable and is_placed and is_plain
+
+
+def file_of(executable: Executable) -> memoryview:
+    """The bytes of an executable's file, which are its memory: late-bound constants are none of
+    them."""
+    found = get_global_func("ek.executable.file")(executable)
+    assert isinstance(found, Tensor)
+    return found.numpy().data
 
 
 def read_sections(data: Bytes) -> list[tuple[Section, int, memoryview]]:
@@ -156,8 +234,8 @@ def write_constants(constants: Sequence[Constant], start: int) -> Pieces:
         records.append(_CONSTANT.pack(each.code, each.bits, lanes, len(each.shape)))
         records.append(struct.pack(f"<{len(each.shape)}qQQ", *each.shape, each.nbytes, at))
         is_last = index == len(constants) - 1
-        data += [stored, b"" if is_last else bytes(-_size(stored) % ALIGNMENT)]
-        at += _aligned(_size(stored))
+        data += [stored, b"" if is_last else bytes(-size_of(stored) % ALIGNMENT)]
+        at += _aligned(size_of(stored))
     padding = bytes(-records_size % ALIGNMENT) if constants else b""
     return [b"".join(records) + padding, *data]
 
@@ -204,9 +282,9 @@ def _string(section: memoryview, at: int) -> tuple[str, int]:
     return bytes(section[at + 4 : end]).decode(), end
 
 
-def with_constants(data: bytes, constants: Sequence[Constant]) -> memoryview:
+def with_constants(data: Bytes, constants: Sequence[Constant]) -> Assembly:
     """The same file with other data of its constants, or without that of some."""
-    return write_sections(
+    return assemble(
         _constants_part(constants) if kind is Section.CONSTANTS else _same(kind, payload, variant)
         for kind, variant, payload in read_sections(data)
     )
@@ -229,75 +307,6 @@ def _constants_part(constants: Sequence[Constant]) -> Part:
 
 def _same(kind: Section, payload: Bytes, variant: int = 0) -> Part:
     return Part(kind, lambda at: [payload], variant)
-
-
-def _head(entries: Sequence[bytes], size: int) -> bytes:
-    """Header, section table and the zeros up to the first section."""
-    table = b"".join(entries)
-    header = _HEADER.pack(MAGIC, VERSION, BYTE_ORDER, size, len(entries), crc32(table))
-    return header + table + bytes(-len(header + table) % ALIGNMENT)
-
-
-def _joined(pieces: Pieces) -> memoryview:
-    """One after the other, in the memory of a tensor: it has large pages, takes a third of the time
-    that joined `bytes` do, and is aligned as constants are, so that `executable_of` need not copy.
-    """
-    made = empty((sum(map(_size, pieces)),), "uint8").numpy()
-    at, places = 0, []
-    for piece in pieces:
-        end = at + _size(piece)
-        places.append((made[at:end], piece))
-        at = end
-    _put_all(places)
-    return made.data
-
-
-def _put_all(places: Sequence[tuple[np.ndarray, Piece]]) -> None:
-    """Copy pieces into as many bytes each, bit for bit, by threads where they are large. What was
-    read of a file goes from memory meanwhile."""
-    large = [part for place in places if len(place[0]) >= LARGE for part in _parts(*place)]
-    jobs = min(len(large), environment.compile_jobs())
-    for place in places:
-        if len(place[0]) < LARGE:
-            _put(*place)
-    if jobs < 2:
-        list(starmap(_put, large))
-        return
-    with futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(_put, *zip(*large, strict=True)))
-
-
-def _parts(place: np.ndarray, piece: Piece) -> Iterator[tuple[np.ndarray, Piece]]:
-    """A piece as several of about the size that a thread takes at a time, by its first axis: the
-    largest weight of a network may be as large as all others together."""
-    array = np.frombuffer(piece, np.uint8) if not isinstance(piece, np.ndarray) else piece
-    rows = len(array) if array.ndim else 1
-    step = max(1, rows * PART // len(place))
-    row = len(place) // rows
-    for at in range(0, rows, step):
-        end = min(at + step, rows)
-        yield place[at * row : end * row], array[at:end] if array.ndim else array
-
-
-def _put(place: np.ndarray, piece: Piece) -> None:
-    """Copy a piece into as many bytes, bit for bit."""
-    if not isinstance(piece, np.ndarray):
-        place[:] = np.frombuffer(piece, np.uint8)
-        return
-    kind = np.dtype(f"u{piece.itemsize}") if piece.itemsize in (1, 2, 4, 8) else piece.dtype
-    place.view(kind).reshape(piece.shape)[...] = piece.view(kind)
-    mapped.drop(piece)
-
-
-def _size(piece: Piece) -> int:
-    return piece.nbytes if isinstance(piece, np.ndarray) else len(piece)
-
-
-def checksum(data: Bytes) -> int:
-    """As sections have it, by the runtime, whose checksums take less than half of zlib's time."""
-    found = get_global_func("ek.runtime.crc32")(tensor(np.frombuffer(data, np.uint8)))
-    assert isinstance(found, int)
-    return found
 
 
 def _aligned(size: int) -> int:

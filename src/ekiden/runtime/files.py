@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from ekiden.runtime._core import _states_below
 from ekiden.runtime.late import Late
@@ -26,6 +26,7 @@ __all__ = [
     "File",
     "PathName",
     "Writer",
+    "Written",
     "check_folder",
     "files_below",
     "named",
@@ -45,6 +46,16 @@ class Writer(Protocol):
 
     def write(self, data: bytes | bytearray | memoryview, /) -> object:
         """Take all of these bytes."""
+
+
+@runtime_checkable
+class Written(Protocol):
+    """A content that need not be in memory as a whole: its bytes, and what writes them."""
+
+    def __len__(self) -> int: ...
+
+    def write(self, file: Writer, /) -> object:
+        """All of them into a file that has none."""
 
 
 File: TypeAlias = PathName | Writer

@@ -14,6 +14,7 @@ import numpy as np
 
 from ekiden.runtime._core import Executable, Tensor, get_global_func, register_func, tensor
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.files import Writer
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def missing(executable: Executable) -> list[str]:
     unknown = [i for i, c in enumerate(executable.constants) if c is None]
     if not unknown:
         return []
-    kinds = artifact.read_constants(executable.to_bytes())
+    kinds = artifact.read_constants(artifact.file_of(executable))
     return [f"{PREFIX}{i}" for i in unknown if not kinds[i].is_made]
 
 
@@ -41,13 +42,16 @@ def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str
     """
     if waiting := missing(executable):
         raise LoadError(f"late-bound constants: they are moved already: {', '.join(waiting)}")
-    data = executable.to_bytes()
+    data = artifact.file_of(executable)
     constants = artifact.read_constants(data)
-    chosen = [i for i, c in enumerate(constants) if c.nbytes >= byte_limit and not c.is_made]
-    kept = [replace(c, data=None) if i in chosen else c for i, c in enumerate(constants)]
     values = executable.constants
-    moved = {f"{PREFIX}{i}": v for i in chosen if (v := values[i]) is not None}
-    return Executable.from_bytes(artifact.with_constants(data, kept)), moved
+    chosen = {i for i, c in enumerate(constants) if c.nbytes >= byte_limit and not c.is_made}
+    kept = [
+        replace(c, data=None) if i in chosen else _filled(c, v)
+        for i, (c, v) in enumerate(zip(constants, values, strict=True))
+    ]
+    moved = {f"{PREFIX}{i}": v for i in sorted(chosen) if (v := values[i]) is not None}
+    return artifact.executable_of(artifact.with_constants(data, kept).joined()), moved
 
 
 def bind(executable: Executable, given: Mapping[str, object]) -> None:
@@ -79,12 +83,28 @@ def _from_file(executable: Executable, path: str) -> None:
     bind(executable, params.load_params(path))
 
 
-def whole(executable: Executable) -> bytes | memoryview:
-    """The bytes of an executable with all the constants it has been given."""
-    data = executable.to_bytes()
+def whole(executable: Executable) -> memoryview:
+    """The bytes of an executable with all the constants it has been given: its own memory, where
+    it was not given any."""
+    made = _with_given(executable)
+    return artifact.file_of(executable) if made is None else made.joined()
+
+
+def write(executable: Executable, file: Writer) -> None:
+    """The same into a file, of which no copy is made in memory."""
+    made = _with_given(executable)
+    if made is None:
+        file.write(artifact.file_of(executable))
+    else:
+        made.write(file)
+
+
+def _with_given(executable: Executable) -> artifact.Assembly | None:
+    """The file with the constants that were given; None where it has all itself."""
+    data = artifact.file_of(executable)
     constants = artifact.read_constants(data)
     if all(c.data is not None or c.is_made for c in constants):
-        return data
+        return None
     values = executable.constants
     return artifact.with_constants(
         data, [_filled(c, v) for c, v in zip(constants, values, strict=True)]

@@ -88,7 +88,7 @@ def _artifact(source: Source, candidate: Candidate, target: Target, key: str) ->
         kernels = ModuleKernels(only, None, devices=config.device_targets_by(only))
         made = optimize(module, only, config, kernels=kernels)
         metadata: dict[str, object] = {"executor": "vm", "target": str(only)}
-        return bytes(compile_variants([(made, metadata, kernels)]))
+        return bytes(compile_variants([(made, metadata, kernels)]).joined())
 
 
 def run(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message:

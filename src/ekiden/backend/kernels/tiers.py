@@ -27,6 +27,7 @@ from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.manifest_alloc import tensor_types
+from ekiden.runtime.files import Written
 from ekiden.runtime.late import LateLog
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
@@ -47,7 +48,7 @@ class Tiers:
     """Name of a kernel that was compiled at once -> why it has no general form."""
     kept: dict[str, bytes] = field(default_factory=dict)
     """The code of those that have it, by key."""
-    own: Callable[[], memoryview] | None = None
+    own: Callable[[], Written] | None = None
     """Gives the artifact with their own code, for who has forked; it calls `compile` again."""
     job: Background | None = None
     """In the fork: whom it is made for."""
@@ -69,7 +70,7 @@ class Tiers:
                 made = self.own()
             except BaseException as error:
                 job.fail(error)
-            job.finish(made)
+            job.finish(len(made), made.write)
         return job
 
     def compile(

@@ -78,13 +78,14 @@ from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime import Device
-from ekiden.runtime.artifact import LARGE
+from ekiden.runtime.artifact import Assembly
 from ekiden.runtime.device_code import pack_kernels
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.instructions import make
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import CALL_CLOSURE
+from ekiden.runtime.pieces import LARGE
 from ekiden.target import Target, VirtualDevice
 from ekiden.target.virtual_device import PARAM_PLACES
 
@@ -589,7 +590,7 @@ def compile_module(
     `compile_variants` has it."""
     kernels = ModuleKernels(target, progress)
     given = [(CompileKernels(kernels)(module), metadata, kernels)]
-    return compile_variants(given, is_native=is_native)
+    return compile_variants(given, is_native=is_native).joined()
 
 
 def check_module(module: IRModule) -> None:
@@ -612,8 +613,8 @@ def compile_variants(
     *,
     is_native: bool = False,
     apart: dict[int, Array] | None = None,
-) -> memoryview:
-    """The bytes of the executable of a module that the VM pipeline has prepared for each target,
+) -> Assembly:
+    """The file of the executable of a module that the VM pipeline has prepared for each target,
     with its metadata and its kernels; with native code of its functions beside their bytecode if
     asked for. Equal constants of variants are one. `apart` takes the large ones by number: for who
     loads it at once they need not be in the bytes.

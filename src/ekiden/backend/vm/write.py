@@ -8,19 +8,19 @@ from dataclasses import field
 import numpy as np
 
 from ekiden.backend.vm.signatures import signatures
-from ekiden.ir.pass_context import phase
 from ekiden.ir.type import Type
 from ekiden.runtime.artifact import (
+    Assembly,
     Constant,
     Part,
-    Pieces,
+    assemble,
     write_constants,
-    write_sections,
 )
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.instructions import Instruction, dtype_code, encode
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.layout import Section
+from ekiden.runtime.pieces import Pieces
 
 __all__ = [
     "Places",
@@ -83,17 +83,16 @@ def write_executable(
 ) -> bytes:
     """The bytes of a file for one target; as `write_programs` has it."""
     program = Program(functions, primitives, image, metadata, places or Places())
-    return bytes(write_programs([program], constants))
+    return bytes(write_programs([program], constants).joined())
 
 
-@phase("write")
 def write_programs(
     programs: Sequence[Program],
     constants: Sequence[np.ndarray],
     made: Collection[int] = (),
     apart: Collection[int] = (),
-) -> memoryview:
-    """The file's bytes: of several programs, variants of one, the loader takes the first whose
+) -> Assembly:
+    """The file: of several programs, variants of one, the loader takes the first whose
     image its machine can run. The same arguments always give the same bytes.
 
     Constants are those of all; they may be of any layout, and are stored contiguous and
@@ -112,7 +111,7 @@ def write_programs(
     for number, sections in enumerate(written, start=1):
         own = {kind: payload for kind, payload in sections.items() if kind not in common}
         parts += [Part(kind, _at_once(payload), number) for kind, payload in own.items()]
-    return write_sections(parts)
+    return assemble(parts)
 
 
 def _sections(program: Program) -> dict[Section, bytes]:

@@ -24,7 +24,7 @@ from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, ENGINE, PRECISION
 from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
 from ekiden.runtime import Device, Executable
-from ekiden.runtime.artifact import metadata_of
+from ekiden.runtime.artifact import file_of, metadata_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import check_folder, write_text
 from ekiden.runtime.metadata import EXECUTORS, tensor_infos
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
         config[DENORMALS] = options.denormals
     with PassContext(config=config, instruments=[timings] if timings else []):
         found = _compiled(options, asked)
-    made = found if isinstance(found, memoryview) else found.to_bytes()
+    made = found if isinstance(found, memoryview) else file_of(found)
     write_artifact(made, options.output, cc=options.cc)
     with beside(options.output):
         print_written(options.output, len(made), time.perf_counter() - started)

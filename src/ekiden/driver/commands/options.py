@@ -20,6 +20,7 @@ from ekiden.driver.remote import RemoteExecutable
 from ekiden.frontend.table import is_model_file
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import DECISIONS
+from ekiden.runtime.artifact import file_of
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import named
 from ekiden.runtime.metadata import Dim
@@ -96,7 +97,7 @@ def open_remote(options: argparse.Namespace, path: str) -> RemoteExecutable:
     """
     if needs_compiling(path, options.target):
         made = compile_artifact(path, options.target or "llvm")
-        data = made if isinstance(made, memoryview) else made.to_bytes()
+        data = made if isinstance(made, memoryview) else file_of(made)
     else:
         with named("read", path):
             data = memoryview(Path(path).read_bytes())

@@ -17,6 +17,7 @@ from ekiden.ir.op import Array
 from ekiden.quantization.plan import KINDS, QuantPlan, Recipe
 from ekiden.quantization.ranges import METHODS
 from ekiden.quantization.rounding import ROUNDINGS
+from ekiden.runtime.artifact import file_of
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder, write_text
 
@@ -95,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         found.save(options.output)
     else:
         made = compile_artifact(found.model, "llvm")
-        written = made if isinstance(made, memoryview) else made.to_bytes()
+        written = made if isinstance(made, memoryview) else file_of(made)
         write_artifact(written, options.output, cc=options.cc)
     if options.plan_out:
         write_text(options.plan_out, found.plan.json())

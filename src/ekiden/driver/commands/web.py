@@ -10,6 +10,7 @@ from ekiden.driver.commands.options import FILE, is_artifact, parse_shapes
 from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.web import RUNTIME, THREADED, package_files, web_targets, write_site
 from ekiden.frontend.common.options import ImportOptions
+from ekiden.runtime.artifact import file_of
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import named
 
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         asked = ImportOptions(parse_shapes(options.shape) or None)
         made = compile_artifact(options.file, web_targets(options.target or ()), asked)
-        data = made if isinstance(made, memoryview) else memoryview(made.to_bytes())
+        data = made if isinstance(made, memoryview) else file_of(made)
     write_site(data, options.output, cc=options.cc)
     folder = Path(options.output)
     for name in (RUNTIME, THREADED, *package_files(), "model.eki"):

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
-import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from ekiden.frontend.onnx.messages import onnx
@@ -17,6 +16,7 @@ from ekiden.frontend.onnx.node import describe
 from ekiden.frontend.onnx.weights import Weights, number_of
 from ekiden.frontend.table import frontend, frontend_of
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.runtime.mapped import read_whole
 
 OLDEST = 1
 """The oldest opset of the default domain that converters are written for."""
@@ -53,7 +53,7 @@ def read_model(
         raise
     files = tuple(sorted({file for _, file in _outside(model)}))
     if files:
-        _load_external_data(model, path, label)
+        _find_external_data(model, path, label, weights)
     return model, label, files
 
 
@@ -66,18 +66,13 @@ def _told_apart(path: str, label: str, error: ImportModelError) -> None:
         raise ImportModelError(text) from error
 
 
-def _read(path: str, weights: Weights | None) -> bytes | memoryview:
-    """The bytes of a file: mapped, where large weights stay in it. An array of NumPy has large
-    pages, and takes a third of the time that `bytes` do.
-    """
+def _read(path: str, weights: Weights | None) -> memoryview:
+    """The bytes of a file: mapped, where large weights stay in it."""
     found = None if weights is None else weights.files.map(path)
     if found is not None:
         return found
     with open(path, "rb", buffering=0) as file:
-        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
-        size = file.readinto(data.data)  # less where it has shrunk; a pipe has no size at all
-        rest = file.readall()
-    return data.data if size == len(data) and not rest else data[:size].tobytes() + rest
+        return read_whole(file)
 
 
 def _parse(data: bytes | memoryview, label: str, weights: Weights | None) -> onnx.ModelProto:
@@ -92,15 +87,15 @@ def _parse(data: bytes | memoryview, label: str, weights: Weights | None) -> onn
 
 def _outside(model: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, str]]:
     """The tensors that lie in files of their own, and the names of those."""
-    for each in _tensors(model.graph):
+    for each in _tensors(model):
         if each.data_location == onnx.TensorProto.EXTERNAL and number_of(each) is None:
             yield each, next((e.value for e in each.external_data if e.key == "location"), "")
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The initializers and the tensors of attributes, graphs inside nodes included."""
-    yield from graph.initializer
-    for node in _inside(graph.node):
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The initializers and the tensors of attributes, those inside nodes and functions too."""
+    yield from model.graph.initializer
+    for node in _inside([*model.graph.node, *(n for f in model.functions for n in f.node)]):
         for attribute in node.attribute:
             yield from [attribute.t] if attribute.HasField("t") else attribute.tensors
         for inner in subgraphs(node):
@@ -116,20 +111,31 @@ def _check_weights_are_here(model: onnx.ModelProto) -> None:
         )
 
 
-def _load_external_data(model: onnx.ModelProto, path: str, label: str) -> None:
+def _find_external_data(
+    model: onnx.ModelProto, path: str, label: str, weights: Weights | None
+) -> None:
+    """Let weights stay in the files beside a model; those that are not plain bytes of plain files,
+    and all without `weights`, are for the package onnx to read, or to refuse."""
     folder = os.path.dirname(path) or os.curdir
-    for weight, file in _outside(model):
+    for weight, file in list(_outside(model)):
         if not os.path.exists(os.path.join(folder, file)):
             raise ImportModelError(
                 f"import {label}: the weight {weight.name!r} lies in the file {file!r}, which must "
                 f"be in the folder of the model, {folder!r}; there is none"
             )
+        if weights is None or not weights.leave_beside(weight, folder):
+            _load_external_data(weight, folder, label)
+
+
+def _load_external_data(weight: onnx.TensorProto, folder: str, label: str) -> None:
     try:
-        onnx.external_data_helper.load_external_data_for_model(model, folder)
+        onnx.external_data_helper.load_external_data_for_tensor(weight, folder)
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise ImportModelError(
             f"import {label}: cannot read the weights that lie beside it: {error}"
         ) from error
+    weight.data_location = onnx.TensorProto.DEFAULT
+    del weight.external_data[:]
 
 
 def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:

@@ -11,14 +11,16 @@ any byte; else it is a copy, so that nothing of a file is needed once its model 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import numpy as np
 
+from ekiden.frontend.onnx.beside import opened, place_of
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.wire import MARK, without_weights
+from ekiden.frontend.onnx.wire import MARK, mark, without_weights
 from ekiden.ir.op import Array
 from ekiden.runtime import mapped
 
@@ -33,6 +35,8 @@ class Weights:
         self._copies = lent is None
         self.files = mapped.Files() if lent is None else lent
         self._parts: list[memoryview] = []
+        self._beside: dict[str, memoryview | None] = {}
+        """Files beside the model's by their locations; None: they are left to the package onnx."""
 
     def without(self, data: bytes | memoryview) -> bytes | memoryview:
         """The message of a model without its large weights, which are looked up here."""
@@ -40,6 +44,36 @@ class Weights:
         rest, places = without_weights(view, len(self._parts))
         self._parts += [view[begin:end] for begin, end in places]
         return rest
+
+    def leave_beside(self, tensor: onnx.TensorProto, folder: str) -> bool:
+        """Leave the bytes of a tensor in their file below the folder of the model. False, and
+        nothing has changed, where what the model says of them is not plainly right: what to make
+        of that is for the package onnx to say."""
+        place = place_of(tensor)
+        if place is None:
+            return False
+        location, begin, length = place
+        if location not in self._beside:
+            self._beside[location] = self._bytes_of(folder, location)
+        data = self._beside[location]
+        if data is None:
+            return False
+        end = len(data) if length is None else begin + length
+        if not begin <= end <= len(data):
+            return False
+        mark(tensor, len(self._parts))
+        self._parts.append(data[begin:end])
+        return True
+
+    def _bytes_of(self, folder: str, location: str) -> memoryview | None:
+        handle = opened(folder, location)
+        if handle is None:
+            return None
+        found = self.files.adopt(handle, os.path.join(folder, location))
+        if found is not None:
+            return found
+        with open(handle, "rb", buffering=0) as file:
+            return mapped.read_whole(file)
 
     def array(self, number: int, kind: type[np.generic]) -> Array:
         """The elements of a weight. Raises ValueError where its bytes are no number of them."""

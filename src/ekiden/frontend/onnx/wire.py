@@ -157,13 +157,20 @@ def _cut(
             kind = each.value
     if raw is None or raw.end - raw.begin < LEAST or kind not in PLAIN:
         return
-    instead = _KIND(data_location=_KIND.EXTERNAL)
-    for key, value in ("location", MARK), ("offset", str(first + len(places))):
-        instead.external_data.add(key=key, value=value)
+    instead = _KIND()
+    mark(instead, first + len(places))
     text = instead.SerializeToString()
     places.append((raw.begin, raw.end))
     edits.append((raw.start, raw.end, text))
     tensor.growth = len(text) - (raw.end - raw.start)
+
+
+def mark(tensor: onnx.TensorProto, number: int) -> None:
+    """Let a tensor say that its bytes have stayed out, and their number."""
+    del tensor.external_data[:]
+    tensor.data_location = _KIND.EXTERNAL
+    for key, value in ("location", MARK), ("offset", str(number)):
+        tensor.external_data.add(key=key, value=value)
 
 
 def _field(data: memoryview, start: int, end: int) -> _Field:
@@ -207,4 +214,4 @@ def _varint(value: int) -> bytes:
     return bytes([*found, value])
 
 
-__all__ = ["LEAST", "MARK", "Places", "without_weights"]
+__all__ = ["LEAST", "MARK", "Places", "mark", "without_weights"]

@@ -24,8 +24,8 @@ import numpy as np
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import SIZE, PassContext
 from ekiden.relay.expr import ConstantData
-from ekiden.runtime.artifact import checksum
 from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.pieces import checksum
 
 Result: TypeAlias = Array | tuple[Array, ...]
 LARGE = 1 << 16

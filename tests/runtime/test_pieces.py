@@ -1,0 +1,128 @@
+"""Files whose bytes lie in pieces: joined, or written some at a time, they are the same."""
+
+import io
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ekiden.backend.vm.write import Program, VMFunction, write_programs
+from ekiden.runtime import Executable, mapped, pieces
+from ekiden.runtime.artifact import Assembly, Part, assemble, file_of
+from ekiden.runtime.files import write_to
+from ekiden.runtime.instructions import make
+from ekiden.runtime.layout import Section
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.integers(0, 255, (1300, 3000), np.uint8)
+
+
+def unaligned() -> np.ndarray:
+    return np.frombuffer(bytes(3) + RNG.standard_normal(5000).tobytes(), np.float64, 5000, 3)
+
+
+PIECES = [
+    b"head", b"", ROWS, ROWS.T, ROWS[::-1, ::2], np.float32(1.5), np.zeros((0, 4)),
+    unaligned(), RNG.standard_normal((7, 5)).astype(ml_dtypes.bfloat16).T, memoryview(bytes(9)),
+    np.arange(3, dtype=ml_dtypes.int4), np.broadcast_to(np.float64(2.5), (400, 1000)),
+    np.ones((2, 3), np.complex128).T, bytes(2 << 20),
+]  # fmt: skip
+
+
+def plain(piece: pieces.Piece) -> bytes:
+    return piece.tobytes() if isinstance(piece, np.ndarray) else bytes(piece)
+
+
+def test_parts_are_the_bytes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [np.asarray(p) if isinstance(p, np.generic) else p for p in PIECES]
+    wanted = b"".join(map(plain, given))
+    assert bytes(pieces.joined(given)) == wanted
+    for size in (pieces.PART, 1 << 19, 1 << 10):
+        monkeypatch.setattr(pieces, "PART", size)
+        parts = list(pieces.parts_of(given))
+        assert b"".join(parts) == wanted and all(map(len, parts))
+        found = 0
+        for part in parts:
+            found = pieces.checksum(part, found)
+        assert found == zlib.crc32(wanted) == pieces.checksum(wanted)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 200])
+def test_checksums_go_on(size: int) -> None:
+    data = RNG.integers(0, 255, 300, np.uint8).tobytes()
+    first = pieces.checksum(data[:size]) if size else 0
+    assert pieces.checksum(data[size:], first) == zlib.crc32(data)
+
+
+def assembly() -> Assembly:
+    """An artifact with constants that lie in many ways."""
+    main = VMFunction("main", ("x",), 1, (make("Ret", src=0),))
+    constants = [ROWS.T, RNG.standard_normal(3), ROWS, np.zeros((0, 2)), unaligned()]
+    return write_programs([Program([main], [], b"", {})], constants)
+
+
+def written(write: Callable[[io.BytesIO], object]) -> bytes:
+    file = io.BytesIO()
+    write(file)
+    return file.getvalue()
+
+
+def test_each_way_to_write_gives_the_same_file() -> None:
+    made = assembly()
+    whole = bytes(made.joined())
+    assert len(whole) == made.size
+    assert written(made.write) == whole == written(made.write_once)
+    loaded = Executable.from_bytes(whole)
+    np.testing.assert_array_equal(loaded.constants[0].numpy(), ROWS.T)
+    assert bytes(file_of(loaded)) == whole == loaded.to_bytes()
+
+
+def test_a_file_of_no_sections_and_of_empty_ones() -> None:
+    one = [Part(Section.METADATA, lambda at: [b""])]
+    two = [Part(kind, lambda at: [b"", b"1"]) for kind in (Section.CODE, Section.GLOBALS)]
+    for parts in ([], one, two):
+        made = assemble(parts)
+        assert written(made.write) == bytes(made.joined()) == written(made.write_once)
+
+
+def test_what_an_executable_s_file_is_stays_when_the_executable_goes() -> None:
+    loaded = Executable.from_bytes(assembly().joined())
+    view = file_of(loaded)
+    wanted = loaded.to_bytes()
+    del loaded
+    assert bytes(view) == wanted and view.readonly
+
+
+def test_an_error_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    made = assembly()
+
+    class Full(io.BytesIO):
+        def write(self, data: object, /) -> int:
+            if self.tell() > 1000:
+                raise OSError("no space")
+            return super().write(data)  # type: ignore[arg-type]
+
+    def write(file: object) -> None:
+        made.write(file)  # type: ignore[arg-type]
+        made.write(Full())
+
+    with pytest.raises(OSError, match="no space"):
+        write_to(tmp_path / "a.eki", write)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pieces_in_mapped_files_go_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights").write_bytes(bytes(4 << 20))
+    gone: list[int] = []
+    monkeypatch.setattr(mapped, "drop", lambda array: gone.append(array.nbytes))
+    with mapped.lending() as files:
+        data = files.map(tmp_path / "weights")
+        assert data is not None
+        array = np.frombuffer(data, np.float32).reshape(1 << 10, 1 << 10)
+        assert sum(map(len, pieces.parts_of([array, array.T]))) == 8 << 20
+    assert sum(gone) >= 8 << 20
