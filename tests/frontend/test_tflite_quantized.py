@@ -223,10 +223,56 @@ def test_mean(dtype: str, axes: tuple[int, ...], keep: bool) -> None:
     check("MEAN", ins, spec(left, dtype), table, [numbers(dtype, *shape)])
 
 
-def test_sum_of_uint8() -> None:
-    ins = [spec((4, 5, 6), "uint8"), Spec(data=np.array([1], np.int32))]
+@pytest.mark.parametrize("scale", [0.05, 0.13, 0.0131])
+@pytest.mark.parametrize("point", [131, 121])
+def test_sum_of_bytes(scale: float, point: int) -> None:
+    ins = [spec((4, 5, 600), "uint8", 0.05, 131), Spec(data=np.array([1], np.int32))]
     table = ("ReducerOptions", {"KeepDims": False})
-    check("SUM", ins, spec((4, 6), "uint8"), table, [numbers("uint8", 4, 5, 6)])
+    out, data = spec((4, 600), "uint8", scale, point), numbers("uint8", 4, 5, 600)
+    op = [Op("SUM", [0, 1], [2], table)]
+    (wanted,) = litert(model([*ins, out], op, [0], [2]), data)
+    np.testing.assert_array_equal(
+        ekiden.compile(model([*ins, out], op, [0], [2]))(data).numpy(), wanted
+    )
+    # LiteRT 2.3's reference kernel reads int8 as if it were uint8: the same numbers stand in
+    ins[0], out = spec((4, 5, 600), "int8", 0.05, 3), spec((4, 600), "int8", scale, point - 128)
+    made = ekiden.compile(model([*ins, out], op, [0], [2]))((data ^ 128).view(np.int8))
+    np.testing.assert_array_equal(made.numpy(), (wanted ^ 128).view(np.int8))
+
+
+def test_sum_of_int16() -> None:
+    ins = [spec((3, 8, 5), "int16", 0.25, 0), Spec(data=np.array([1], np.int32))]
+    out, data = spec((3, 5), "int16", 0.5, 0), RNG.integers(-999, 999, (3, 8, 5)).astype(np.int16)
+    op = [Op("SUM", [0, 1], [2], ("ReducerOptions", {"KeepDims": False}))]
+    found = ekiden.compile(model([*ins, out], op, [0], [2]))(data).numpy()
+    np.testing.assert_array_equal(found, (data.sum(1) + 1) // 2)  # a half goes up
+
+
+@share(4)
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+@pytest.mark.parametrize("axes", [(1,), (0, 2), (2, 1), (-3,)])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("scales", [(0.05, 0.13), (0.02, 0.02), (0.3, 0.01)])
+def test_product(
+    dtype: str, axes: tuple[int, ...], keep: bool, scales: tuple[float, float]
+) -> None:
+    shape, gone = (4, 3, 60), [a % 3 for a in axes]
+    left = [1 if i in gone else d for i, d in enumerate(shape) if keep or i not in gone]
+    points = (0, 0) if dtype == "int16" else (3, 5)
+    first, last = (each for each in zip(scales, points, strict=True))
+    ins = [spec(shape, dtype, *first), Spec(data=np.array(axes, np.int32))]
+    table = ("ReducerOptions", {"KeepDims": keep})
+    given = np.clip(
+        numbers(dtype, *shape), -300, 300
+    )  # of int16: products that are not all clipped
+    check("REDUCE_PROD", ins, spec(left, dtype, *last), table, [given])
+
+
+def test_a_product_of_uint8_is_refused() -> None:
+    ins = [spec((4, 3), "uint8"), Spec(data=np.array([1], np.int32))]
+    op = [Op("REDUCE_PROD", [0, 1], [2], ("ReducerOptions", {"KeepDims": False}))]
+    with pytest.raises(UnsupportedError, match="kernels of int8 and int16 are here"):
+        ekiden.compile(model([*ins, spec((4,), "uint8")], op, [0], [2]))
 
 
 @share(4)

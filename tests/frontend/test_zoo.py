@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,52 @@ def test_a_model_of_several_configurations_is_small(zoo: ModuleType) -> None:
     assert model.axes_of("input_ids") == {0: "batch", 1: "length"}
     with pytest.raises(zoo.TooLargeError, match="parameters"):
         zoo.PACKAGES["torchvision"].build("vgg16", 1_000_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("lxmert", {"input_ids": (1, 16), "visual_feats": (1, 16, 2048), "visual_pos": (1, 16, 4)}),
+        ("siglip2", {"input_ids": (1, 16), "pixel_values": (1, 64, 768),
+                     "pixel_attention_mask": (1, 64)}),
+        ("lighton_ocr", {"input_ids": (1, 16)}),
+    ],
+)  # fmt: skip
+def test_what_stands_beside_the_main_input_is_found(
+    zoo: ModuleType, name: str, inputs: dict[str, tuple[int, ...]]
+) -> None:
+    _needs("transformers")
+    model = zoo.PACKAGES["transformers"].build(name, 40_000_000)
+    assert {n: tuple(v.shape) for n, v in model.inputs.items()} == inputs
+    assert len(model.module(*model.inputs.values())) >= 1
+
+
+def test_what_is_said_of_each_layer_is_said_of_fewer(zoo: ModuleType) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+    class Config(transformers.PretrainedConfig):  # type: ignore[misc]
+        def __init__(
+            self,
+            num_hidden_layers: int = 6,
+            hidden_size: int = 640,
+            layer_types: tuple[str, ...] = ("a", "b", "c", "d", "e", "f"),
+            vision_feature_layer: tuple[int, ...] = (),
+            image_token_id: int | None = None,
+            pad_id: int = 9,
+        ) -> None:
+            super().__init__()
+            self.num_hidden_layers, self.hidden_size = num_hidden_layers, hidden_size
+            self.layer_types = list(layer_types)
+            self.vision_feature_layer = list(vision_feature_layer) or [24, 18, 12]
+            self.image_token_id, self.pad_id = image_token_id, pad_id
+
+    way = zoo.zoo_transformers
+    plain = Config(pad_id=2)
+    made = way._smaller(plain, way._alike(plain, way._cut(way._tiny)))
+    assert (made.num_hidden_layers, made.hidden_size, made.layer_types) == (2, 64, ["e", "f"])
+    assert made.vision_feature_layer == [-1, -2, -1]  # of layers that there are
+    assert made.image_token_id == way._PLACEHOLDER  # the class leaves it open
 
 
 def test_kernels_that_stay_general_are_a_refusal(zoo: ModuleType) -> None:
@@ -163,3 +210,29 @@ def test_a_model_that_roundings_change_is_unstable(zoo: ModuleType) -> None:
     line = zoo._ran(model, wrong, [torch.zeros(2).numpy()], False, 0)
     assert line["state"] == "unstable"
     assert line["state"] in zoo.NOT_COMPARABLE
+
+
+@pytest.mark.parametrize(
+    ("theirs", "state"),
+    [(-1.0, "unstable"), (1.0, "differs")],  # ONNX Runtime's order is another one; or PyTorch's
+)
+def test_a_choice_among_equal_numbers_is_unstable(
+    zoo: ModuleType, monkeypatch: pytest.MonkeyPatch, theirs: float, state: str
+) -> None:
+    torch = pytest.importorskip("torch", reason="the package torch is not installed")
+    monkeypatch.setattr(zoo, "_moves", lambda model, wanted: False)  # they stay equal
+    marks = torch.arange(4.0)
+
+    def chosen(x: Any) -> Any:  # noqa: ANN401
+        return marks[torch.topk(x, 2).indices]
+
+    model = zoo.Model(chosen, {"x": torch.tensor([1.0, 3.0, 3.0, 3.0])})
+    wanted = [chosen(model.inputs["x"]).numpy()]
+    engines = {
+        "onnxruntime": lambda: lambda inputs: [wanted[0] * theirs],
+        "ekiden": lambda: lambda inputs: [wanted[0] * 2],
+    }
+    line = zoo._ran(model, engines, wanted, False, 0)
+    assert line["state"] == state
+    other = zoo.Model(chosen, {"x": torch.tensor([1.0, 2.0, 3.0, 4.0])})
+    assert not zoo.has_ties(other) and zoo.has_ties(model)

@@ -71,6 +71,8 @@ class Turns(Enum):
     SHAPE = "the elements go on in another shape"
     WIDTHS = "its widths stand in another order"
     FIELDS = "those of all fields move"
+    PARTS = "it moves to each part, which is cut along another axis"
+    BOX = "the axes it cuts are others"
     EXTENTS = "its shape is written in another order"
     ORDER = "both are one"
 

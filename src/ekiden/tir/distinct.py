@@ -6,14 +6,16 @@ That changes nothing of the meaning; the text and structural equality see each b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.prim import PrimExpr, Var
-from ekiden.ir.prim_visitor import free_vars, substitute
-from ekiden.tir.expr import Buffer
-from ekiden.tir.stmt import Allocate, Block, DeclBuffer, For, IterVar, LetStmt, PrimFunc, Stmt
+from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.stmt import Allocate, Block, DeclBuffer, For, LetStmt, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, rename, walk, with_body
 
 
@@ -39,51 +41,107 @@ def bindings(root: Stmt) -> Iterator[Var | Buffer]:
 
 
 class _Distinct(StmtMutator):
-    """Renames what was bound before, outer bindings first."""
+    """Renames what was bound before; outer bindings keep their names. One walk: what a binding is
+    called is looked up where it is used, or chains of lets would be rebuilt once for each.
+    """
 
     def __init__(self) -> None:
         self._seen: set[Var | Buffer] = set()
+        self._values: dict[Var, PrimExpr] = {}
+        self._buffers: dict[Buffer, Buffer] = {}
+        self._memo: dict[int, PrimExpr] = {}
 
     def note(self, bound_before: Iterable[Var | Buffer]) -> None:
         """Let bindings of these be renamed."""
         self._seen.update(bound_before)
 
-    def visit(self, stmt: Stmt) -> Stmt:
-        """Outer bindings keep their names: what they bind is noted before going inside."""
-        again = [b for b in bound(stmt) if b in self._seen]
-        if again:
-            stmt = _rebound(stmt, again)
+    @contextmanager
+    def _renamed(self, stmt: Stmt) -> Iterator[None]:
+        """Inside, what a statement binds again has a new name."""
+        again = [each for each in bound(stmt) if each in self._seen]
         self._seen.update(bound(stmt))
-        return super().visit(stmt)
+        outer = [(each, self._table(each).get(each)) for each in again]
+        for each in again:
+            self._enter(each, replace(each))
+        yield
+        for each, before in outer:
+            self._enter(each, before)
 
+    def _table(self, each: Var | Buffer) -> dict[Any, Any]:
+        return self._values if isinstance(each, Var) else self._buffers
 
-def _rebound(stmt: Stmt, again: list[Var | Buffer]) -> Stmt:
-    """The statement with new things in the place of those it binds again."""
-    values: dict[Var, PrimExpr] = {}
-    buffers: dict[Buffer, Buffer] = {}
-    for old in again:
-        if isinstance(old, Var):
-            values[old] = replace(old)
+    def _enter(self, each: Var | Buffer, name: Var | Buffer | None) -> None:
+        table = self._table(each)
+        if name is None:
+            del table[each]
         else:
-            buffers[old] = replace(old)
-    inside = rename(stmt, values, buffers)
-    match inside:
-        case For() | LetStmt():
-            field = "loop_var" if isinstance(inside, For) else "var"
-            return inside.with_fields(**{field: _other(getattr(inside, field), values)})
-        case Block():
-            renamed = tuple(_iter_var(i, values) for i in inside.iter_vars)
-            return inside.with_fields(iter_vars=renamed)
-        case _:
-            return inside
+            table[each] = name
+        self._memo = {}  # of other names
 
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        """With the names that hold here."""
+        if not self._values and not self._buffers:
+            return expr
+        return rewrite(expr, self._change, self._memo)
 
-def _other(var: Var, values: Mapping[Var, PrimExpr]) -> PrimExpr:
-    return values.get(var, var)
+    def _change(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, Var):
+            return self._values.get(e, e)
+        if isinstance(e, (BufferLoad, BufferAddress)) and e.buffer in self._buffers:
+            return e.with_fields(buffer=self._buffers[e.buffer])
+        return e
 
+    def buffer(self, buffer: Buffer) -> Buffer:
+        """Its name here."""
+        return self._buffers.get(buffer, buffer)
 
-def _iter_var(each: IterVar, values: Mapping[Var, PrimExpr]) -> IterVar:
-    return each.with_fields(var=_other(each.var, values))
+    def _var(self, var: Var) -> PrimExpr:
+        return self._values.get(var, var)
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """A loop; its bounds are outside of it."""
+        low, extent = self.expr(stmt.min), self.expr(stmt.extent)
+        with self._renamed(stmt):
+            body = self.visit(stmt.body)
+            name = self._var(stmt.loop_var)
+            return stmt.with_fields(loop_var=name, min=low, extent=extent, body=body)
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        """A let; its value is outside of it."""
+        value = self.expr(stmt.value)
+        with self._renamed(stmt):
+            body = self.visit(stmt.body)
+            return stmt.with_fields(var=self._var(stmt.var), value=value, body=body)
+
+    def visit_allocate(self, stmt: Allocate) -> Stmt:
+        """An allocation."""
+        with self._renamed(stmt):
+            return super().visit_allocate(stmt)
+
+    def visit_decl(self, stmt: DeclBuffer) -> Stmt:
+        """A view; what it is a view of is outside."""
+        source = self.buffer(stmt.source)
+        mins, extents = self.exprs(stmt.mins), self.exprs(stmt.extents)
+        with self._renamed(stmt):
+            body = self.visit(stmt.body)
+            made = self.buffer(stmt.buffer)
+            return stmt.with_fields(
+                buffer=made, source=source, mins=mins, extents=extents, body=body
+            )
+
+    def visit_block(self, stmt: Block) -> Stmt:
+        """A block and its iterators, whose extents are outside."""
+        extents = [self.expr(each.extent) for each in stmt.iter_vars]
+        with self._renamed(stmt):
+            domains = tuple(
+                each.with_fields(var=self._var(each.var), extent=extent)
+                for each, extent in zip(stmt.iter_vars, extents, strict=True)
+            )
+            same = all(a is b for a, b in zip(domains, stmt.iter_vars, strict=True))
+            init = None if stmt.init is None else self.visit(stmt.init)
+            body = self.visit(stmt.body)
+            domains = stmt.iter_vars if same else domains
+            return stmt.with_fields(iter_vars=domains, body=body, init=init)
 
 
 def distinct(func: PrimFunc) -> PrimFunc:

@@ -10,7 +10,7 @@ from pass_checks import assert_same_meaning, calls, check, program
 
 from ekiden.ir.module import IRModule
 from ekiden.relay import op
-from ekiden.relay.expr import Call, Expr, Function, Tuple, const, var
+from ekiden.relay.expr import Call, Expr, Function, Tuple, TupleGetItem, const, var
 from ekiden.relay.transform import ConvertLayout, InferType
 
 pytestmark = pytest.mark.quick
@@ -53,10 +53,26 @@ def converted(middle: str) -> list[str]:
         "%2 = nn.bias_add(%1, reshape(%b, newshape=[4]), axis=1);",
         "%2 = nn.prelu(%1, reshape(%b, newshape=[4]), axis=1);",
         '%2 = image.resize2d(%1, size=[7, 9], layout="NCHW");',
+        "%3 = split(%1, indices_or_sections=2, axis=1); %2 = concatenate((%3.1, %3.0), axis=1);",
+        "%3 = split(%1, indices_or_sections=[1, 2], axis=-2);"
+        "%2 = concatenate((%3.2, %3.0), axis=2);",
+        "%2 = strided_slice(%1, begin=[0, 0, 1], end=[1, 4, 3]);",
+        "%2 = strided_slice(%1, begin=[-1, 0], end=[-9, 9], strides=[-1, 2], axes=[-3, 3]);",
     ],
 )
 def test_a_network_is_transposed_at_its_ends_alone(middle: str) -> None:
     assert converted(middle).count("transpose") == 2
+
+
+def test_parts_are_results_of_the_program() -> None:
+    before = program(
+        f"def @main({X}, %w: Tensor[(4, 3, 3, 3), float32]) {{"
+        " split(nn.conv2d(%x, %w), indices_or_sections=[1], axis=1) }",
+        w=array(4, 3, 3, 3),
+    )
+    after = InferType()(ConvertLayout()(before))
+    assert calls(after).count("transpose") == 2  # of one part it is a reshape
+    assert_same_meaning(before, after, [array(1, 3, 8, 8)])
 
 
 def test_a_transpose_that_moves_ones_is_a_reshape() -> None:
@@ -140,7 +156,18 @@ def test_programs_without_images_stay() -> None:
 # Random graphs: whatever the operators and layouts, the meaning stays.
 
 SIDE = 4
-ANY_RANK = ["relu", "add", "scale", "transpose", "concat", "reduce", "pad", "join"]
+ANY_RANK = [
+    "relu",
+    "add",
+    "scale",
+    "transpose",
+    "concat",
+    "reduce",
+    "pad",
+    "slice",
+    "parts",
+    "join",
+]
 
 
 def _conv(draw: st.DrawFn, x: Expr, shape: tuple[int, ...]) -> tuple[Expr, tuple[int, ...]]:
@@ -195,6 +222,15 @@ def _step(
             width = tuple((1, 2) if i == axis else (0, 0) for i in range(rank))
             longer = tuple(d + 3 if i == axis else d for i, d in enumerate(shape))
             return op.nn.pad(x, width, const(0.0)), longer
+        case "slice":
+            axis, step = draw(st.integers(0, rank - 1)), draw(st.sampled_from([-1, 1]))
+            made = op.strided_slice(x, [0 if step > 0 else -1], [step], [step], [axis - rank])
+            return made, tuple(1 if i == axis else d for i, d in enumerate(shape))
+        case "parts":
+            axis = draw(st.integers(0, rank - 1))
+            first, second = (1, shape[axis] - 1) if shape[axis] > 1 else (1, 0)
+            made = TupleGetItem(op.split(x, [1], axis), 0 if second == 0 else 1)
+            return made, tuple(second or first if i == axis else d for i, d in enumerate(shape))
         case "split":
             new = (shape[0], shape[1], 1, *shape[2:])
             return op.reshape(x, new), new

@@ -195,6 +195,7 @@ def _split_lower(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list
 register_op(
     OpDef(
         name="split",
+        turns=Turns.PARTS,
         precision=Precision.FOLLOW,
         arguments=("data",),
         attrs=SplitAttrs,

@@ -12,6 +12,7 @@ SINK), and merges transposes that meet. With P a transposition and f elementwise
     f(P a, b) = P f(a, P' b)          P' the inverse: free where b is a number, a constant, or has
                                       but one axis longer than 1
     sum(P a, axis) = P2 sum(a, P[axis])         P2 what is left of P without the axes that go
+    split(P a, axis).i = P split(a, P[axis]).i, and so of slices
     P (Q a) = (P Q) a,  P P' a = a
 
 A transpose that meets an operator it cannot pass stays before it, and is a kernel. That is why NHWC
@@ -35,9 +36,10 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import OpPattern, Turns
 from ekiden.ir.prim import PrimExpr, const, is_const
 from ekiden.ir.transform import Pass, PassContext, module_pass
-from ekiden.ir.type import TensorType, tensor_type
+from ekiden.ir.type import TensorType, TupleType, tensor_type
 from ekiden.relay import op
-from ekiden.relay.expr import Call, Constant, Tuple
+from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
+from ekiden.relay.op.slice import StridedSliceAttrs
 from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
@@ -199,6 +201,32 @@ def _concatenate(call: Call, perm: Perm) -> RelayExpr | None:
     )
 
 
+def _split(call: Call, perm: Perm) -> RelayExpr:
+    """split(transpose(a), axis) -> (transpose(%s.0), transpose(%s.1), ..), %s = split(a, axis')"""
+    assert call.attrs is not None
+    axis = perm[int(getattr(call.attrs, "axis", 0)) % len(perm)]
+    changed = call.with_fields(
+        args=(_below(call.args[0]),), attrs=call.attrs.with_fields(axis=axis)
+    )
+    made = infer_here(_fresh(changed))
+    kind = made.checked_type
+    assert isinstance(kind, TupleType)
+    parts = (infer_here(TupleGetItem(made, at)) for at in range(len(kind.fields)))
+    return infer_here(Tuple(tuple(transpose(part, perm) for part in parts)))
+
+
+def _slice(call: Call, perm: Perm) -> RelayExpr | None:
+    """strided_slice(transpose(a), axes) -> transpose(strided_slice(a, axes'))"""
+    attrs = call.attrs
+    assert isinstance(attrs, StridedSliceAttrs)
+    if len(attrs.begin) != len(attrs.end) or len(attrs.strides) not in (0, len(attrs.end)):
+        return None  # with axes all lists have one length
+    axes = range(len(attrs.end)) if attrs.axes is None else attrs.axes
+    moved = tuple(perm[a % len(perm)] for a in axes)
+    changed = call.with_fields(args=(_below(call.args[0]),), attrs=attrs.with_fields(axes=moved))
+    return transpose(infer_here(_fresh(changed)), perm)
+
+
 def _pad(call: Call, perm: Perm) -> RelayExpr | None:
     assert call.attrs is not None
     width = getattr(call.attrs, "pad_width", ())
@@ -308,6 +336,8 @@ SINK: Mapping[Turns, Sink] = {
     Turns.SHAPE: _reshape,
     Turns.WIDTHS: _pad,
     Turns.FIELDS: _concatenate,
+    Turns.PARTS: _split,
+    Turns.BOX: _slice,
     Turns.EXTENTS: _broadcast_to,
     Turns.ORDER: lambda call, perm: transpose(call.args[0], axes_of(call)),
 }
@@ -331,7 +361,8 @@ def _sink(call: Call) -> RelayExpr:
     rule = _rule(call)
     operands = call.args[0].fields if call.args and isinstance(call.args[0], Tuple) else call.args
     perm = next((p for p in map(_perm_below, operands) if p is not None), None)
-    if rule is None or perm is None or not isinstance(call.checked_type, TensorType):
+    is_tensor = isinstance(call.checked_type, TensorType)
+    if rule is None or perm is None or not (is_tensor or rule is _split):
         return call
     if (
         rule is not _sink_broadcast
@@ -352,6 +383,8 @@ def _gains(root: RelayExpr) -> bool:
 
 
 def _sweep(old: RelayExpr, new: RelayExpr, gains: bool) -> RelayExpr:
+    if isinstance(new, TupleGetItem) and isinstance(new.tuple_value, Tuple):
+        return new.tuple_value.fields[new.index]  # a part that _split has transposed
     if not isinstance(new, Call) or not op_of(new):
         return new
     wide = over_two_axes(new)

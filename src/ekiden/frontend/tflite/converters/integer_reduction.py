@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden.frontend.common.cells import scanned
 from ekiden.frontend.tflite import gemmlowp
-from ekiden.frontend.tflite.integer import centred, levels, scaled, stored
+from ekiden.frontend.tflite.integer import (
+    Levels,
+    centred,
+    levels,
+    scaled,
+    scaled_wide,
+    stored,
+)
 from ekiden.frontend.tflite.node import Node
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
@@ -28,29 +36,75 @@ def _axes(node: Node) -> tuple[tuple[int, ...], int]:
     return axes, math.prod(e for e in extents if e)
 
 
+def _quotient(source: Levels, result: Levels) -> float:
+    """By how much steps of one are larger than those of the other."""
+    return float(source.scale) / float(result.scale)
+
+
+def _moved_sum(node: Node, source: Levels) -> tuple[Expr, int]:
+    """The sum of what the numbers are from the zero point, as int32, and how many they are."""
+    axes, count = _axes(node)
+    if source.dtype == "int16" and count >= 1 << 16:
+        node.unsupported(f"{count} numbers of int16, whose sum is beyond int32")
+    data = centred(node.expr(0), 0)
+    if axes:
+        data = op.sum(data, axis=axes, keepdims=bool(node.option("KeepDims")))
+    return op.subtract(data, const(np.int32(source.point * count))), count
+
+
 def mean(node: Node) -> Expr:
     """The sum times a multiplier that holds the number of elements."""
     source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
-    axes, count = _axes(node)
-    if source.dtype == "int16" and count >= 1 << 16:
-        node.unsupported(f"means of {count} numbers of int16, whose sum is beyond int32")
-    total = op.sum(centred(node.expr(0), 0), axis=axes, keepdims=bool(node.option("KeepDims")))
-    moved = op.subtract(total, const(np.int32(source.point * count)))
-    whole, exponent = fixed_point(np.asarray(np.float64(source.scale) / np.float64(result.scale)))
+    moved, count = _moved_sum(node, source)
+    whole, exponent = fixed_point(np.asarray(_quotient(source, result)))
     shift = min(count.bit_length() - 1, 32, 31 + int(exponent))
     factor = (int(whole) << shift) // count
     return stored(node, times_whole(moved, factor, int(exponent) - shift, "TWICE"))
 
 
 def total(node: Node) -> Expr:
-    """In floating point, as the reference kernel computes it."""
+    """The sum of what the numbers are from the zero point, rescaled."""
     source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
+    moved, _ = _moved_sum(node, source)
+    return stored(node, scaled(moved, _quotient(source, result)))
+
+
+def product(node: Node) -> Expr:
+    """Step by step in the order of memory. Each step is rescaled by what the whole is, to the power
+    of 1 / steps, and so is the last one's result, so that products of many numbers stay in int32:
+
+        p = q[0] - point,  p = rescaled(p * (q[i] - point)),  rescaled(p) + the result's point
+    """
+    source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
+    if "uint8" in (source.dtype, result.dtype):
+        node.unsupported(f"products of {node.ins[0]}, of uint8: kernels of int8 and int16 are here")
     axes, count = _axes(node)
-    numbers = op.sum(centred(node.expr(0), 0), axis=axes, keepdims=bool(node.option("KeepDims")))
-    scale = np.float32(source.scale / result.scale)
-    bias = np.float32(-np.float32(source.point) * scale * np.float32(count))
-    real = op.add(op.multiply(op.cast(numbers, "float32"), const(scale)), const(bias))
-    return stored(node, op.cast(op.round(real), "int32"))
+    if not axes:
+        return node.expr(0)
+    multiplier = float(source.scale) / float(result.scale) ** (1.0 / count)
+
+    def step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
+        wide = op.multiply(op.cast(states[0], "int64"), op.cast(rows[0], "int64"))
+        return [scaled_wide(wide, multiplier)]
+
+    first, rest = _steps(node, centred(node.expr(0), source.point), axes)
+    if count > 1:
+        _, (last,) = scanned(node, [rest], [node.given(first)], step)
+        first = node.scope.expr(last)
+    made = stored(node, scaled_wide(op.cast(first, "int64"), multiplier))
+    for axis in sorted(axes) if node.option("KeepDims") else ():
+        made = op.expand_dims(made, axis)
+    return made
+
+
+def _steps(node: Node, data: Expr, axes: Sequence[int]) -> tuple[Expr, Expr]:
+    """(the first, the others along a first axis) of what axes hold, in the order of memory."""
+    kept = [a for a in range(node.rank(0)) if a not in axes]
+    flat = op.transpose(data, [*sorted(axes), *kept])
+    for _ in axes[1:]:
+        flat = op.reshape(flat, [-3, -2])
+    first = op.take(flat, const(np.int64(0)), axis=0)
+    return first, op.strided_slice(flat, [1], [np.iinfo(np.int64).max], axes=[0])
 
 
 def _lined(function: Callable[[Array], Array], low: float, high: float) -> Array:

@@ -105,9 +105,10 @@ def _reduced(function: Callable[..., object]) -> Evaluator:
 # fmt: off
 ROWS = (
     Row("MEAN",                         _mean, integer=integer.mean, is_wide=True),
-    Row("SUM",                          _reduce(op.sum), integer=integer.total,
+    Row("SUM",                          _reduce(op.sum), integer=integer.total, is_wide=True,
         rule=_reduced(operator.add)),
-    Row("REDUCE_PROD",                  _reduce(op.prod), rule=_reduced(operator.mul)),
+    Row("REDUCE_PROD",                  _reduce(op.prod), integer=integer.product, is_wide=True,
+        rule=_reduced(operator.mul)),
     Row("REDUCE_MAX",                   _reduce(op.max), MOVED, rule=_reduced(prim.maximum)),
     Row("REDUCE_MIN",                   _reduce(op.min), MOVED, rule=_reduced(prim.minimum)),
     Row("REDUCE_ANY",                   _reduce(op.any)),
