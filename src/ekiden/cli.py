@@ -99,7 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Wrong usage exits with 2, as argparse does.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # while modules are imported, too
+        return 130
+
+
+def _main(args: Sequence[str]) -> int:
     options = parser(args[0] if args and args[0] in COMMANDS else None).parse_args(args)
     errors = import_module("ekiden.runtime.errors")
     run: Callable[[argparse.Namespace], int] = options.run
@@ -121,8 +127,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (errors.EkidenError, OSError, MemoryError) as error:
         print(f"ekiden {options.command}: {_said(error, options.command)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def _said(error: BaseException, command: str) -> str:

@@ -1,10 +1,12 @@
 """The command line: what it prints, and one line when something is wrong."""
 
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,8 +14,10 @@ import pytest
 from onnx_files import arguments, expected, model
 
 import ekiden
-from ekiden import runtime
+from ekiden import relay, runtime
 from ekiden.cli import COMMANDS, main
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import SizeVar
 from ekiden.target import Target
 
 pytestmark = pytest.mark.quick
@@ -210,11 +214,56 @@ def test_a_pass_that_is_not_there(onnx_file: Path, capsys: pytest.CaptureFixture
     assert message.startswith("no pass 'Fuse'; there are RemoveUnusedFunctions, CallPrimFuncs, ")
 
 
+def _saved(array: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+NO_ARRAYS = {
+    "text.npy": (b"1,2,3", "another format"),
+    "empty.npy": (b"", "an empty one"),
+    "objects.npy": (
+        _saved(np.array([{}], object)),
+        "one of Python's objects, or one cut short",
+    ),
+    "short.npy": (_saved(np.ones(9))[:-8], "one of Python's objects, or one cut short"),
+}
+"""Files that are no arrays of ours, and what is said of each."""
+
+
+def test_a_file_in_place_of_the_folder_of_outputs(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.touch()
+    message = fails(capsys, "run", str(artifact), *arrays(tmp_path), "--output-dir", str(taken))
+    assert message == f"--output-dir '{taken}': it is a file, a folder expected"
+
+
+def test_an_interrupt_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ekiden.cli._module", interrupted)
+    assert main(["run", "model.eki"]) == 130
+
+
+def test_random_inputs_of_pictures_grow_in_both_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A window of five by five takes neither height nor width of 1: one alone does not help."""
+    n, h, w = (SizeVar(name) for name in "nhw")
+    x = relay.var("x", shape=(n, 1, h, w))
+    taken = relay.Function([x], relay.op.nn.avg_pool2d(x, (5, 5)))
+    ekiden.compile(IRModule.from_expr(taken)).save(tmp_path / "pool.eki")
+    assert main(["bench", str(tmp_path / "pool.eki"), "--seconds", "0.01", "--json"]) == 0
+    assert "float32[1, 1, 8, 8]" in capsys.readouterr().out
+
+
 def test_wrong_inputs_on_the_command_line(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = tmp_path / "text.npy"
-    text.write_text("no array")
     options = arrays(tmp_path)
 
     def refused(*inputs: str) -> str:
@@ -223,7 +272,15 @@ def test_wrong_inputs_on_the_command_line(
     assert refused(*options[:2]) == "input 'b' is missing; there are 'x', 'b'"
     assert refused("--input", "x") == "read an argument: expected NAME=array.npy, got 'x'"
     assert refused(*options, *options) == "read an argument: 'x' is given twice"
-    assert refused("--input", f"x={text}").startswith(f"input 'x': '{text}' is not a NumPy array")
+    for name, (data, got) in NO_ARRAYS.items():
+        path = tmp_path / name
+        path.write_bytes(data)
+        wanted = "expected a file of numpy.save, of numbers or text"
+        assert refused("--input", f"x={path}") == f"input 'x': read '{path}': {wanted}, got {got}"
+    np.savez(packed := tmp_path / "packed.npz", x=np.ones(1))
+    assert refused("--input", f"x={packed}") == (
+        f"input 'x': expected one array in '{packed}', got an archive"
+    )
     assert "nothing.npy" in refused("--input", "x=nothing.npy")
     assert fails(capsys, "bench", str(artifact), "--dim", "m=2") == (
         "read a dimension: no symbol is named 'm'; there are 'n'"

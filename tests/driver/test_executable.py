@@ -116,6 +116,15 @@ def test_an_argument_that_is_no_array_is_refused(exe: ekiden.Executable) -> None
         exe(x="text", b=arguments(2)["b"])
 
 
+def test_inputs_by_name_in_one_argument(exe: ekiden.Executable) -> None:
+    with pytest.raises(ekiden.InputError) as caught:
+        exe(arguments(2), arguments(2)["b"])
+    assert str(caught.value) == (
+        "input 'x': expected an array of float32, got dict; inputs by name are keywords: "
+        "executable(**inputs)"
+    )
+
+
 def test_it_runs_after_a_refused_call(exe: ekiden.Executable) -> None:
     feed = arguments(3)
     with pytest.raises(ekiden.InputError):

@@ -341,6 +341,16 @@ POOLS = [
         for auto in ("SAME_UPPER", "SAME_LOWER", "VALID")
         for strides in ([1, 1], [2, 2])
     ],
+    *[
+        case(
+            "LpPool",
+            IMAGE,
+            opset=18,
+            attrs={"kernel_shape": [3, 2], "strides": [2, 3], "pads": pads, "ceil_mode": 1, "p": p},
+        )
+        for pads in ([0, 0, 0, 0], [1, 0, 1, 1])
+        for p in (1, 3)
+    ],
     case("MaxPool", IMAGE, attrs={"kernel_shape": [2, 2], "dilations": [2, 3]}),
     case("MaxPool", X, attrs={"kernel_shape": [2], "pads": [1, 0]}),
     case("AveragePool", X, attrs={"kernel_shape": [2], "pads": [1, 1]}),
@@ -386,6 +396,7 @@ NORMS = [
     *[case(n, X, opset=o, attrs={"axis": a}) for n in ("Softmax", "LogSoftmax") for o in (11, 13) for a in (0, 1, 2, -1)],
     *[case(n, X, opset=o) for n in ("Softmax", "LogSoftmax") for o in (9, 13)],
     case("Softmax", normal(1, 5, 1, 1), opset=9, symbolic=False),
+    *[case("Hardmax", normal(2, 0, 3), opset=o, attrs={"axis": 1}, symbolic=False) for o in (11, 13)],
     case("Dropout", X, opset=7, attrs={"ratio": 0.3}),
     case("Dropout", X, scalar(0.3), scalar(False, np.bool_), constants=(1, 2), outputs=2),
 ]  # fmt: skip

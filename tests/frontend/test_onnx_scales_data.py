@@ -82,6 +82,44 @@ def test_resize_by_scales_of_some_axes_of_a_dynamic_image() -> None:
     compare(graph_model(steps, feeds[0], ["y"], weights, 18, symbolic=True), *feeds)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("given", ["scales", "data", "sizes"])
+def test_volumes_of_any_size(mode: str, given: str) -> None:
+    """Three spatial axes, whatever of the extents is symbolic or the scales are; ONNX Runtime has
+    no cubic ones.
+    """
+    feeds = [{"x": normal(n, 2, *e)} for n, e in ((1, (3, 4, 5)), (2, (2, 7, 2)), (0, (2, 3, 4)))]
+    weights = {"s": floats(1, 1, 2, 1.5, 0.6)}
+    resize = node("Resize", "x - s", "y", mode=mode)
+    if given == "data":
+        feeds, weights = [{**f, **weights} for f in feeds], {}
+    elif given == "sizes":
+        feeds = [f for f in feeds if f["x"].shape[0]]
+        resize = node("Resize", "x - - s", "y", mode=mode, axes=[2, 3, 4])
+        weights = {"s": ints(5, 3, 6)}
+    compare(graph_model([resize], feeds[0], ["y"], weights, 18, symbolic=True), *feeds)
+
+
+def test_volumes_of_bytes_and_halves_are_rounded_once() -> None:
+    x = normal(1, 2, 3, 4, 5)
+    for data in ((x * 40).astype(np.int8), x.astype(np.float16)):
+        weights = {"s": floats(1, 1, 2, 1.5, 0.6)}
+        model = graph_model(
+            [node("Resize", "x - s", "y", mode="cubic")],
+            {"x": data},
+            ["y"],
+            weights,
+            19,
+            symbolic=True,
+        )
+        (wanted,) = ReferenceEvaluator(model).run(None, {"x": data})
+        found = ekiden.compile(model)(data).numpy()
+        assert found.dtype == data.dtype
+        np.testing.assert_allclose(
+            found.astype(float), np.round(wanted) if found.dtype == np.int8 else wanted, atol=2e-3
+        )
+
+
 def test_upsample_and_lines() -> None:
     x, s = normal(1, 2, 4, 3), floats(1, 1, 2, 3)
     for op_type, opset in (("Upsample", 9), ("Resize", 10)):

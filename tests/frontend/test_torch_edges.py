@@ -16,7 +16,7 @@ from ekiden import relay
 from ekiden.frontend.torch.export import decomposed, exported
 from ekiden.frontend.torch.program import import_program
 from ekiden.relay.interpreter import Interpreter
-from ekiden.runtime.errors import UnsupportedError
+from ekiden.runtime.errors import CompileError, UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 INF, NAN = math.inf, math.nan
@@ -32,6 +32,16 @@ class Apply(nn.Module):
 
     def forward(self, *args: torch.Tensor) -> tuple[object, ...]:
         return tuple(f(*args) for f in self.functions)
+
+
+def test_one_example_in_place_of_a_list() -> None:
+    for given in ({"example_inputs": torch.ones(2, 4)}, {}):
+        with pytest.raises(CompileError) as caught:
+            ekiden.compile(nn.Linear(4, 3), *(() if given else (torch.ones(2, 4),)), **given)
+        assert str(caught.value) == (
+            "compile: example_inputs: a list or a tuple of inputs expected, got one of Tensor: "
+            "compile(model, (x,))"
+        )
 
 
 def agree(functions: tuple[Function, ...], *args: torch.Tensor, rtol: float = 1e-6) -> None:

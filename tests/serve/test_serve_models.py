@@ -14,6 +14,8 @@ import pytest
 from serving import Answer, Running, ask_on, compiled, put, rows, serving
 from toy_text import Echo
 
+from ekiden.runtime.errors import LoadError
+
 NEGATIVE = "def @main(%x: Tensor[(n, 4), float32]) { negative(%x) }"
 DOUBLE = "def @main(%x: Tensor[(n, 4), float32]) { multiply(%x, 2f) }"
 X = [[1.0, 2.0, 3.0, 4.0]]
@@ -53,14 +55,43 @@ def test_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
         assert "no setting is named 'queues'; 'queue' is near" in control(server, "load").error
 
 
-def test_a_folder_with_a_damaged_model(tmp_path: Path) -> None:
+def test_a_folder_with_a_damaged_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, "m", NEGATIVE)
     (tmp_path / "bad" / "1").mkdir(parents=True)
     (tmp_path / "bad" / "1" / "model.eki").write_bytes(b"nothing")
-    with serving(tmp_path) as server:
+    with serving(tmp_path, log="warning") as server:
         assert server.infer("m", x=X).status == 200
         assert states(server)[("bad", "1")] == "UNAVAILABLE"
         assert server.infer("bad", x=X).status == 503
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    failed = next(each for each in said if each["event"] == "load_failed")
+    assert failed["model"] == "bad" and "not an Ekiden executable" in failed["reason"]
+
+
+def test_a_folder_that_cannot_be_served_ends_the_server(tmp_path: Path) -> None:
+    """Loading runs beside the server, which would wait for good for what it does not give."""
+    put(tmp_path, "m", NEGATIVE)
+    (tmp_path / "two words.onnx").touch()
+    wanted = "a name of letters, digits, '.', '_', '-' expected"
+    with pytest.raises(LoadError) as caught, serving(tmp_path):
+        pass
+    assert str(caught.value) == f"serve '{tmp_path}/two words.onnx': {wanted}"
+
+
+def test_a_name_that_cannot_be_served_comes_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, "m", NEGATIVE)
+    (tmp_path / "serve.toml").write_text("[server]\npoll_seconds = 0.05\n")
+    with serving(tmp_path) as server:
+        (tmp_path / "two words.onnx").touch()
+        said = ""
+        while "poll_failed" not in said:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+        assert "a name of letters" in said
+        assert server.infer("m", x=X).status == 200
+        assert "a name of letters" in control(server, "load").error
 
 
 def test_reload_while_requests_run(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -149,6 +150,9 @@ def verify(
     noise ratio. Raises InputError for what cannot be combined, RunError where the engine fails, and
     what compiling and running raise.
     """
+    if not isinstance(model, (str, os.PathLike, bytes, onnx.ModelProto)):
+        wanted = "verify: expected a model of ONNX (a path, bytes, an onnx.ModelProto)"
+        raise InputError(f"{wanted}, got {type(model).__name__}")
     proto, label, _ = read_model(model)
     makers = {o: describe(n) for n in proto.graph.node for o in n.output if o}
     if target is not None and executable is not None:

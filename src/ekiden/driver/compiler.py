@@ -210,9 +210,15 @@ def _placed(
     example_inputs: Sequence[object] | None,
 ) -> tuple[Targets, Sequence[object] | None]:
     """The target and the example inputs of a call: `given` are those that stand in places, the
-    inputs first. Raises TypeError for too many.
+    inputs first. Raises TypeError for too many, CompileError for one input in place of a list.
     """
     rest = list(given)
+    alone = rest[0] if rest and example_inputs is None else example_inputs
+    if hasattr(alone, "dtype") and hasattr(alone, "shape") and _takes_examples(model):
+        raise CompileError(
+            "compile: example_inputs: a list or a tuple of inputs expected, got one of "
+            f"{type(alone).__name__}: compile(model, (x,))"
+        )
     if rest and example_inputs is None and _are_examples(rest[0]) and _takes_examples(model):
         first = rest.pop(0)
         assert isinstance(first, Sequence), "examples are a list or a tuple"

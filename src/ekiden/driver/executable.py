@@ -588,6 +588,8 @@ def _argument(info: TensorInfo, value: object) -> object:
         dtype = getattr(value, "dtype", None)
         got = type(value).__name__ if dtype is None else f"one of {dtype}"
         reason = f": {error}" if isinstance(error, BufferError) else ""  # it is one, and is kept
+        if isinstance(value, Mapping):
+            reason = "; inputs by name are keywords: executable(**inputs)"
         wanted = f"an array of {info.dtype}, got {got}{reason}"
         raise InputError(f"input '{info.name}': expected {wanted}") from error
     except EkidenError:

@@ -30,12 +30,15 @@ TRIED = (8, 64, 256, 512)
 
 
 def tried_sizes(dims: Mapping[str, int], given: Container[str]) -> Iterator[dict[str, int]]:
-    """These dimensions; then with one of those not given larger."""
+    """These dimensions; then of those not given one larger, all but the first, as pictures of a
+    batch have them, and all.
+    """
     yield dict(dims)
+    free = [name for name in dims if name not in given]
+    groups = [(name,) for name in free] + [tuple(free[n:]) for n in (1, 0) if len(free) - n > 1]
     for size in TRIED:
-        for name in dims:
-            if name not in given:
-                yield {**dims, name: size}
+        for group in groups:
+            yield {**dims, **dict.fromkeys(group, size)}
 
 
 def random_inputs(

@@ -28,7 +28,7 @@ from ekiden.driver.formats import ARTIFACT, KINDS
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import ALIGNMENT, function_names, metadata_of
 from ekiden.runtime.errors import ExportError
-from ekiden.runtime.files import PathName, Writer, check_folder, write_whole
+from ekiden.runtime.files import PathName, Writer, check_folder, named, write_whole
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import variants
 from ekiden.runtime.paths import include_dir, source_dir, static_library_path
@@ -367,8 +367,9 @@ def _compile(order: _Order, arguments: Sequence[str], is_program: bool = False) 
     """Have the C compiler make the file `made` of library.c."""
     command = compiler_for("export library", order.architecture, order.cc)
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
-        Path(folder, _NAME).write_bytes(order.data)
-        Path(folder, "library.c").write_text(_source(order.content, _NAME))
+        with named(f"export library '{order.target}': write to the folder", folder):
+            Path(folder, _NAME).write_bytes(order.data)
+            Path(folder, "library.c").write_text(_source(order.content, _NAME))
         compile_in(folder, [*command, *arguments], f"export library '{order.target}'")
         with open(Path(folder, "made"), "rb") as made:
             write_whole(order.target, partial(shutil.copyfileobj, made), is_program)
@@ -410,4 +411,5 @@ def compile_in(folder: str, command: Sequence[str], what: str) -> None:
         raise ExportError(f"{what}: run '{command[0]}': {error}") from error
     if done.returncode != 0:
         shown = "\n".join(done.stderr.decode(errors="replace").splitlines()[:20])
-        raise ExportError(f"{what}: the C compiler failed:\n{shown}")
+        said = f"\n{shown}" if shown else f" '{command[0]}' ended with {done.returncode}"
+        raise ExportError(f"{what}: the C compiler failed:{said}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import fields
 
 from ekiden import serve
@@ -43,6 +44,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
+    # The log is JSON, one object a line; gRPC's library says in words of its own that we fork.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     names = [each.name for each in fields(ServerConfig)]
     given = {name: getattr(options, name, None) for name in names}
     serve.Server(options.folder, **{k: v for k, v in given.items() if v is not None}).run()

@@ -265,13 +265,18 @@ class Repository:
         """Load what the folder has of a model, in the place of what is loaded; requests that run go
         on with what they began with. Raises RequestError where it cannot; then all is as it was.
         """
-        self.scan()
+        try:
+            self.scan()
+        except LoadError as error:
+            raise RequestError(f"load '{name}': {error}", "unprocessable") from error
         model = self.get(name)
         async with model.lock:
             try:
                 await self._load(model)
             except EkidenError as error:
-                self._on_event("load_failed", model=name, error=type(error).__name__)
+                self._on_event(
+                    "load_failed", model=name, error=type(error).__name__, reason=str(error)
+                )  # fmt: skip
                 raise RequestError(f"load '{name}': {error}", "unprocessable") from error
 
     async def _load(self, model: Model) -> None:

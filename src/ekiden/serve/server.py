@@ -84,7 +84,7 @@ class Server:
     async def serve(self, stop: asyncio.Event, started: asyncio.Event | None = None) -> None:
         """Serve on the running loop until `stop` is set; `started` is set when requests are taken.
 
-        Raises ServeError where a port cannot be had.
+        Raises ServeError where a port cannot be had, LoadError for a folder that cannot be served.
         """
         most = self.config.memory  # so that a request fails, and not the process
         with bounded_memory(most) if most else within_free_memory():
@@ -105,6 +105,7 @@ class Server:
             grpc_port=self.grpc_port,
         )  # fmt: skip
         waiting = asyncio.ensure_future(stop.wait())
+        polling.add_done_callback(lambda done: _has_failed(done) and waiting.cancel())
         if started is not None:
             started.set()
         try:
@@ -113,6 +114,8 @@ class Server:
             waiting.cancel()
             polling.cancel()
             await self._stop(engine, http, serving, over_grpc)
+        if _has_failed(polling):
+            polling.result()  # raises it
 
     async def _start_grpc(self, engine: Engine, listener: socket.socket) -> Stoppable | None:
         """gRPC's server, None where none is wanted. Raises ServeError."""
@@ -161,8 +164,12 @@ class Server:
         engine.log.write("info", "started", models=len(engine.repository.models))
         while self.config.poll_seconds:
             await asyncio.sleep(self.config.poll_seconds)
-            with contextlib.suppress(EkidenError):
+            try:
                 await engine.repository.poll()
+            except RequestError:
+                pass  # it is in the log and in the index
+            except EkidenError as error:
+                engine.log.write("error", "poll_failed", error=str(error))
 
     def _http(self, engine: Engine) -> uvicorn.Server:
         limits = self.config.limits
@@ -176,6 +183,11 @@ class Server:
         settings.load()
         settings.ssl = self._tls
         return _HTTP(settings)
+
+
+def _has_failed(task: asyncio.Future[None]) -> bool:
+    """Whether it has ended by an error."""
+    return task.done() and not task.cancelled() and task.exception() is not None
 
 
 class Stoppable(Protocol):

@@ -282,12 +282,27 @@ def read_arrays(texts: Iterable[str]) -> dict[str, Array]:
 
 
 def _read_array(name: str, path: str) -> Array:
-    try:
-        with named(f"input '{name}': read", path):
-            array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"input '{name}': '{path}' is not a NumPy array file: {reason}") from error
-    if not isinstance(array, np.ndarray):
+    with named(f"input '{name}': read", path):
+        _check_is_array(name, path)
+        try:
+            return np.asarray(np.load(path, allow_pickle=False))
+        except (
+            ValueError,
+            EOFError,
+        ) as error:  # whose words are of pickling
+            got = "one of Python's objects, or one cut short"
+            raise InputError(f"input '{name}': read '{path}': {_ARRAY}, got {got}") from error
+
+
+_ARRAY = "expected a file of numpy.save, of numbers or text"
+
+
+def _check_is_array(name: str, path: str) -> None:
+    """Raise InputError for a file that does not begin as one of NumPy's arrays does."""
+    with open(path, "rb") as file:
+        start = file.read(len(np.lib.format.MAGIC_PREFIX))
+    if start.startswith(b"PK"):
         raise InputError(f"input '{name}': expected one array in '{path}', got an archive")
-    return array
+    if start != np.lib.format.MAGIC_PREFIX:
+        got = "another format" if start else "an empty one"
+        raise InputError(f"input '{name}': read '{path}': {_ARRAY}, got {got}")

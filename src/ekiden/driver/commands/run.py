@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run once and print or write the outputs."""
+    if options.output_dir is not None and os.path.exists(options.output_dir):
+        _check_is_folder(options.output_dir)
     executable = open_given(options)
     result = executable(**read_arrays(options.input))
     tensors = result if isinstance(result, tuple) else (result,)
@@ -45,6 +48,12 @@ def run(options: argparse.Namespace) -> int:
             name = f"output{index}{number and f'_{number}'}.npy"
             write_whole(folder / name, partial(np.save, arr=array))
     return 0
+
+
+def _check_is_folder(path: str) -> None:
+    """Raise NotADirectoryError before a run whose outputs could not be written."""
+    if not os.path.isdir(path):
+        raise NotADirectoryError(f"--output-dir '{path}': it is a file, a folder expected")
 
 
 def _arrays(info: TensorInfo, value: object) -> list[tuple[str, Array]]:

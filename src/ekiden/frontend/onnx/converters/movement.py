@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from itertools import accumulate
+from typing import cast
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from ekiden.frontend.onnx.converters.axis import along_any, axes_by_data, is_dat
 from ekiden.frontend.onnx.converters.resample import resample
 from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.ir import prim
+from ekiden.ir.dtype import is_float
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
@@ -309,7 +311,7 @@ def _cumulative(function: Callable[..., Expr]) -> Converter:
     return convert
 
 
-# Resizing: rank 4 (or 3, as images of height 1), over the spatial axes alone.
+# Resizing: rank 4 (or 3, as images of height 1; 5, as slices), over the spatial axes alone.
 
 _METHODS = {
     "nearest": "nearest_neighbor",
@@ -368,10 +370,7 @@ def _resized_by_data(node: Node, index: int, mode: str, rounding: str) -> Expr |
         else const(np.ones(1, np.float32))
         for a in range(2, node.rank(0))
     ]
-    if len(steps) == 1:
-        steps = [const(np.ones(1, np.float32)), *steps]
-    by = op.concatenate(Tuple(tuple(steps)), axis=0) if len(steps) == 2 else None
-    return _resized(node, None, sizes, mode, rounding, by)
+    return _resized(node, None, sizes, mode, rounding, steps)
 
 
 def _on_all_axes(
@@ -393,10 +392,10 @@ def _resized(
     sizes: Sequence[Dim | float] | None,
     mode: str,
     rounding: str,
-    by: Expr | None = None,
+    by: Sequence[Expr] | None = None,
 ) -> Expr | Value:
-    """Resized by scales, or to sizes; `by` are the scales of height and width where these are data,
-    which the sizes follow from."""
+    """Resized by scales, or to sizes; `by` are the scales of the spatial axes, a vector of one
+    element each, where these are data, which the sizes follow from."""
     shape = node.shape(0)
     factors = None if scales is None else [_factor(s) for s in scales]
     wanted = (
@@ -406,24 +405,77 @@ def _resized(
     )
     if _is_unusual(node, shape, wanted):
         return _resampled(node, shape, wanted, factors)
-    if len(shape) not in (3, 4):
-        node.unsupported(f"expected an input of rank 3 or 4, got {len(shape)}")
+    if len(shape) not in (3, 4, 5):
+        node.unsupported(f"expected an input of rank 3, 4 or 5, got {len(shape)}")
     for have, asked in zip(shape[:2], wanted[:2], strict=True):
         if known(have) is not None and known(asked) is not None and not equal(have, asked):
             node.unsupported("only the spatial axes can be resized, not batch or channels")
         node.scope.require(prim.binary(prim.EQ, have, asked))
-    data, flat = node.expr(0), len(shape) == 3
-    found = op.image.resize2d(
-        op.expand_dims(data, axis=2) if flat else data,
-        size=[as_dim(1)] * flat + [node.scope.resized(d) for d in wanted[2:]],
+    size = [node.scope.resized(d) for d in wanted[2:]]
+    steps: Sequence[Expr | float] | None = by if factors is None else factors[2:]
+    image = partial(_image, node, mode, rounding)
+    if len(shape) == 5:
+        return _rounded_once(node, partial(_volume, shape, size, steps, image))
+    if len(shape) == 4:
+        return image(node.expr(0), size, steps)
+    line = op.expand_dims(node.expr(0), axis=2)
+    found = image(line, [as_dim(1), *size], None if steps is None else [1.0, *steps])
+    return op.squeeze(found, axis=[2])
+
+
+def _image(
+    node: Node,
+    mode: str,
+    rounding: str,
+    data: Expr,
+    size: Sequence[PrimExpr],
+    steps: Sequence[Expr | float] | None,
+) -> Expr:
+    """Height and width of `data`, (batch, channels, height, width), resized; `steps` are the scales
+    that coordinates go by, else the sizes."""
+    if steps is not None and any(isinstance(s, Expr) for s in steps):
+        ones = [s if isinstance(s, Expr) else const(np.full(1, s, np.float32)) for s in steps]
+        scales: Expr | Sequence[float] | None = op.concatenate(Tuple(tuple(ones)), axis=0)
+    else:
+        scales = cast("Sequence[float] | None", steps)
+    return op.image.resize2d(
+        data,
+        size=list(size),
         method=_METHODS[node.get_string("mode", "nearest")],
         coordinate_transformation_mode=mode,
         rounding_method=rounding,
         cubic_alpha=node.get_float("cubic_coeff_a", -0.75),
         cubic_exclude=bool(node.get_int("exclude_outside", 0)),
-        scales=by if factors is None else [1.0] * flat + factors[2:],
+        scales=scales,
     )
-    return op.squeeze(found, axis=[2]) if flat else found
+
+
+def _rounded_once(node: Node, resize: Callable[[Expr], Expr]) -> Expr:
+    """A resize in several steps, whose results between are not rounded to the data's dtype."""
+    data, kind = node.expr(0), node.dtype(0)
+    if kind in ("float32", "float64") or node.get_string("mode", "nearest") == "nearest":
+        return resize(data)
+    found = resize(op.cast(data, "float32"))
+    return op.cast(found if is_float(kind) else op.round(found), kind)
+
+
+def _volume(
+    shape: Shape,
+    size: Sequence[PrimExpr],
+    steps: Sequence[Expr | float] | None,
+    image: Callable[[Expr, Sequence[PrimExpr], Sequence[Expr | float] | None], Expr],
+    data: Expr,
+) -> Expr:
+    """A volume resized as images: height and width of each slice; then depth, beside which an image
+    has all places of a slice, whose number stays. Each way of resizing goes axis by axis.
+    """
+    batch, channels, depth, height, width = shape
+    slices = op.reshape(data, (batch, tidy(channels * depth), height, width), allowzero=True)
+    flat = image(slices, size[1:], None if steps is None else steps[1:])
+    places = tidy(size[1] * size[2])
+    rows = op.reshape(flat, (batch, channels, depth, places), allowzero=True)
+    found = image(rows, [size[0], places], None if steps is None else [steps[0], 1.0])
+    return op.reshape(found, (batch, channels, *size), allowzero=True)
 
 
 def _is_unusual(node: Node, shape: Shape, wanted: Sequence[PrimExpr]) -> bool:

@@ -147,8 +147,10 @@ def _softmax(function: Callable[..., Expr]) -> Converter:
 def _hardmax(node: Node) -> Expr:
     """1 at the first largest element along an axis."""
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
-    at = op.argmax(node.expr(0), axis=axis, keepdims=False, select_last_index=False)
     dtype, extent = node.dtype(0), node.shape(0)[axis]
+    if known(extent) == 0:  # of nothing there is no largest, and no element to say it of
+        return node.expr(0)
+    at = op.argmax(node.expr(0), axis=axis, keepdims=False, select_last_index=False)
     return op.one_hot(at, const(1, dtype), const(0, dtype), extent, axis=axis, dtype=dtype)
 
 

@@ -117,14 +117,16 @@ def _first_inside(starts: Array, kernel: int, dilation: int) -> Array:
 def _lp_pool(node: Node) -> Expr:
     """The p-norm of each window: from the mean of the powers."""
     window, power = _window(node), node.get_int("p", 2)
-    if node.get_int("ceil_mode", 0):
-        node.unsupported("'ceil_mode' must be 0")
     kind = node.dtype(0)
     raised: Expr = op.power(op.abs(node.expr(0)), const(power, kind))
     padding = window.padding
-    if padding is None:
-        raised, padding = padded(node, raised, window, 0.0), (0,) * 2 * len(window.kernel)
-    mean = _averages(raised, window, padding)
+    if node.get_int("ceil_mode", 0):
+        mean = _of_whole_windows(node, raised)
+    elif padding is None:
+        none = (0,) * 2 * len(window.kernel)
+        mean = _averages(padded(node, raised, window, 0.0), window, none)
+    else:
+        mean = _averages(raised, window, padding)
     total = op.multiply(mean, const(int(np.prod(window.kernel)), kind))
     return op.power(total, const(1 / power, kind))
 
@@ -179,6 +181,13 @@ def average_of_whole_windows(node: Node) -> Expr:
     """
     if not (node.get_int("ceil_mode", 0) and node.get_int("count_include_pad", 0)):
         return average_pool(node)
+    return _of_whole_windows(node, node.expr(0))
+
+
+def _of_whole_windows(node: Node, data: Expr) -> Expr:
+    """Means of `data`, which has the extents of the first input, over windows that are rounded up:
+    what is not there is 0, and counted.
+    """
     window, extents = _window(node), node.shape(0)[2:]
     before, after = _known(node, window.before), _known(node, window.after)
     sizes = list(zip(window.kernel, window.strides, before, after, window.dilations, strict=True))
@@ -188,7 +197,7 @@ def average_of_whole_windows(node: Node) -> Expr:
         for n, e, (k, s, b, a, d) in zip(counts, extents, sizes, strict=True)
     ]
     whole = replace(window, after=tuple(missing))
-    found = _averages(padded(node, node.expr(0), whole, 0.0), whole, (0,) * 2 * len(counts))
+    found = _averages(padded(node, data, whole, 0.0), whole, (0,) * 2 * len(counts))
     axes = list(range(2, 2 + len(counts)))
     return op.strided_slice(found, begin=[0] * len(counts), end=counts, axes=axes)
 
@@ -197,7 +206,7 @@ def _known(node: Node, padding: Sequence[Dim]) -> list[int]:
     """Padding that is the same for all sizes."""
     found = [known(p) for p in padding]
     if None in found:
-        node.unsupported("'auto_pad' of symbolic sizes with 'ceil_mode' and 'count_include_pad'")
+        node.unsupported("'auto_pad' of symbolic sizes with 'ceil_mode' and borders that count")
     return [n for n in found if n is not None]
 
 
