@@ -50,6 +50,7 @@ typedef struct image {
   uintptr_t *table;            /* an address per import, to be copied behind the text */
   ek_call_site *sites;         /* with names of their own */
   uint32_t site_count;
+  unsigned char *held;         /* of an image that is not run here: its text */
 } image;
 
 typedef struct header {
@@ -156,12 +157,12 @@ bool ek_image_lacks(const unsigned char *bytes, size_t size, char *out, size_t c
   return lacks;
 }
 
-static int read_header(const unsigned char *bytes, size_t size, header *out) {
+static int read_header(const unsigned char *bytes, size_t size, bool runs, header *out) {
   char lacks[EK_IMAGE_LACKS] = "";
   if (size < PAGE) return load_error("header", "the file ends inside it");
   if (memcmp(bytes, magic, 6) != 0) return load_error("header", "this is no code image");
   if (bytes[7] != magic[7]) return load_error("header", "it is of another version");
-  if (ek_image_lacks(bytes, size, lacks, sizeof lacks))
+  if (runs && ek_image_lacks(bytes, size, lacks, sizeof lacks))
     return ek_error("LoadError",
                     "load code image: header: this machine lacks what its code needs: %s", lacks);
   reader r = {bytes + sizeof magic, bytes + HEADER_SIZE, NULL};
@@ -341,6 +342,7 @@ static void image_delete(image *self) {
   ek_free(self->exports);
   ek_free(self->head);
   ek_free(self->tail);
+  ek_free(self->held);
   ek_free(self);
 }
 
@@ -353,13 +355,35 @@ static ek_packed code_at(const image *self, uint64_t offset) {
   return code;
 }
 
+/* What a function of a held image does. 'self' is the message. */
+static int refuse(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  (void)args, (void)nargs, (void)ret;
+  return ek_error("LoadError", "%s", (const char *)self);
+}
+
+static int refusing(const image *self, ek_bytes name, ek_object **out) {
+  char lacks[EK_IMAGE_LACKS] = "";
+  size_t size = EK_IMAGE_LACKS + name.size + 128;
+  char *text = ek_alloc_or_error(size);
+  if (text == NULL) return -1;
+  ek_image_lacks(self->head, PAGE, lacks, sizeof lacks);
+  snprintf(text, size,
+           "call '%.*s': this machine lacks what its code needs: %s; export it and load it there",
+           ek_shown(name, 200), name.data, lacks);
+  if (ek_function_new(text, refuse, ek_free, out) == 0) return 0;
+  ek_free(text);
+  return -1;
+}
+
 static int image_get(void *context, ek_object *module, const char *name, ek_object **out) {
   const image *self = context;
   image_export key = {ek_bytes_of(name), 0};
   if (self->export_count == 0) return 0;
   const image_export *found =
       bsearch(&key, self->exports, self->export_count, sizeof(image_export), by_name);
-  return found == NULL ? 0 : ek_function_bind(code_at(self, found->offset), module, out);
+  if (found == NULL) return 0;
+  if (self->held != NULL) return refusing(self, found->name, out);
+  return ek_function_bind(code_at(self, found->offset), module, out);
 }
 
 static int image_names(void *context, ek_object **out) {
@@ -380,7 +404,7 @@ static int image_names(void *context, ek_object **out) {
 static int image_bytes(void *context, ek_value *out) {
   const image *self = context;
   size_t text = (size_t)self->text_size;
-  const void *code_text = ek_code_text(&self->code);
+  const void *code_text = self->held != NULL ? self->held : ek_code_text(&self->code);
   if (code_text == NULL && text != 0)
     return ek_error("ValueError", "save code image: here the text of its code is not kept");
   char *whole = ek_alloc_or_error((size_t)self->total);
@@ -409,25 +433,43 @@ static int keep_rest(image *self, const unsigned char *bytes, const header *h) {
   return 0;
 }
 
-static int fill(image *self, const unsigned char *bytes, size_t size) {
+static int hold(image *self, const unsigned char *bytes, const header *h) {
+  self->held = ek_alloc_or_error((size_t)h->text_size + 1);
+  if (self->held == NULL) return -1;
+  memcpy(self->held, bytes + PAGE, (size_t)h->text_size);
+  return 0;
+}
+
+static int fill(image *self, const unsigned char *bytes, size_t size, bool runs) {
   header h = {0};
-  if (read_header(bytes, size, &h) != 0 || check_header(&h, size) != 0) return -1;
+  if (read_header(bytes, size, runs, &h) != 0 || check_header(&h, size) != 0) return -1;
   if (check_gap(bytes, &h) != 0 || keep_rest(self, bytes, &h) != 0) return -1;
-  if (read_exports(self, &h) != 0 || read_imports(self, bytes, &h) != 0) return -1;
+  if (read_exports(self, &h) != 0) return -1;
+  if (!runs) return hold(self, bytes, &h);
+  if (read_imports(self, bytes, &h) != 0) return -1;
   if (map(self, bytes, &h) != 0) return -1;
   name_for_perf(self, &h);
   return 0;
 }
 
 /* Call sites know the module without owning it: they live in it, and it has what they call. */
-int ek_image_load(const void *bytes, size_t size, ek_object **out) {
+static int make(const void *bytes, size_t size, bool runs, ek_object **out) {
   image *self = ek_alloc_or_error(sizeof *self);
   if (self == NULL) return -1;
   *self = (image){0};
-  if (fill(self, bytes, size) == 0 && ek_module_new(&image_kind, self, out) == 0) {
+  if (fill(self, bytes, size, runs) == 0 && ek_module_new(&image_kind, self, out) == 0) {
     for (uint32_t i = 0; i < self->site_count; i++) self->sites[i].image = *out;
     return 0;
   }
   image_delete(self);
   return -1;
+}
+
+int ek_image_load(const void *bytes, size_t size, ek_object **out) {
+  return make(bytes, size, true, out);
+}
+
+int ek_image_hold(const void *bytes, size_t size, ek_object **out) {
+  char lacks[EK_IMAGE_LACKS] = "";
+  return make(bytes, size, !ek_image_lacks(bytes, size, lacks, sizeof lacks), out);
 }

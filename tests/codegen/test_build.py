@@ -166,3 +166,11 @@ def test_two_functions_of_one_symbol_are_refused() -> None:
     message = "'double' and 'triple' are both exported as 'main', by their attribute"
     with pytest.raises(CompileError, match=message):
         build(module, "llvm", cache=NO_CACHE)
+
+
+def test_programs_of_several_targets_are_one_module() -> None:
+    programs = {"llvm": IRModule({"a": scaled(2.0, "a")}), Target("c"): scaled(3.0, "b")}
+    module = ekiden.build(programs, cache=NO_CACHE)
+    assert (run(module, "a").max(), run(module, "b").max()) == (2.0, 3.0)
+    with pytest.raises(CompileError, match="expected programs by their targets, got none"):
+        ekiden.build({})

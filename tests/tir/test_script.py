@@ -567,3 +567,12 @@ def test_numbers_in_statements() -> None:
     made = tir.LetStmt(x, 3, tir.seq(store, tir.Evaluate(0)))  # type: ignore[arg-type]
     assert made.value.dtype == "int32"
     assert "A[2] = 1.0" in str(made)
+
+
+def test_a_module_of_loop_programs_is_shown_as_them(capsys: pytest.CaptureFixture[str]) -> None:
+    module = IRModule({"product": product})
+    assert str(module) == repr(module) == module.script(show_meta=False)
+    assert "@I.ir_module" in str(module) and "@T.prim_func" in str(module)
+    module.show()
+    assert capsys.readouterr().out == f"{module.script()}\n"
+    assert str(IRModule()) == IRModule().astext(show_meta_data=False)

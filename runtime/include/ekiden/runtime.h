@@ -964,6 +964,11 @@ EK_API int ek_module_from_bytes(const void *bytes, size_t size, ek_object **out)
 ** table readable. 0 or -1. */
 EK_API int ek_image_load(const void *bytes, size_t size, ek_object **out);
 
+/* The same for who only hands an image on: one that this machine lacks something for is verified
+** but for its imports and held. Its functions are there by name, and calling one is a LoadError;
+** the bytes of the module are the image. 0 or -1. */
+EK_API int ek_image_hold(const void *bytes, size_t size, ek_object **out);
+
 /* 11. Services to compiled code -------------------------------------------------------------------
 **
 ** What compiled code calls; kernel.h declares it for C. ek_service returns the address of one by

@@ -19,6 +19,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target, TargetLike, target_or_current
+from ekiden.target.virtual_device import with_asked_bounds
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc, Stmt
 
@@ -226,7 +227,8 @@ def build(
     parallel processes through the cache of kernels. `target`: "llvm" (this machine), "c" (through
     the system's C compiler), or either with options; None is the current target.
     `module.get_source("ll" | "asm" | "c")` shows the code. With EKIDEN_DEBUG_DIR set, the code is a
-    shared library there with debug lines, which gdb and perf show.
+    shared library there with debug lines, which gdb and perf show. What is built for another
+    machine is exported, and loaded there; calling it here is a LoadError.
 
     Raises CompileError for anything else than loop programs, and for a target without a code
     generator; ScheduleError and InternalError where lowering fails. TVM: `tvm.build(mod, target)`.
@@ -235,7 +237,7 @@ def build(
         raise CompileError(
             f"build: expected a PrimFunc or an IRModule, got {type(program).__name__}"
         )
-    chosen = target_or_current(target)
+    chosen = with_asked_bounds(target_or_current(target))
     generator = generator_of(chosen, "build")
     funcs = _functions(program, name)
     folder = environment.debug_dir()
@@ -258,9 +260,10 @@ def _linked(
     funcs: Sequence[PrimFunc],
     target: Target,
 ) -> Module:
-    """The module of the host's code, which imports one of the kernels of a device if it has any."""
+    """The module of the host's code, which imports one of the kernels of a device if it has any.
+    Code for another machine is held, to be exported."""
     objects = [code for code, _ in parts]
-    module = load_image(llvm.link(objects, [f.name for f in funcs], target.code_host))
+    module = load_image(llvm.link(objects, [f.name for f in funcs], target.code_host), hold=True)
     kernels = [kernel for _, each in parts for kernel in each]
     if kernels:
         module.import_module(load_device_code(device.pack_kernels(kernels)))

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from ekiden import runtime
+from ekiden.codegen.llvm.image import architecture_of
 from ekiden.driver.formats import ARTIFACT, KINDS
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import ALIGNMENT, function_names, metadata_of
@@ -44,6 +45,7 @@ __all__ = [
     "compiler_for",
     "export_library",
     "format_of",
+    "save_module",
     "saved_module",
     "write_artifact",
 ]
@@ -108,6 +110,8 @@ LINK = -shared -s -Wl,--gc-sections -Wl,-z,nodelete -Wl,-z,defs
 """
 _STATIC = ("-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))')
 _LINK = ("-shared", "-fPIC", "-O2", "-s", "-Wl,--gc-sections", "-Wl,-z,nodelete", "-Wl,-z,defs")
+_EXPORTS = ("-O2", "-Wl,--gc-sections", "-Wl,-z,nodelete")
+"""For a function that makes a library, which says itself that it is one."""
 _NAME = "executable.eki"
 _SEVERAL = b"EKMODS\0\1"
 """How the bytes of modules that import each other begin; runtime.h describes what follows."""
@@ -132,6 +136,32 @@ def _of_artifact(data: Bytes) -> _Content:
     return _Content(data, function_names(data), here if here in found else found[0])
 
 
+def _of_module(module: runtime.Module) -> _Content:
+    """A module with all that it imports: for the machine of its code, if it is code alone, else
+    this one. Raises ExportError for a kind that cannot be saved."""
+    data = saved_module(module)
+    runs_on = architecture_of(_alone(module)) if module.kind == "image" else platform.machine()
+    return _Content(data, module.names(), runs_on)
+
+
+def save_module(module: runtime.Module, path: PathName, fmt: str = "") -> None:
+    """Write the text of a module by a format of its `get_source` ("ll", "asm", "c"; "s" is TVM's
+    name of assembly), or what `export_library` does of the format, such as an object ("o"); the
+    suffix of the path says the format where `fmt` does not. Raises ExportError.
+    """
+    chosen = fmt or Path(path).suffix.removeprefix(".")
+    name = {"s": "asm"}.get(chosen, chosen)
+    if name in (module.sources or {}):
+        text = module.get_source(name)
+        write_whole(path, lambda file: file.write(text.encode()))
+        return
+    row = FORMATS.get(f".{chosen}")
+    if row is None:
+        there = [*(module.sources or {}), *(suffix[1:] for suffix in FORMATS)]
+        raise ExportError(f"save '{path}': a format of {', '.join(there)} expected, got {chosen!r}")
+    _make(row, _Order(_of_module(module), check_folder(path).absolute(), None, ()))
+
+
 @dataclass(frozen=True, slots=True)
 class _Order:
     """What is asked of a format: the content, where to, and the C compiler with its options."""
@@ -140,6 +170,8 @@ class _Order:
     target: Path
     cc: str | None
     options: Sequence[str]
+    fcompile: Callable[..., object] | None = None
+    """What makes the library in the place of a compiler; see `export_library`."""
 
     @property
     def data(self) -> Bytes:
@@ -162,6 +194,9 @@ def _write_artifact(order: _Order) -> None:
 
 
 def _write_library(order: _Order) -> None:
+    if order.fcompile is not None:
+        _call_compiler(order, order.fcompile)
+        return
     arguments = [*_LINK, *order.options, "library.c", *_runtime(order)]
     _compile(order, [*arguments, "-o", "made", "-pthread", "-ldl"], is_program=True)
 
@@ -266,13 +301,10 @@ def write_artifact(
     data: Bytes, path: PathName, *, cc: str | None = None, options: Sequence[str] = ()
 ) -> None:
     """Write the bytes of an artifact, which need not run here, as what the suffix of `path` asks
-    for; see `export_library`. Raises ExportError for WebAssembly as anything but an artifact."""
-    chosen, content = format_of(path), _of_artifact(data)
-    if content.architecture == WASM and chosen is not FORMATS[ARTIFACT]:
-        raise ExportError(
-            f"write '{path}': code for {WASM} is written as {ARTIFACT}, or by `ekiden web`"
-        )
-    chosen.make(_Order(content, check_folder(path).absolute(), cc, options))
+    for; see `export_library`.
+    """
+    order = _Order(_of_artifact(data), check_folder(path).absolute(), cc, options)
+    _make(format_of(path), order)
 
 
 def export_library(
@@ -293,20 +325,45 @@ def export_library(
 
     A module that imports others, or is none of an executable, has no artifact (`.eki`).
     `cc` is the C compiler; else $CC, cc, gcc or clang is taken, or that of the package ziglang.
-    `options` go to its command line. `fcompile` is TVM's function in the place of a compiler: there
-    is none here, `cc` names one. Raises ExportError for one, when there is no compiler or it fails,
-    for another suffix, and for a module whose kind cannot be saved, such as a shared library.
+    `options` go to its command line. `fcompile(output, files, options=[...])` makes a library in
+    the place of a compiler, as in TVM, of C and the runtime (contrib.cc has such functions); with
+    one the suffix may be any, and `cc` is handed on. Raises ExportError when there is no compiler
+    or it fails, for another suffix, and for a module whose kind cannot be saved, such as a shared
+    library.
     """
-    if fcompile:
-        raise ExportError(f"export library '{path}': fcompile is not called; cc= names a compiler")
+    function = _compile_function(path, fcompile)
+    chosen = FORMATS[".so"] if function else format_of(path)
+    target = check_folder(path).absolute()
     if isinstance(program, runtime.Executable):
-        write_artifact(late_bound.whole(program), path, cc=cc, options=options)
-        return
-    chosen = format_of(path)
-    if chosen is FORMATS[".eki"] and (program.imported_modules or program.kind != "executable"):
-        raise ExportError(f"export library '{path}': modules are written as .so, .o, .c or .tar")
-    content = _Content(saved_module(program), program.names(), platform.machine())
-    chosen.make(_Order(content, check_folder(path).absolute(), cc, options))
+        content = _of_artifact(late_bound.whole(program))
+    else:
+        if chosen is FORMATS[".eki"] and (program.imported_modules or program.kind != "executable"):
+            raise ExportError(
+                f"export library '{path}': modules are written as .so, .o, .c or .tar"
+            )
+        content = _of_module(program)
+    _make(chosen, _Order(content, target, cc, options, function))
+
+
+def _compile_function(path: PathName, given: object) -> Callable[..., object] | None:
+    """What is called to make a library, None where nothing is (TVM's False, too)."""
+    if not given:
+        return None
+    if not callable(given):
+        raise ExportError(
+            f"export library '{path}': fcompile must be a function (output, files, options), got "
+            f"{given!r}"
+        )
+    return given
+
+
+def _make(chosen: Format, order: _Order) -> None:
+    """Write a file. Raises ExportError for code that only an artifact can hold."""
+    if order.architecture == WASM and chosen is not FORMATS[ARTIFACT]:
+        raise ExportError(
+            f"write '{order.target}': code for {WASM} is written as {ARTIFACT}, or by `ekiden web`"
+        )
+    chosen.make(order)
 
 
 def saved_module(module: runtime.Module) -> bytes:
@@ -373,6 +430,25 @@ def _compile(order: _Order, arguments: Sequence[str], is_program: bool = False) 
         compile_in(folder, [*command, *arguments], f"export library '{order.target}'")
         with open(Path(folder, "made"), "rb") as made:
             write_whole(order.target, partial(shutil.copyfileobj, made), is_program)
+
+
+def _call_compiler(order: _Order, fcompile: Callable[..., object]) -> None:
+    """Have a function make the library, of files in a folder of its own; it may run anywhere, so
+    that all paths are whole."""
+    with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
+        data, source, made = (Path(folder, n) for n in (_NAME, "library.c", "made"))
+        data.write_bytes(order.data)
+        source.write_text(_source(order.content, str(data)))
+        linked = _runtime(order)
+        files = [each for each in linked if not each.startswith("-")]
+        flags = [each for each in linked if each.startswith("-")]
+        options = [*_EXPORTS, *flags, *order.options, "-pthread", "-ldl"]
+        compiler = {} if order.cc is None else {"cc": order.cc}
+        fcompile(str(made), [str(source), *files], options=options, **compiler)
+        if not made.exists():
+            raise ExportError(f"export library '{order.target}': fcompile made no '{made}'")
+        with open(made, "rb") as file:
+            write_whole(order.target, partial(shutil.copyfileobj, file), is_program=True)
 
 
 def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[str]:

@@ -22,6 +22,7 @@ from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform import lower as lower_program
 
 Program: TypeAlias = PrimFunc | IRModule | Schedule
+Programs: TypeAlias = Program | Mapping[TargetLike, PrimFunc | IRModule]
 Args: TypeAlias = Sequence[Tensor | Buffer | Var] | None
 
 
@@ -75,7 +76,7 @@ def lower(
 
 
 def build(
-    program: Program,
+    program: Programs,
     args: Args | TargetLike = None,
     target: TargetLike | None = None,
     target_host: TargetLike | None = None,
@@ -87,9 +88,13 @@ def build(
 ) -> Module:
     """Compile loop programs, or a schedule with its arguments: `build(s, [A, B, C], "llvm")`; see
     `ekiden.codegen.build.build`. The function is called by its name or as `module(a, b, c)`.
+    `{target: program, ...}` compiles each for its target: the first module, which imports the
+    others, has all functions.
 
     Raises CompileError for anything else, and for a host target that is not the target's.
     """
+    if isinstance(program, Mapping):
+        return _build_each(program, cache, progress)
     if isinstance(args, (str, Target, Mapping)):
         args, target = None, args
     if target_host is not None and target is not None:
@@ -102,3 +107,20 @@ def build(
         called = name or "default_function"
         program = scheduled(program, args, called, binds)
     return codegen_build.build(program, target, name=name, cache=cache, progress=progress)
+
+
+def _build_each(
+    programs: Mapping[TargetLike, PrimFunc | IRModule],
+    cache: KernelCache | None,
+    progress: Progress | None,
+) -> Module:
+    """Modules of several targets as one. Raises CompileError for none."""
+    made = [
+        codegen_build.build(program, target, cache=cache, progress=progress)
+        for target, program in programs.items()
+    ]
+    if not made:
+        raise CompileError("build: expected programs by their targets, got none")
+    for other in made[1:]:
+        made[0].import_module(other)
+    return made[0]

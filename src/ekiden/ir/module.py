@@ -182,7 +182,14 @@ class IRModule:
 
     def show(self, show_meta_data: bool = False) -> None:
         """Print its text; the elements of constants only if asked for, so that it is short."""
-        print(self.astext(show_meta_data))
+        print(self._shown(show_meta_data))
+
+    def _shown(self, show_meta_data: bool) -> str:
+        """Loop programs alone as Python text, whatever else is loaded; else Relay's text."""
+        are_loops = all(f.type_key == "tir.PrimFunc" for f in self.functions.values())
+        if IRModule.script_printer is None or not self.functions or not are_loops:
+            return self.astext(show_meta_data)
+        return self.script()
 
     def astext(
         self,
@@ -201,15 +208,19 @@ class IRModule:
         return printer(self, show_meta_data, annotate, show_spans)
 
     def __str__(self) -> str:
-        return self.astext(show_meta_data=False)
+        return self._shown(show_meta_data=False)
+
+    def __repr__(self) -> str:
+        """The text, as expressions and functions have it: a prompt shows the program."""
+        return self._shown(show_meta_data=False)
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows."""
         return None if IRModule.html_printer is None else IRModule.html_printer(self)
 
-    def script(self, name: str = "Module") -> str:
+    def script(self, name: str = "Module", show_meta: bool = False) -> str:
         """The module as Python text, loop programs and all, a class of that name;
-        `ekiden.tir.parse` reads it back.
+        `ekiden.tir.parse` reads it back. `show_meta` asks for what stands in the text anyhow.
 
         Raises ValueError before `ekiden.tir` is loaded.
         """

@@ -7,6 +7,7 @@ with PassContext(opt_level=3, instruments=[PassTimingInstrument()], disabled_pas
 from __future__ import annotations
 
 import contextvars
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -259,6 +260,50 @@ LOOP_PARTITION = register_option(
 )
 
 
+CHECKS_BOUNDS = register_option(
+    "tir.instrument_bound_checkers",
+    bool,
+    False,
+    "whether kernels compare every access of a buffer with its extent, as by `bounds='check'`",
+)
+ADDED = register_option(
+    "tir.add_lower_pass",
+    list,
+    [],
+    "passes of the program's own among those that lower loop programs: (phase, pass), with phase 0 "
+    "before all, 1 once buffers are flat, 2 once loops are vectors and unrolled, 3 after all",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AddedPass:
+    """A pass that a program adds to those that lower loop programs, and when it runs.
+
+    token: what tells this context from all others, so that kernels which such a pass made are found
+    again under it alone: nothing says whether two functions do the same.
+    """
+
+    phase: int
+    run: Callable[[IRModule], IRModule]
+    token: str
+
+    def __repr__(self) -> str:
+        return f"({self.phase}, {getattr(self.run, 'name', self.run)}, {self.token})"
+
+
+def _added(value: Iterable[object]) -> list[AddedPass]:
+    """What is to be added, of TVM's pairs. Raises PassError."""
+    found = []
+    for each in value:
+        if not isinstance(each, AddedPass):
+            phase, run = each if isinstance(each, (tuple, list)) and len(each) == 2 else (-1, None)
+            if run is None or not isinstance(phase, int) or phase < 0 or not hasattr(run, "info"):
+                raise PassError(f"PassContext: {ADDED!r} has (phase, pass), got {each!r}")
+            each = AddedPass(min(phase, 3), run, os.urandom(16).hex())
+        found.append(each)
+    return found
+
+
 def _checked(key: str, value: object, table: Mapping[str, Option] = OPTIONS) -> object:
     """The value of an option, a bool where it is one and 0 or 1 is given."""
     if key not in table:
@@ -270,6 +315,8 @@ def _checked(key: str, value: object, table: Mapping[str, Option] = OPTIONS) -> 
         return {name: _checked(name, each, fields) for name, each in value.items()}
     if kind is bool and type(value) is int and value in (0, 1):
         return bool(value)
+    if key == ADDED and isinstance(value, (list, tuple)):
+        return _added(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise PassError(
             f"PassContext: option {key!r} is a {kind.__name__}, got {type(value).__name__}: "

@@ -96,6 +96,11 @@ class Pass:
         names = tuple(r if isinstance(r, str) else r.name for r in self.required)
         return PassInfo(self.name, self.opt_level, names, self.is_sequence)
 
+    @property
+    def pass_info(self) -> PassInfo:
+        """The same, by the name of TVM's field."""
+        return self.info
+
     def __call__(self, module: IRModule) -> IRModule:
         """Run the pass; gives the module itself where an instrument leaves it out."""
         _expect_module(module, self.name, "got")

@@ -30,10 +30,15 @@ cdef class Module(Object):
         return name in self
 
     @property
-    def entry_func(self):
-        """The function that calling the module calls: its only one, or the one named `main`."""
+    def entry_name(self):
+        """The name of the function that calling the module calls: its only one, or `main`."""
         names = self.names()
-        return self[names[0] if len(names) == 1 else "main"]
+        return names[0] if len(names) == 1 else "main"
+
+    @property
+    def entry_func(self):
+        """The function that calling the module calls."""
+        return self[self.entry_name]
 
     def __call__(self, *arguments):
         return self.entry_func(*arguments)
@@ -53,6 +58,14 @@ cdef class Module(Object):
                              f"{', '.join(formats) or 'none'}")
         text = formats[chosen]
         return text() if callable(text) else text
+
+    def save(self, path, str fmt not None=""):
+        """Write what a compiler or a reader takes: an object (`.o`), C, or the text of a format of
+        `get_source` (`.ll`, `.s`). `fmt` says which where the suffix does not.
+
+        `contrib.cc.create_shared` makes a library of an object. Raises ExportError.
+        """
+        importlib.import_module("ekiden.driver.library").save_module(self, path, fmt)
 
     @property
     def kind(self):
@@ -199,13 +212,15 @@ cdef object _time_calls(PackedFunc function, tuple args, int64_t count, Py_ssize
 _CLASSES[EK_MODULE] = Module
 
 
-def load_image(data):
-    """The module of a native code image. Damaged bytes are a LoadError."""
+def load_image(data, bint hold=False):
+    """The module of a native code image. Damaged bytes are a LoadError, and so is code for another
+    machine, unless it is only to be held: then its functions raise when they are called.
+    """
     cdef const unsigned char[::1] view = memoryview(data).cast("B")
     cdef ek_object *out = NULL
     cdef const void *start = &view[0] if view.shape[0] else NULL
     cdef size_t size = view.shape[0]
-    _check(ek_image_load(start, size, &out))
+    _check(ek_image_hold(start, size, &out) if hold else ek_image_load(start, size, &out))
     return _wrap(Module, out)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, TypeGuard
 
 from ekiden.ir.node import Node, freeze, ignored, node
-from ekiden.ir.pass_context import FALLBACK, PassContext
+from ekiden.ir.pass_context import CHECKS_BOUNDS, FALLBACK, PassContext
 from ekiden.ir.prim import IntImm
 from ekiden.runtime import Device, device
 from ekiden.runtime.errors import CompileError
@@ -187,13 +187,26 @@ def with_bounds(targets: Targets, bounds: str) -> Targets:
         return targets
     for _, given in _pairs(targets):
         for each in map(Target.parse, given):
-            if "bounds" not in each.kind.option_table:
-                raise CompileError(f"compile: target kind {each.kind.name!r} has no bounds='check'")
+            _check_bounds(each)
     made: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {
         place: [Target.parse(t).with_bounds(bounds) for t in given or ("llvm",)]
         for place, given in _pairs(targets)
     }
     return made
+
+
+def with_asked_bounds(target: Target) -> Target:
+    """A target, whose code checks accesses where the PassContext asks for it. Raises CompileError
+    for a kind that cannot."""
+    if not PassContext.current().option(CHECKS_BOUNDS):
+        return target
+    _check_bounds(target)
+    return target.with_bounds("check")
+
+
+def _check_bounds(target: Target) -> None:
+    if "bounds" not in target.kind.option_table:
+        raise CompileError(f"compile: target kind {target.kind.name!r} has no bounds='check'")
 
 
 def compilation_config(targets: Targets, host: TargetLike | None = None) -> CompilationConfig:
@@ -314,7 +327,7 @@ def _usable(given: TargetLike, host: TargetLike | None) -> Target:
     if host is not None and target.host_target is None:
         target = target.with_host(host)
     target.check_usable("compile")
-    return target
+    return with_asked_bounds(target)
 
 
 def _check_variants(variants: Sequence[Target]) -> None:

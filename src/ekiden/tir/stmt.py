@@ -405,8 +405,9 @@ class PrimFunc(BaseFunc):
         """The parameters that are numbers."""
         return tuple(p for p in self.params if isinstance(p, Var))
 
-    def script(self, name: str | None = None) -> str:
-        """`astext()`, by TVM's name; under another name if one is given."""
+    def script(self, name: str | None = None, show_meta: bool = False) -> str:
+        """`astext()`, by TVM's name; under another name if one is given. `show_meta` asks for what
+        no loop program has."""
         shown = self if name is None else self.with_attr("global_symbol", name)
         return shown.astext()
 
@@ -414,6 +415,10 @@ class PrimFunc(BaseFunc):
     def name(self) -> str:
         """The symbol under which it is compiled."""
         return str((self.attrs or {}).get("global_symbol", "main"))
+
+    def with_body(self, new_body: Stmt) -> PrimFunc:
+        """The same function with another body."""
+        return self.with_fields(body=new_body)
 
     specializer: ClassVar[Callable[..., PrimFunc]]
     """How `specialize` does: set by `ekiden.tir.specialize`, which imports this."""

@@ -211,6 +211,17 @@ def inspect(image: bytes) -> ImageInfo:
     return ImageInfo(exports, tuple(imports), image[PAGE : PAGE + text_size], tuple(needs.split()))
 
 
+def architecture_of(image: bytes) -> str:
+    """What machines run an image, by the name that compilers have for them.
+
+    Raises LoadError if it is not one, or for none that the linker knows.
+    """
+    found = [each.name for each in ARCHITECTURES.values() if each.mark == image[6]]
+    if image[: len(MAGIC)] != MAGIC or not found:
+        raise LoadError("image: not a native code image of a known machine")
+    return found[0]
+
+
 def _name(image: bytes, at: int) -> tuple[str, int]:
     if at + 4 > len(image):
         raise LoadError("image: a table is truncated")

@@ -55,6 +55,8 @@ def _alone(references: Sequence[Reference]) -> Sequence[Reference]:
 class Architecture:
     """What the linker must know of machine code."""
 
+    name: str
+    """What compilers call it, as `platform.machine` does."""
     elf_machine: int
     mark: int
     """The byte in an image's header that names the architecture."""
@@ -219,6 +221,7 @@ def _armv7_relocate(out: bytearray, r: Reference) -> None:
 
 
 X86_64 = Architecture(
+    name="x86_64",
     elf_machine=62,
     mark=0,
     filler=b"\xcc",
@@ -228,6 +231,7 @@ X86_64 = Architecture(
     relocate=_x86_relocate,
 )
 AARCH64 = Architecture(
+    name="aarch64",
     elf_machine=183,
     mark=1,
     filler=b"\0\0\0\0",
@@ -237,6 +241,7 @@ AARCH64 = Architecture(
     relocate=_arm_relocate,
 )
 RISCV64 = Architecture(
+    name="riscv64",
     elf_machine=243,
     mark=2,
     filler=b"\0\0",
@@ -247,6 +252,7 @@ RISCV64 = Architecture(
     pair=_riscv_pair,
 )
 ARMV7 = Architecture(
+    name="armv7",
     elf_machine=40,
     mark=4,
     filler=b"\xf0\0\xf0\xe7",

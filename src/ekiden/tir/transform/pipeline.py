@@ -6,10 +6,11 @@ Each is a function over a PrimFunc in a file of its own, and a Pass over a modul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import overload
 
 from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import ADDED
 from ekiden.ir.transform import (
     Pass,
     PassContext,
@@ -18,6 +19,7 @@ from ekiden.ir.transform import (
     register_pass,
     share_passes,
 )
+from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 from ekiden.tir.distinct import distinct
 from ekiden.tir.stmt import PrimFunc
@@ -287,7 +289,8 @@ def lower(program: IRModule, target: Target | None = None) -> IRModule: ...
 def lower(program: PrimFunc | IRModule, target: Target | None = None) -> PrimFunc | IRModule:
     """A function, or each loop program of a module, in the form that code generators take.
 
-    Runs PASSES (or TILED_PASSES) in order, under the current PassContext. `target` is for passes
+    Runs PASSES (or TILED_PASSES) in order, under the current PassContext, and what its option
+    "tir.add_lower_pass" adds to them. `target` is for passes
     that need its facts; none does yet. TVM: `tvm.lower`.
     """
     if isinstance(program, PrimFunc):
@@ -303,10 +306,30 @@ def _lowered(func: PrimFunc) -> PrimFunc:
     passes = TILED_PASSES if attrs.get("tir.tiled") else PASSES
     if attrs.get("tir.tiled") and attrs.get("tir.has_blocks"):
         passes = MIXED_PASSES
-    module = Sequential(passes, name="tir.lower")(IRModule({func.name: func}))
+    module = Sequential(_with_added(passes), name="tir.lower")(IRModule({func.name: func}))
     lowered = module[func.name]
-    assert isinstance(lowered, PrimFunc)
+    if not isinstance(lowered, PrimFunc):
+        raise PassError(f"lower '{func.name}': an added pass made a {type(lowered).__name__} of it")
     return lowered
+
+
+PHASES = ("", "tir.FlattenBuffer", "tir.UnrollLoop")
+"""The pass behind which those of a phase are added; of the others it is the end."""
+
+
+def _with_added(passes: Sequence[Pass]) -> list[Pass]:
+    """The passes, and among them what the PassContext adds, each at its phase."""
+    added = PassContext.current().option(ADDED)
+    assert isinstance(added, list)
+    made = list(passes)
+    for each in added:
+        name = PHASES[each.phase] if each.phase < len(PHASES) else None
+        places = [n + 1 for n, member in enumerate(made) if member.name == name]
+        at = 0 if name == "" else (places or [len(made)])[0]
+        while at < len(made) and any(made[at] is a.run for a in added):
+            at += 1  # those of one phase run in the order in which they are given
+        made.insert(at, each.run)
+    return made
 
 
 share_passes("tir.transform", {name: globals()[name] for name in NAMES.get("pipeline", "").split()})
