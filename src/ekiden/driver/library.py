@@ -301,7 +301,7 @@ def write_artifact(
     data: Bytes, path: PathName, *, cc: str | None = None, options: Sequence[str] = ()
 ) -> None:
     """Write the bytes of an artifact, which need not run here, as what the suffix of `path` asks
-    for; see `export_library`.
+    for; see `export_library`. Raises ExportError for WebAssembly as anything but an artifact.
     """
     order = _Order(_of_artifact(data), check_folder(path).absolute(), cc, options)
     _make(format_of(path), order)
