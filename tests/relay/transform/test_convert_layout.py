@@ -153,6 +153,21 @@ def test_programs_without_images_stay() -> None:
     check(ConvertLayout(), text, text)
 
 
+@pytest.mark.parametrize(
+    "parted",
+    [
+        "split(%0, indices_or_sections=3, axis=0)",
+        "strided_slice(%0, begin=[1], end=[2], strides=[1], axes=[0])",
+    ],
+)
+def test_parts_of_a_first_axis_stay_in_one_piece(parted: str) -> None:
+    text = (
+        "def @main(%x: Tensor[(1, 9, 3, 2, 4), float32]) {"
+        f" %0 = transpose(%x, axes=[2, 0, 3, 1, 4]); {parted} }}"
+    )
+    check(ConvertLayout(), text, text)
+
+
 # Random graphs: whatever the operators and layouts, the meaning stays.
 
 SIDE = 4

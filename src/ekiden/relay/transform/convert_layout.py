@@ -12,7 +12,7 @@ SINK), and merges transposes that meet. With P a transposition and f elementwise
     f(P a, b) = P f(a, P' b)          P' the inverse: free where b is a number, a constant, or has
                                       but one axis longer than 1
     sum(P a, axis) = P2 sum(a, P[axis])         P2 what is left of P without the axes that go
-    split(P a, axis).i = P split(a, P[axis]).i, and so of slices
+    split(P a, axis).i = P split(a, P[axis]).i, and so of slices, where P is from NHWC to NCHW
     P (Q a) = (P Q) a,  P P' a = a
 
 A transpose that meets an operator it cannot pass stays before it, and is a kernel. That is why NHWC
@@ -201,9 +201,15 @@ def _concatenate(call: Call, perm: Perm) -> RelayExpr | None:
     )
 
 
-def _split(call: Call, perm: Perm) -> RelayExpr:
-    """split(transpose(a), axis) -> (transpose(%s.0), transpose(%s.1), ..), %s = split(a, axis')"""
+def _split(call: Call, perm: Perm) -> RelayExpr | None:
+    """split(transpose(a), axis) -> (transpose(%s.0), transpose(%s.1), ..), %s = split(a, axis')
+
+    Not where queries, keys and values are made the first axis to be parted there: parts of that lie
+    where they are, and behind them would be a transpose for each.
+    """
     assert call.attrs is not None
+    if perm != _from_last(len(perm)):
+        return None
     axis = perm[int(getattr(call.attrs, "axis", 0)) % len(perm)]
     changed = call.with_fields(
         args=(_below(call.args[0]),), attrs=call.attrs.with_fields(axis=axis)
@@ -216,9 +222,11 @@ def _split(call: Call, perm: Perm) -> RelayExpr:
 
 
 def _slice(call: Call, perm: Perm) -> RelayExpr | None:
-    """strided_slice(transpose(a), axes) -> transpose(strided_slice(a, axes'))"""
+    """strided_slice(transpose(a), axes) -> transpose(strided_slice(a, axes')), where `_split` is"""
     attrs = call.attrs
     assert isinstance(attrs, StridedSliceAttrs)
+    if perm != _from_last(len(perm)):
+        return None
     if len(attrs.begin) != len(attrs.end) or len(attrs.strides) not in (0, len(attrs.end)):
         return None  # with axes all lists have one length
     axes = range(len(attrs.end)) if attrs.axes is None else attrs.axes
