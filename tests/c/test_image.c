@@ -233,27 +233,6 @@ static void what_a_machine_lacks_is_named(void) {
               "load code image: header: this machine lacks what its code needs: its architecture");
 }
 
-static void what_does_not_run_here_is_held(void) {
-  ek_object *module = NULL, *function = NULL;
-  image_bytes image = make_image(), other = make_image_for(1, "neoverse-n1 sve");
-  ek_value kept = ek_value_none();
-  CHECK(ek_image_hold(image.bytes, image.size, &module) == 0);
-  CHECK(ek_module_get(module, "answer", &function) == 0 && call_with_one(function) == 42);
-  ek_object_release(function);
-  ek_object_release(module);
-  CHECK(ek_image_hold(other.bytes, other.size, &module) == 0);
-  CHECK(ek_module_get(module, "answer", &function) == 0 && function != NULL);
-  CHECK_ERROR(ek_function_call(function, NULL, 0, &kept), "LoadError",
-              "call 'answer': this machine lacks what its code needs: AArch64 (neoverse-n1); "
-              "export it and load it there");
-  ek_object_release(function);
-  CHECK(ek_module_get(module, "question", &function) == 0 && function == NULL);
-  ek_object_release(module);
-  other.bytes[40]++; /* its size */
-  CHECK(ek_image_hold(other.bytes, other.size, &module) == -1);
-  drop_error();
-}
-
 static void what_is_lacking_may_be_long(void) {
   image_bytes image = make_image();
   ek_object *module = NULL;
@@ -381,7 +360,6 @@ int main(void) {
   errors_name_the_section();
   a_name_may_stand_once();
   what_a_machine_lacks_is_named();
-  what_does_not_run_here_is_held();
   what_is_lacking_may_be_long();
   profilers_are_told_the_names();
   imports_of_calls_have_names();

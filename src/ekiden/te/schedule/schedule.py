@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const, logical_and
-from ekiden.ir.prim_visitor import rewrite, substitute
+from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
 from ekiden.runtime.errors import ScheduleError
 from ekiden.te.inline import post_order_tensors
 from ekiden.te.reducer import Reduce, ReduceAxis, make_reduce
@@ -291,7 +291,7 @@ def _written_through(op: ComputeOp, stage: Stage, scope: str) -> tuple[ComputeOp
         stage.steps, {a: new.var for a, new in zip(spatial, axes, strict=True)}
     )
     at = {root.var: values[root] for root in op.axis}
-    body = tuple(substitute(b, at) for b in op.body)
+    body = _moved(op, at, stage.steps)
     if conditions:
         body = tuple(_guarded(b, conditions) for b in body)
     cached = ComputeOp(f"{op.name}.{scope}", op.tag, op.attrs, axes, body)
@@ -299,6 +299,35 @@ def _written_through(op: ComputeOp, stage: Stage, scope: str) -> tuple[ComputeOp
     indices = tuple(places[a] for a in spatial)
     copies = tuple(ProducerLoad(cached.output(n), indices, b.dtype) for n, b in enumerate(op.body))
     return cached, op.with_fields(body=copies)
+
+
+def _moved(
+    op: ComputeOp, at: Mapping[Var, PrimExpr], steps: Sequence[Step]
+) -> tuple[PrimExpr, ...]:
+    """What an operation computes at other axes. A reduced axis whose extent depends on one that
+    moves is another axis then; ScheduleError where steps name it already."""
+    values: dict[Var, PrimExpr] = dict(at)
+    new: dict[ReduceAxis, ReduceAxis] = {}
+    for each in op.reduce_axis:
+        if values.keys() & set(free_vars(each.extent)):
+            extent, origin = substitute(each.extent, values), each.origin or each
+            new[each] = ReduceAxis(each.name, each.dtype, extent, origin=origin)
+            if any(isinstance(s, (Split, Fuse)) and each in _taken(s) for s in steps):
+                raise ScheduleError(
+                    f"cache_write of {op.name!r}: {each.name!r} is split or fused, and its extent"
+                    " depends on another axis; do that to the axes of what this gives"
+                )
+    bodies = []
+    for body in op.body:
+        made = substitute(body, {**values, **new})
+        if isinstance(made, Reduce):
+            made = made.with_fields(axis=tuple(new.get(a, a) for a in made.axis))
+        bodies.append(made)
+    return tuple(bodies)
+
+
+def _taken(step: Split | Fuse) -> tuple[Axis, ...]:
+    return (step.parent,) if isinstance(step, Split) else (step.outer, step.inner)
 
 
 def _guarded(body: PrimExpr, conditions: Sequence[PrimExpr]) -> PrimExpr:
@@ -322,12 +351,18 @@ def _factored(
     part = IterVar(Var(factored.var.name), factored.extent, IterKind.SPATIAL)
     axes = list(_fresh_axes([a.extent for a in op.axis], [a.var.name for a in op.axis]))
     axes.insert(place, part)
-    rest = [a for a in stage.leaf_iter_vars if is_reduced(a) and a is not factored]
-    inner = {a: ReduceAxis(a.var.name, "int64", a.extent) for a in rest}
-    leaves: dict[Axis, PrimExpr] = {factored: part.var, **inner}
-    values, conditions = roots_from_leaves(stage.steps, leaves)
+    spatial = {a.var for a in op.axis}
+    if spatial.intersection(free_vars(factored.extent)):
+        raise ScheduleError(
+            f"rfactor of {op.name!r}: the extent of {factored.var.name!r} depends on another axis,"
+            " so that what is kept of its steps is no tensor"
+        )
     kept = [a for n, a in enumerate(axes) if n != place]
     at: dict[Var, PrimExpr] = {old.var: new.var for old, new in zip(op.axis, kept, strict=True)}
+    rest = [a for a in stage.leaf_iter_vars if is_reduced(a) and a is not factored]
+    inner = {a: ReduceAxis(a.var.name, "int64", substitute(a.extent, at)) for a in rest}
+    leaves: dict[Axis, PrimExpr] = {factored: part.var, **inner}
+    values, conditions = roots_from_leaves(stage.steps, leaves)
     for root in op.reduce_axis:
         if root not in values:
             raise ScheduleError(f"rfactor of {op.name!r}: {root.name!r} is not made of its leaves")

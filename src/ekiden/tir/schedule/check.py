@@ -34,6 +34,7 @@ from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer
+from ekiden.tir.predicates import conditions
 from ekiden.tir.regions import Access, region
 from ekiden.tir.schedule.kinds import (
     COMPLETE,
@@ -53,7 +54,6 @@ from ekiden.tir.schedule.program import (
     Program,
     accesses,
     bound_analyzer,
-    conditions,
     determining,
     loops_between,
     ranges_of,

@@ -23,9 +23,10 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import BufferLoad
+from ekiden.tir.predicates import conjunction
 from ekiden.tir.schedule.check import single_store
 from ekiden.tir.schedule.loops import require_plain
-from ekiden.tir.schedule.program import Program, bound_analyzer, conjunction, refuse, serial
+from ekiden.tir.schedule.program import Program, bound_analyzer, refuse, serial
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, IterVar, PrimFunc, Stmt
 from ekiden.tir.visitor import sequence
 

@@ -74,25 +74,29 @@ def moved_nest(
     inside: Sequence[tuple[PrimExpr, PrimExpr]] = (),
 ) -> Stmt:
     """The block in loops of its own over the ranges its iterators need, under a condition. Of what
-    is `inside`, (value, extent), it is known that 0 <= value < extent.
+    is `inside`, (value, extent), it is known that 0 <= value < extent. An extent may depend on the
+    iterators before it, as that of a sum over the elements up to this one.
     """
     analyzer = bound_analyzer(outer)
     loops: list[For] = []
     values: list[PrimExpr] = []
     predicate: PrimExpr = const(True) if condition is None else condition
+    before: dict[Var, PrimExpr] = {}
     for n, each in enumerate(realize.block.iter_vars):
-        needed = ranges.get(each.var, Range.from_min_extent(const(0), each.extent))
+        extent = each.extent if is_const(each.extent) else substitute(each.extent, before)
+        needed = ranges.get(each.var, Range.from_min_extent(const(0), extent))
         value = indexed(simplify_around_digits(needed.min, analyzer), each.var.dtype)
         if preserve_unit_loops or not is_const(needed.extent, 1):
             loop = serial(Var(f"ax{n}", each.var.dtype), needed.extent)
             analyzer.bind(loop.loop_var, 0, needed.extent)
             loops.append(loop)
             value = value + loop.loop_var
-        if not any(_is_both(known, value, each.extent, analyzer) for known in inside):
-            for within in (value >= 0, value < each.extent):
+        if not any(_is_both(known, value, extent, analyzer) for known in inside):
+            for within in (value >= 0, value < extent):
                 if not analyzer.can_prove(within):
                     predicate = logical_and(predicate, within)
         values.append(value)
+        before[each.var] = value
     nest: Stmt = BlockRealize(tuple(values), predicate, realize.block)
     for loop in reversed(loops):
         nest = loop.with_fields(body=nest)

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import (
-    And,
     Cast,
     IntImm,
     PrimExpr,
@@ -23,7 +22,6 @@ from ekiden.ir.prim import (
     const,
     convert,
     is_const,
-    logical_and,
 )
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
@@ -547,29 +545,6 @@ def single_steps(loops: Iterable[For]) -> dict[Var, PrimExpr]:
         if is_const(each.extent, 1):
             found[each.loop_var] = Analyzer().simplify(substitute_expr(each.min, found))
     return found
-
-
-def conditions(predicate: PrimExpr) -> list[PrimExpr]:
-    """The parts of a conjunction."""
-    if is_const(predicate):
-        return [] if predicate.value else [predicate]  # type: ignore[attr-defined]
-    found: list[PrimExpr] = []
-    stack = [predicate]
-    while stack:
-        e = stack.pop()
-        if isinstance(e, And):
-            stack.extend((e.b, e.a))
-        else:
-            found.append(e)
-    return found
-
-
-def conjunction(parts: Iterable[PrimExpr]) -> PrimExpr:
-    """All of them."""
-    total: PrimExpr = TRUE
-    for each in parts:
-        total = logical_and(total, each)
-    return total
 
 
 def loops_between(root: Stmt, leaf: Stmt, program: Program) -> list[For]:

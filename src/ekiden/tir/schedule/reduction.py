@@ -21,6 +21,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, binary, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.predicates import conditions, conjunction, init_conditions
 from ekiden.tir.schedule.check import box_of, require_outermost, require_sole_writer, single_store
 from ekiden.tir.schedule.kinds import (
     COMPLETE,
@@ -35,8 +36,6 @@ from ekiden.tir.schedule.program import (
     Program,
     allocated,
     bound_analyzer,
-    conditions,
-    conjunction,
     loops_between,
     ranges_of,
     read,
@@ -62,9 +61,10 @@ from ekiden.tir.visitor import substitute as substitute_stmt
 
 
 def _spatial_conditions(step: str, realize: BlockRealize, reduced: set[Var]) -> PrimExpr:
-    """The part of a predicate that reduced loops have no part in."""
+    """The part of a predicate that reduced loops have no part in; what ends a sum is left out. Any
+    other condition on both is refused."""
     kept: list[PrimExpr] = []
-    for each in conditions(realize.predicate):
+    for each in init_conditions(realize):
         used = set(free_vars(each))
         if not used & reduced:
             kept.append(each)

@@ -18,12 +18,12 @@ from ekiden.tir.expr import (
     Ramp,
     broadcast,
 )
+from ekiden.tir.predicates import conjunction
 from ekiden.tir.schedule.check import domain_guards, reached
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.program import (
     Program,
     bound_analyzer,
-    conjunction,
     loops_between,
     ranges_of,
     refuse,

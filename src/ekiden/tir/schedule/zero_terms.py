@@ -27,8 +27,9 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import BufferLoad
+from ekiden.tir.predicates import conditions, conjunction
 from ekiden.tir.schedule.kinds import COMPLETE, kind_of
-from ekiden.tir.schedule.program import Program, conditions, conjunction, written
+from ekiden.tir.schedule.program import Program, written
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, IterKind, IterVar, PrimFunc
 
 MOST_POINTS = 1 << 14

@@ -18,6 +18,7 @@ from ekiden.arith import simplify
 from ekiden.ir.prim import EQ, Intrinsic, PrimExpr, Var, binary, const, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
+from ekiden.tir.predicates import conjunction, init_conditions
 from ekiden.tir.stmt import BlockRealize, For, ForKind, IfThenElse, IterKind, PrimFunc, Stmt
 from ekiden.tir.transform.align_storage import KEY, Rule, alignments_of
 from ekiden.tir.transform.bring_ahead import brought_ahead
@@ -45,7 +46,8 @@ class _LowerBlocks(StmtMutator):
         loops = super().visit_for(_replace_inner(stmt, realize.with_fields(block=block)))
         assert realize.block.init is not None
         init = substitute(self.visit(realize.block.init), _spatial_values(realize))
-        return sequence(_guarded(init, _marked(realize.predicate)), loops)
+        predicate = conjunction(init_conditions(realize))
+        return sequence(_guarded(init, _marked(predicate)), loops)
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
         """for ..: block(vi = e): init; body  ->  for ..: if first: init[vi := e]; body[vi := e]"""
@@ -103,7 +105,7 @@ def _reducing_nest(stmt: For) -> BlockRealize | None:
         inner = inner.body
     if not isinstance(inner, BlockRealize) or inner.block.init is None:
         return None
-    spatial = free_vars(*_spatial_values(inner).values(), inner.predicate)
+    spatial = free_vars(*_spatial_values(inner).values(), *init_conditions(inner))
     return inner if loops.keys().isdisjoint(spatial) and _starts_at_zero(inner, loops) else None
 
 

@@ -1,0 +1,62 @@
+"""Predicates of blocks: their parts, and what of them is about the points that are written.
+
+A loop over k that is split into 3 leaves over steps, which a predicate cuts off:
+
+for i, k0, k1 in grid(n, (m + 2) // 3, 3):
+    with block("sum"):
+        vi, vk = spatial(n, i), reduce(m, k0 * 3 + k1)
+        where(k0 * 3 + k1 < m)            # the end of the sum: all points of vi are written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ekiden.arith import simplify
+from ekiden.ir.prim import LT, And, PrimExpr, const, is_const, logical_and
+from ekiden.ir.prim_visitor import substitute
+from ekiden.tir.stmt import BlockRealize, IterKind
+
+__all__ = ["conditions", "conjunction", "init_conditions"]
+
+
+def conditions(predicate: PrimExpr) -> list[PrimExpr]:
+    """The parts of a conjunction."""
+    if is_const(predicate):
+        return [] if predicate.value else [predicate]  # type: ignore[attr-defined]
+    found: list[PrimExpr] = []
+    stack = [predicate]
+    while stack:
+        e = stack.pop()
+        if isinstance(e, And):
+            stack.extend((e.b, e.a))
+        else:
+            found.append(e)
+    return found
+
+
+def conjunction(parts: Iterable[PrimExpr]) -> PrimExpr:
+    """All of them."""
+    total: PrimExpr = const(True)
+    for each in parts:
+        total = logical_and(total, each)
+    return total
+
+
+def init_conditions(realize: BlockRealize) -> list[PrimExpr]:
+    """The conditions under which a sum is begun: those of the block, but that a reduced iterator is
+    below its extent, which leaves out steps of sums and no point. A sum of nothing is begun, too.
+    """
+    return [c for c in conditions(realize.predicate) if not _is_end_of_sum(c, realize)]
+
+
+def _is_end_of_sum(condition: PrimExpr, realize: BlockRealize) -> bool:
+    if not isinstance(condition, LT):
+        return False
+    values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
+    return any(
+        is_const(simplify(condition.a - values[each.var]), 0)
+        and is_const(simplify(condition.b - substitute(each.extent, values)), 0)
+        for each in realize.block.iter_vars
+        if each.kind is IterKind.REDUCE
+    )
