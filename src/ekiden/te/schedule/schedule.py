@@ -307,7 +307,7 @@ def _moved(
     """What an operation computes at other axes. A reduced axis whose extent depends on one that
     moves is another axis then; ScheduleError where steps name it already."""
     values: dict[Var, PrimExpr] = dict(at)
-    new: dict[ReduceAxis, ReduceAxis] = {}
+    new: dict[Var, ReduceAxis] = {}
     for each in op.reduce_axis:
         if values.keys() & set(free_vars(each.extent)):
             extent, origin = substitute(each.extent, values), each.origin or each
