@@ -5,6 +5,7 @@
 ** replaced functions are released behind it, as their deleters may come here. */
 #include "ek_cpu.h"
 #include "ek_crc32.h"
+#include "ek_image.h"
 #include "ek_vm.h"
 
 typedef struct entry {
@@ -126,6 +127,21 @@ static int executable_file(void *self, const ek_value *args, int32_t nargs, ek_v
     return -1;
   }
   *ret = ek_value_object(view);
+  return 0;
+}
+
+/* A tensor of bytes -> the module of the code image that they are, to be handed on. */
+static int hold_image(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_TENSOR};
+  ek_bytes bytes;
+  ek_object *module = NULL;
+  (void)self;
+  if (expect_args("ek.image.hold", args, nargs, 1, types) != 0 ||
+      ek_tensor_bytes("ek.image.hold", args[0].v.obj, &bytes) != 0 ||
+      ek_image_hold(bytes.data, bytes.size, &module) != 0) {
+    return -1;
+  }
+  *ret = ek_value_object(module);
   return 0;
 }
 #endif
@@ -430,6 +446,9 @@ static const ek_builtin builtins[] = {
     {"ek.executable.swap", swap_kernel},
     {"ek.executable.watch", watch},
     {"ek.graph_executor.create", graph_executor},
+#ifndef EK_SMALL
+    {"ek.image.hold", hold_image},
+#endif
     {"ek.module.save", save_module},
     {"ek.reference.new", reference_new},
     {"ek.reference.read", reference_read},

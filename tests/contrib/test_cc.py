@@ -136,6 +136,18 @@ def test_code_for_another_machine_is_held(target: str, machine: str) -> None:
         module(ekiden.nd.array(X), ekiden.nd.array(X))
 
 
+def test_what_is_held_is_verified() -> None:
+    hold = ekiden.runtime.get_global_func("ek.image.hold")
+    data = np.frombuffer(doubled("llvm -mtriple=aarch64-linux-gnu").to_bytes(), np.uint8)
+    with pytest.raises(LoadError, match="load code image: header: expected"):
+        hold(ekiden.nd.array(data[:-1]))
+    with pytest.raises(LoadError, match="this is no code image"):
+        hold(ekiden.nd.array(np.zeros(5000, "uint8")))
+    with pytest.raises(TypeError, match="ek.image.hold"):
+        hold(1)
+    assert "nothing" not in hold(ekiden.nd.array(data))
+
+
 def test_code_for_another_machine_is_exported(tmp_path: Path) -> None:
     if shutil.which("aarch64-linux-gnu-gcc") is None:
         pytest.skip("needs aarch64-linux-gnu-gcc")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from te_programs import evaluate
 
+import ekiden
 from ekiden import te, tir
 from ekiden.ir.prim import const
 from ekiden.te.range_check import check_site, range_check
@@ -166,3 +167,29 @@ def test_scopes_are_their_thread_s() -> None:
             left.set()
             assert other.result() == ("other", 7)
     assert te.compute((4,), lambda i: data[i]).op.tag == ""
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=nehalem", "c"])
+@pytest.mark.parametrize("kind", ["serial", "parallel"])
+def test_a_likely_condition_may_have_another_side(kind: str, target: str) -> None:
+    """What is marked `likely` decides where a loop is cut; behind the cut the other side runs."""
+    n = te.size_var("n")
+    a = te.placeholder((n,), name="a")
+
+    def write(ins: Sequence[tir.Buffer], outs: Sequence[tir.Buffer]) -> tir.Stmt:
+        ib = tir.ir_builder.create()
+        source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
+        with ib.for_range(0, n, "i", kind=kind) as i:
+            with ib.if_scope(ib.likely(i < 3)):
+                out[i] = source[i] + 1.0
+            with ib.else_scope():
+                out[i] = source[i] * 4.0
+        return ib.get()
+
+    b = te.extern(a.shape, [a], write, name="b", dtype="float32")
+    module = ekiden.build(te.create_schedule(b.op), [a, b], target)
+    for size in (0, 2, 3, 9):
+        x = np.arange(size, dtype="float32")
+        out = ekiden.nd.array(np.full(size, 7, "float32"))
+        module(ekiden.nd.array(x), out)
+        np.testing.assert_array_equal(out.numpy(), np.where(np.arange(size) < 3, x + 1, x * 4))

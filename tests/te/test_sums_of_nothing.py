@@ -131,3 +131,23 @@ def test_sums_of_no_elements_are_zero(
         out = ekiden.nd.array(np.full(shape[0], 77, dtype))
         module(ekiden.nd.array(data), out)
         np.testing.assert_array_equal(out.numpy(), np.full(shape[0], shape[1], dtype))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_reducer_may_name_an_axis(target: str) -> None:
+    x = te.placeholder((10,), name="x")
+
+    def largest(n: Var) -> PrimExpr:
+        k = te.reduce_axis((0, n), "k")
+        top = te.comm_reducer(
+            lambda a, b: te.max(a + b, n.astype("float32")), lambda t: tir.const(0, t)
+        )
+        return top(x[k], axis=k)
+
+    y = te.compute((10,), largest, name="y")
+    s = te.create_schedule(y.op)
+    s.cache_write(y, "local")
+    out = ekiden.nd.array(np.full(10, 77, "float32"))
+    ekiden.build(s, [x, y], target)(ekiden.nd.array(np.ones(10, "float32")), out)
+    wanted = [0, *(n + n - 1 for n in range(1, 10))]
+    np.testing.assert_array_equal(out.numpy(), np.array(wanted, "float32"))

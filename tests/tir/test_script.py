@@ -576,3 +576,15 @@ def test_a_module_of_loop_programs_is_shown_as_them(capsys: pytest.CaptureFixtur
     module.show()
     assert capsys.readouterr().out == f"{module.script()}\n"
     assert str(IRModule()) == IRModule().astext(show_meta_data=False)
+
+
+def test_a_name_that_has_no_value_yet_is_told_of() -> None:
+    with pytest.raises(ParseError, match="undefined name 'Later'"):
+
+        @I.ir_module
+        class Later:
+            @T.prim_func
+            def main(A: T.Buffer((1,), "float32")) -> None:  # type: ignore[no-untyped-def]
+                Later.helper(A)  # type: ignore[attr-defined]
+
+        raise AssertionError(Later)

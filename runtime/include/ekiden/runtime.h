@@ -544,6 +544,10 @@ EK_API ek_object *ek_error_take(void);
 **
 ** The runtime registers what is called too rarely to be part of this header:
 **   ek.registry.names()                       array of all names, sorted
+**   ek.image.hold(bytes)                      a code image (tensor of uint8) as ek_image_load loads
+**                                             it; where this machine lacks what it needs, a module
+**                                             whose functions say so when they are called, and whose
+**                                             bytes are the image
 **   ek.module.save(module, path)              by the module's kind
 **   ek.executable.bind_constant(executable, i, tensor)  gives late-bound constant i its data, before
 **                                             the first virtual machine is made
@@ -963,11 +967,6 @@ EK_API int ek_module_from_bytes(const void *bytes, size_t size, ek_object **out)
 ** ek_call_site for the global function <name>. The text is mapped readable and executable, the
 ** table readable. 0 or -1. */
 EK_API int ek_image_load(const void *bytes, size_t size, ek_object **out);
-
-/* The same for who only hands an image on: one that this machine lacks something for is verified
-** but for its imports and held. Its functions are there by name, and calling one is a LoadError;
-** the bytes of the module are the image. 0 or -1. */
-EK_API int ek_image_hold(const void *bytes, size_t size, ek_object **out);
 
 /* 11. Services to compiled code -------------------------------------------------------------------
 **

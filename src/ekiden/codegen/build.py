@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ekiden.codegen import c, device, llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.device.formats import FORMATS, format_of
@@ -14,7 +16,7 @@ from ekiden.codegen.llvm.roads import ROADS
 from ekiden.codegen.parallel import Progress, Task, compile_tasks
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.runtime import Module, environment, load_device_code, load_image
+from ekiden.runtime import Module, environment, get_global_func, load_device_code, tensor
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
@@ -263,7 +265,9 @@ def _linked(
     """The module of the host's code, which imports one of the kernels of a device if it has any.
     Code for another machine is held, to be exported."""
     objects = [code for code, _ in parts]
-    module = load_image(llvm.link(objects, [f.name for f in funcs], target.code_host), hold=True)
+    image = llvm.link(objects, [f.name for f in funcs], target.code_host)
+    module = get_global_func("ek.image.hold")(tensor(np.frombuffer(image, np.uint8)))
+    assert isinstance(module, Module)
     kernels = [kernel for _, each in parts for kernel in each]
     if kernels:
         module.import_module(load_device_code(device.pack_kernels(kernels)))

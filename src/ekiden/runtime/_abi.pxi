@@ -206,7 +206,6 @@ cdef extern from "ekiden/runtime.h" nogil:
     int ek_module_part(ek_object *module, int32_t part, ek_value *out)
     int ek_module_load(const char *path, ek_object **out)
     int ek_image_load(const void *bytes, size_t size, ek_object **out)
-    int ek_image_hold(const void *bytes, size_t size, ek_object **out)
     int ek_module_from_bytes(const void *bytes, size_t size, ek_object **out) nogil
     ctypedef void (*ek_address)() noexcept
     ek_address ek_service(const char *name)

@@ -212,15 +212,13 @@ cdef object _time_calls(PackedFunc function, tuple args, int64_t count, Py_ssize
 _CLASSES[EK_MODULE] = Module
 
 
-def load_image(data, bint hold=False):
-    """The module of a native code image. Damaged bytes are a LoadError, and so is code for another
-    machine, unless it is only to be held: then its functions raise when they are called.
-    """
+def load_image(data):
+    """The module of a native code image. Damaged bytes are a LoadError."""
     cdef const unsigned char[::1] view = memoryview(data).cast("B")
     cdef ek_object *out = NULL
     cdef const void *start = &view[0] if view.shape[0] else NULL
     cdef size_t size = view.shape[0]
-    _check(ek_image_hold(start, size, &out) if hold else ek_image_load(start, size, &out))
+    _check(ek_image_load(start, size, &out))
     return _wrap(Module, out)
 
 

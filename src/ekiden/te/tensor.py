@@ -205,8 +205,11 @@ class Tensor(Node):
         return len(self.shape)
 
     def __getitem__(self, indices: ExprLike | Sequence[ExprLike]) -> ProducerLoad:
-        """An element; with fewer indices what takes the others, so that `t[i][j]` is one too."""
-        many = (indices,) if isinstance(indices, (PrimExpr, int)) else tuple(indices)  # type: ignore[arg-type]
+        """An element; with fewer indices what takes the others, so that `t[i][j]` is one too; with
+        slices, `t[i, 0:16]`, a part that an instruction is called with."""
+        many = (indices,) if isinstance(indices, (PrimExpr, int, slice)) else tuple(indices)  # type: ignore[arg-type]
+        if any(isinstance(i, slice) for i in many):
+            return cast(ProducerLoad, TensorRegion(self, many))
         if 0 < len(many) < len(self.shape):
             return cast(ProducerLoad, TensorSlice(self, many))  # which becomes one
         if len(many) != len(self.shape):
@@ -272,6 +275,27 @@ class TensorSlice:
     __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __bool__ = astype = _refused
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorRegion:
+    """A part of a tensor: an index or a slice for each axis."""
+
+    tensor: Tensor
+    indices: tuple[object, ...]
+
+
+class InstructionCall:
+    """What `te.compute` gets of a function of fewer indices than there are axes: a call of an
+    instruction, which computes the axes behind them; `te.tensor_compute` has it."""
+
+    __slots__ = ()
+
+    def operation(
+        self, name: str, tag: str, attrs: Mapping[str, object], axis: tuple[IterVar, ...], own: int
+    ) -> ComputeOp:
+        """The computation, whose last `own` axes are those of the instruction."""
+        raise NotImplementedError
+
+
 @node("te.ProducerLoad")
 class ProducerLoad(PrimExpr):
     """An element of a tensor."""
@@ -329,13 +353,17 @@ def _parameters(function: Callable[..., object]) -> tuple[list[str], bool]:
     return fixed, len(fixed) != len(parameters)
 
 
-def _axis_names(fcompute: Callable[..., object], rank: int) -> list[str]:
+def _axis_names(fcompute: Callable[..., object], rank: int) -> tuple[list[str], int]:
+    """Names of all axes, and how many of the last ones the function does not take."""
     fixed, is_open = _parameters(fcompute)
-    if is_open and len(fixed) <= rank:
-        return fixed + [f"i{n}" for n in range(rank - len(fixed))]
-    if len(fixed) != rank:
-        raise ValueError(f"compute: expected a function of {rank} indices, got one of {len(fixed)}")
-    return fixed
+    if len(fixed) > rank:
+        raise ValueError(_wrong_rank(rank, len(fixed)))
+    missing = rank - len(fixed)
+    return fixed + [f"i{n}" for n in range(missing)], 0 if is_open else missing
+
+
+def _wrong_rank(rank: int, got: int) -> str:
+    return f"compute: expected a function of {rank} indices, got one of {got}"
 
 
 def _check_reduce(name: str, bodies: Sequence[PrimExpr]) -> None:
@@ -370,11 +398,19 @@ def compute_op(
 ) -> tuple[Tensor, ...]:
     """As `compute`; one tensor for each expression that the function gives."""
     dims = as_dims(shape, f"compute {name!r}")
-    names = _axis_names(fcompute, len(dims))
+    names, own = _axis_names(fcompute, len(dims))
     axis = tuple(IterVar(Var(n), d, IterKind.SPATIAL) for n, d in zip(names, dims, strict=True))
-    bodies = _bodies(name, fcompute(*(a.var for a in axis)))
-    _check_reduce(name, bodies)
-    op = ComputeOp(name, tag or _TAG.get() or "", dict(attrs or {}), axis, bodies)
+    given = fcompute(*(a.var for a in axis[: len(axis) - own]))
+    label, notes = tag or _TAG.get() or "", dict(attrs or {})
+    if isinstance(given, InstructionCall):
+        op = given.operation(name, label, notes, axis, own)
+        bodies = op.body
+    elif own:
+        raise ValueError(_wrong_rank(len(dims), len(dims) - own))
+    else:
+        bodies = _bodies(name, given)
+        _check_reduce(name, bodies)
+        op = ComputeOp(name, label, notes, axis, bodies)
     return tuple(Tensor(op, n, dims, body.dtype) for n, body in enumerate(bodies))
 
 
@@ -622,7 +658,23 @@ def extern_primfunc(
 
 
 __all__ = [
-    "ComputeOp", "ExternOp", "Operation", "PlaceholderOp", "ProducerLoad", "Tensor",
-    "TensorSlice", "compute", "compute_op", "extern", "extern_op", "extern_primfunc",
-    "placeholder", "size_var", "tag_scope", "var", "without_statements",
+    "ComputeOp",
+    "ExternOp",
+    "InstructionCall",
+    "Operation",
+    "PlaceholderOp",
+    "ProducerLoad",
+    "Tensor",
+    "TensorRegion",
+    "TensorSlice",
+    "compute",
+    "compute_op",
+    "extern",
+    "extern_op",
+    "extern_primfunc",
+    "placeholder",
+    "size_var",
+    "tag_scope",
+    "var",
+    "without_statements",
 ]  # fmt: skip

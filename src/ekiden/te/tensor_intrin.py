@@ -15,7 +15,9 @@ from ekiden.ir.prim import PrimExpr, Var
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.te.prim_func import create_prim_func
-from ekiden.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor
+from ekiden.te.reducer import ReduceAxis
+from ekiden.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor, TensorRegion
+from ekiden.te.tensor_compute import IntrinsicCall
 from ekiden.tir.expr import Buffer, decl_buffer
 from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
@@ -42,6 +44,30 @@ class TensorIntrin:
     body: Stmt | None
     reduce_init: Stmt | None
     reduce_update: Stmt | None
+
+    def __call__(
+        self,
+        *regions: TensorRegion | Tensor,
+        reduce_axis: ReduceAxis | Sequence[ReduceAxis] | None = None,
+    ) -> IntrinsicCall:
+        """What a function that `te.compute` is given gives to be computed by this instruction, of
+        parts of tensors: `add(a[i, 0:16], b[i, 0:16])`. Calls are summed over `reduce_axis`.
+
+        Raises ScheduleError for anything but a part for each input.
+        """
+        whole = slice(None)
+        parts = [
+            TensorRegion(r, (whole,) * r.ndim) if isinstance(r, Tensor) else r for r in regions
+        ]
+        if len(parts) != len(self.inputs) or any(not isinstance(p, TensorRegion) for p in parts):
+            raise ScheduleError(
+                f"call of {self.name!r}: a part of a tensor, such as a[i, 0:16], is expected for"
+                f" each of its {len(self.inputs)} inputs, got {regions}"
+            )
+        if not isinstance(self.op, ComputeOp):
+            raise ScheduleError(f"call of {self.name!r}: its operation is no computation")
+        axes = (reduce_axis,) if isinstance(reduce_axis, ReduceAxis) else tuple(reduce_axis or ())
+        return IntrinsicCall(self, self.op, self.inputs, tuple(parts), axes)
 
 
 def decl_tensor_intrin(

@@ -18,7 +18,7 @@ from ekiden.ir.prim import PrimExpr, Var, const, logical_and
 from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
 from ekiden.runtime.errors import ScheduleError
 from ekiden.te.inline import post_order_tensors
-from ekiden.te.reducer import Reduce, ReduceAxis, make_reduce
+from ekiden.te.reducer import CommReducer, Reduce, ReduceAxis, make_reduce
 from ekiden.te.schedule.axis_values import leaves_from_roots, roots_from_leaves
 from ekiden.te.schedule.relations import Axis, Fuse, Reorder, Split, Step, is_reduced
 from ekiden.te.schedule.stage import Attach, Stage
@@ -307,7 +307,7 @@ def _moved(
     """What an operation computes at other axes. A reduced axis whose extent depends on one that
     moves is another axis then; ScheduleError where steps name it already."""
     values: dict[Var, PrimExpr] = dict(at)
-    new: dict[ReduceAxis, ReduceAxis] = {}
+    new: dict[Var, ReduceAxis] = {}
     for each in op.reduce_axis:
         if values.keys() & set(free_vars(each.extent)):
             extent, origin = substitute(each.extent, values), each.origin or each
@@ -321,9 +321,26 @@ def _moved(
     for body in op.body:
         made = substitute(body, {**values, **new})
         if isinstance(made, Reduce):
-            made = made.with_fields(axis=tuple(new.get(a, a) for a in made.axis))
+            axis = tuple(new.get(a, a) for a in made.axis)
+            made = made.with_fields(axis=axis, reducer=_moved_reducer(made.reducer, values))
         bodies.append(made)
     return tuple(bodies)
+
+
+def _moved_reducer(reducer: CommReducer, values: dict[Var, PrimExpr]) -> CommReducer:
+    """A reducer whose combination or first value names an axis, at other axes."""
+    made = [
+        tuple(substitute(e, values) for e in es)
+        for es in (reducer.result, reducer.identity_element)
+    ]
+    if all(
+        a is b
+        for a, b in zip(
+            (*made[0], *made[1]), (*reducer.result, *reducer.identity_element), strict=True
+        )
+    ):
+        return reducer
+    return reducer.with_fields(result=made[0], identity_element=made[1])
 
 
 def _taken(step: Split | Fuse) -> tuple[Axis, ...]:
@@ -371,7 +388,8 @@ def _factored(
     where = None
     for each in conditions:
         where = each if where is None else logical_and(where, each)
-    body = make_reduce(first.reducer, sources, tuple(inner.values()), where)
+    reducer = _moved_reducer(first.reducer, at)
+    body = make_reduce(reducer, sources, tuple(inner.values()), where)
     parts = ComputeOp(f"{op.name}.rf", op.tag, op.attrs, tuple(axes), body)
     again = ReduceAxis(f"{factored.var.name}.v", "int64", factored.extent)
     indices: list[PrimExpr] = [a.var for a in op.axis]

@@ -25,6 +25,7 @@ from ekiden.te.schedule.relations import (
     roots_of,
 )
 from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp
+from ekiden.te.tensor_compute import TensorComputeOp
 from ekiden.tir.expr import SCOPES
 from ekiden.tir.index_map import IndexMap
 from ekiden.tir.stmt import IterKind, IterVar
@@ -73,6 +74,8 @@ class Stage:
         self.threads: tuple[ThreadAxis, ...] = ()
         self.layouts: list[tuple[IndexMap, tuple[IterVar, ...]]] = []
         self.begin_anew()
+        if isinstance(op, TensorComputeOp):
+            self._begin_with_instruction(op)
 
     def __repr__(self) -> str:
         return f"stage({self.name})"
@@ -94,8 +97,18 @@ class Stage:
         self.all_iter_vars: list[Axis] = list(roots)
         self.leaf_iter_vars: list[Axis] = list(roots if self.within is None else roots[1:])
 
+    def _begin_with_instruction(self, op: TensorComputeOp) -> None:
+        """The instruction's own axes innermost, and it in their place."""
+        kept = len(op.reduce_axis) - op.own_sums
+        own: list[Axis] = [*op.axis[-op.own :], *op.reduce_axis[kept:]]
+        if kept:
+            self.reorder(*op.reduce_axis[:kept], *own)
+        self.tensorize(own[0], op.intrin)  # type: ignore[arg-type]
+
     def refuse_within(self, what: str) -> None:
-        """Raise ScheduleError where the computation is a step of a scan."""
+        """Raise ScheduleError where the computation is a step of a scan, or an instruction's."""
+        if isinstance(self.op, TensorComputeOp):
+            raise ScheduleError(f"{what} of {self.name!r}: an instruction computes it")
         if self.within is not None:
             raise ScheduleError(f"{what} of {self.name!r}: it is a step of {self.within.name!r}")
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import overload
 
@@ -54,9 +55,18 @@ def _parse(func: PythonFunction, caller: FrameType | None) -> PrimFunc:
     source = Source(textwrap.dedent(text), inspect.getsourcefile(func) or "script", first, indent)
     (node,) = parse_tree(source.text, source).body
     assert isinstance(node, ast.FunctionDef)
-    seen = inspect.getclosurevars(func).nonlocals
-    names: dict[str, object] = {**func.__globals__, **_outer(caller), **seen}
+    names: dict[str, object] = {**func.__globals__, **_outer(caller), **_enclosed(func)}
     return parse_function(node, source, names)
+
+
+def _enclosed(func: PythonFunction) -> dict[str, object]:
+    """The names of enclosing functions that a function uses; without those that have no value yet,
+    such as the name of the class that it stands in."""
+    found: dict[str, object] = {}
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
+        with suppress(ValueError):  # the cell is empty
+            found[name] = cell.cell_contents
+    return found
 
 
 def _outer(caller: FrameType | None) -> dict[str, object]:

@@ -138,16 +138,17 @@ class _Decide(StmtMutator):
         return rewrite(expr, lambda e: self._decisions.get(e, e), self._memo)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
-        """`if likely(a and b)` without what is decided; gone where that is false."""
+        """`if likely(a and b)` without what is decided; where that is false what stands behind
+        `else`, nothing where a split left it over."""
         marked = _likely(stmt.condition)
         if marked is None:
             return super().visit_if(stmt)
-        assert stmt.else_case is None
         left: PrimExpr = const(True)
         for each in _conjuncts(marked):
             left = logical_and(left, self._decisions.get(each, each))
+        otherwise = NOTHING if stmt.else_case is None else self.visit(stmt.else_case)
         if is_const(left, 0):
-            return NOTHING
+            return otherwise
         inside = self.visit(stmt.then_case)
         if is_const(left):
             return inside
@@ -155,7 +156,8 @@ class _Decide(StmtMutator):
             a is b for a, b in zip(_conjuncts(left), _conjuncts(marked), strict=False)
         )
         condition = stmt.condition if same and left.dtype else Intrinsic("likely", (left,), "bool")
-        return stmt.with_fields(condition=condition, then_case=inside)
+        other = None if is_nothing(otherwise) else otherwise
+        return stmt.with_fields(condition=condition, then_case=inside, else_case=other)
 
     def visit_for(self, stmt: For) -> Stmt:
         """With the extent that holds in this part; gone where its body is."""

@@ -1,0 +1,132 @@
+"""Computations by an instruction: `te.compute((m, 16), lambda i: add(a[i, 0:16], b[i, 0:16]))`.
+
+The function gets fewer indices than there are axes, and gives a call of what
+`te.decl_tensor_intrin` declared. The axes that it does not get are the instruction's own. What is
+computed is written down as any computation, in the words of the instruction's operation:
+
+    c[i, i0] = a[i, 0 + i0] + b[i, 0 + i0]
+
+so that it means the same to whoever reads it; a schedule begins with the instruction at the first
+of its own axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.arith import simplify
+from ekiden.ir.node import ignored, node
+from ekiden.ir.prim import PrimExpr, Var, convert, is_const
+from ekiden.ir.prim_visitor import rewrite, substitute
+from ekiden.runtime.late_methods import dataclass
+from ekiden.te.reducer import Reduce, ReduceAxis, make_reduce
+from ekiden.te.tensor import ComputeOp, InstructionCall, ProducerLoad, Tensor, TensorRegion
+from ekiden.tir.stmt import IterVar
+
+__all__ = ["IntrinsicCall", "TensorComputeOp"]
+
+
+@node("te.TensorComputeOp")
+class TensorComputeOp(ComputeOp):
+    """A computation whose last `own` axes an instruction computes; of the reduced axes those that
+    it sums over come last, `own_sums` of them."""
+
+    name: str
+    tag: str
+    attrs: Mapping[str, object]
+    axis: tuple[IterVar, ...]
+    body: tuple[PrimExpr, ...]
+    intrin: object = ignored(default=None)
+    own: int = 0
+    own_sums: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntrinsicCall(InstructionCall):
+    """An instruction, the parts of tensors that it reads, and the axes that its calls sum over."""
+
+    intrin: object
+    op: ComputeOp
+    inputs: tuple[Tensor, ...]
+    regions: tuple[TensorRegion, ...]
+    reduce_axis: tuple[ReduceAxis, ...]
+
+    def operation(
+        self, name: str, tag: str, attrs: Mapping[str, object], axis: tuple[IterVar, ...], own: int
+    ) -> TensorComputeOp:
+        """The computation. Raises ValueError where the instruction has other axes, or a part of a
+        tensor other ones than its input."""
+        if own != len(self.op.axis):
+            raise ValueError(
+                f"compute {name!r}: the instruction {self.op.name!r} has {len(self.op.axis)} axes,"
+                f" and {own} are left to it"
+            )
+        at: dict[Var, PrimExpr] = {
+            old.var: new.var for old, new in zip(self.op.axis, axis[-own:], strict=True)
+        }
+        for part, source in zip(self.regions, self.inputs, strict=True):
+            _check_part(name, part, source)
+        sums = tuple(ReduceAxis(a.name, a.dtype, a.extent) for a in self.op.reduce_axis)
+        at.update(zip(self.op.reduce_axis, sums, strict=True))
+        sources = self._sources(at)
+        first, bodies = self.op.body[0], tuple(sources)
+        if isinstance(first, Reduce):
+            bodies = tuple(make_reduce(first.reducer, sources, (*self.reduce_axis, *sums)))
+        elif self.reduce_axis:
+            raise ValueError(f"compute {name!r}: the instruction {self.op.name!r} is no sum")
+        return TensorComputeOp(name, tag, attrs, axis, bodies, self.intrin, own, len(sums))
+
+    def _sources(self, at: dict[Var, PrimExpr]) -> list[PrimExpr]:
+        """What is computed, or summed, over the tensors of the call."""
+        parts = dict(zip(self.inputs, self.regions, strict=True))
+
+        def read(e: PrimExpr) -> PrimExpr:
+            """An element of an input is one of the part that stands for it."""
+            if not isinstance(e, ProducerLoad) or e.producer not in parts:
+                return e
+            return _element(parts[e.producer], e.indices)
+
+        first = self.op.body[0]
+        sources: Sequence[PrimExpr] = self.op.body
+        if isinstance(first, Reduce):
+            sources = first.sources
+        return [rewrite(substitute(s, at), read) for s in sources]
+
+
+def _check_part(name: str, region: TensorRegion, source: Tensor) -> None:
+    """Raises ValueError where a part is not as large as the input that it stands for."""
+    tensor, slices = region.tensor, []
+    if len(region.indices) != tensor.ndim:
+        raise ValueError(
+            f"compute {name!r}: {tensor.name!r} has {tensor.ndim} axes, got {len(region.indices)}"
+            " indices of a part"
+        )
+    for index, size in zip(region.indices, tensor.shape, strict=True):
+        if isinstance(index, slice):
+            slices.append(_end(index, size) - _begin(index))
+    sizes = [simplify(each) for each in slices]
+    if len(sizes) != source.ndim or not all(
+        is_const(simplify(a - b), 0) for a, b in zip(sizes, source.shape, strict=True)
+    ):
+        raise ValueError(
+            f"compute {name!r}: the part of {tensor.name!r} has the shape {tuple(sizes)}, and the"
+            f" instruction reads {source.shape}"
+        )
+
+
+def _element(region: TensorRegion, inside: Sequence[PrimExpr]) -> PrimExpr:
+    """The element of a part at indices of its slices."""
+    rest = iter(inside)
+    return region.tensor[
+        tuple(_begin(i) + next(rest) if isinstance(i, slice) else i for i in region.indices)  # type: ignore[misc]
+    ]
+
+
+def _begin(part: slice) -> PrimExpr:
+    if part.step not in (None, 1):
+        raise ValueError(f"compute: a part of a tensor has step 1, got {part.step}")
+    return convert(0 if part.start is None else part.start, "int64")
+
+
+def _end(part: slice, size: PrimExpr) -> PrimExpr:
+    return convert(size if part.stop is None else part.stop, "int64")
