@@ -44,6 +44,19 @@ def operators(main: Function) -> list[str]:
     return [e.op.name for e in post_order(main) if isinstance(e, Call)]  # type: ignore[attr-defined]
 
 
+def test_a_shape_turned_round_by_a_slice_without_axes() -> None:
+    """An input that is left out has a place: what stands behind it is not taken for it."""
+    slicing = helper.make_node("Slice", ["s", "last", "first", "", "back"], ["turned"])
+    nodes = [node("Shape", "x", "s"), slicing, node("Reshape", "x turned", "y")]
+    weights = {"last": ints(-1), "first": ints(-10), "back": ints(-1)}
+    feed = {"x": normal(2, 3, 4)}
+    for symbolic in (False, True):
+        model = graph_model(nodes, feed, ["y"], weights, symbolic=symbolic)
+        assert compile_model(model)(**feed).shape == (4, 3, 2)
+    folded = graph_model([slicing], {"s": ints(5, 6, 7)}, ["turned"], weights)
+    assert compile_model(folded)(ints(5, 6, 7)).numpy().tolist() == [7, 6, 5]
+
+
 def test_a_reshape_by_shape_arithmetic_keeps_the_symbols() -> None:
     nodes = [
         node("Shape", "x", "s"),

@@ -269,6 +269,25 @@ def walk(data: Array, root: int, nodes: tuple[Array, ...]) -> list[int]:
     return found
 
 
+def chained(trees: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Trees of paths of 1 to 19 nodes, a leaf beside each: their roots and nodes."""
+    rng = np.random.default_rng(trees)
+    roots, children = [], [(0, 0)]
+    for length in range(1, trees + 1):
+        roots.append(len(children))
+        for n in range(length):
+            at = len(children)
+            children += [(at + 1, at + 2) if n + 1 < length else (at + 1, at + 1), (at + 1, at + 1)]
+    count = len(children)
+    nodes = (
+        rng.integers(0, 3, count).astype("int32"),
+        (rng.normal(size=count) - 0.7).astype("float32"),  # mostly on along the path
+        np.array(children, "int32"),
+        rng.integers(0, 2, count).astype("int32"),
+    )
+    return np.array(roots, "int32"), nodes
+
+
 def classical() -> Iterator[Case]:
     """Determinants, orders of rows, trees, classes from pairs."""
     for shape in ((3, 3), (2, 4, 4), (5, 1, 1)):
@@ -289,6 +308,13 @@ def classical() -> Iterator[Case]:
     leaves = np.array([walk(data, 0, nodes), walk(data, 1, nodes)], "int32").T
     yield case("ml.tree_leaves", data, np.array([0, 1], "int32"), *nodes, symbolic=False,
                build=lambda x, r, *n: topi.ml.tree_leaves(x, r, n, 3), expected=leaves)  # fmt: skip
+    for trees, rows in ((1, 1), (8, 16), (19, 37), (0, 3), (3, 0)):  # groups of both, and less
+        roots, chains = chained(trees)
+        data = normal(rows, 3)
+        leaves = np.array([walk(data, int(r), chains) for r in roots], "int32")
+        yield case("ml.tree_leaves", data, roots, *chains, symbolic=(rows,),
+                   build=lambda x, r, *n: topi.ml.tree_leaves(x, r, n, 19),
+                   expected=leaves.reshape(trees, rows).T)  # fmt: skip
     own = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
     pairs = own[:, :, None] / (own[:, :, None] + own[:, None, :])
     yield case("ml.couple", pairs.astype("float32"), symbolic=False, tolerance=5e-3,

@@ -12,7 +12,7 @@ body = ib.get()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ekiden.ir.intrinsic import call_intrin
@@ -135,6 +135,7 @@ class IRBuilder:
         name: str = "i",
         dtype: str = "int64",
         kind: str = "serial",
+        annotations: Mapping[str, object] | None = None,
     ) -> Iterator[Var]:
         """A loop over [begin, end); kind is one of ForKind's values (serial, parallel, ...), or
         TVM's name of it (vectorize, unroll)."""
@@ -142,9 +143,8 @@ class IRBuilder:
         low, high = convert(begin, dtype), convert(end, dtype)
         self._begin()
         yield var
-        self.emit(
-            For(var, low, binary(Sub, high, low), ForKind(_KINDS.get(kind, kind)), self._end())
-        )
+        turns, how = binary(Sub, high, low), ForKind(_KINDS.get(kind, kind))
+        self.emit(For(var, low, turns, how, self._end(), annotations=annotations))
 
     @contextmanager
     def new_scope(self) -> Iterator[None]:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial, reduce
 
 from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import NE, Or, Select, binary, cast, const, logical_and
+from ekiden.ir.prim import NE, Or, PrimExpr, Select, binary, cast, const, logical_and
+from ekiden.runtime.late_methods import dataclass
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
-from ekiden.tir.ir_builder import IRBuilder
+from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.shape import as_dim, expect_least, expect_shape
+from ekiden.topi.shape import as_dim, ceil_div, expect_least, expect_shape
+
+TREES = 8
+"""Walked at once: a step is some four loads after each other, which as many steps fill."""
+ROWS = 16
+"""That go down the same trees while the nodes of these are near."""
+GRAIN = 16
+"""Such pieces that a thread takes at least: a walk of 8 trees for one row takes half a
+microsecond."""
 
 
 def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int) -> Tensor:
@@ -32,33 +42,75 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
         expect_shape("tree_leaves", what, each.shape, wanted)
     expect_least("tree_leaves", "data", data.shape, (None, 1))
     expect_least("tree_leaves", "features", nodes[0].shape, (1,))
-    (rows, width), trees = data.shape, roots.shape[0]
-    last = nodes[0].shape[0] - 1
+    rows, trees = data.shape[0], roots.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Rows in parallel, each down every tree by `depth` steps: at a leaf, its own child, they
-        change nothing. Numbers of nodes and columns are held inside, whatever the model says.
-        """
+        """In parallel pieces of some rows by some trees, those of the same trees side by side."""
         ib = IRBuilder()
-        x, root, feature, limit, child, lacks = map(ib.buffer_ptr, ins)
+        walk = _Walk(ib, depth, *map(ib.buffer_ptr, ins))
         found = ib.buffer_ptr(outs[0])
-        with ib.for_range(0, rows, "i", kind="parallel") as i, ib.for_range(0, trees, "t") as t:
-            state = ib.allocate("int64", 1, "state", "local")
-            state[0] = root[t]
-            with ib.for_range(0, depth, "step"):
-                node = ib.let("node", te.max(te.min(state[0], last), 0))
-                column = te.max(te.min(cast(feature[node], "int64"), width - 1), 0)
-                value = ib.let("value", x[i, column])
-                absent = logical_and(
-                    call_intrin("isnan", value), binary(NE, lacks[node], const(0, "int32"))
-                )
-                side = Select(binary(Or, value <= limit[node], absent), const(0), const(1), "int64")
-                state[0] = child[node, side]
-            found[i, t] = state[0]
+        blocks, groups = ceil_div(rows, ROWS), ceil_div(trees, TREES)
+        notes = {"grain": GRAIN}
+        with ib.for_range(0, groups * blocks, "at", kind="parallel", annotations=notes) as at:
+            some = te.max(blocks, 1)
+            group, first = ib.let("group", at // some), ib.let("first", at % some * ROWS)
+            with ib.for_range(first, te.min(rows, first + ROWS), "i") as i:
+                # behind the last tree it is walked again
+                names = [ib.let("t", te.min(group * TREES + n, trees - 1)) for n in range(TREES)]
+                for t, leaf in zip(names, walk.leaves(i, names), strict=True):
+                    found[i, t] = cast(leaf, "int32")
         return ib.get()
 
     inputs = [data, roots, *nodes]
     return te.extern_op([(rows, trees)], inputs, build, ["int32"], name="tree_leaves")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """Ways through trees, whose nodes are those of `tree_leaves`."""
+
+    ib: IRBuilder
+    depth: int
+    data: BufferVar
+    roots: BufferVar
+    features: BufferVar
+    limits: BufferVar
+    children: BufferVar
+    missing: BufferVar
+
+    def leaves(self, row: PrimExpr, trees: Sequence[PrimExpr]) -> list[PrimExpr]:
+        """Where a row ends in each of some trees: all go on by a step as long as any does."""
+        ib = self.ib
+        states = ib.allocate("int64", len(trees), "states", "register")
+        left = ib.allocate("int64", 1, "left", "register")
+        for n, t in enumerate(trees):
+            states[n] = cast(self.roots[t], "int64")
+        left[0] = const(self.depth)
+        with ib.while_loop(left[0] > 0):
+            after = [self._behind(row, states[n]) for n in range(len(trees))]
+            moves = [binary(NE, to, states[n]) for n, to in enumerate(after)]
+            left[0] = Select(reduce(partial(binary, Or), moves), left[0] - 1, const(0), "int64")
+            for n, to in enumerate(after):
+                states[n] = to
+        return [states[n] for n in range(len(trees))]
+
+    def _behind(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
+        """The node after a node. Numbers of nodes and columns are held inside, whatever the model
+        says: those below 0 are large ones without a sign.
+        """
+        ib = self.ib
+        here = ib.let("node", _inside(at, self.features.asobject().shape[0]))
+        column = _inside(self.features[here], self.data.asobject().shape[1])
+        value = ib.let("value", self.data[row, column])
+        lacks = binary(NE, self.missing[here], const(0, "int32"))
+        absent = logical_and(call_intrin("isnan", value), lacks)
+        side = Select(binary(Or, value <= self.limits[here], absent), const(0), const(1), "int64")
+        return ib.let("next", cast(self.children[here, side], "int64"))
+
+
+def _inside(index: PrimExpr, extent: PrimExpr) -> PrimExpr:
+    """The last index for one that is outside."""
+    return cast(te.min(cast(index, "uint64"), cast(extent - 1, "uint64")), "int64")
 
 
 def couple(pairs: Tensor, steps: int = 100, tolerance: float = 0.005) -> Tensor:

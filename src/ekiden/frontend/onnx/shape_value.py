@@ -1,8 +1,8 @@
 """Shape arithmetic at import: nodes whose inputs are known are evaluated here, by the rules of
 ekiden.frontend.common.arithmetic.
 
-An evaluator gets the node and the elements of its inputs, and gives those of its output, or None to
-leave the node to its converter.
+An evaluator gets the node and the elements of its inputs, those that are there, and gives those of
+its output, or None to leave the node to its converter.
 """
 
 from __future__ import annotations
@@ -136,9 +136,11 @@ def _slice(node: Node, inputs: Sequence[Array]) -> Array | None:
         starts, ends = node.get_ints("starts"), node.get_ints("ends")
         axes, steps = node.get_ints("axes", tuple(range(len(starts)))), (1,) * len(starts)
     else:
-        starts, ends = (tuple(int(v) for v in i) for i in inputs[1:3])
-        axes = tuple(int(v) for v in inputs[3]) if len(inputs) > 3 else tuple(range(len(starts)))
-        steps = tuple(int(v) for v in inputs[4]) if len(inputs) > 4 else (1,) * len(starts)
+        there = (place for place, v in enumerate(node.inputs) if v is not None)
+        given = {p: tuple(int(v) for v in i) for p, i in zip(there, inputs, strict=True) if p}
+        starts, ends = given[1], given[2]
+        axes = given.get(3, tuple(range(len(starts))))
+        steps = given.get(4, (1,) * len(starts))
     windows = [slice(None)] * data.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         at = node.axis(axis, data.ndim)
