@@ -337,10 +337,12 @@ def of_manifest(name: str, given: argparse.Namespace) -> Network:
 
 def results(model: Model, x: Data) -> Array:
     """Its last output, by ONNX Runtime, in exact sums: it adds products of bytes in 16 bits, which
-    saturate, where a processor has no VNNI."""
+    saturate, where a processor has no VNNI. Inputs of weights in groups stay floats, as their
+    operator has them: where DequantizeLinear says them, it makes bytes of inputs by default."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.x64quantprecision", "1")
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )

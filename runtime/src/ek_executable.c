@@ -14,6 +14,7 @@
 #include <stdio.h>
 
 #include "ek_crc32.h"
+#include "ek_guard.h"
 #include "ek_image.h"
 #include "ek_signature.h"
 #include "ek_vm_step.h"
@@ -609,6 +610,7 @@ static int read_executable(const char *source, ek_executable *e) {
 typedef struct file_object {
   ek_object base;
   const void *mapped;          /* from ek_file_map, or NULL */
+  int place;                   /* where that is guarded, or -1 */
   void *buffer;                /* from ek_buffer_alloc, or NULL */
   size_t size;                 /* of either */
   ek_object *owner;            /* whose memory they are, or NULL */
@@ -616,7 +618,10 @@ typedef struct file_object {
 
 static void file_deleter(void *self, int flags) {
   file_object *file = self;
-  if ((flags & EK_DELETE_CONTENT) && file->mapped != NULL) ek_file_unmap(file->mapped, file->size);
+  if ((flags & EK_DELETE_CONTENT) && file->mapped != NULL) {
+    ek_guard_leave(file->place);
+    ek_file_unmap(file->mapped, file->size);
+  }
   if ((flags & EK_DELETE_CONTENT) && file->buffer != NULL) ek_buffer_free(file->buffer, file->size);
   if (flags & EK_DELETE_CONTENT) ek_object_release(file->owner);
   if (flags & EK_DELETE_MEMORY) ek_free(self);
@@ -663,9 +668,39 @@ static void executable_deleter(void *self, int flags) {
     ek_free(e->places);
     ek_free(e->symbols);
     ek_free(e->types);
+    ek_free(e->guarded);
     ek_object_release(e->file);
   }
   if (flags & EK_DELETE_MEMORY) ek_free(self);
+}
+
+/* Guarded files ------------------------------------------------------------------------------------
+**
+** What is guarded is held by the executable's file or by a constant, so that places stay theirs. */
+
+/* Notes that data of an executable lies at an address. Before the first run. 0 or -1. */
+static int note_guard(ek_executable *e, const void *address) {
+  int place = ek_guard_at(address);
+  for (int32_t i = 0; i < e->n_guarded; i++) {
+    if (e->guarded[i] == place) return 0;
+  }
+  if (place < 0) return 0;
+  int32_t *more = ek_alloc_or_error(((size_t)e->n_guarded + 1) * sizeof *more);
+  if (more == NULL) return -1;
+  if (e->n_guarded != 0) memcpy(more, e->guarded, (size_t)e->n_guarded * sizeof *more);
+  more[e->n_guarded++] = place;
+  ek_free(e->guarded);
+  e->guarded = more;
+  return 0;
+}
+
+int ek_executable_check_files(const ek_executable *e) {
+  for (int32_t i = 0; i < e->n_guarded; i++) {
+    if (ek_guard_is_whole(e->guarded[i])) continue;
+    return ek_error("LoadError", "run: the file of the program, or of its constants, was cut short "
+                    "while it was in use: write another file and rename it, and load that");
+  }
+  return 0;
 }
 
 /* Takes 'file' over, also on failure. */
@@ -683,7 +718,7 @@ static int executable_new(const char *source, file_object *file, const void *byt
   e->n_devices = 1;
   e->devices = ek_alloc_or_error(sizeof *e->devices);
   if (e->devices != NULL) e->devices[0] = (ek_device){EK_CPU, 0};
-  if (e->devices == NULL || read_executable(source, e) != 0) {
+  if (e->devices == NULL || note_guard(e, bytes) != 0 || read_executable(source, e) != 0) {
     ek_release(&e->base);
     return -1;
   }
@@ -702,10 +737,33 @@ int ek_executable_load(const char *path, ek_object **out) {
     ek_release(&file->base);
     return ek_error("OSError", "load '%s': %s", path, strerror(reason));
   }
+  file->place = size == 0 ? -1 : ek_guard_file(file->mapped, size);
   char source[160];
   snprintf(source, sizeof source, "'%.150s'", path);
   return executable_new(source, file, file->mapped, size, out);
 }
+
+#ifdef EK_GUARDS
+int ek_file_tensor(int file, size_t size, ek_object **out) {
+  file_object *owner = ek_object_alloc(sizeof *owner, EK_OBJECT, file_deleter);
+  if (owner == NULL) return -1;
+  owner->place = -1;
+  owner->size = size;
+  owner->mapped = ek_guard_map(file, size);
+  if (owner->mapped != NULL) owner->place = ek_guard_watch(owner->mapped, size);
+  int64_t shape[] = {(int64_t)size};
+  int status = owner->place >= 0 ? 0 : ek_error("OSError", "map a file: %s",
+      owner->mapped == NULL ? strerror(errno) : "too many are");
+  /* The cast drops const: READ_ONLY says it again. */
+  if (status == 0) {
+    status = ek_tensor_view(&owner->base, (void *)(uintptr_t)owner->mapped, shape, 1,
+                            (ek_dtype){EK_DTYPE_UINT, 8, 1}, (ek_device){EK_CPU, 0},
+                            EK_DLPACK_READ_ONLY, out);
+  }
+  ek_release(&owner->base);
+  return status;
+}
+#endif
 
 /* Constants must be aligned in memory as in the file: other bytes are copied even if not asked.
 ** Without 'copy' and without an owner, the bytes are the caller's to keep, for as long as the
@@ -814,6 +872,10 @@ int ek_executable_bind(ek_executable *e, int64_t index, const ek_value *value) {
                       "others", (long long)index);
   } else {
     status = as_constant(value, data, &bound);
+  }
+  if (status == 0 && note_guard(e, ((ek_tensor *)(void *)bound)->dl.data) != 0) {
+    ek_release(bound);
+    status = -1;
   }
   if (status == 0) e->constants[index] = bound;
   ek_mutex_unlock(&e->lock);

@@ -84,6 +84,8 @@ typedef struct ek_retired {
 typedef struct ek_executable {
   ek_object base;
   ek_object *file;                         /* owned: keeps data where it is, as constants do */
+  int32_t *guarded;                        /* owned: places of ek_guard.h that its data lies in */
+  int32_t n_guarded;
   const unsigned char *data;
   size_t size;
   ek_vm_function *functions;
@@ -174,6 +176,14 @@ ek_bytes ek_metadata_text(ek_bytes metadata, const char *key);
 
 /* A text of the list that a table of the metadata has under a key, by index; empty without one. */
 ek_bytes ek_metadata_item(ek_bytes metadata, const char *table, const char *key, int32_t index);
+
+/* 0, or -1 with a LoadError where a file that its data lies in was cut short: what a run has made of
+** it counts for nothing. */
+int ek_executable_check_files(const ek_executable *e);
+
+/* A tensor of the bytes of an open file of a size that is not 0, which are mapped and guarded (see
+** ek_guard.h). 0 or -1; '*out' owned. */
+int ek_file_tensor(int file, size_t size, ek_object **out);
 
 /* Writes the file anew: it appears whole or not at all. 0 or -1. */
 int ek_executable_save(const ek_executable *executable, const char *path);

@@ -5,6 +5,7 @@
 ** replaced functions are released behind it, as their deleters may come here. */
 #include "ek_cpu.h"
 #include "ek_crc32.h"
+#include "ek_guard.h"
 #include "ek_image.h"
 #include "ek_vm.h"
 
@@ -112,6 +113,56 @@ static int crc32_of(void *self, const ek_value *args, int32_t nargs, ek_value *r
   *ret = ek_value_int((int64_t)ek_crc32_next(before, bytes.data, bytes.size));
   return 0;
 }
+
+#ifdef EK_GUARDS
+/* Whether files that executables lie in are guarded from now on (see ek_guard.h). */
+static int guard_files(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_INT};
+  (void)self;
+  (void)ret;
+  if (expect_args("ek.files.guard", args, nargs, 1, types) != 0) return -1;
+  ek_guard_files(args[0].v.i64 != 0);
+  return 0;
+}
+
+/* (an open file, its size, which is not 0) -> a tensor of its bytes, which are mapped and guarded. */
+static int map_file(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_INT, EK_INT};
+  ek_object *made;
+  (void)self;
+  if (expect_args("ek.files.map", args, nargs, 2, types) != 0) return -1;
+  if (args[0].v.i64 < 0 || args[0].v.i64 > INT32_MAX || args[1].v.i64 <= 0) {
+    return ek_error("ValueError", "ek.files.map: an open file and a size above 0 expected");
+  }
+  if (ek_file_tensor((int)args[0].v.i64, (size_t)args[1].v.i64, &made) != 0) return -1;
+  *ret = ek_value_object(made);
+  return 0;
+}
+
+/* Such a tensor -> whether something that was read had gone from the file. */
+static int is_file_cut(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_TENSOR};
+  ek_bytes bytes;
+  (void)self;
+  if (expect_args("ek.files.is_cut", args, nargs, 1, types) != 0 ||
+      ek_tensor_bytes("ek.files.is_cut", args[0].v.obj, &bytes) != 0) {
+    return -1;
+  }
+  int place = ek_guard_at(bytes.data);
+  *ret = ek_value_int(place >= 0 && ek_guard_has_seen(place));
+  return 0;
+}
+
+/* (an address, bytes): lets what is guarded of them go from memory. */
+static int drop_file(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
+  static const int32_t types[] = {EK_INT, EK_INT};
+  (void)self;
+  (void)ret;
+  if (expect_args("ek.files.drop", args, nargs, 2, types) != 0) return -1;
+  ek_guard_drop((const void *)(uintptr_t)args[0].v.i64, (size_t)args[1].v.i64);
+  return 0;
+}
+#endif
 
 /* An executable -> a tensor of the bytes of its file, which are its memory. */
 static int executable_file(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
@@ -445,6 +496,12 @@ static const ek_builtin builtins[] = {
     {"ek.executable.of_tensor", of_tensor},
     {"ek.executable.swap", swap_kernel},
     {"ek.executable.watch", watch},
+#ifdef EK_GUARDS
+    {"ek.files.drop", drop_file},
+    {"ek.files.guard", guard_files},
+    {"ek.files.is_cut", is_file_cut},
+    {"ek.files.map", map_file},
+#endif
     {"ek.graph_executor.create", graph_executor},
 #ifndef EK_SMALL
     {"ek.image.hold", hold_image},

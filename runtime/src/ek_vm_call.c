@@ -279,5 +279,11 @@ int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int3
     vm->has_run = true;
     reserve_result(&vm->result);
   }
-  return ek_vm_end(vm, ret) != 0 ? -1 : status;
+  if (ek_vm_end(vm, ret) != 0) return -1;
+  if (status == 0 && vm->executable->n_guarded != 0 &&
+      ek_executable_check_files(vm->executable) != 0) {
+    ek_value_release(ret);
+    status = -1;
+  }
+  return status;
 }

@@ -1028,7 +1028,8 @@ static inline void ek_pool_trim(void) { (void)ek_pool_get(1); }
 ** range, so that running checks nothing; anything wrong is a LoadError that names the section.
 **
 ** ek_executable_load maps the file; it may be deleted while loaded, but must not be rewritten in
-** place. ek_executable_from_bytes borrows 'bytes' until the executable and every constant taken
+** place. Who reads behind the end of one that was cut short gets SIGBUS; in a process that has called
+** "ek.files.guard"(1) before, runs give a LoadError instead. ek_executable_from_bytes borrows 'bytes' until the executable and every constant taken
 ** from it have died, or copies them first if 'copy'. 0 or -1; '*out' owned. */
 EK_API int ek_executable_load(const char *path, ek_object **out);
 EK_API int ek_executable_from_bytes(const void *bytes, size_t size, int copy, ek_object **out);

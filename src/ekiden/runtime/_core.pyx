@@ -52,4 +52,8 @@ include "_foreign.pxi"
 include "_executable.pxi"
 include "_rpc.pxi"
 include "_files.pxi"
-include "_mapped.pxi"
+
+# Python does nothing with this signal but end: whoever sets a handler later has it.
+_guard = get_global_func("ek.files.guard", True)  # None where there are no signals
+if _guard is not None:
+    _guard(1)

@@ -29,7 +29,9 @@ cdef class Executable(Object):
 
     @staticmethod
     def load(path):
-        """The program in a file, which is mapped, not read: do not rewrite it in place."""
+        """The program in a file, which is mapped, not read: do not rewrite it in place. Runs of one
+        that is cut short are LoadErrors.
+        """
         cdef ek_object *out = NULL
         cdef bytes name = os.fsencode(path)
         cdef const char *text = name

@@ -80,7 +80,7 @@ def _from_map(executable: Executable, given: Mapping[str, object]) -> None:
 @register_func("ek.program.load_late_bound_consts")
 def _from_file(executable: Executable, path: str) -> None:
     """The same from a file that `move_late_bound_consts` wrote, which is mapped."""
-    bind(executable, params.load_params(path))
+    bind(executable, params.map_params(path))
 
 
 def whole(executable: Executable) -> memoryview:

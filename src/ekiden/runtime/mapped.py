@@ -24,13 +24,15 @@ from dataclasses import field
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.runtime._core import _drop_mapped, _Mapped
+from ekiden.runtime._core import Tensor, get_global_func
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.files import PathName
 from ekiden.runtime.late_methods import dataclass
 
 LEAST = 1 << 20
 """Bytes of a file from which it is mapped: a smaller one is read as fast."""
+MOST = 256
+"""Files of one reader that stay open; others are read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,13 +40,16 @@ class _File:
     """A file that is mapped: it stays open, so that its state can be asked for."""
 
     path: str
-    mapped: _Mapped
+    mapped: Tensor
     handle: int
     state: tuple[int, int]
 
     def check(self, what: str) -> None:
         """Raise ImportModelError where it is not as it was."""
-        if self.mapped.is_cut or _state(os.fstat(self.handle)) != self.state:
+        if (
+            get_global_func("ek.files.is_cut")(self.mapped)
+            or _state(os.fstat(self.handle)) != self.state
+        ):
             raise ImportModelError(
                 f"{what}: the file {self.path!r} was changed while weights were read from it: write"
                 " another file and rename it, or wait until the model is compiled"
@@ -72,11 +77,11 @@ class Files:
         """The same of a file that is open already, which is closed here later; it stays the
         caller's where this gives None."""
         found = os.fstat(handle)
-        mapped = _mapped(handle, found)
+        mapped = _mapped(handle, found) if len(self.files) < MOST else None
         if mapped is None:
             return None
         self.files.append(_File(os.fspath(path), mapped, handle, _state(found)))
-        return memoryview(mapped)
+        return mapped.numpy().data
 
     def check(self, what: str) -> None:
         """Raise ImportModelError, which says in what, for a file that is not as it was when it was
@@ -105,13 +110,22 @@ def read_whole(file: io.FileIO) -> memoryview:
     return memoryview(data[:size].tobytes() + rest)
 
 
-def _mapped(handle: int, found: os.stat_result) -> _Mapped | None:
+def _mapped(handle: int, found: os.stat_result) -> Tensor | None:
     if not stat.S_ISREG(found.st_mode) or found.st_size < LEAST:
         return None
+    return guarded(handle, found.st_size)
+
+
+def guarded(handle: int, size: int) -> Tensor | None:
+    """The bytes of an open file of a size that is not 0, read-only, as a tensor that keeps them:
+    the file need not stay open. None where files cannot be mapped so, or no more of them.
+    """
     try:
-        return _Mapped(handle, found.st_size)
-    except OSError:
+        found = get_global_func("ek.files.map")(handle, size)
+    except (OSError, ValueError):  # ValueError: a runtime without signals
         return None
+    assert isinstance(found, Tensor)
+    return found
 
 
 def _state(found: os.stat_result) -> tuple[int, int]:
@@ -145,7 +159,7 @@ def drop(array: NDArray[np.generic]) -> None:
     steps = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
     if array.size and min(steps, default=0) >= 0:
         begin: int = array.__array_interface__["data"][0]
-        _drop_mapped(begin, sum(steps) + array.itemsize)
+        get_global_func("ek.files.drop")(begin, sum(steps) + array.itemsize)
 
 
-__all__ = ["Files", "drop", "lending", "lent", "read_whole"]
+__all__ = ["Files", "drop", "guarded", "lending", "lent", "read_whole"]

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import mmap
+import os
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ekiden.runtime import mapped
 from ekiden.runtime._core import DataType, Tensor, empty, tensor
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import File, Writer, write_to
@@ -108,13 +110,25 @@ def load_params(path: str | PathLike[str]) -> dict[str, Tensor]:
     """The tensors of a safetensors file, which is mapped, not read.
 
     They may be written; the file stays as it is. A damaged file is a LoadError that says what is
-    wrong and with which tensor; it must not be rewritten in place while it is in use.
+    wrong and with which tensor; it must not be rewritten in place while it is in use, and whoever
+    reads a tensor of which the file has been cut gets the signal SIGBUS: nobody is asked then, so
+    that no error could be raised, and zeros would be taken for weights.
     """
     with open(path, "rb") as file:
         if Path(path).stat().st_size == 0:
             raise LoadError(f"load parameters from {str(path)!r}: the file is empty")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return _read(np.frombuffer(data, np.uint8), str(path))
+
+
+def map_params(path: str | PathLike[str]) -> dict[str, Tensor]:
+    """The same for constants of an executable: they cannot be written, and a file that is cut short
+    while it is in use is an error of the run that reads them, and no signal that ends the process.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        data = mapped.guarded(file.fileno(), size) if size else None
+    return load_params(path) if data is None else _read(_bytes_of(data), str(path))
 
 
 def _read(data: _Bytes, where: str) -> dict[str, Tensor]:
