@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ekiden.arith import simplify
-from ekiden.ir.prim import LT, And, PrimExpr, const, is_const, logical_and
-from ekiden.ir.prim_visitor import substitute
+from ekiden.ir.prim import LT, And, IntImm, PrimExpr, const, is_const, logical_and
+from ekiden.ir.prim_visitor import same, substitute
 from ekiden.tir.stmt import BlockRealize, IterKind
 
 __all__ = ["conditions", "conjunction", "init_conditions"]
@@ -55,8 +55,15 @@ def _is_end_of_sum(condition: PrimExpr, realize: BlockRealize) -> bool:
         return False
     values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
     return any(
-        is_const(simplify(condition.a - values[each.var]), 0)
-        and is_const(simplify(condition.b - substitute(each.extent, values)), 0)
+        _are_equal(condition.b, substitute(each.extent, values))
+        and _are_equal(condition.a, values[each.var])
         for each in realize.block.iter_vars
         if each.kind is IterKind.REDUCE
     )
+
+
+def _are_equal(a: PrimExpr, b: PrimExpr) -> bool:
+    """Whether two expressions are equal; written alike, or constants, without a proof."""
+    if isinstance(a, IntImm) and isinstance(b, IntImm):
+        return a.value == b.value
+    return same(a, b) or is_const(simplify(a - b), 0)

@@ -105,8 +105,11 @@ def _reducing_nest(stmt: For) -> BlockRealize | None:
         inner = inner.body
     if not isinstance(inner, BlockRealize) or inner.block.init is None:
         return None
-    spatial = free_vars(*_spatial_values(inner).values(), *init_conditions(inner))
-    return inner if loops.keys().isdisjoint(spatial) and _starts_at_zero(inner, loops) else None
+    if not loops.keys().isdisjoint(free_vars(*_spatial_values(inner).values())):
+        return None  # asked first: most nests are done with here
+    if not loops.keys().isdisjoint(free_vars(*init_conditions(inner))):
+        return None
+    return inner if _starts_at_zero(inner, loops) else None
 
 
 def _starts_at_zero(realize: BlockRealize, loops: dict[Var, PrimExpr]) -> bool:
