@@ -140,7 +140,8 @@ def test_what_matches_nothing(
 
 
 WRONG = ["hello", None, object(), {"a": 1}, np.array(["a"]), np.zeros(2, "M8[s]")]
-GOT = ["str", "NoneType", "object", "dict", "one of <U1", "one of datetime64[s]"]
+BY_NAME = "dict; inputs by name are keywords: executable(**inputs)"
+GOT = ["str", "NoneType", "object", BY_NAME, "one of <U1", "one of datetime64[s]"]
 
 
 @pytest.mark.parametrize(("given", "got"), list(zip(WRONG, GOT, strict=True)))
