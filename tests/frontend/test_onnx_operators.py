@@ -253,6 +253,7 @@ RESIZES = [
 ]  # fmt: skip
 
 LINEAR = [
+    case("MatMul", normal(2, 3), np.zeros((3, 0), np.float32), constants=(1,)),
     case("MatMul", normal(5, 4), normal(4, 6, seed=1), constants=(1,)),
     case("MatMul", X, normal(4, 6, seed=1), constants=(1,)),
     case("MatMul", normal(4), normal(4, 6, seed=1), constants=(1,)),

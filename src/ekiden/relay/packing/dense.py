@@ -34,7 +34,7 @@ def dense(call: Call, target: Target) -> RelayExpr:
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
     product = Product(rows_of(call), units, depth)
-    tile = panel_width(FAMILY, product, target, call)
+    tile = max(panel_width(FAMILY, product, target, call), 1)  # of no units a panel is none wide
     packed = op.nn.contrib_pack_weight(weight, kind="dense", tile=tile)
     return op.nn.contrib_dense_pack(call.args[0], packed, units=units, tile=tile).with_fields(
         span=call.span
