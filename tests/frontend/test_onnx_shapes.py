@@ -309,3 +309,25 @@ def test_two_pieces_whose_extents_are_data_are_added() -> None:
     model = graph_model(nodes, {"x": x, **counts}, ["y"], {"zero": ints(0)})  # type: ignore[arg-type]
     found = compile_model(model)(x, counts["n"], counts["m"]).numpy()
     np.testing.assert_allclose(found, np.exp(x[:5]) + x[4:5], rtol=1e-6)
+
+
+LEAST, MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+@pytest.mark.parametrize("step", [1, 2, -1, -3])
+def test_slices_by_data_of_any_size(step: int) -> None:
+    """Bounds that are no indices are clamped, however far away. ONNX lets a start before the axis
+    be its first element, backwards too, where NumPy gives nothing."""
+    weights = {"axis": ints(0), "step": ints(step)}
+    given = {"x": normal(5, 2), "first": ints(0), "last": ints(0)}
+    cut = node("Slice", "x first last axis step", "y")
+    model = graph_model([cut], given, ["y"], weights, symbolic=True)  # type: ignore[arg-type, list-item]
+    compiled = compile_model(model, shape={"first": (1,), "last": (1,)})
+    for count in 0, 1, 5:
+        x = normal(count, 2)
+        for first in LEAST, -100, -3, 0, 2, 100, MOST:
+            for last in LEAST, LEAST + 1, -100, -3, 0, 3, 100, MOST:
+                begin = max(first, -count) if step < 0 else first
+                end = None if step < 0 and last < -count else last
+                found = compiled(x, ints(first), ints(last)).numpy()
+                np.testing.assert_array_equal(found, x[begin:end:step])

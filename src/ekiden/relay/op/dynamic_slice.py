@@ -68,14 +68,15 @@ def _slice_dims(attrs: DynStridedSliceAttrs, buffers: Sequence[Buffer]) -> Dims:
         back = step < 0
         given = begins[n] if n < len(begins) else choose(back, size - 1, const(0))
         first = choose(given < 0, given + size, given)
-        first = choose(back, minimum(first, size - 1), maximum(first, 0))
+        low, high = choose(back, const(-1), const(0)), choose(back, size - 1, size)
+        first = maximum(minimum(first, high), low)
         if n >= len(ends):
             last = choose(back, const(-1), size)
         elif by_end:
             last = choose(ends[n] < 0, ends[n] + size, ends[n])
         else:
-            last = choose(ends[n] < 0, size, first + ends[n])
-        last = choose(back, maximum(last, -1), minimum(last, size))
+            last = choose(ends[n] < 0, size, first + minimum(ends[n], size))
+        last = maximum(minimum(last, high), low)  # both are, or their difference may be none
         by = choose(step.equal(0), const(1), step)
         dims[axis] = maximum(const(0) - (first - last) // by, 0)
     checks = [Wanted(binary(NE, s, 0), "a stride is 0") for s in steps if by_end]

@@ -131,8 +131,21 @@ def _slice_by_data(node: Node) -> Expr:
     count = known(node.typed(first).shape[0])
     axes = node.axes(3) if node.optional(3) is not None else tuple(range(count or 0))
     at = [node.axis(a, node.rank(0)) for a in axes]
-    steps = _vector(node, 4) if node.optional(4) is not None else const(np.ones(len(at), np.int64))
+    if node.optional(4) is None:
+        return op.strided_slice(
+            node.expr(0), first, last, const(np.ones(len(at), np.int64)), axes=at
+        )
+    steps = _vector(node, 4)
+    if is_data(node, 4) or min(node.axes(4, "steps"), default=1) < 0:
+        first = _last_starts(node, op.cast(first, "int64"), op.cast(steps, "int64"), at)
     return op.strided_slice(node.expr(0), first, last, steps, axes=at)
+
+
+def _last_starts(node: Node, starts: Expr, steps: Expr, axes: Sequence[int]) -> Expr:
+    """As `_last_start`, of starts that are data."""
+    extents = op.take(op.shape_of(node.expr(0), "int64"), const(np.array(axes)), axis=0)
+    moved = op.maximum(starts, op.negative(extents))
+    return op.where(op.less(steps, const(np.int64(0))), moved, starts)
 
 
 def _vector(node: Node, index: int) -> Expr:
