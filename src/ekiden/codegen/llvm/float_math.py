@@ -12,6 +12,8 @@ from ekiden.ir import dtype as dt
 
 MANTISSA = {"float32": 23, "float64": 52}
 BIAS = {"float32": 127, "float64": 1023}
+# no subnormal number in float32, nor its square root's, and of no weight beside 1 in float64
+LOST = 1e-30
 
 
 class FloatMath:
@@ -83,6 +85,14 @@ class FloatMath:
         if module.target is not None and module.has("madd"):
             return self.b.intrinsic("fmuladd", self.dtype, x, y, z)
         return self.fma(x, y, z) if module.has("fma") else self.add(self.mul(x, y), z)
+
+    def square(self, x: Operand) -> Operand:
+        """x * x for |x| below 1, which is never subnormal: what is added, to it or without a fused
+        instruction to x, is lost beside 1."""
+        if self.b.module.has("fma") or self.b.module.has("madd"):
+            return self.madd(x, x, self.const(LOST))
+        moved = self.add(x, self.const(LOST if self.is_double else LOST**0.5))
+        return self.mul(moved, moved)
 
     def abs(self, x: Operand) -> Operand:
         """|x|"""

@@ -17,8 +17,8 @@ RANGE = {"float32": (-106.0, 90.0), "float64": (-750.0, 711.0)}
 NORMAL = {"float32": (-87.33, 80.0), "float64": (-708.39, 700.0)}
 # within a half of where 2**n, made of n's bits with their bias alone, has none left and is 0
 NONE_LEFT = {"float32": -88.0, "float64": -709.06}
-# no subnormal number in float32, and of no weight beside 1 in float64
-LOST = 1e-30
+# what an r below it adds by r**2 / 2 is lost beside r, and may be subnormal
+NUDGE = {"float32": 1e-8, "float64": 1e-17}
 
 # (exp(r) - 1 - r) / r**2 on |r| <= ln(2)/2
 EXP = {
@@ -74,10 +74,9 @@ def exp_normal(m: FloatMath, x: Operand) -> Operand:
 
 
 def _of_rest(m: FloatMath, x: Operand, n: Operand) -> Operand:
-    """exp(r) - 1 for r = x - n ln 2, to the last place of exp(r). The square of r is never
-    subnormal: what is added to it is lost beside 1."""
+    """exp(r) - 1 for r = x - n ln 2, to the last place of exp(r)."""
     r = _rest(m, x, n)
-    square = m.madd(r, r, m.const(LOST))
+    square = m.square(r)
     return m.madd(m.paired_polynomial(r, square, EXP[m.element]), square, r)
 
 
@@ -103,6 +102,9 @@ def tanh(m: FloatMath, x: Operand) -> Operand:
     twice = m.at_most(m.add(size, size), NORMAL[m.element][1])
     n, power = m.rounded_power(twice, LOG2_E)
     r = _rest(m, twice, n)
-    q = m.paired_polynomial(r, m.madd(r, r, m.const(LOST)), EXP[m.element])
-    e = m.madd(m.madd(m.mul(q, r), r, r), power, m.sub(power, one))
+    square = m.square(r)
+    q = m.paired_polynomial(r, square, EXP[m.element])
+    again = r if m.b.module.has("fma") else m.add(r, m.const(NUDGE[m.element]))
+    rest = m.madd(m.mul(q, r), again, r)
+    e = m.madd(rest, power, m.sub(power, one))
     return m.copysign(m.div(e, m.add(e, m.const(2.0))), x)
