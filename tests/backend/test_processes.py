@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import logging
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ from ekiden.backend.kernels.build import build_kernels
 from ekiden.codegen import parallel
 from ekiden.codegen.background import Background
 from ekiden.codegen.cache import KernelCache
+from ekiden.codegen.parallel import Task, compile_tasks
 from ekiden.runtime import callers
 
 pytestmark = pytest.mark.quick
@@ -202,3 +204,51 @@ def test_a_background_that_cannot_be_forked_leaves_no_files_open(
     with pytest.raises(OSError, match="no more processes"):
         Background.begin()
     assert set(os.listdir("/proc/self/fd")) <= before  # what tests before this one left may close
+
+
+def importing(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **names: object
+) -> tuple[threading.Thread, Callable[[], object]]:
+    """A thread that is importing a module, which has begun, and what imports it as well."""
+    name = f"half_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(f"import sys\nhooks = sys._half_made\n{body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    begun = threading.Event()
+    monkeypatch.setattr(sys, "_half_made", {"begun": begun, **names}, raising=False)
+    thread = threading.Thread(target=lambda: importlib.import_module(name))
+    thread.start()
+    assert begun.wait(20)
+    return thread, lambda: importlib.import_module(name)
+
+
+def test_workers_are_forked_when_other_threads_have_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork at any other time leaves the lock of a module closed in the child, which hangs."""
+    body = "import time\nhooks['begun'].set()\ntime.sleep(0.2)\nwhole = b'whole'"
+    thread, get = importing(body, tmp_path, monkeypatch)
+
+    def compiled() -> bytes:
+        return f"{os.getpid()} {get().whole}".encode()  # type: ignore[attr-defined]
+
+    made = compile_tasks(
+        [Task(str(i), f"kernel {i}", compiled) for i in range(4)], KernelCache(None)
+    )
+    thread.join()
+    assert all(each.endswith(b"b'whole'") for each in made.values())
+    assert not any(each.startswith(b"%d " % os.getpid()) for each in made.values())
+
+
+def test_no_worker_is_forked_while_an_import_waits_for_the_one_that_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ekiden.runtime.forks.PATIENCE", 0.05)
+    done = threading.Event()
+    body = "hooks['begun'].set()\nhooks['done'].wait(60)"
+    thread, _ = importing(body, tmp_path, monkeypatch, done=done)
+    with caplog.at_level(logging.INFO, "ekiden"):
+        assert kernels()
+    done.set()
+    thread.join()
+    name = f"half_{tmp_path.name}"
+    assert f"in this process: [Errno 11] no fork while another thread imports {name}" in caplog.text

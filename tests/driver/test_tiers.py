@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -321,3 +322,18 @@ def test_tiers_that_are_none() -> None:
     machine = "aarch64" if Target.host().architecture != "aarch64" else "riscv64"
     with pytest.raises(CompileError, match="answers on this machine, which cannot run code for"):
         quick(target=f"llvm -mtriple={machine}-linux-gnu")
+
+
+def test_where_no_process_can_be_forked_own_code_is_made_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_process() -> int:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "1")
+    monkeypatch.setattr(os, "fork", no_process)
+    with caplog.at_level(logging.INFO, "ekiden"):
+        exe = quick()
+    assert set(exe.tiers.values()) == {"compiled"}
+    assert close(exe(X).numpy(), np.asarray(Interpreter(network()).evaluate("main", X)))
+    assert "own code is made at once: [Errno 11] no more processes" in caplog.text

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -26,6 +25,7 @@ from ekiden.codegen.children import Channel, nameless_file, when_closed
 from ekiden.codegen.parallel import LOCK
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import Writer
+from ekiden.runtime.forks import forking
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Background:
 
     @staticmethod
     def begin() -> Background:
-        """Fork. Raises OSError where the system lets no process start, CompileError where none can
-        be forked.
+        """Fork. Raises OSError where the system lets no process start or another thread goes on
+        importing a module, CompileError where none can be forked.
         """
         if not hasattr(os, "fork"):
             raise CompileError("compile in the background: this system cannot fork")
@@ -191,10 +191,7 @@ def stop_all() -> None:
 
 def _fork() -> int:
     """As os.fork, where no thread of ours is inside a lock that the child needs."""
-    with LOCK, llvm.held(), warnings.catch_warnings():
-        # as in ekiden.codegen.parallel: who else has threads here leaves its locks in order
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+    with LOCK, forking(), llvm.held():  # as in ekiden.codegen.parallel
         return os.fork()
 
 

@@ -8,7 +8,6 @@ import gc
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from ekiden.codegen.children import WorkerNotes
 from ekiden.ir.pass_context import DEBUG, PassContext, phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.forks import forking
 from ekiden.runtime.late import Late, LateLog
 from ekiden.runtime.late_methods import dataclass
 
@@ -53,7 +53,7 @@ class Task:
 # Processes and not threads: LLVM compiles in C++ and holds no lock of Python's, but passes of ours
 # before it are Python. Forked and not spawned: a fork has the program, the options and all that was
 # imported; a spawned process would import all of it again. What a fork asks for is that no thread
-# is inside of a lock that the child needs, whence LOCK and `llvm.held`.
+# is inside of a lock that the child needs, whence LOCK, `llvm.held` and `forking`.
 class _Lock:
     """A lock that the child of a fork has free: whoever held it is not there. A thread may take it
     again: what is called with each kernel that is done, as progress is, may compile others.
@@ -127,7 +127,8 @@ class _Workers:
     """Forked processes that compile what `_WORK` holds.
 
     Raises OSError, RuntimeError or ImportError where the system lets none start: at a limit of
-    processes, without semaphores (containers without /dev/shm), while the interpreter shuts down.
+    processes, without semaphores (containers without /dev/shm), while the interpreter shuts down,
+    while another thread goes on importing a module.
     """
 
     def __init__(self, count: int, jobs: int) -> None:
@@ -143,15 +144,12 @@ class _Workers:
         self._processes = set(multiprocessing.active_children()) - others
 
     def _begin(self, count: int) -> dict[Future[tuple[bytes, list[object]]], int]:
-        """All forks happen here: none while a thread, be it another library's, is inside LLVM,
-        whose lock would stay closed in the child for ever.
+        """All forks happen here: none while a thread, be it another library's, is inside LLVM or
+        imports a module, whose locks would stay closed in the child for ever.
         """
-        with llvm.held(), warnings.catch_warnings():
-            # Python 3.12 warns of forks beside threads: those of ours, of NumPy and of LLVM's
-            # users leave their locks in order (LOCK, ek_on_fork, llvm.held)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            # and JAX of any beside its own threads, which children have not and never wait for
-            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+        # our own threads, NumPy and LLVM's users leave their locks in order (LOCK, ek_on_fork,
+        # llvm.held); children never wait for JAX's
+        with forking(), llvm.held():
             return {self._pool.submit(_compile_in_worker, i): i for i in range(count)}
 
     def results(self) -> Iterator[tuple[int, bytes]]:

@@ -439,8 +439,13 @@ def compile_quick(
     made.files.check("compile")
     _log_made(len(made), started)
     upgrade = import_module("ekiden.driver.tiers").Upgrade
-    with _RARELY:
-        job = tiers.begin()
+    try:
+        with _RARELY:
+            job = tiers.begin()
+    except OSError as error:
+        LOG.log(INFO, "compile: every kernel's own code is made at once: %s", error)
+        made = _compiled(model, target, options, executor, progress)
+        return _kept(cache, wanted, made, started), None
     try:
         return raw, upgrade(raw, job, tiers.general, targets[0], keep)
     except BaseException:

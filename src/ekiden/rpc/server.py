@@ -20,7 +20,6 @@ import socket
 import ssl
 import tempfile
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -39,6 +38,7 @@ from ekiden.rpc.wire import Plain, write_body
 from ekiden.runtime import load_module, memory_limit
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
+from ekiden.runtime.forks import forking
 from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["Background", "Limits", "Server", "fork", "has_parent", "listen"]
@@ -198,11 +198,8 @@ def listen(
 # A process for each session: what a client uploads runs there, and may crash it, fill its memory or
 # never come back, while the server stays as it is.
 def fork(run: Callable[[], object]) -> int:
-    """The number of a new process that runs a function and ends."""
-    with warnings.catch_warnings():
-        # Python warns of threads that the child does not have; what runs there starts its own, and
-        # Ekiden's and Python's locks are whole after a fork.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    """The number of a new process that runs a function and ends. Raises OSError."""
+    with forking():  # what runs there starts threads of its own
         pid = os.fork()
     if pid == 0:
         _run_child(run)

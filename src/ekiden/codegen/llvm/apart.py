@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from tempfile import TemporaryFile
 
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.forks import forking
 
 MOST_SAID = 600
 """Bytes shown of what a child said before it ended."""
 
 
 def made_apart(make: Callable[[], bytes], what: str) -> bytes:
-    """What `make` gives in a child. Raises CompileError, for which thing, where that ends."""
-    read, write = os.pipe()
+    """What `make` gives in a child. Raises CompileError, for which thing, where that ends or
+    none can be forked."""
     with TemporaryFile() as said:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-            pid = os.fork()
+        try:
+            with forking():
+                read, write = os.pipe()
+                pid = os.fork()
+        except OSError as error:
+            raise CompileError(f"{what}: {error}") from error
         if pid == 0:
             _run(make, read, write, said.fileno())
         os.close(write)
