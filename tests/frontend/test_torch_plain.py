@@ -21,10 +21,7 @@ from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import UnsupportedError
 from long_runs import sizes
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
-    pytest.mark.quick,
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 Function = Callable[..., object]
 
 
