@@ -21,11 +21,23 @@ Places = Mapping[str, tuple[int, int | None]]
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Whether a node draws random numbers."""
+    """Whether a node draws random numbers: a dropout does in training alone."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return torch.Tag.nondeterministic_seeded in target.tags
+    asked = all(argument(node, name, True) for name in ("train", "dropout_p"))
+    return torch.Tag.nondeterministic_seeded in target.tags and asked
+
+
+def argument(node: torch.fx.Node, name: str, default: object = None) -> object:
+    """What a node gives an argument of its operator; the default where that has none."""
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    for at, each in enumerate(target._schema.arguments):
+        if each.name == name:
+            given = node.args[at] if at < len(node.args) else node.kwargs.get(name)
+            return each.default_value if given is None else given
+    return default
 
 
 def is_draw(node: torch.fx.Node) -> bool:

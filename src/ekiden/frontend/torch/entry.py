@@ -13,13 +13,12 @@ from ekiden.frontend.common.libraries import check_readable
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.torch.examples import warn_of_training
 from ekiden.frontend.torch.export import (
-    decomposed,
     exported,
+    import_exported,
     label_of,
     symbol_names,
     told_by_torch,
 )
-from ekiden.frontend.torch.program import import_program
 from ekiden.runtime.errors import CompileError
 
 
@@ -47,7 +46,7 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
         program = exported(model, inputs, options.example_kwargs, options.dynamic_shapes)
         warn_of_training(program, label)
     names = symbol_names(program, options.dynamic_shapes)
-    return import_program(decomposed(program, label), label, names)
+    return import_exported(program, label, names=names)
 
 
 def _loaded(source: str | os.PathLike[str] | bytes, label: str) -> ExportedProgram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,14 +12,19 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.libraries import told_by
 from ekiden.frontend.torch.apart import APART
 from ekiden.frontend.torch.examples import check_examples, check_module, dims_of, specs_of
 from ekiden.frontend.torch.layers import whole_layers
-from ekiden.frontend.torch.registry import converter_of
+from ekiden.frontend.torch.plain import is_plain, same_as, twin_of
+from ekiden.frontend.torch.program import import_program
+from ekiden.frontend.torch.registry import is_taken_apart
 from ekiden.frontend.torch.symbols import plain_name
-from ekiden.runtime.errors import ImportModelError
+from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.runtime.late import LateLog
 
+LOG = LateLog(__name__)
 LIBRARIES = ("torch", "sympy")
 """Those whose lines are none of the user's."""
 
@@ -39,7 +45,7 @@ def decompositions() -> Decompositions:
         if isinstance(target, torch._ops.OpOverload):
             found.setdefault(target, function)
     found.update(APART)
-    return {t: f for t, f in found.items() if converter_of(t) is None}
+    return {t: f for t, f in found.items() if is_taken_apart(t)}
 
 
 @contextmanager
@@ -104,11 +110,50 @@ def _of_script(
 
 def decomposed(program: ExportedProgram, label: str = "program") -> ExportedProgram:
     """A program of operators that the table has, as far as PyTorch says how."""
+    program = _without_names(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of its own deprecations
         with told_by("torch.export", label, LIBRARIES):
             made: ExportedProgram = program.run_decompositions(decompositions())
             return made
+
+
+def _without_names(program: ExportedProgram) -> ExportedProgram:
+    """The program without dropouts that give their input itself, where something is written in
+    place: PyTorch takes them for copies, and a write into one would not be seen by the other."""
+    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    writes = any(twin_of(n.target) is not None for n in calls)
+    if not writes or all(twin_of(n.target) is not None or same_as(n) is None for n in calls):
+        return program
+    graph, signature = copy.deepcopy(program.graph), copy.deepcopy(program.graph_signature)
+    for node in graph.nodes:
+        before = same_as(node)
+        if before is not None and twin_of(node.target) is None:
+            node.replace_all_uses_with(before)
+            signature.replace_all_uses(node.name, before.name)
+            graph.erase_node(node)
+    return ExportedProgram(
+        program.graph_module, graph, signature, program.state_dict, program.range_constraints,
+        program.module_call_graph, program.example_inputs, program.constants,
+        verifiers=program.verifiers,
+    )  # fmt: skip
+
+
+def import_exported(
+    program: ExportedProgram,
+    label: str = "program",
+    names: Mapping[str, str] | None = None,
+    freeze_params: bool = True,
+    input_names: Sequence[str] = (),
+) -> ImportedModule:
+    """`import_program` of a program as torch.export wrote it, where that can be; else taken apart.
+    Raises as that does."""
+    if is_plain(program):
+        try:
+            return import_program(program, label, names, freeze_params, input_names)
+        except UnsupportedError as error:
+            LOG.info("import %s: taken apart by PyTorch: %s", label, error)
+    return import_program(decomposed(program, label), label, names, freeze_params, input_names)
 
 
 def label_of(module: object) -> str:

@@ -16,6 +16,7 @@ from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
 from ekiden.frontend.torch.node import Found, Node, describe
+from ekiden.frontend.torch.plain import same_as, twin_of
 from ekiden.frontend.torch.registry import find, find_complex
 from ekiden.frontend.torch.symbols import Symbols, plain_name
 from ekiden.ir.prim import PrimExpr, SizeVar
@@ -33,7 +34,11 @@ class Graph:
     def __init__(self, module: torch.fx.GraphModule, walk: Walk, symbols: Symbols) -> None:
         self.module, self.walk, self.symbols = module, walk, symbols
         self.env: dict[torch.fx.Node, object] = {}
+        self.same: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        """The nodes that give the very same tensor, where one is written into."""
         self.scope: Scope = walk.scope
+        self.live: set[torch.fx.Node] = set()
+        """The nodes that have an effect or are read."""
         self.generator: Value | None = None
         """What the next random numbers are drawn with; None where none may be drawn."""
         self.is_of_many = False
@@ -58,10 +63,12 @@ class Graph:
         return Graph(module, self.walk, self.symbols)
 
     def run_nodes(self) -> None:
-        """Import the nodes. Raises Unsupported for a node that is no call, input or output."""
+        """Import the nodes that anything needs. Raises Unsupported for a node that is no call,
+        input or output."""
+        self.live = _live(self.module.graph)
         for node in self.module.graph.nodes:
-            if node in self.env:
-                continue  # an input, or what is given as one
+            if node in self.env or node not in self.live:
+                continue  # an input, or what is given as one; what nobody reads
             if node.op == "get_attr":
                 self.env[node] = self._attribute(str(node.target))
             elif node.op == "call_function":
@@ -106,6 +113,11 @@ class Graph:
         tensors = {n.name: v for n in node.all_input_nodes if isinstance(v := self.env[n], Value)}
         with self.walk.at(describe(node), tensors):
             self.env[node] = self._converted(node, args, kwargs, flat, names)
+        before = same_as(node)
+        if before is not None:  # what was written is what the tensor is now, by all its names
+            alike = self.same[node] = self.same.setdefault(before, [before])
+            alike.append(node)
+            self.env.update(dict.fromkeys(alike, self.env[node]))
 
     def _converted(
         self,
@@ -129,7 +141,8 @@ class Graph:
         made = Node(node, inputs, self.scope, self.symbols, names, self)
         if any(isinstance(v, Complex) for v in flat) or _gives_complex(meta):
             return self._complex(made, find_complex(node.target)(made, *args, **kwargs))
-        result = find(node.target)(made, *args, **kwargs)
+        twin = twin_of(node.target)
+        result = find(twin or node.target)(made, *args, **kwargs)
         if result is None or is_scalar or not isinstance(result, (Expr, Value, Sequence)):
             return result
         return self._named(node, cast(Result, result), names)
@@ -155,8 +168,9 @@ class Graph:
         meta = node.meta.get("val")
         if not isinstance(meta, (list, tuple)):
             return [node.name]
-        picks = [u for u in node.users if u.target is operator.getitem and u.args[0] is node]
-        if len(picks) < len(node.users):
+        users = [u for u in node.users if u in self.live]
+        picks = [u for u in users if u.target is operator.getitem and u.args[0] is node]
+        if len(picks) < len(users):
             return [f"{node.name}.{i}" for i in range(len(meta))]
         taken = {u.args[1] for u in picks}
         return [f"{node.name}.{i}" if i in taken else "" for i in range(len(meta))]
@@ -196,6 +210,14 @@ class Graph:
             name = plain_name(size)
             if name is not None and name not in self.symbols.known and _is_named(dim):
                 self.symbols.known[name] = dim
+
+
+def _live(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    live: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.is_impure() or not live.isdisjoint(node.users):
+            live.add(node)
+    return live
 
 
 def value_of(tensor: torch.Tensor) -> Value | Complex:

@@ -10,6 +10,7 @@ from ekiden.frontend.common.unsupported import Unsupported, nearest
 from ekiden.frontend.torch.converters import (
     backward,
     complex,
+    composite,
     control,
     convolution,
     create,
@@ -35,7 +36,7 @@ from ekiden.ir.extensions import note_extension
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
     backward, complex, fourier, linalg, random, vision, flex,
-    integer, ctc, recurrent,
+    integer, ctc, recurrent, composite,
 )  # fmt: skip
 
 
@@ -53,6 +54,8 @@ def _table(rows: Iterable[Row]) -> dict[str, Converter]:
 
 TABLE = _table(row for family in FAMILIES for row in family.ROWS)
 """"aten::add.Tensor" or, for all overloads, "aten::add" -> converter."""
+COMPOSITE = {_key(row[0]) for row in composite.ROWS}
+"""Those of them that PyTorch takes apart, where it does that to a program."""
 COMPLEX: dict[str, Rule] = {
     _key(row[0]): row[2](row[1]) for family in FAMILIES for row in family.ROWS if len(row) == 3
 }
@@ -74,6 +77,13 @@ def converter_of(target: object) -> Converter | None:
     """The converter of an operator; None if there is none."""
     key = key_of(target)
     return TABLE.get(key) or TABLE.get(key.partition(".")[0])
+
+
+def is_taken_apart(target: object) -> bool:
+    """Whether what an operator is made of is imported where PyTorch takes a program apart: nobody
+    has a converter of the whole, or it is of operators as they are composed usually."""
+    key = key_of(target)
+    return converter_of(target) is None or not COMPOSITE.isdisjoint((key, key.partition(".")[0]))
 
 
 def find(target: object) -> Converter:
@@ -113,9 +123,10 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
 
     def add(convert: Converter) -> Converter:
         """Sets the converter, and has it remembered as the user's own."""
-        if _key(name) in TABLE and not override:
+        if _key(name) in TABLE.keys() - COMPOSITE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         note_extension(convert)
+        COMPOSITE.discard(_key(name))
         TABLE[_key(name)] = convert
         return convert
 

@@ -11,8 +11,7 @@ from torch.export import ExportedProgram
 
 from ekiden.frontend.table import frontend
 from ekiden.frontend.torch.dtype import DTYPES
-from ekiden.frontend.torch.export import decomposed, exported, label_of
-from ekiden.frontend.torch.program import import_program
+from ekiden.frontend.torch.export import exported, import_exported, label_of
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Tensor, tensor
 from ekiden.runtime.errors import CompileError, UnsupportedError
@@ -51,9 +50,8 @@ def from_pytorch(
     program = script_module
     if not isinstance(program, ExportedProgram):
         program = exported(program, inputs)
-    program = decomposed(program, label)
     names = [name for name, _ in input_infos]
-    made = import_program(program, label, freeze_params=False, input_names=names)
+    made = import_exported(program, label, freeze_params=False, input_names=names)
     params = {name: tensor(array) for name, array in made.params.items()}
     return replace(made, params={}, input_names=()).as_module(), params
 
