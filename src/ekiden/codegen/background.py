@@ -20,7 +20,6 @@ from contextlib import ExitStack, suppress
 from pickle import PicklingError
 from typing import TYPE_CHECKING
 
-from ekiden.codegen import llvm
 from ekiden.codegen.children import Channel, nameless_file, when_closed
 from ekiden.codegen.parallel import LOCK
 from ekiden.runtime.errors import CompileError
@@ -191,7 +190,7 @@ def stop_all() -> None:
 
 def _fork() -> int:
     """As os.fork, where no thread of ours is inside a lock that the child needs."""
-    with LOCK, forking(), llvm.held():  # as in ekiden.codegen.parallel
+    with LOCK, forking():  # as in ekiden.codegen.parallel
         return os.fork()
 
 

@@ -7,6 +7,7 @@ same, at half the compile time.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -39,13 +40,32 @@ def _initialize() -> None:
 
 
 def held() -> AbstractContextManager[object]:
-    """While this is entered, no other thread of the process is inside LLVM, whoever runs it: the
-    child of a fork then finds it in order.
-    """
+    """While this is entered, no other thread of the process is inside LLVM, whoever runs it."""
     if "llvmlite.binding" not in sys.modules:
         return nullcontext()
     lock: AbstractContextManager[object] = getattr(llvm.ffi.lib, "_lock", nullcontext())
     return lock
+
+
+_HELD: list[AbstractContextManager[object]] = []
+"""By the thread that forks."""
+
+
+def _hold() -> None:
+    lock = held()
+    lock.__enter__()
+    _HELD.append(lock)
+
+
+def _release() -> None:
+    if _HELD:
+        _HELD.pop().__exit__(None, None, None)
+
+
+# any fork waits until no thread is inside LLVM: the child would find its lock closed, for ever, and
+# what it guards between two states
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)
 
 
 ABIS = {RISCV: "lp64d"}
