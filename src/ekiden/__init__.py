@@ -189,7 +189,8 @@ def __getattr__(name: str) -> object:
 def _module(home: str, name: str) -> object:
     """The module of a public name; MissingCompilerError where the compiler is not installed."""
     try:
-        return import_module(home)
+        import_module("ekiden.runtime")  # before a module of it, as import_late does
+        return import_module("ekiden.runtime.late").import_late(home)
     except ModuleNotFoundError:
         return import_module("ekiden.runtime.compiler").compiler_module(home, f"ekiden.{name}")
 
