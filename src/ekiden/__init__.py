@@ -7,6 +7,8 @@ Names are loaded when they are first used, so that `import ekiden` takes no time
 only runs compiled models never loads the compiler.
 """
 
+import os
+import sys
 from importlib import import_module
 from time import time_ns
 from typing import TYPE_CHECKING
@@ -193,6 +195,17 @@ def _module(home: str, name: str) -> object:
         return import_module("ekiden.runtime.late").import_late(home)
     except ModuleNotFoundError:
         return import_module("ekiden.runtime.compiler").compiler_module(home, f"ekiden.{name}")
+
+
+def _before_fork() -> None:
+    """Wait for another thread that is importing the runtime: what has later forks in order
+    (ekiden.runtime.forks) is not there before it is."""
+    if "ekiden.runtime" in sys.modules:
+        import_module("ekiden.runtime")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
 
 
 def __dir__() -> list[str]:

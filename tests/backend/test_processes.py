@@ -329,3 +329,32 @@ def test_no_worker_is_forked_while_an_import_waits_for_the_one_that_compiles(
     thread.join()
     name = f"half_{tmp_path.name}"
     assert f"in this process: [Errno 11] no fork while another thread imports {name}" in caplog.text
+
+
+FIRST = """
+import os, signal, sys, threading, time
+import ekiden
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ekiden.runtime._core" and threading.current_thread() is thread:
+            begun.set()
+            time.sleep(0.3)
+
+begun = threading.Event()
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=lambda: ekiden.Tensor)
+thread.start()
+begun.wait(20)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    ekiden.Tensor
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.slow
+def test_a_child_has_the_runtime_that_a_thread_was_importing() -> None:
+    assert subprocess.run([sys.executable, "-c", FIRST]).returncode == 0
