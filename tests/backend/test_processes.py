@@ -28,7 +28,7 @@ from ekiden.codegen.background import Background
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Task, compile_tasks
 from ekiden.driver import compiler
-from ekiden.runtime import callers
+from ekiden.runtime import callers, forks
 
 pytestmark = pytest.mark.quick
 
@@ -156,6 +156,18 @@ def test_a_child_imports_what_a_thread_was_importing(
     thread, get = importing(body, tmp_path, monkeypatch, package="ekiden.")
     assert in_child(lambda: get().whole) == 0  # type: ignore[attr-defined]
     thread.join()
+
+
+def test_a_fork_waits_while_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a whole compiler do on a busy machine, one after the other."""
+    looks = ["first", "first", "second", "second", "third", "third"]
+    monkeypatch.setattr(forks, "PATIENCE", -1.0)
+    monkeypatch.setattr(forks, "_owners", lambda: [(looks.pop(0), 0)] if looks else [])
+    with forks.forking():
+        assert looks == []
+    looks = ["first", "first", "first", "first"]
+    with pytest.raises(BlockingIOError, match="no fork while another thread imports first"):
+        forks._hold(lambda name: True)
 
 
 def test_a_child_looks_for_garbage_as_often_as_before_a_thread_compiled() -> None:

@@ -28,9 +28,9 @@ else:
 __all__ = ["Lock", "forking", "imports_here"]
 
 PATIENCE = 1.0
-"""Seconds that a fork waits for the imports of other threads. They may be waiting for the one that
-forks, as where a module compiles while it is imported: then one of ours is not made, and one of the
-program's is."""
+"""Seconds that a fork waits for the imports of other threads while none of them ends and none
+begins. They may be waiting for the one that forks, as where a module compiles while it is imported:
+then one of ours is not made, and one of the program's is."""
 _PAUSE = 0.001
 """Seconds between two looks."""
 _is_held = False
@@ -84,11 +84,15 @@ def _hold(is_meant: Callable[[str], bool]) -> None:
     """Wait until no other thread imports such a module, and let none begin. Raises BlockingIOError
     where others still do after PATIENCE, with their modules."""
     global _is_held
-    until = time.monotonic() + PATIENCE
+    seen: list[tuple[str, int]] = []
+    until = 0.0
     imp.acquire_lock()
     while others := _imported_elsewhere(is_meant):
+        now = _owners()
         imp.release_lock()  # which they need to end
-        if time.monotonic() > until:
+        if now != seen:
+            seen, until = now, time.monotonic() + PATIENCE
+        elif time.monotonic() > until:
             names = ", ".join(others)
             raise BlockingIOError(errno.EAGAIN, f"no fork while another thread imports {names}")
         time.sleep(_PAUSE)
@@ -108,7 +112,7 @@ def forking() -> Iterator[None]:
     """While this is entered no other thread imports a module, and Python does not warn of forks
     beside threads (3.12) or beside JAX's: who forks here answers for the other locks.
 
-    Raises BlockingIOError where others still import after PATIENCE, with their modules.
+    Raises BlockingIOError where others go on importing, as PATIENCE says, with their modules.
     """
     _hold(lambda name: True)
     try:
