@@ -161,7 +161,7 @@ def test_a_child_imports_what_a_thread_was_importing(
 def test_a_fork_waits_while_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of a whole compiler do on a busy machine, one after the other."""
     looks = ["first", "first", "second", "second", "third", "third"]
-    monkeypatch.setattr(forks, "PATIENCE", -1.0)
+    monkeypatch.setattr(forks, "PATIENCE", 0)
     monkeypatch.setattr(forks, "_owners", lambda: [(looks.pop(0), 0)] if looks else [])
     with forks.forking():
         assert looks == []
@@ -331,7 +331,7 @@ def test_workers_are_forked_when_other_threads_have_imported(
 def test_no_worker_is_forked_while_an_import_waits_for_the_one_that_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ekiden.runtime.forks.PATIENCE", 0.05)
+    monkeypatch.setattr(forks, "PATIENCE", 50)
     done = threading.Event()
     body = "hooks['begun'].set()\nhooks['done'].wait(60)"
     thread, _ = importing(body, tmp_path, monkeypatch, done=done)

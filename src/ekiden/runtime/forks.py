@@ -27,10 +27,10 @@ else:
 
 __all__ = ["Lock", "forking", "imports_here"]
 
-PATIENCE = 1.0
-"""Seconds that a fork waits for the imports of other threads while none of them ends and none
-begins. They may be waiting for the one that forks, as where a module compiles while it is imported:
-then one of ours is not made, and one of the program's is."""
+PATIENCE = 1000
+"""How often a fork looks for imports of other threads while none of them ends and none begins. They
+may be waiting for the one that forks, as where a module compiles while it is imported: then one of
+ours is not made, and one of the program's is. Not a time: a process may be stopped for longer."""
 _PAUSE = 0.001
 """Seconds between two looks."""
 _is_held = False
@@ -85,14 +85,14 @@ def _hold(is_meant: Callable[[str], bool]) -> None:
     where others still do after PATIENCE, with their modules."""
     global _is_held
     seen: list[tuple[str, int]] = []
-    until = 0.0
+    left = PATIENCE
     imp.acquire_lock()
     while others := _imported_elsewhere(is_meant):
         now = _owners()
         imp.release_lock()  # which they need to end
         if now != seen:
-            seen, until = now, time.monotonic() + PATIENCE
-        elif time.monotonic() > until:
+            seen, left = now, PATIENCE
+        elif (left := left - 1) < 0:
             names = ", ".join(others)
             raise BlockingIOError(errno.EAGAIN, f"no fork while another thread imports {names}")
         time.sleep(_PAUSE)
