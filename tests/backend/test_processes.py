@@ -170,6 +170,27 @@ def test_a_fork_waits_while_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> No
         forks._hold(lambda name: True)
 
 
+def test_a_fork_waits_for_that_of_another_thread() -> None:
+    """What holds imports off for the one holds for it alone."""
+    entered, done = threading.Event(), threading.Event()
+
+    def fork() -> None:
+        with forks.forking():
+            entered.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    assert entered.wait(20)
+    releasing = threading.Timer(0.1, done.set)
+    releasing.start()
+    forks._before()
+    assert done.is_set() and forks._holder == threading.get_ident()
+    forks._in_parent()
+    thread.join()
+    releasing.join()
+
+
 def test_a_child_looks_for_garbage_as_often_as_before_a_thread_compiled() -> None:
     before = gc.get_threshold()
     inside, done = threading.Event(), threading.Event()

@@ -33,8 +33,8 @@ may be waiting for the one that forks, as where a module compiles while it is im
 ours is not made, and one of the program's is. Not a time: a process may be stopped for longer."""
 _PAUSE = 0.001
 """Seconds between two looks."""
-_is_held = False
-"""Whether a thread of this process, that which holds the lock of all imports, is forking."""
+_holder: int | None = None
+"""The thread of this process, that which holds the lock of all imports, that is forking."""
 
 
 class Lock:
@@ -83,7 +83,7 @@ def _imported_elsewhere(is_meant: Callable[[str], bool]) -> list[str]:
 def _hold(is_meant: Callable[[str], bool]) -> None:
     """Wait until no other thread imports such a module, and let none begin. Raises BlockingIOError
     where others still do after PATIENCE, with their modules."""
-    global _is_held
+    global _holder
     seen: list[tuple[str, int]] = []
     left = PATIENCE
     imp.acquire_lock()
@@ -97,13 +97,13 @@ def _hold(is_meant: Callable[[str], bool]) -> None:
             raise BlockingIOError(errno.EAGAIN, f"no fork while another thread imports {names}")
         time.sleep(_PAUSE)
         imp.acquire_lock()
-    _is_held = True
+    _holder = threading.get_ident()
 
 
 def _release() -> None:
-    global _is_held
-    if _is_held:
-        _is_held = False
+    global _holder
+    if _holder is not None:
+        _holder = None
         imp.release_lock()
 
 
@@ -135,7 +135,7 @@ def _is_ekidens(module: str) -> bool:
 def _before() -> None:
     """Any fork of the program: its child may be about to use what another thread imports here."""
     global _is_ours
-    if not _is_held:
+    if _holder != threading.get_ident():
         with suppress(BlockingIOError):
             _hold(_is_ekidens)
             _is_ours = True
