@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib import _bootstrap as importing
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     imp = sys.modules["_imp"]  # the module `imp` is gone since Python 3.12, this stays
 
-__all__ = ["Lock", "forking", "imports_here"]
+__all__ = ["Lock", "forking", "hold_at_forks", "imports_here"]
 
 PATIENCE = 1000
 """How often a fork looks for imports of other threads while none of them ends and none begins. They
@@ -124,8 +124,15 @@ def forking() -> Iterator[None]:
         _release()
 
 
-_is_ours = False
-"""Whether the fork that is made now is the program's, and held by `_before`."""
+_GUARDS: list[Callable[[], AbstractContextManager[object]]] = []
+_FORKS: dict[int, ExitStack] = {}
+"""By a thread that forks, what it holds until it has."""
+
+
+def hold_at_forks(guard: Callable[[], AbstractContextManager[object]]) -> None:
+    """Let any fork be made inside of what `guard` gives, which another library has: entered when no
+    other thread imports, as who imports may wait for it."""
+    _GUARDS.append(guard)
 
 
 def _is_ekidens(module: str) -> bool:
@@ -134,24 +141,24 @@ def _is_ekidens(module: str) -> bool:
 
 def _before() -> None:
     """Any fork of the program: its child may be about to use what another thread imports here."""
-    global _is_ours
-    if _holder != threading.get_ident():
-        with suppress(BlockingIOError):
-            _hold(_is_ekidens)
-            _is_ours = True
+    with ExitStack() as held:
+        if _holder != threading.get_ident():
+            with suppress(BlockingIOError):
+                _hold(_is_ekidens)
+                held.callback(_release)
+        for guard in _GUARDS:
+            held.enter_context(guard())
+        _FORKS[threading.get_ident()] = held.pop_all()
 
 
 def _in_parent() -> None:
-    global _is_ours
-    if _is_ours:
-        _is_ours = False
-        _release()
+    _FORKS.pop(threading.get_ident(), ExitStack()).close()
 
 
 def _in_child() -> None:
     """A child of `multiprocessing` never leaves `forking`."""
-    global _is_ours
-    _is_ours = False
+    _in_parent()
+    _FORKS.clear()
     _release()
     for each in list(_LOCKS):
         each.renew()

@@ -7,7 +7,6 @@ same, at half the compile time.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from ekiden.ir.installed import version_of
 from ekiden.ir.pass_context import DEBUG, phase
 from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.runtime.forks import hold_at_forks
 from ekiden.runtime.late import Late
 from ekiden.target import Target
 from ekiden.target.features import BASE, RISCV
@@ -47,25 +47,9 @@ def held() -> AbstractContextManager[object]:
     return lock
 
 
-_HELD: list[AbstractContextManager[object]] = []
-"""By the thread that forks."""
-
-
-def _hold() -> None:
-    lock = held()
-    lock.__enter__()
-    _HELD.append(lock)
-
-
-def _release() -> None:
-    if _HELD:
-        _HELD.pop().__exit__(None, None, None)
-
-
 # any fork waits until no thread is inside LLVM: the child would find its lock closed, for ever, and
 # what it guards between two states
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_release)
+hold_at_forks(held)
 
 
 ABIS = {RISCV: "lp64d"}
