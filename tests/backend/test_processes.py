@@ -312,6 +312,19 @@ def test_a_background_that_cannot_be_forked_leaves_no_files_open(
     assert set(os.listdir("/proc/self/fd")) <= before  # what tests before this one left may close
 
 
+def test_a_background_says_why_it_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the process may have no more threads (`ulimit -u`)."""
+
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("ekiden.codegen.background.when_closed", no_thread)
+    job = Background.begin()
+    ((kind, error),) = job.messages()
+    job.close()
+    assert kind == "failed" and str(error) == "compiling in the background: can't start new thread"
+
+
 def importing(
     body: str,
     tmp_path: Path,

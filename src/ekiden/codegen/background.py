@@ -84,7 +84,10 @@ class Background:
                 os.close(alive)
                 _leave_parent(watched)
                 return Background(0, sender, watched, result)
-            except BaseException:  # nothing of the caller may go on in the child
+            except BaseException as error:  # nothing of the caller may go on in the child
+                said = CompileError(f"compiling in the background: {error}")
+                with suppress(OSError):
+                    sender.send((FAILED, said))
                 _end(1)
         sender.close()
         os.close(watched)
