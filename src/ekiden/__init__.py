@@ -198,10 +198,11 @@ def _module(home: str, name: str) -> object:
 
 
 def _before_fork() -> None:
-    """Wait for another thread that is importing the runtime: what has later forks in order
-    (ekiden.runtime.forks) is not there before it is."""
+    """Wait for another thread that is importing the runtime, and do what its hook of forks does:
+    Python calls those that were there when the fork began."""
     if "ekiden.runtime" in sys.modules:
         import_module("ekiden.runtime")
+        import_module("ekiden.runtime.forks").before_fork()
 
 
 if hasattr(os, "register_at_fork"):

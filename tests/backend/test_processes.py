@@ -184,7 +184,7 @@ def test_a_fork_waits_for_that_of_another_thread() -> None:
     assert entered.wait(20)
     releasing = threading.Timer(0.1, done.set)
     releasing.start()
-    forks._before()
+    forks.before_fork()
     assert done.is_set() and forks._holder == threading.get_ident()
     forks._in_parent()
     thread.join()
@@ -383,19 +383,19 @@ import ekiden
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == "ekiden.runtime._core" and threading.current_thread() is thread:
+        if name in ("ekiden.runtime._core", "ekiden.ir.dtype"):
             begun.set()
             time.sleep(0.3)
 
 begun = threading.Event()
 sys.meta_path.insert(0, Slow())
-thread = threading.Thread(target=lambda: ekiden.Tensor)
+thread = threading.Thread(target=lambda: ekiden.IRModule)
 thread.start()
 begun.wait(20)
 child = os.fork()
 if child == 0:
     signal.alarm(20)
-    ekiden.Tensor
+    ekiden.IRModule
     os._exit(0)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -403,4 +403,5 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.slow
 def test_a_child_has_the_runtime_that_a_thread_was_importing() -> None:
+    """And what the thread imported next."""
     assert subprocess.run([sys.executable, "-c", FIRST]).returncode == 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     imp = sys.modules["_imp"]  # the module `imp` is gone since Python 3.12, this stays
 
-__all__ = ["Lock", "forking", "hold_at_forks", "imports_here"]
+__all__ = ["Lock", "before_fork", "forking", "hold_at_forks", "imports_here"]
 
 PATIENCE = 1000
 """How often a fork looks for imports of other threads while none of them ends and none begins. They
@@ -139,8 +139,11 @@ def _is_ekidens(module: str) -> bool:
     return module.partition(".")[0] == "ekiden"
 
 
-def _before() -> None:
-    """Any fork of the program: its child may be about to use what another thread imports here."""
+def before_fork() -> None:
+    """Any fork of the program: its child may be about to use what another thread imports here. Once
+    for each fork."""
+    if threading.get_ident() in _FORKS:
+        return
     with ExitStack() as held:
         if _holder != threading.get_ident():
             with suppress(BlockingIOError):
@@ -165,4 +168,4 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+    os.register_at_fork(before=before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
