@@ -74,6 +74,7 @@ BUILDS = {
             "test_limit",
             "test_native",
             "test_swap",
+            "test_together",
             "soak",
         ),
     ),

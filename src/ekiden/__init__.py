@@ -7,6 +7,8 @@ Names are loaded when they are first used, so that `import ekiden` takes no time
 only runs compiled models never loads the compiler.
 """
 
+import os
+import sys
 from importlib import import_module
 from time import time_ns
 from typing import TYPE_CHECKING
@@ -189,9 +191,22 @@ def __getattr__(name: str) -> object:
 def _module(home: str, name: str) -> object:
     """The module of a public name; MissingCompilerError where the compiler is not installed."""
     try:
-        return import_module(home)
+        import_module("ekiden.runtime")  # before a module of it, as import_late does
+        return import_module("ekiden.runtime.late").import_late(home)
     except ModuleNotFoundError:
         return import_module("ekiden.runtime.compiler").compiler_module(home, f"ekiden.{name}")
+
+
+def _before_fork() -> None:
+    """Wait for another thread that is importing the runtime, and do what its hook of forks does:
+    Python calls those that were there when the fork began."""
+    if "ekiden.runtime" in sys.modules:
+        import_module("ekiden.runtime")
+        import_module("ekiden.runtime.forks").before_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import logging
 import multiprocessing
@@ -11,20 +12,23 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from pathlib import Path
 
 import llvmlite.binding as llvmlite
 import pytest
 from test_kernels import TARGET, primitive
 
+import ekiden
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.codegen import parallel
 from ekiden.codegen.background import Background
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Task, compile_tasks
-from ekiden.runtime import callers
+from ekiden.driver import compiler
+from ekiden.runtime import callers, forks
 
 pytestmark = pytest.mark.quick
 
@@ -97,9 +101,9 @@ def test_where_there_are_no_processes_this_one_compiles(
     assert f"kernels are compiled in this process: {reason}" in caplog.messages
 
 
-@pytest.mark.slow
-def test_no_process_is_forked_while_another_thread_is_inside_llvm() -> None:
-    """Its lock would be closed in the child, for ever."""
+@contextmanager
+def inside_llvm() -> Iterator[list[str]]:
+    """While another thread is inside LLVM, for 0.3 s; then the list has a word."""
     inside, go_on = threading.Event(), threading.Event()
     names: list[str] = []
 
@@ -122,12 +126,114 @@ def test_no_process_is_forked_while_another_thread_is_inside_llvm() -> None:
         inside.wait(60)
         releasing = threading.Timer(0.3, go_on.set)
         releasing.start()
-        assert kernels()
-        assert names == ["parsed"]
+        yield names
     finally:
-        llvmlite.ffi.unregister_lock_callback(acquired, released)
         user.join()
         releasing.join()
+        llvmlite.ffi.unregister_lock_callback(acquired, released)
+
+
+@pytest.mark.slow
+def test_no_process_is_forked_while_another_thread_is_inside_llvm() -> None:
+    """Its lock would be closed in the child, for ever."""
+    with inside_llvm() as names:
+        assert kernels()
+        assert names == ["parsed"]
+
+
+@pytest.mark.slow
+def test_a_child_of_any_fork_compiles_though_a_thread_was_inside_llvm() -> None:
+    with inside_llvm():
+        assert in_child(lambda: bool(kernels())) == 0
+
+
+def test_a_child_imports_what_a_thread_was_importing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that forks waits for modules of Ekiden's, which its children hang at otherwise."""
+    monkeypatch.setattr(ekiden, "__path__", [*ekiden.__path__, str(tmp_path)])
+    body = "import time\nhooks['begun'].set()\ntime.sleep(0.2)\nwhole = True"
+    thread, get = importing(body, tmp_path, monkeypatch, package="ekiden.")
+    assert in_child(lambda: get().whole) == 0  # type: ignore[attr-defined]
+    thread.join()
+
+
+def test_a_fork_waits_while_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a whole compiler do on a busy machine, one after the other."""
+    looks = ["first", "first", "second", "second", "third", "third"]
+    monkeypatch.setattr(forks, "PATIENCE", 0)
+    monkeypatch.setattr(forks, "_owners", lambda: [(looks.pop(0), 0)] if looks else [])
+    with forks.forking():
+        assert looks == []
+    looks = ["first", "first", "first", "first"]
+    with pytest.raises(BlockingIOError, match="no fork while another thread imports first"):
+        forks._hold(lambda name: True)
+
+
+def test_a_fork_waits_for_that_of_another_thread() -> None:
+    """What holds imports off for the one holds for it alone."""
+    entered, done = threading.Event(), threading.Event()
+
+    def fork() -> None:
+        with forks.forking():
+            entered.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    assert entered.wait(20)
+    releasing = threading.Timer(0.1, done.set)
+    releasing.start()
+    forks.before_fork()
+    assert done.is_set() and forks._holder == threading.get_ident()
+    forks._in_parent()
+    thread.join()
+    releasing.join()
+
+
+def test_a_child_looks_for_garbage_as_often_as_before_a_thread_compiled() -> None:
+    before = gc.get_threshold()
+    inside, done = threading.Event(), threading.Event()
+
+    def compiling() -> None:
+        with compiler._RARELY:
+            inside.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=compiling)
+    thread.start()
+    assert inside.wait(20)
+    assert in_child(lambda: gc.get_threshold() == before) == 0
+    done.set()
+    thread.join()
+    assert gc.get_threshold() == before
+
+
+CLOSED = """
+import os, sys
+import test_processes
+from ekiden import relay
+x = relay.var("x", shape=(4, 8))
+y = x
+for each in (relay.nn.relu, relay.nn.softmax, relay.tanh, relay.exp, relay.sigmoid):
+    y = relay.sum(each(y), axis=1, keepdims=True)
+os.environ["EKIDEN_COMPILE_JOBS"] = "2"
+with open(sys.argv[1], "wb") as file:
+    file.write(test_processes.kernels())
+    test_processes.ekiden.compile(relay.Function([x], y))
+    file.write(b"compiled")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_program_without_standard_error_compiles(closed: str, tmp_path: Path) -> None:
+    """As daemons are started. Numbers of what is closed are those of the next files."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "EKIDEN_CACHE_DIR": ""}
+    made = tmp_path / "made"
+    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", CLOSED, str(made)]
+    ran = subprocess.run(command, env=environment, capture_output=True)
+    assert ran.returncode == 0 and made.read_bytes() == kernels() + b"compiled"
 
 
 @pytest.mark.slow
@@ -206,8 +312,25 @@ def test_a_background_that_cannot_be_forked_leaves_no_files_open(
     assert set(os.listdir("/proc/self/fd")) <= before  # what tests before this one left may close
 
 
+def test_a_background_says_why_it_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the process may have no more threads (`ulimit -u`)."""
+
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("ekiden.codegen.background.when_closed", no_thread)
+    job = Background.begin()
+    ((kind, error),) = job.messages()
+    job.close()
+    assert kind == "failed" and str(error) == "compiling in the background: can't start new thread"
+
+
 def importing(
-    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **names: object
+    body: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: str = "",
+    **names: object,
 ) -> tuple[threading.Thread, Callable[[], object]]:
     """A thread that is importing a module, which has begun, and what imports it as well."""
     name = f"half_{tmp_path.name}"
@@ -215,10 +338,10 @@ def importing(
     monkeypatch.syspath_prepend(tmp_path)
     begun = threading.Event()
     monkeypatch.setattr(sys, "_half_made", {"begun": begun, **names}, raising=False)
-    thread = threading.Thread(target=lambda: importlib.import_module(name))
+    thread = threading.Thread(target=lambda: importlib.import_module(package + name))
     thread.start()
     assert begun.wait(20)
-    return thread, lambda: importlib.import_module(name)
+    return thread, lambda: importlib.import_module(package + name)
 
 
 def test_workers_are_forked_when_other_threads_have_imported(
@@ -242,7 +365,7 @@ def test_workers_are_forked_when_other_threads_have_imported(
 def test_no_worker_is_forked_while_an_import_waits_for_the_one_that_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ekiden.runtime.forks.PATIENCE", 0.05)
+    monkeypatch.setattr(forks, "PATIENCE", 50)
     done = threading.Event()
     body = "hooks['begun'].set()\nhooks['done'].wait(60)"
     thread, _ = importing(body, tmp_path, monkeypatch, done=done)
@@ -252,3 +375,33 @@ def test_no_worker_is_forked_while_an_import_waits_for_the_one_that_compiles(
     thread.join()
     name = f"half_{tmp_path.name}"
     assert f"in this process: [Errno 11] no fork while another thread imports {name}" in caplog.text
+
+
+FIRST = """
+import os, signal, sys, threading, time
+import ekiden
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("ekiden.runtime._core", "ekiden.ir.dtype"):
+            begun.set()
+            time.sleep(0.3)
+
+begun = threading.Event()
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=lambda: ekiden.IRModule)
+thread.start()
+begun.wait(20)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    ekiden.IRModule
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.slow
+def test_a_child_has_the_runtime_that_a_thread_was_importing() -> None:
+    """And what the thread imported next."""
+    assert subprocess.run([sys.executable, "-c", FIRST]).returncode == 0

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ from ekiden import relay
 from ekiden.codegen.cache import KernelCache
 from ekiden.driver import build
 from ekiden.driver.artifact_cache import ArtifactCache
-from ekiden.driver.artifact_key import Request, file_digest, request
+from ekiden.driver.artifact_key import Request, file_digest, is_this_machine, request
 from ekiden.driver.compiler import compile_artifact
 from ekiden.driver.executable import Executable
 from ekiden.frontend.common.options import NO_OPTIONS
@@ -482,3 +483,11 @@ def test_an_edit_compiles_the_kernel_it_is_in(
     assert len(first) == 3
     assert len(compiled(relay.sigmoid) - first) == 1
     assert len(compiled(relay.tanh)) == 4
+
+
+def test_another_thread_may_be_importing_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first calls of a program, in two threads: one found half a module."""
+    with Target("llvm -mcpu=nehalem"):
+        assert not is_this_machine(None)
+    monkeypatch.setitem(sys.modules, "ekiden.target.target", ModuleType("ekiden.target.target"))
+    assert is_this_machine(None) and not is_this_machine("c")

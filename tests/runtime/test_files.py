@@ -4,6 +4,7 @@ import io
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from ekiden import runtime
-from ekiden.runtime.files import Writer, write_text, write_to, write_whole
+from ekiden.runtime.files import GIVEN_UP, Writer, shrink, write_text, write_to, write_whole
 
 pytestmark = pytest.mark.quick
 
@@ -162,3 +163,18 @@ def test_what_fails_leaves_the_file_as_it_was(
     with pytest.raises(TypeError):
         fails(path)
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_process_was_ended_in_the_middle_of_goes(tmp_path: Path) -> None:
+    """It counted for nothing, and stayed for ever."""
+    whole, folder = tmp_path / "whole", tmp_path / "below"
+    folder.mkdir()
+    left, written = folder / ".model.eki.0123abcd", folder / ".model.eki.4567cdef"
+    other = folder / ".of-somebody-else"
+    for path in (whole, left, written, other):
+        path.write_bytes(b"hello")
+    before = time.time() - GIVEN_UP - 60
+    for path in (left, other):
+        os.utime(path, (before, before))
+    assert shrink(tmp_path, 1000) == (0, 0)
+    assert sorted(p.name for p in folder.iterdir()) == [written.name, other.name]

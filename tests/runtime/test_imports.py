@@ -1,9 +1,13 @@
 """The deployment package imports nothing of the compiler, and little else."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import ekiden
 
 pytestmark = pytest.mark.quick
 
@@ -33,3 +37,16 @@ def test_the_runtime_adds_little_to_numpy() -> None:
     base = modules_after("import numpy, ml_dtypes")
     added = modules_after("import ekiden.runtime") - base
     assert len({name for name in added if not name.startswith("ekiden")}) < 40
+
+
+FIRST = re.compile(r"^(?:import|from) (numpy[\w.]*)", re.MULTILINE)
+"""What of NumPy a module imports first."""
+
+
+def test_numpy_is_imported_before_modules_of_it() -> None:
+    """Python does not wait for a package that another thread imports before it imports a module of
+    it; NumPy's import of its own then got half of that.
+    """
+    sources = {p: p.read_text("utf-8") for p in Path(ekiden.__file__).parent.rglob("*.py")}
+    firsts = {p.name: found[1] for p, text in sources.items() if (found := FIRST.search(text))}
+    assert firsts and set(firsts.values()) == {"numpy"}, firsts

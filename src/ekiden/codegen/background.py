@@ -20,7 +20,6 @@ from contextlib import ExitStack, suppress
 from pickle import PicklingError
 from typing import TYPE_CHECKING
 
-from ekiden.codegen import llvm
 from ekiden.codegen.children import Channel, nameless_file, when_closed
 from ekiden.codegen.parallel import LOCK
 from ekiden.runtime.errors import CompileError
@@ -85,7 +84,10 @@ class Background:
                 os.close(alive)
                 _leave_parent(watched)
                 return Background(0, sender, watched, result)
-            except BaseException:  # nothing of the caller may go on in the child
+            except BaseException as error:  # nothing of the caller may go on in the child
+                said = CompileError(f"compiling in the background: {error}")
+                with suppress(OSError):
+                    sender.send((FAILED, said))
                 _end(1)
         sender.close()
         os.close(watched)
@@ -191,7 +193,7 @@ def stop_all() -> None:
 
 def _fork() -> int:
     """As os.fork, where no thread of ours is inside a lock that the child needs."""
-    with LOCK, forking(), llvm.held():  # as in ekiden.codegen.parallel
+    with LOCK, forking():  # as in ekiden.codegen.parallel
         return os.fork()
 
 

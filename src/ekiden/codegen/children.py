@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -123,7 +124,8 @@ class WorkerNotes:
         self._own = self._files[number]
         self.say("")
         os.lseek(self._own, ROOM, os.SEEK_SET)
-        os.dup2(self._own, 2)
+        if sys.__stderr__ is not None:  # else 2 may be a pipe of ours
+            os.dup2(self._own, 2)
         when_closed(self._watched, lambda: os._exit(1))
 
     def say(self, kernel: str) -> None:

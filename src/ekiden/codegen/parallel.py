@@ -5,20 +5,17 @@ where it may have none.
 from __future__ import annotations
 
 import gc
-import os
 import sys
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from ekiden.codegen import llvm
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.children import WorkerNotes
 from ekiden.ir.pass_context import DEBUG, PassContext, phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.forks import forking
+from ekiden.runtime.forks import Lock, forking
 from ekiden.runtime.late import Late, LateLog
 from ekiden.runtime.late_methods import dataclass
 
@@ -53,30 +50,11 @@ class Task:
 # Processes and not threads: LLVM compiles in C++ and holds no lock of Python's, but passes of ours
 # before it are Python. Forked and not spawned: a fork has the program, the options and all that was
 # imported; a spawned process would import all of it again. What a fork asks for is that no thread
-# is inside of a lock that the child needs, whence LOCK, `llvm.held` and `forking`.
-class _Lock:
-    """A lock that the child of a fork has free: whoever held it is not there. A thread may take it
-    again: what is called with each kernel that is done, as progress is, may compile others.
-    """
-
-    def __init__(self) -> None:
-        self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(RuntimeError):  # in the child of a fork that was made meanwhile
-            self._lock.release()
-
-
-LOCK = _Lock()
-"""Held while kernels are compiled: of our own threads, no other is then inside LLVM."""
+# is inside of a lock that the child needs, whence LOCK, `forking`, and what holds LLVM's lock while
+# anybody forks (`ekiden.codegen.llvm.compiler`).
+LOCK = Lock()
+"""Held while kernels are compiled. What is called with each kernel that is done, as progress is,
+may compile others."""
 _WORK: Sequence[Task] | None = None
 """What forked workers compile: inherited by fork, so that functions need not be sent."""
 
@@ -147,9 +125,9 @@ class _Workers:
         """All forks happen here: none while a thread, be it another library's, is inside LLVM or
         imports a module, whose locks would stay closed in the child for ever.
         """
-        # our own threads, NumPy and LLVM's users leave their locks in order (LOCK, ek_on_fork,
-        # llvm.held); children never wait for JAX's
-        with forking(), llvm.held():
+        # our own threads, NumPy and LLVM's users leave their locks in order (LOCK, ek_on_fork, the
+        # hooks of forks); children never wait for JAX's
+        with forking():
             return {self._pool.submit(_compile_in_worker, i): i for i in range(count)}
 
     def results(self) -> Iterator[tuple[int, bytes]]:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
 from ekiden.driver.executable import Executable
 from ekiden.driver.loading import load
 from ekiden.runtime.compiler import compiler_module

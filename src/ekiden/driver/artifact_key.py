@@ -140,7 +140,8 @@ def is_this_machine(target: Targets) -> bool:
     """Whether code is made for this machine's processor alone: no target is given, and there is no
     current one, which would need the module of targets to be imported."""
     module = sys.modules.get("ekiden.target.target")
-    return target is None and (module is None or module.Target.current() is None)
+    entered = getattr(module, "ENTERED", None)  # another thread may be importing the module
+    return target is None and (entered is None or not entered.get())
 
 
 def _machine() -> str | None:

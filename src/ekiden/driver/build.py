@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from importlib import import_module
 from typing import Any, TypeAlias, cast
 
 from ekiden.backend.external import External, register_compiler
@@ -42,8 +40,10 @@ from ekiden.runtime.artifact import Assembly, Seekable
 from ekiden.runtime.engines import text_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import Writer
+from ekiden.runtime.late import import_late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim
+from ekiden.runtime.terminal import stderr_is_terminal
 from ekiden.target.virtual_device import Targets, compilation_config
 
 Model: TypeAlias = str | os.PathLike[str] | bytes | IRModule | Function | Any
@@ -192,7 +192,7 @@ def compile_model(
     targets = config.primitive_targets
     regions: list[str] = []
     if PassContext.current().config.get(ENGINE):
-        module, regions = import_module("ekiden.driver.engines").with_engine(module, targets)
+        module, regions = import_late("ekiden.driver.engines").with_engine(module, targets)
     metadata: dict[str, object] = {
         "executor": executor,
         "weights": _weight_bytes(module),
@@ -339,7 +339,7 @@ def _dim(dim: PrimExpr) -> Dim:
 
 def _bar() -> AbstractContextManager[Progress | None]:
     """A progress bar over kernels where standard error is a terminal."""
-    if not sys.stderr.isatty():
+    if not stderr_is_terminal():
         return nullcontext()
-    bar: AbstractContextManager[Progress] = import_module("ekiden.driver.progress").Bar()
+    bar: AbstractContextManager[Progress] = import_late("ekiden.driver.progress").Bar()
     return bar

@@ -6,11 +6,11 @@ The compiler is imported when there is something to compile.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from ekiden import runtime
@@ -36,7 +36,8 @@ from ekiden.runtime import Device, environment, late_bound
 from ekiden.runtime.devices import check_here
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import PathName, check_folder
-from ekiden.runtime.late import Late, LateLog
+from ekiden.runtime.forks import Lock
+from ekiden.runtime.late import Late, LateLog, import_late
 
 LOG = LateLog(__name__)
 
@@ -295,7 +296,7 @@ def records_config(records: RecordsLike) -> dict[str, object]:
         if RECORDS in PassContext.current().config or not (given := environment.records()):
             return {}
         records = list(given)
-    reader = import_module("ekiden.tune.records")
+    reader = import_late("ekiden.tune.records")
     found = reader.records_of(records).by_sizes()
     return {RECORDS: found} if found else {}
 
@@ -311,24 +312,34 @@ class _Rarely:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
+        self._lock = Lock()
+        self._inside: list[int] = []
+        """The threads that are, each as often as it has entered."""
         self._before = gc.get_threshold()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._without_others)
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._inside == 0:
+            if not self._inside:
                 self._before = gc.get_threshold()
                 if 0 < self._before[0] < RARELY:
                     gc.set_threshold(RARELY, *self._before[1:])
-            self._inside += 1
+            self._inside.append(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
+            self._inside.remove(threading.get_ident())
+            if not self._inside:
                 _stays()
                 gc.set_threshold(*self._before)
+
+    def _without_others(self) -> None:
+        """In the child of a fork: threads that were inside are not there to leave it."""
+        own = [each for each in self._inside if each == threading.get_ident()]
+        if self._inside and not own:
+            gc.set_threshold(*self._before)
+        self._inside = own
 
 
 _RARELY = _Rarely()
@@ -358,7 +369,7 @@ def _compiler() -> Any:  # noqa: ANN401
     with phase("load compiler", DEBUG):
         gc.disable()
         try:
-            return import_module("ekiden.driver.build")
+            return import_late("ekiden.driver.build")
         finally:
             if collects:
                 gc.enable()
@@ -391,7 +402,7 @@ def compile_fastest(
     progress: Progress | None,
 ) -> runtime.Executable:
     """What `compile` makes for the devices on which it runs fastest, as measured here."""
-    auto = import_module("ekiden.driver.auto_devices")
+    auto = import_late("ekiden.driver.auto_devices")
 
     def compiled(targets: Targets) -> runtime.Executable:
         """The executable for some targets, whose times are compared."""
@@ -426,7 +437,7 @@ def compile_quick(
             f"compile: tier 'quick' answers on this machine, which cannot run code for {targets[0]}"
         )
     _compiler()  # as a phase of its own, and without looking for garbage
-    tiers = import_module("ekiden.backend.kernels.tiers").Tiers()
+    tiers = import_late("ekiden.backend.kernels.tiers").Tiers()
     started = time.perf_counter()
     made = _compiled(model, target, options, executor, progress, tiers)
     if not tiers.is_general:
@@ -438,7 +449,7 @@ def compile_quick(
     raw = artifact.executable_of(made.joined(), made.apart)
     made.files.check("compile")
     _log_made(len(made), started)
-    upgrade = import_module("ekiden.driver.tiers").Upgrade
+    upgrade = import_late("ekiden.driver.tiers").Upgrade
     try:
         with _RARELY:
             job = tiers.begin()

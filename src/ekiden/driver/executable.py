@@ -6,7 +6,6 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
@@ -22,7 +21,7 @@ from ekiden.runtime.callers import Machines, executor_of, start
 from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.errors import EkidenError, ExportError, InputError, RunError
 from ekiden.runtime.files import File, PathName, write_to
-from ekiden.runtime.late import Late
+from ekiden.runtime.late import Late, import_late
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
     CALL_CLOSURE,
@@ -565,7 +564,7 @@ class Executable:
 @cache
 def _peak() -> profiling.Peak | None:
     try:
-        module = import_module("ekiden.driver.peak")
+        module = import_late("ekiden.driver.peak")
     except ImportError:  # a machine that only runs models
         return None
     return cast("profiling.Peak", module.measure_peak())

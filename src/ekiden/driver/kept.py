@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from ekiden import runtime
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.forks import Lock
 
 
 class Kept:
@@ -18,7 +18,7 @@ class Kept:
         self.names = tuple(names)
         self._first = first
         self._values: tuple[object, ...] | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def run(
         self,

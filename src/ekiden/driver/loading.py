@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,7 +10,7 @@ from ekiden import runtime
 from ekiden.driver.executable import Executable
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import PathName, named
-from ekiden.runtime.late import Late
+from ekiden.runtime.late import Late, import_late
 
 if TYPE_CHECKING:
     import pathlib
@@ -83,4 +82,4 @@ def _is_model(path: Path) -> bool:
     """Whether the compiler takes it; without the compiler, no file is a model."""
     if find_spec("ekiden.frontend") is None:
         return False
-    return bool(import_module("ekiden.frontend.table").is_model_file(path))
+    return bool(import_late("ekiden.frontend.table").is_model_file(path))

@@ -4,7 +4,8 @@ Nodes, types, scalar expressions, operators, modules, passes. The names of TVM's
 when they are first used.
 """
 
-from importlib import import_module
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+from ekiden.runtime.late import import_late
 
 _HOMES = {
     "assert_structural_equal": "compare",
@@ -45,6 +46,6 @@ def __getattr__(name: str) -> object:
     """Load a name of the table when it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module 'ekiden.ir' has no attribute {name!r}")
-    found: object = getattr(import_module(f"ekiden.ir.{_HOMES[name]}"), name)
+    found: object = getattr(import_late(f"ekiden.ir.{_HOMES[name]}"), name)
     globals()[name] = found
     return found

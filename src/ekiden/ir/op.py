@@ -11,7 +11,7 @@ from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import numpy.typing as npt
+from numpy import typing as npt  # the package first: another thread may be importing it
 
 from ekiden.ir.attrs import Attrs, NamedDimsAttrs, own_attrs
 from ekiden.ir.expr import RelayExpr

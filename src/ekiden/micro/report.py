@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numpy.typing import ArrayLike
+from numpy import typing as npt  # the package first: another thread may be importing it
 
 from ekiden.driver.micro import MicroProgram
 from ekiden.micro.footprint import Footprint, footprint
@@ -36,7 +36,7 @@ class MemoryReport:
 
 
 def memory_report(
-    program: MicroProgram, project: GeneratedProject, *inputs: ArrayLike
+    program: MicroProgram, project: GeneratedProject, *inputs: npt.ArrayLike
 ) -> MemoryReport:
     """The memory of a program whose project is built, with a run on its board for these inputs.
     Raises ExportError for what cannot be compiled or is not built, InputError where the

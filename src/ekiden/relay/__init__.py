@@ -8,6 +8,7 @@ on higher floors and is loaded when it is first used.
 
 from typing import TYPE_CHECKING
 
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
 from ekiden.runtime.late import names_in
 
 if TYPE_CHECKING:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInstrument
 from ekiden.relay.expr import Constant, Function, Var, const
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import import_late
 
 
 def bind_params_by_name(func: Function, params: Mapping[str, object]) -> Function:
@@ -59,7 +59,7 @@ def __getattr__(name: str) -> object:
     """What compiles stands on a higher floor and is loaded when it is first used."""
     if name not in _HIGHER:
         raise AttributeError(f"module 'ekiden.relay.build_module' has no attribute {name!r}")
-    found: object = getattr(import_module(_HIGHER[name]), name)
+    found: object = getattr(import_late(_HIGHER[name]), name)
     return found
 
 

@@ -1,7 +1,5 @@
 """The names of `ekiden.relay`, loaded when the first is used."""
 
-from importlib import import_module
-
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
@@ -85,6 +83,7 @@ from ekiden.relay.visitor import (
     free_vars,
     post_order,
 )
+from ekiden.runtime.late import import_late
 
 Any = AnyDim
 """A dimension nothing is known about (TVM's name)."""
@@ -111,7 +110,7 @@ def __getattr__(name: str) -> object:
     """An operator, or what is loaded when it is first used."""
     if name in _HIGHER:
         home, _, inner = _HIGHER[name].partition(":")
-        found: object = import_module(home)
+        found: object = import_late(home)
         return getattr(found, inner) if inner else found
     if not name.startswith("_") and hasattr(op, name):
         return getattr(op, name)

@@ -6,10 +6,10 @@ pyproject.toml names, and no other.
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import ModuleType
 
 from ekiden.runtime.errors import MissingCompilerError
+from ekiden.runtime.late import import_late
 
 __all__ = ["compiler_module"]
 
@@ -21,7 +21,7 @@ def compiler_module(name: str, doing: str) -> ModuleType:
     module of another package that is missing is a ModuleNotFoundError as ever.
     """
     try:
-        return import_module(name)
+        return import_late(name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing != name and not name.startswith(f"{missing}."):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
@@ -125,8 +127,10 @@ def write_text(path: PathName, text: str) -> None:
 def shrink(folder: PathName, limit: int) -> tuple[int, int]:
     """Remove the files below a folder that were used longest ago until the others have at most
     `limit` bytes; gives how many were removed and how many bytes they had. What another process
-    removes or writes meanwhile is left to it. Raises OSError where the folder cannot be read.
+    removes or writes meanwhile is left to it; what one was ended in the middle of goes as well.
+    Raises OSError where the folder cannot be read.
     """
+    _remove_unfinished(folder)
     found = []
     for path in files_below(folder):
         with suppress(OSError):
@@ -141,6 +145,22 @@ def shrink(folder: PathName, limit: int) -> tuple[int, int]:
             path.unlink()
             count, freed = count + 1, freed + size
     return count, freed
+
+
+UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")
+"""Names of files that `write_whole` has not finished."""
+GIVEN_UP = 3600.0
+"""Seconds without a change after which nobody writes such a file any more."""
+
+
+def _remove_unfinished(folder: PathName) -> None:
+    """What processes left that were ended while they wrote (SIGKILL, a machine that went down)."""
+    before = time.time() - GIVEN_UP
+    for at, _, names in os.walk(folder):
+        for path in (os.path.join(at, n) for n in names if UNFINISHED.fullmatch(n)):
+            with suppress(OSError):
+                if os.stat(path).st_mtime < before:
+                    os.unlink(path)
 
 
 def files_below(folder: PathName) -> list[Path]:

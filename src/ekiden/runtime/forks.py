@@ -1,8 +1,9 @@
 """Forks of a process that has threads.
 
 The child of a fork has one thread. What others held stays closed in it for ever: each lock of ours
-is renewed in the child or is held by who forks; those of importlib, which nobody can renew, as what
-they guard is half a module, are why a fork waits until no other thread imports anything.
+is renewed in the child (`Lock`) or is held by who forks; those of importlib, which nobody can
+renew, as what they guard is half a module, are why a fork waits: one of ours until no other thread
+imports anything, one of the program's until none imports a module of Ekiden's.
 """
 
 from __future__ import annotations
@@ -13,45 +14,97 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib import _bootstrap as importing
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     import imp
 else:
     imp = sys.modules["_imp"]  # the module `imp` is gone since Python 3.12, this stays
 
-__all__ = ["PATIENCE", "forking"]
+__all__ = ["Lock", "before_fork", "forking", "hold_at_forks", "imports_here"]
 
-PATIENCE = 1.0
-"""Seconds that a fork waits for the imports of other threads. They may be waiting for the one that
-forks, as where a module compiles while it is imported: then there is no fork."""
+PATIENCE = 1000
+"""How often a fork looks for imports of other threads while none of them ends and none begins. They
+may be waiting for the one that forks, as where a module compiles while it is imported: then one of
+ours is not made, and one of the program's is. Not a time: a process may be stopped for longer."""
 _PAUSE = 0.001
 """Seconds between two looks."""
-_is_held = False
-"""Whether a thread of this process, that which holds the lock of all imports, is forking."""
+_holder: int | None = None
+"""The thread of this process, that which holds the lock of all imports, that is forking."""
 
 
-def _imported_elsewhere() -> list[str]:
-    """The modules that other threads are importing: importlib has a lock of each, which lives as
-    long as somebody waits for it or has it."""
+class Lock:
+    """A lock that the child of a fork has free, unless who forks holds it: any other holder is not
+    there. A thread may take it again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _LOCKS.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def renew(self) -> None:
+        """In the child of a fork: be free, where another thread may hold it."""
+        if not self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+            self._lock = threading.RLock()
+
+
+_LOCKS: WeakSet[Lock] = WeakSet()
+
+
+def _owners() -> list[tuple[str, int]]:
+    """The modules that are being imported, and by which threads: importlib has a lock of each,
+    which lives as long as somebody waits for it or has it."""
     locks = getattr(importing, "_module_locks", {})
+    alive = ((str(name), made()) for name, made in list(locks.items()))
+    return [(name, lock.owner) for name, lock in alive if lock is not None]
+
+
+def imports_here() -> bool:
+    """Whether this thread is importing a module: it holds a lock that others may wait for."""
     own = threading.get_ident()
-    alive = ((name, made()) for name, made in list(locks.items()))
-    return sorted(str(n) for n, lock in alive if lock is not None and lock.owner != own)
+    return any(owner == own for _, owner in _owners())
+
+
+def _imported_elsewhere(is_meant: Callable[[str], bool]) -> list[str]:
+    own = threading.get_ident()
+    return sorted(name for name, owner in _owners() if owner != own and is_meant(name))
+
+
+def _hold(is_meant: Callable[[str], bool]) -> None:
+    """Wait until no other thread imports such a module, and let none begin. Raises BlockingIOError
+    where others still do after PATIENCE, with their modules."""
+    global _holder
+    seen: list[tuple[str, int]] = []
+    left = PATIENCE
+    imp.acquire_lock()
+    while others := _imported_elsewhere(is_meant):
+        now = _owners()
+        imp.release_lock()  # which they need to end
+        if now != seen:
+            seen, left = now, PATIENCE
+        elif (left := left - 1) < 0:
+            names = ", ".join(others)
+            raise BlockingIOError(errno.EAGAIN, f"no fork while another thread imports {names}")
+        time.sleep(_PAUSE)
+        imp.acquire_lock()
+    _holder = threading.get_ident()
 
 
 def _release() -> None:
-    global _is_held
-    if _is_held:
-        _is_held = False
+    global _holder
+    if _holder is not None:
+        _holder = None
         imp.release_lock()
-
-
-if hasattr(os, "register_at_fork"):  # a child of `multiprocessing` never leaves `forking`
-    os.register_at_fork(after_in_child=_release)
 
 
 @contextmanager
@@ -59,19 +112,9 @@ def forking() -> Iterator[None]:
     """While this is entered no other thread imports a module, and Python does not warn of forks
     beside threads (3.12) or beside JAX's: who forks here answers for the other locks.
 
-    Raises BlockingIOError where others still import after PATIENCE, with their modules.
+    Raises BlockingIOError where others go on importing, as PATIENCE says, with their modules.
     """
-    global _is_held
-    until = time.monotonic() + PATIENCE
-    imp.acquire_lock()
-    while others := _imported_elsewhere():
-        imp.release_lock()  # which they need to end
-        if time.monotonic() > until:
-            names = ", ".join(others)
-            raise BlockingIOError(errno.EAGAIN, f"no fork while another thread imports {names}")
-        time.sleep(_PAUSE)
-        imp.acquire_lock()
-    _is_held = True
+    _hold(lambda name: True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -79,3 +122,50 @@ def forking() -> Iterator[None]:
             yield
     finally:
         _release()
+
+
+_GUARDS: list[Callable[[], AbstractContextManager[object]]] = []
+_FORKS: dict[int, ExitStack] = {}
+"""By a thread that forks, what it holds until it has."""
+
+
+def hold_at_forks(guard: Callable[[], AbstractContextManager[object]]) -> None:
+    """Let any fork be made inside of what `guard` gives, which another library has: entered when no
+    other thread imports, as who imports may wait for it."""
+    _GUARDS.append(guard)
+
+
+def _is_ekidens(module: str) -> bool:
+    return module.partition(".")[0] == "ekiden"
+
+
+def before_fork() -> None:
+    """Any fork of the program: its child may be about to use what another thread imports here. Once
+    for each fork."""
+    if threading.get_ident() in _FORKS:
+        return
+    with ExitStack() as held:
+        if _holder != threading.get_ident():
+            with suppress(BlockingIOError):
+                _hold(_is_ekidens)
+                held.callback(_release)
+        for guard in _GUARDS:
+            held.enter_context(guard())
+        _FORKS[threading.get_ident()] = held.pop_all()
+
+
+def _in_parent() -> None:
+    _FORKS.pop(threading.get_ident(), ExitStack()).close()
+
+
+def _in_child() -> None:
+    """A child of `multiprocessing` never leaves `forking`."""
+    _in_parent()
+    _FORKS.clear()
+    _release()
+    for each in list(_LOCKS):
+        each.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

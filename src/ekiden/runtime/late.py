@@ -20,37 +20,76 @@ from collections.abc import (
     Mapping,
     ValuesView,
 )
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import accumulate
 from types import ModuleType
 from typing import TypeVar, cast
 
+from ekiden.runtime.forks import Lock, imports_here
+
 __all__ = [
-    "Late", "LateLog", "Table", "lend", "load_postponed", "names_from", "names_in", "postpone",
+    "Late", "LateLog", "Table", "import_late", "lend", "load_postponed", "names_from", "names_in",
+    "postpone",
 ]  # fmt: skip
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
-_POSTPONED: list[str] = []
-"""Modules that packages import when a name of theirs is first used."""
+_LOCK = Lock()
+"""Of who imports a module of Ekiden's late, and holds no lock of importlib's that others wait for
+while they have this one."""
+
+
+def import_late(name: str) -> ModuleType:
+    """A module, as import_module gives it; of Ekiden's, one thread imports at a time, and packages
+    before what is in them.
+
+    Packages import modules of theirs, and those of the package. A thread that begins with such a
+    module, and one that begins with the package, would wait for each other: importlib notices, and
+    one of them gets an error, or half a module.
+    """
+    found = sys.modules.get(name)
+    if found is not None and not _is_half(found):
+        return found
+    if not name.startswith("ekiden."):
+        return import_module(name)
+    with nullcontext() if imports_here() else _LOCK:
+        *_, found = map(import_module, accumulate(name.split("."), "{}.{}".format))
+    return found
+
+
+def _is_half(module: ModuleType) -> bool:
+    """Whether a thread is importing a module."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+_POSTPONED: dict[str, None] = {}
+"""Modules that packages import when a name of theirs is first used, in the order they said so."""
 
 
 def postpone(modules: Iterable[str]) -> None:
     """Import modules when all rows of a table are asked for, or one that nobody knows."""
-    _POSTPONED.extend(dict.fromkeys(modules))
+    _POSTPONED.update(dict.fromkeys(modules))
 
 
 def load_postponed() -> None:
     """Import what packages have put off (see `names_in`)."""
-    while _POSTPONED:
-        import_module(_POSTPONED.pop())
+    asked: set[str] = set()  # what is being imported around this call stays half a module
+    while left := [name for name in list(_POSTPONED) if name not in asked]:
+        for name in left:
+            asked.add(name)
+            module = import_late(name)  # waits for another thread that imports it
+            if not _is_half(module):  # else another thread would not wait for the rest of it
+                _POSTPONED.pop(name, None)
 
 
 class Table(dict[_K, _V]):
     """A table that modules fill when they are imported: before it says that there is no such row,
     or all its rows, what was put off is imported: the module alone that makes the row, where
-    `homes` knows it. `has` and `rows` say what it has now.
+    `homes` knows it. `has` and `rows` say what it has now. Rows that another thread adds meanwhile
+    are none of those that it gives together.
     """
 
     __slots__ = ("homes",)
@@ -71,11 +110,16 @@ class Table(dict[_K, _V]):
 
     def load(self, home: str) -> None:
         """Have the rows of a module."""
-        import_module(home)
+        import_late(home)
 
     def load_rest(self) -> None:
         """Have all rows."""
         load_postponed()
+
+    def _now(self) -> dict[_K, _V]:
+        """The rows of now. Their names are listed in one step of the interpreter: other threads
+        import modules, which add some."""
+        return {key: super(Table, self).__getitem__(key) for key in list(super().__iter__())}
 
     def __missing__(self, key: _K) -> _V:
         """The row. Raises KeyError."""
@@ -89,7 +133,7 @@ class Table(dict[_K, _V]):
 
     def rows(self) -> ItemsView[_K, _V]:
         """What is there now: a program has nothing whose row is not."""
-        return super().items()
+        return self._now().items()
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or self._look(key)
@@ -100,7 +144,7 @@ class Table(dict[_K, _V]):
 
     def __iter__(self) -> Iterator[_K]:
         self.load_rest()
-        return super().__iter__()
+        return iter(self._now())
 
     def __len__(self) -> int:
         self.load_rest()
@@ -109,17 +153,17 @@ class Table(dict[_K, _V]):
     def keys(self) -> KeysView[_K]:  # type: ignore[override]
         """The names of all rows."""
         self.load_rest()
-        return super().keys()
+        return self._now().keys()
 
     def values(self) -> ValuesView[_V]:  # type: ignore[override]
         """All rows."""
         self.load_rest()
-        return super().values()
+        return self._now().values()
 
     def items(self) -> ItemsView[_K, _V]:  # type: ignore[override]
         """All rows with their names."""
         self.load_rest()
-        return super().items()
+        return self._now().items()
 
 
 class Late:
@@ -132,7 +176,7 @@ class Late:
 
     def __getattr__(self, name: str) -> object:
         """What the module has under this name."""
-        return getattr(import_module(self._module), name)
+        return getattr(import_late(self._module), name)
 
 
 class LateLog:
@@ -188,15 +232,15 @@ def names_in(names: str) -> tuple[Callable[[str], object], Callable[[], list[str
 
     What is given raises AttributeError for a name that there is not."""
     package = names.rpartition(".")[0]
-    _POSTPONED.append(names)
+    postpone([names])
 
     def find(name: str) -> object:
         """A module of the package, or what `names` has. Raises AttributeError for others."""
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if name != "__all__" and find_spec(f"{package}.{name}") is not None:
-            return import_module(f"{package}.{name}")
-        module, own = import_module(names), vars(sys.modules[package])
+            return import_late(f"{package}.{name}")
+        module, own = import_late(names), vars(sys.modules[package])
         if "__all__" not in own:
             shared = {each: vars(module)[each] for each in module.__all__ if each in vars(module)}
             own.update(shared, __all__=module.__all__)
@@ -204,7 +248,7 @@ def names_in(names: str) -> tuple[Callable[[str], object], Callable[[], list[str
 
     def listed() -> list[str]:
         """All names, those too that are not loaded yet."""
-        return sorted({*vars(sys.modules[package]), *import_module(names).__all__})
+        return sorted({*vars(sys.modules[package]), *import_late(names).__all__})
 
     return find, listed
 
@@ -224,7 +268,7 @@ class _Lending(ModuleType):
         home, own = self._homes.get(name, (f"{self.__name__}.{name}", ""))
         if name not in self._homes and (name.startswith("__") or find_spec(home) is None):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        module = import_module(home)
+        module = import_late(home)
         if name not in self._homes:
             return module
         value = getattr(module, own) if own else module
@@ -279,7 +323,7 @@ def names_from(
         if name not in names and name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home, _, own = (modules.get(name) or names[name]).partition(":")
-        module = import_module(home if home.startswith("ekiden.") else f"{package}.{home}")
+        module = import_late(home if home.startswith("ekiden.") else f"{package}.{home}")
         value: object = module if name in modules else getattr(module, own or name)
         setattr(sys.modules[package], name, value)
         return value

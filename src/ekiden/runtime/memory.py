@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from ekiden.runtime._core import _pool_stats, get_global_func
+from ekiden.runtime.forks import Lock
 
 
 class MemoryStats(NamedTuple):
@@ -52,7 +52,7 @@ class _Bounds:
     """The bounds that are in force, in whatever order they begin and end."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.active: list[int] = []
         self.before = 0
         """The limit without them."""

@@ -10,10 +10,11 @@ writes the same answers; what is common to all is the `engine`.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
 from ekiden.runtime.errors import ServeError
+from ekiden.runtime.late import import_late
 from ekiden.serve.config import ModelConfig, ServerConfig
 from ekiden.serve.text import Message, Piece, Sampling, TextModel
 
@@ -28,7 +29,7 @@ def __getattr__(name: str) -> object:
     if name != "Server":
         raise AttributeError(name)
     try:
-        return import_module("ekiden.serve.server").Server
+        return import_late("ekiden.serve.server").Server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("ekiden"):
             raise

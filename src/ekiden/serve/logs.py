@@ -33,8 +33,9 @@ class Log:
         row = {"time": round(time.time(), 3), "level": level, "event": event, **fields}
         try:
             stream = self._stream or sys.stderr
-            stream.write(json.dumps(row) + "\n")
-            stream.flush()
+            if stream is not None:  # as where a program was started without one
+                stream.write(json.dumps(row) + "\n")
+                stream.flush()
         except (OSError, ValueError):  # a full disk, a closed pipe
             pass
 

@@ -1,24 +1,30 @@
 """Targets: what the code will run on, as a value with its facts; devices that values are on."""
 
-from ekiden.target.boards import (
-    arm_cpu,
-    bifrost,
-    create,
-    cuda,
-    intel_graphics,
-    list_tags,
-    mali,
-    riscv_cpu,
-    rocm,
-)
-from ekiden.target.processors import Cache
-from ekiden.target.target import Target, TargetKind, TargetLike, target_or_current
-from ekiden.target.virtual_device import (
-    HOST,
-    CompilationConfig,
-    VirtualDevice,
-    make_compilation_config,
-)
+from typing import TYPE_CHECKING
+
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+from ekiden.runtime.late import lend
+
+if TYPE_CHECKING:
+    from ekiden.target.boards import (
+        arm_cpu,
+        bifrost,
+        create,
+        cuda,
+        intel_graphics,
+        list_tags,
+        mali,
+        riscv_cpu,
+        rocm,
+    )
+    from ekiden.target.processors import Cache
+    from ekiden.target.target import Target, TargetKind, TargetLike, target_or_current
+    from ekiden.target.virtual_device import (
+        HOST,
+        CompilationConfig,
+        VirtualDevice,
+        make_compilation_config,
+    )
 
 __all__ = [
     "HOST",
@@ -40,3 +46,13 @@ __all__ = [
     "rocm",
     "target_or_current",
 ]
+
+lend(
+    __name__,
+    {
+        "boards": "arm_cpu bifrost create cuda intel_graphics list_tags mali riscv_cpu rocm",
+        "processors": "Cache",
+        "target": "Target TargetKind TargetLike target_or_current",
+        "virtual_device": "HOST CompilationConfig VirtualDevice make_compilation_config",
+    },
+)

@@ -398,7 +398,7 @@ class Target:
     @staticmethod
     def current(allow_none: bool = True) -> Target | None:
         """The target of the innermost `with`. Raises ValueError for none unless allowed."""
-        entered = _entered.get()
+        entered = ENTERED.get()
         if not entered and not allow_none:
             raise ValueError("target: there is no current target; `with Target(...):` sets one")
         return entered[-1] if entered else None
@@ -410,18 +410,19 @@ class Target:
 
     def __enter__(self) -> Target:
         """Make it the current target, which `compile` and `build` take when none is given."""
-        _entered.set((*_entered.get(), self))
+        ENTERED.set((*ENTERED.get(), self))
         return self
 
     def __exit__(self, *_: object) -> None:
         """Go back to the target around."""
-        _entered.set(_entered.get()[:-1])
+        ENTERED.set(ENTERED.get()[:-1])
 
 
 if not TYPE_CHECKING:
     Target.host = _Host()
 
-_entered: ContextVar[tuple[Target, ...]] = ContextVar("entered targets", default=())
+ENTERED: ContextVar[tuple[Target, ...]] = ContextVar("entered targets", default=())
+"""Those that this thread of control is inside of."""
 
 
 def target_or_current(target: TargetLike | None = None) -> Target:

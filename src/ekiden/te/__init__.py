@@ -7,6 +7,7 @@ say the same, and becomes that.
 
 from typing import TYPE_CHECKING
 
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
 from ekiden.ir.prim import const
 from ekiden.runtime.late import lend
 from ekiden.te import intrin, reducer, tensor

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
 from ekiden.runtime.late import names_in
 from ekiden.tir import texts as texts
 from ekiden.tir.distinct import distinct as distinct

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
 from ekiden.runtime.late import lend
 from ekiden.te import tensor as _tensor
 from ekiden.topi.homes import NAMES

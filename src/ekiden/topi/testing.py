@@ -5,11 +5,12 @@ semantics of Relay's operators, so that a test of a program needs none of its ow
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from ekiden.runtime.late import import_late
 
 Array: TypeAlias = npt.NDArray[Any]
 Ints: TypeAlias = int | Sequence[int]
@@ -17,12 +18,12 @@ Padding: TypeAlias = int | str | Sequence[int]
 
 
 def _op() -> Any:  # noqa: ANN401 - the operators stand on a higher floor
-    return import_module("ekiden.relay.op")
+    return import_late("ekiden.relay.op")
 
 
 def _value(build: Callable[..., Any], *arrays: npt.ArrayLike) -> Any:  # noqa: ANN401
     """What an expression on constants evaluates to."""
-    interpreter = import_module("ekiden.relay.interpreter").Interpreter()
+    interpreter = import_late("ekiden.relay.interpreter").Interpreter()
     expr = build(*(_op().const(np.asarray(a)) for a in arrays))
     return interpreter.evaluate(expr)
 

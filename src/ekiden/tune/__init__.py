@@ -18,9 +18,11 @@ processes confirm, with results that agree, becomes a record that `compile(recor
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+from ekiden.runtime.late import import_late
 
 if TYPE_CHECKING:
     from ekiden.tune.candidate import Candidate
@@ -106,7 +108,7 @@ def __getattr__(name: str) -> object:
         home = f"{__name__}.{_HOMES[name]}"
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
+    value: object = getattr(import_late(home), name)
     globals()[name] = value
     return value
 
@@ -122,7 +124,7 @@ class _Callable(ModuleType):
 
     def __call__(self, *args: object, **options: object) -> object:
         """What `ekiden.driver.tuning.tune` does."""
-        return import_module("ekiden.driver.tuning").tune(*args, **options)
+        return import_late("ekiden.driver.tuning").tune(*args, **options)
 
 
 sys.modules[__name__].__class__ = _Callable

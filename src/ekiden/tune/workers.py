@@ -6,11 +6,11 @@ import atexit
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from ekiden.runtime.forks import Lock
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tune.wire import Head, Message, Reader, send
 
@@ -83,7 +83,7 @@ class Worker:
 
 
 _IDLE: dict[str, list[Worker]] = {}
-_LOCK = threading.Lock()
+_LOCK = Lock()
 
 
 def ask(job: Job) -> Message:

@@ -1,6 +1,13 @@
 """Kernels: fused functions lowered to loops, compiled to native code, cached on disk."""
 
-from ekiden.backend.kernels.build import Kernels, build_kernels
-from ekiden.backend.kernels.lower import lower_primitive
+from typing import TYPE_CHECKING
+
+from ekiden.runtime.late import lend
+
+if TYPE_CHECKING:
+    from ekiden.backend.kernels.build import Kernels, build_kernels
+    from ekiden.backend.kernels.lower import lower_primitive
 
 __all__ = ["Kernels", "build_kernels", "lower_primitive"]
+
+lend(__name__, {"build": "Kernels build_kernels", "lower": "lower_primitive"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from tempfile import TemporaryFile
 
@@ -40,12 +41,13 @@ def _run(make: Callable[[], bytes], read: int, write: int, errors: int) -> None:
     """The child; it ends here, and nothing of the parent's is undone."""
     try:
         os.close(read)
-        os.dup2(errors, 2)
+        if sys.__stderr__ is not None:  # else 2 may be one of these files
+            os.dup2(errors, 2)
         with os.fdopen(write, "wb") as results:
             results.write(make())
         os._exit(0)
     except BaseException as error:
-        os.write(2, str(error).encode())
+        os.write(errors, str(error).encode())
     finally:
         os._exit(1)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ekiden.ir.installed import version_of
 from ekiden.ir.pass_context import DEBUG, phase
 from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.runtime.forks import hold_at_forks
 from ekiden.runtime.late import Late
 from ekiden.target import Target
 from ekiden.target.features import BASE, RISCV
@@ -39,13 +40,16 @@ def _initialize() -> None:
 
 
 def held() -> AbstractContextManager[object]:
-    """While this is entered, no other thread of the process is inside LLVM, whoever runs it: the
-    child of a fork then finds it in order.
-    """
+    """While this is entered, no other thread of the process is inside LLVM, whoever runs it."""
     if "llvmlite.binding" not in sys.modules:
         return nullcontext()
     lock: AbstractContextManager[object] = getattr(llvm.ffi.lib, "_lock", nullcontext())
     return lock
+
+
+# any fork waits until no thread is inside LLVM: the child would find its lock closed, for ever, and
+# what it guards between two states
+hold_at_forks(held)
 
 
 ABIS = {RISCV: "lp64d"}

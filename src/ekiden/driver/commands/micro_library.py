@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from importlib import import_module
 
 from ekiden.backend.crt.module import MicroModule, Pool
 from ekiden.driver.commands.options import (
@@ -17,6 +16,7 @@ from ekiden.driver.commands.options import (
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder
+from ekiden.runtime.late import import_late
 
 DEFAULT = "default"
 """The name of a model that is given none (TVM's)."""
@@ -75,22 +75,20 @@ def write_library(options: argparse.Namespace) -> int:
     if len(targets) > 1:
         raise InputError("--target: a model library has one")
     with PassContext(config=decisions_config(options)):
-        program = import_module("ekiden.driver.micro").compile(
+        program = import_late("ekiden.driver.micro").compile(
             options.model,
             targets[0],
             shape=parse_shapes(options.shape) or None,
             name=options.module_name,
             pools=_pools(options.workspace_pools),
         )
-    import_module("ekiden.driver.model_library").export_model_library_format(
-        program, options.output
-    )
+    import_late("ekiden.driver.model_library").export_model_library_format(program, options.output)
     size, seconds = os.path.getsize(options.output), time.perf_counter() - started
     print(f"{options.output}: {size / 1e6:.1f} MB in {seconds:.1f} s")
     for line in memory_lines(program.module):
         print(f"  {line}")
     if options.footprint:
-        for line in import_module("ekiden.micro.footprint").footprint(program).lines():
+        for line in import_late("ekiden.micro.footprint").footprint(program).lines():
             print(f"  {line}")
     return 0
 

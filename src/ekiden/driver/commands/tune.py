@@ -25,6 +25,7 @@ from ekiden.driver.progress import TuningBar
 from ekiden.driver.tuning import SEARCHES, prepare
 from ekiden.driver.tuning_report import page
 from ekiden.runtime.files import check_folder, write_text
+from ekiden.runtime.terminal import stderr_is_terminal
 from ekiden.tune.measure import Measurer
 from ekiden.tune.records import Records
 from ekiden.tune.remote import Remote
@@ -97,7 +98,7 @@ def _remote(options: argparse.Namespace) -> Remote | None:
 
 
 def _shown() -> Shown:
-    return TuningBar() if sys.stderr.isatty() else nullcontext(_said)
+    return TuningBar() if stderr_is_terminal() else nullcontext(_said)
 
 
 def _said(session: Session) -> None:

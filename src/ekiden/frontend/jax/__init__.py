@@ -6,8 +6,9 @@ node        an operation as converters see it       registry    operation -> con
 dtype       types and constants of MLIR             converters  operations by family
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ekiden.runtime.late import import_late
 
 if TYPE_CHECKING:
     from ekiden.frontend.jax.registry import register as register
@@ -17,6 +18,6 @@ def __getattr__(name: str) -> object:
     """`register`. Raises ModuleNotFoundError where JAX is missing."""
     if name != "register":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module("ekiden.frontend.jax.registry"), name)
+    found: object = getattr(import_late("ekiden.frontend.jax.registry"), name)
     globals()[name] = found
     return found

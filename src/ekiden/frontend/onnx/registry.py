@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 
 from ekiden.frontend.onnx.converters.homes import ROWS
 from ekiden.frontend.onnx.node import Converter, Row
 from ekiden.ir.extensions import note_extension
-from ekiden.runtime.late import Table
+from ekiden.runtime.late import Table, import_late
 
 FAMILIES = "ekiden.frontend.onnx.converters"
 
@@ -28,7 +27,7 @@ class Converters(Table[tuple[str, str], tuple[Row, ...]]):
         stays.
         """
         found: dict[tuple[str, str], tuple[Row, ...]] = {}
-        for row in import_module(f"{FAMILIES}.{home}").ROWS:
+        for row in import_late(f"{FAMILIES}.{home}").ROWS:
             key = (row.domain, row.op_type)
             have = found.get(key, ())
             assert all(r.since != row.since for r in have), f"{key} since {row.since} has two rows"

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from ekiden.frontend.torch.aot import ImportedGraph, Result, import_graph
 from ekiden.frontend.torch.export import decompositions
 from ekiden.frontend.torch.layers import keep_layers, wants_gradients
 from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.runtime.late import import_late
 
 LOG = logging.getLogger("ekiden.torch")
 counters: Counter[str] = Counter()
@@ -156,7 +156,7 @@ def _executable(
         imported = import_graph(graph, name, weights)
     if imported.module is None:
         return None, imported
-    driver = import_module("ekiden.driver.compiler")  # above: it is loaded when PyTorch asks for it
+    driver = import_late("ekiden.driver.compiler")  # above: it is loaded when PyTorch asks for it
     return driver.compile(imported.module.as_module()), imported
 
 

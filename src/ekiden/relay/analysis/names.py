@@ -1,7 +1,5 @@
 """The names of `ekiden.relay.analysis`, loaded when the first is used."""
 
-from importlib import import_module
-
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.analysis.conditions import kernel_conditions, shape_conditions
 from ekiden.relay.analysis.count import (
@@ -31,6 +29,7 @@ from ekiden.relay.analysis.well_formedness import (
     well_formed,
 )
 from ekiden.relay.visitor import all_vars, bound_vars, free_vars
+from ekiden.runtime.late import import_late
 
 _ABOVE = {
     "AnnotatedRegionSet": "ekiden.relay.transform.compiler_regions",
@@ -41,7 +40,7 @@ _ABOVE = {
 
 def __getattr__(name: str) -> object:
     if name in _ABOVE:
-        return getattr(import_module(_ABOVE[name]), name)
+        return getattr(import_late(_ABOVE[name]), name)
     raise AttributeError(f"module 'ekiden.relay.analysis' has no attribute {name!r}")
 
 

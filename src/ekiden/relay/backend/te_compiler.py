@@ -2,11 +2,11 @@
 it is first used.
 """
 
-from importlib import import_module
+from ekiden.runtime.late import import_late
 
 
 def __getattr__(name: str) -> object:
     """A name of `ekiden.driver.te_compiler`."""
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("ekiden.driver.te_compiler"), name)
+    return getattr(import_late("ekiden.driver.te_compiler"), name)

@@ -1,10 +1,10 @@
 """Where TVM has `relay.vm`, which stands on a higher floor and is loaded when it is first used."""
 
-from importlib import import_module
+from ekiden.runtime.late import import_late
 
 
 def __getattr__(name: str) -> object:
     """A name of `ekiden.driver.relay_vm`."""
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("ekiden.driver.relay_vm"), name)
+    return getattr(import_late("ekiden.driver.relay_vm"), name)

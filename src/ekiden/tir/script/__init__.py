@@ -12,8 +12,16 @@
 `add_one` is a PrimFunc; `add_one.script()` is its text and `from_source` reads it back.
 """
 
-from ekiden.tir.script.builtins import I, T
-from ekiden.tir.script.decorator import ir_module, prim_func
-from ekiden.tir.script.parser import from_source
+from typing import TYPE_CHECKING
+
+from ekiden.runtime.late import lend
+
+if TYPE_CHECKING:
+    from ekiden.tir.script.builtins import I, T
+    from ekiden.tir.script.decorator import ir_module, prim_func
+    from ekiden.tir.script.parser import from_source
 
 __all__ = ["I", "T", "from_source", "ir_module", "prim_func"]
+
+# T and I are whole when the decorators are: those are names of theirs
+lend(__name__, {"decorator": "I T ir_module prim_func", "parser": "from_source"})

@@ -12,7 +12,7 @@ from typing import overload
 
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.tir.script import builtins as script
+from ekiden.tir.script.builtins import I, T
 from ekiden.tir.script.evaluate import Source
 from ekiden.tir.script.parser import parse_function, parse_tree
 from ekiden.tir.stmt import PrimFunc
@@ -107,5 +107,5 @@ def ir_module(
     return IRModule(merged, found.type_definitions, found.attrs)
 
 
-script.I.ir_module = ir_module
-script.T.prim_func = prim_func
+I.ir_module = ir_module
+T.prim_func = prim_func

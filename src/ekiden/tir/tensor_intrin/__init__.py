@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import ClassVar
 
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.errors import ScheduleError
+from ekiden.runtime.late import import_late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.stmt import PrimFunc
 
@@ -63,7 +63,7 @@ class TensorIntrin:
         """
         if name not in TensorIntrin._table:
             for module in BESIDE:
-                import_module(f"{__name__}.{module}")
+                import_late(f"{__name__}.{module}")
         found = TensorIntrin._table.get(name)
         if found is None:
             raise ScheduleError(

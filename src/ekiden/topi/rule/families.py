@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
 
 from ekiden.ir.pass_context import DECISIONS, PassContext
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import import_late
 from ekiden.topi.rule.decision import Decision, Fixed, Value
 from ekiden.topi.rule.family import Family
 
@@ -43,7 +43,7 @@ class _Families(Mapping[str, Family]):
     def __getitem__(self, name: str) -> Family:
         """The row. Raises KeyError."""
         if name not in _ROWS:
-            module = import_module(f"ekiden.topi.rule.{_HOMES[name]}")
+            module = import_late(f"ekiden.topi.rule.{_HOMES[name]}")
             rows = getattr(module, "FAMILIES", None) or (module.FAMILY,)
             _ROWS.update({row.name: row for row in rows})
         return _ROWS[name]
