@@ -69,7 +69,7 @@ def _split(node: Node) -> Expr | Value:
     if node.has("split"):
         extents = node.get_ints("split")
     elif node.optional(1) is not None:
-        extents = node.dims(1, "split")
+        extents = node.dims(1, "split", len(node.proto.output))
         total = reduce(operator.add, map(as_dim, extents))
         node.scope.require(prim.binary(prim.EQ, total, node.shape(0)[axis]))
     else:
@@ -258,7 +258,7 @@ def _padded(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) ->
 def _one_hot(node: Node) -> Expr:
     """OneHot: `values` are [off, on]; negative indices count from `depth`, which may be an
     expression of dimensions. Indices may be floats, and are cut off then."""
-    (depth,) = node.dims(1, "depth")
+    (depth,) = node.dims(1, "depth", 1)
     values = node.value(2)
     pair = values.array
     if pair is not None:
@@ -361,7 +361,9 @@ def _resize(node: Node) -> Expr | Value:
     factors = _on_all_axes(node, _scales(node, 2), 1.0) if given else None
     if sizes is None and factors is None:
         node.unsupported("one of 'scales' and 'sizes' must be given")
-    extents = None if factors is not None else _on_all_axes(node, node.dims(3, "sizes"), None)
+    count = len(node.get_ints("axes", tuple(range(node.rank(0)))))
+    wanted = None if factors is not None else node.dims(3, "sizes", count)
+    extents = None if wanted is None else _on_all_axes(node, wanted, None)
     return _resized(node, factors, extents, mode, rounding)
 
 

@@ -16,7 +16,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.elementwise import number
 from ekiden.frontend.onnx.converters.random import generator
 from ekiden.frontend.onnx.node import Converter, Node, Row
-from ekiden.ir.dtype import itemsize, to_numpy
+from ekiden.ir.dtype import is_float, itemsize, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import Shape, as_ints, equal, known, product
@@ -150,8 +150,23 @@ def _hardmax(node: Node) -> Expr:
     dtype, extent = node.dtype(0), node.shape(0)[axis]
     if known(extent) == 0:  # of nothing there is no largest, and no element to say it of
         return node.expr(0)
+    if known(extent) is None:
+        return _hardmax_of_any(node, axis)
     at = op.argmax(node.expr(0), axis=axis, keepdims=False, select_last_index=False)
     return op.one_hot(at, const(1, dtype), const(0, dtype), extent, axis=axis, dtype=dtype)
+
+
+def _hardmax_of_any(node: Node, axis: int) -> Expr:
+    """The same along an axis of any extent, 0 too, where there is no position."""
+    data, extent = node.expr(0), node.shape(0)[axis]
+    at = op.arange(0, extent, 1, "int64")
+    at = op.reshape(at, [extent if i == axis else 1 for i in range(node.rank(0))], allowzero=True)
+    is_largest = op.equal(data, op.max(data, axis=[axis], keepdims=True))
+    if is_float(node.dtype(0)):  # the first that is no number is the largest
+        is_largest = op.logical_or(is_largest, op.isnan(data))
+    last = const(np.iinfo(np.int64).max, "int64")
+    first = op.min(op.where(is_largest, at, last), axis=[axis], keepdims=True)
+    return op.cast(op.equal(at, first), node.dtype(0))
 
 
 def _flat(convert: Converter) -> Converter:
