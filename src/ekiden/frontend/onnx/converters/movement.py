@@ -19,7 +19,7 @@ import numpy as np
 from ekiden.frontend.common.sizes import dims
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.axis import along_any, axes_by_data, is_data
-from ekiden.frontend.onnx.converters.resample import as_dims, number_of, resample
+from ekiden.frontend.onnx.converters.resample import Number, as_dims, number_of, resample
 from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float
@@ -438,7 +438,7 @@ def _resized(
 
 def _scale_numbers(
     rank: int, factors: Sequence[float] | None, by: Sequence[Expr] | None
-) -> list[Expr] | None:
+) -> list[Number] | None:
     """The scale of each axis as a float64 scalar, where scales are given."""
     if factors is not None:
         return [const(f, "float64") for f in factors]
@@ -523,14 +523,14 @@ def _differ(a: PrimExpr, b: PrimExpr) -> bool:
 
 
 def _resampled(
-    node: Node, shape: Shape, wanted: Sequence[PrimExpr], factors: Sequence[Expr] | None
+    node: Node, shape: Shape, wanted: Sequence[PrimExpr], factors: Sequence[Number] | None
 ) -> Expr:
     """A resize by any way there is; of sizes alone the scales are what `keep_aspect_ratio_policy`
     makes of their quotients."""
     if factors is not None:
         return resample(node, wanted, factors)
     one = const(1.0, "float64")
-    ratios = [
+    ratios: list[Number] = [
         one
         if equal(new, old)
         else op.divide(number_of(node, new), op.maximum(number_of(node, old), one))
@@ -542,7 +542,7 @@ def _resampled(
     axes = node.get_ints("axes", tuple(range(len(shape))))
     at = [node.axis(a, len(shape)) for a in axes]
     choose = op.minimum if policy == "not_larger" else op.maximum
-    scale: Expr = reduce(choose, [ratios[a] for a in at])
+    scale = reduce(choose, [ratios[a] for a in at])
     sizes = [op.floor(scale * number_of(node, shape[a]) + const(0.5, "float64")) for a in at]
     extents = list(wanted)
     found = as_dims(node, op.cast(op.stack(sizes, axis=0), "int64"))

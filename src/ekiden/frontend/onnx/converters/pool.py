@@ -65,7 +65,7 @@ def _places(node: Node, window: Window, counts: Shape) -> Expr:
         for i, (c, s, b) in enumerate(zip(counts, whole.strides, whole.before, strict=True))
     ]
     taps = _taps(window)
-    places = [
+    places: list[Expr] = [
         op.add(first, op.take(const(taps[:, i] * window.dilations[i]), chosen, axis=0))
         for i, first in enumerate(starts)
     ]
@@ -127,7 +127,7 @@ def _where_inside(
         op.logical_and(op.greater_equal(p, zero), op.less(p, e))
         for p, e in zip(places, limits, strict=True)
     ])  # fmt: skip
-    found = []
+    found: list[Expr] = []
     for place, start, kernel, dilation in zip(
         places, starts, window.kernel, window.dilations, strict=True
     ):

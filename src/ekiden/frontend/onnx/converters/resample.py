@@ -11,6 +11,7 @@ taps outside have weight 0, else they count at the border. Nearest is one tap, a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,11 +20,14 @@ from ekiden.frontend.onnx.node import Node
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import EQ, GE, Or, PrimExpr, binary
 from ekiden.relay import op
-from ekiden.relay.expr import Constant, Expr, const
+from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import free_vars
 from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import Dim, as_dim, equal, known, tidy
+
+Number: TypeAlias = Call | Constant
+"""A scalar, or a tensor, that is being computed with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +39,17 @@ class _Axis:
     at: int
     size: PrimExpr
     extent: PrimExpr
-    scale: Expr
+    scale: Number
 
     @property
-    def sizes(self) -> tuple[Expr, Expr]:
+    def sizes(self) -> tuple[Number, Number]:
         """The extents of the data and of the result."""
         return number_of(self.node, self.size), number_of(self.node, self.extent)
 
     def is_kept(self) -> bool:
         """Whether the result along it is known to be the data's."""
         scale = self.scale
-        one = isinstance(scale, Constant) and float(scale.data) == 1  # type: ignore[arg-type]
+        one = isinstance(scale, Constant) and float(scale.data) == 1
         return one and equal(self.size, self.extent)
 
 
@@ -53,7 +57,7 @@ def _number(value: float) -> Constant:
     return const(float(value), "float64")
 
 
-def number_of(node: Node, extent: PrimExpr) -> Expr:
+def number_of(node: Node, extent: PrimExpr) -> Number:
     """An extent as a float64 scalar."""
     number = known(extent)
     return op.cast(node.scope.scalar(extent), "float64") if number is None else _number(number)
@@ -89,7 +93,7 @@ def _places(axis: _Axis) -> Expr:
     return (x + half) / scale - half
 
 
-def _region(node: Node, axis: int) -> tuple[Expr, Expr]:
+def _region(node: Node, axis: int) -> tuple[Number, Number]:
     """The part of an axis that is resized: all of it where none is stated."""
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
     if axis not in axes:
@@ -170,7 +174,7 @@ def _is_outside(axis: _Axis, places: Expr) -> Expr:
     return op.logical_or(op.less(places, _number(0)), op.greater(places, last))
 
 
-def resample(node: Node, extents: Sequence[PrimExpr], scales: Sequence[Expr]) -> Expr:
+def resample(node: Node, extents: Sequence[PrimExpr], scales: Sequence[Number]) -> Expr:
     """The first input with these extents; `scales`, float64 scalars, are those that coordinates go
     by."""
     data, kind = node.expr(0), node.dtype(0)
