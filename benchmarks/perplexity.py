@@ -53,6 +53,10 @@ class Floats:
     def __getitem__(self, name: str) -> Weight:
         return Weight.of(name, self.whole[name].values())
 
+    def check(self) -> None:
+        """As of the whole."""
+        self.whole.check()
+
 
 def of_ekiden(model: llm.Model, tokens: list[int]) -> list[float]:
     """The logarithm of each token's probability, from the second on."""

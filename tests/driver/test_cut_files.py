@@ -13,6 +13,9 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
+from ekiden.llm.gguf_file import GGUFFile, write_gguf
+from ekiden.llm.safetensors import SafetensorsFile, write_safetensors
+from ekiden.llm.weights import Weight
 from ekiden.relay import op
 from ekiden.runtime.errors import EkidenError, LoadError
 
@@ -102,6 +105,27 @@ def test_constants_of_a_file_that_was_cut(tmp_path: Path, file: Path) -> None:
     os.truncate(tmp_path / "constants", PAGE)
     with pytest.raises(LoadError, match=CUT):
         exe(feed())
+
+
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
+def test_a_checkpoint_that_was_cut(kind: str, tmp_path: Path) -> None:
+    """What has gone is zeros, for which the file answers when a tensor is asked for, and to who
+    asks whether all was as it is."""
+    path = tmp_path / f"model.{kind}"
+    many = Weight.of("w", np.ones((SIZE, SIZE), np.float32))
+    if kind == "gguf":
+        write_gguf(path, {"general.architecture": "none"}, [many])
+    else:
+        write_safetensors(path, {"w": many})
+    opened = GGUFFile(path) if kind == "gguf" else SafetensorsFile(path)
+    before = opened["w"]
+    assert not before.data.flags.writeable
+    opened.check()
+    os.truncate(path, PAGE)
+    assert before.values()[-1, -1] == 0
+    for ask in (opened.check, lambda: opened["w"]):
+        with pytest.raises(LoadError, match=f"'{path}' was changed while weights were read"):
+            ask()
 
 
 def test_what_else_the_signal_is_about_ends_the_process(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+import ekiden
 from ekiden.frontend.onnx import from_onnx
 from ekiden.relay.interpreter import Interpreter
 from onnx_runtime import run_onnx_runtime
@@ -97,6 +98,40 @@ def check_node(
     weights = {n: a for n, a in present.items() if n in fixed}
     model = graph_model([node], feed, made, weights, opset, symbolic)
     compare(model, feed, reference, rtol)
+
+
+def named_node(
+    op_type: str, inputs: str, outputs: str = "y", **attributes: object
+) -> onnx.NodeProto:
+    """A node of inputs and outputs separated by blanks, "-" for one that is absent."""
+    names = ["" if n == "-" else n for n in inputs.split()]
+    called = f"{op_type} of {outputs}"
+    return helper.make_node(op_type, names, outputs.split(), name=called, **attributes)
+
+
+def agree(
+    nodes: list[onnx.NodeProto],
+    feed: Feed,
+    weights: Feed | None = None,
+    opset: int = 18,
+    symbolic: bool = False,
+    reference: bool = False,
+    targets: tuple[str, ...] = ("llvm",),
+) -> None:
+    """The interpreter and each target's code say what ONNX Runtime says, or ONNX's reference."""
+    outputs = list(nodes[-1].output)
+    model = graph_model(nodes, feed, outputs, weights, opset, symbolic)
+    wanted = expected(model, feed, reference)
+    runs = [interpret(model, list(feed.values()))]
+    for target in targets:
+        found = ekiden.compile(model, target=target)(**feed)
+        many = found if isinstance(found, tuple) else (found,)
+        runs.append([each.numpy() for each in many])
+    for run in runs:
+        assert [a.shape for a in run] == [a.shape for a in wanted]
+        assert [a.dtype for a in run] == [a.dtype for a in wanted]
+        for got, want in zip(run, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def normal(*shape: int, seed: int = 0) -> Array:

@@ -185,10 +185,34 @@ def test_options_are_typed() -> None:
     assert str(caught.value) == (
         "PassContext: option 'relay.FuseOps.max_depth' is a int, got str: '8'"
     )
-    with pytest.raises(PassError, match="no option 'relay.FuseOps.depth'; there are relay.FuseOps"):
-        PassContext(config={"relay.FuseOps.depth": 8})
     with pytest.raises(PassError, match="no option 'nonsense'"):
         context.option("nonsense")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"relay.FuseOps.depth": 8},
+            "no option 'relay.FuseOps.depth'; nearest: relay.FuseOps.max_depth; "
+            "PassContext.list_configs() has all",
+        ),
+        (
+            {"unroll": {}},
+            "no option 'unroll'; nearest: tir.UnrollLoop; PassContext.list_configs() has all",
+        ),
+        ({"nonsense": 1}, "no option 'nonsense'; PassContext.list_configs() has all"),
+        (
+            {"tir.UnrollLoop": {"auto_step": 1}},
+            "no option 'auto_step'; there are auto_max_step, auto_max_depth, auto_max_extent",
+        ),
+    ],
+)
+def test_an_option_that_there_is_not(config: dict[str, object], message: str) -> None:
+    """The nearest are named, and where all are: a list of them is too long to be read."""
+    with pytest.raises(PassError) as caught:
+        PassContext(config=config)
+    assert str(caught.value) == f"PassContext: {message}"
 
 
 # Instruments.

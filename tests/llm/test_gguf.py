@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -332,7 +333,8 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     """Says what every file contains: a thousand files take a while."""
 
     def contain(raw: bytes) -> None:
-        monkeypatch.setattr(gguf_file, "_mapped", lambda path: np.frombuffer(raw, np.uint8))
+        held = SimpleNamespace(data=np.frombuffer(raw, np.uint8), check=lambda: None)
+        monkeypatch.setattr(gguf_file, "FileBytes", lambda path, kind: held)
 
     return contain
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -132,8 +133,8 @@ def test_no_change_of_a_file_does_harm(
                 raw[at] = random.integers(0, 256)
             else:
                 del raw[at : at + int(random.integers(1, 20))]
-        content = np.frombuffer(bytes(raw), np.uint8)
-        monkeypatch.setattr(safetensors, "_mapped", lambda path, content=content: content)
+        held = SimpleNamespace(data=np.frombuffer(bytes(raw), np.uint8), check=lambda: None)
+        monkeypatch.setattr(safetensors, "FileBytes", lambda path, kind, held=held: held)
         try:
             file = SafetensorsFile(path)
             for name in file:

@@ -148,6 +148,10 @@ REJECTED = {
     "block predicate": (
         BlockRealize((), ONE, Block("C", (), BufferStore(B, ONE, (ZERO,)))),
         "line 5: block 'C': its predicate must be bool, got float32"),
+    "a loop's variable in a block": (
+        loop(I, 16, loop(J, 4, block(J, BufferStore(B, ONE, (I,)), 4))),
+        "line 10 in block 'C': block 'C' uses the variable 'i' of a loop outside of it, to which"
+        " an iterator of the block must be bound"),
     # scopes
     "scope": (
         Allocate(Buffer("t", (const(4),), "float32", "somewhere"), COPY),
@@ -284,6 +288,12 @@ ACCEPTED = {
     "read what others do not write": loop(I, 8, BufferStore(B, B[I + 8], (I,)), PARALLEL),
     "a range of its own": loop(
         I, 2, For(J, I * 8, const(8), ForKind.SERIAL, BufferStore(B, ONE, (J,))), PARALLEL
+    ),
+    "a block that is a part of its loop": loop(
+        I, 16, BlockRealize((), const(True), Block("C", (), BufferStore(B, A[I], (I,))))
+    ),
+    "a loop inside of a block": loop(
+        I, 4, block(I, loop(J, 4, BufferStore(B, ONE, (J,))), 4)
     ),
     "first step alone": loop(
         I, 16, IfThenElse(I < 1, BufferStore(B, ONE, (ZERO,))), PARALLEL

@@ -304,12 +304,23 @@ def _added(value: Iterable[object]) -> list[AddedPass]:
     return found
 
 
+def _near(key: str, table: Mapping[str, Option]) -> str:
+    """What follows an option that there is not, in a message: the nearest, and where all are;
+    those of one dictionary are few."""
+    if table is not OPTIONS:
+        return f"; there are {', '.join(table)}"
+    last = {name.rpartition(".")[2].lower(): name for name in table}  # "max_depth" is asked for too
+    near = difflib.get_close_matches(key, table, n=3, cutoff=0.6)
+    near += [last[n] for n in difflib.get_close_matches(key.lower(), last, n=3, cutoff=0.6)]
+    nearest = ", ".join(dict.fromkeys(near))
+    said = f"; nearest: {nearest}" if near else ""
+    return f"{said}; PassContext.list_configs() has all"
+
+
 def _checked(key: str, value: object, table: Mapping[str, Option] = OPTIONS) -> object:
     """The value of an option, a bool where it is one and 0 or 1 is given."""
     if key not in table:
-        near = difflib.get_close_matches(key, table, n=3, cutoff=0.4)
-        there = dict.fromkeys([*near, *sorted(table)])  # all, the nearest first
-        raise PassError(f"PassContext: no option {key!r}; there are {', '.join(there)}")
+        raise PassError(f"PassContext: no option {key!r}{_near(key, table)}")
     kind, fields = table[key].kind, table[key].fields
     if fields is not None and isinstance(value, dict):
         return {name: _checked(name, each, fields) for name, each in value.items()}

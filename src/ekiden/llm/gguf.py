@@ -52,6 +52,10 @@ class GGUFCheckpoint(Mapping[str, Weight]):
         prefix = "tokenizer."
         return {k.removeprefix(prefix): v for k, v in given if k.startswith(prefix)}
 
+    def check(self) -> None:
+        """Raise LoadError where the file is not as it was when it was opened."""
+        self.file.check()
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.weights import PLAIN, Weight, bytes_of
+from ekiden.llm.weights import PLAIN, FileBytes, Weight, bytes_of
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
@@ -154,7 +154,8 @@ class GGUFFile(Mapping[str, Weight]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        cursor = _Cursor(self.path, _mapped(self.path))
+        self._bytes = FileBytes(self.path, "GGUF")
+        cursor = _Cursor(self.path, self._bytes.data)
         tensors, entries = _header(cursor)
         self.metadata: Mapping[str, Entry] = _entries(cursor, entries)
         found = _tensors(cursor, tensors)
@@ -180,8 +181,13 @@ class GGUFFile(Mapping[str, Weight]):
         size = bytes_of(shape, dtype.itemsize, where)
         if tensor.at + size > len(self._data):
             raise LoadError(f"{where}: ends at byte {tensor.at + size} of {len(self._data)}")
+        self._bytes.check()
         raw = self._data[tensor.at : tensor.at + size]
         return Weight(name, format, tensor.shape, raw.view(dtype).reshape(shape))
+
+    def check(self) -> None:
+        """Raise LoadError where the file is not as it was when it was opened."""
+        self._bytes.check()
 
 
 def _stored(
@@ -194,15 +200,6 @@ def _stored(
     if not shape or shape[-1] % row.values:
         raise LoadError(f"{where}: shape {shape}: no whole blocks of {row.values} of {format}")
     return (*shape[:-1], shape[-1] // row.values, row.size), np.dtype("u1")
-
-
-def _mapped(path: Path) -> NDArray[np.uint8]:
-    try:
-        if path.stat().st_size == 0:
-            raise LoadError(f"{path}: no GGUF file: it is empty")
-        return np.memmap(path, np.uint8, "r").view(np.ndarray)
-    except OSError as error:
-        raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _header(cursor: _Cursor) -> tuple[int, int]:

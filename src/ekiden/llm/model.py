@@ -77,7 +77,8 @@ def load(
     larger one would often choose the same.
 
     Raises UnsupportedError for an architecture that there is not, ImportModelError for a tensor
-    that is missing, and what `ekiden.compile` raises.
+    that is missing, LoadError for a file that was changed meanwhile, and what `ekiden.compile`
+    raises.
     """
     found = _opened(checkpoint)
     if tokenizer is None and isinstance(checkpoint, (str, os.PathLike)):
@@ -94,8 +95,12 @@ def load(
     if draft is None and proposals is not None:
         raise InputError("load: 'proposals' are those of a 'draft', which is not given")
     proposals = PROPOSALS if proposals is None else proposals
-    small = None if draft is None else _draft_of(_opened(draft), decoder, context, proposals)
+    other = None if draft is None else _opened(draft)
+    small = None if other is None else _draft_of(other, decoder, context, proposals)
     exe = ekiden.compile(program(found, decoder, layout, small), num_threads=num_threads, **options)
+    for each in (found, other):
+        if each is not None:
+            each.check()
     _give_back()
     return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small)
 

@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.weights import PLAIN, Weight, bytes_of
+from ekiden.llm.weights import PLAIN, FileBytes, Weight, bytes_of
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.late_methods import dataclass
 
@@ -51,7 +51,8 @@ class SafetensorsFile(Mapping[str, Weight]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._data = _mapped(self.path)
+        self._bytes = FileBytes(self.path, "safetensors")
+        self._data = self._bytes.data
         header, begin = _header(self.path, self._data)
         metadata = header.pop("__metadata__", {})
         self.metadata: Mapping[str, object] = metadata if isinstance(metadata, dict) else {}
@@ -83,17 +84,13 @@ class SafetensorsFile(Mapping[str, Weight]):
                 f"{where}: {size} bytes expected for shape {list(tensor.shape)} of"
                 f" {tensor.dtype}, got {tensor.end - tensor.begin}"
             )
+        self._bytes.check()
         raw = self._data[tensor.begin : tensor.end]
         return Weight(name, format, tensor.shape, raw.view(PLAIN[format]).reshape(tensor.shape))
 
-
-def _mapped(path: Path) -> NDArray[np.uint8]:
-    try:
-        if path.stat().st_size == 0:
-            raise LoadError(f"{path}: no safetensors file: it is empty")
-        return np.memmap(path, np.uint8, "r").view(np.ndarray)
-    except OSError as error:
-        raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
+    def check(self) -> None:
+        """Raise LoadError where the file is not as it was when it was opened."""
+        self._bytes.check()
 
 
 def _header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
@@ -165,6 +162,11 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
         if name not in file:
             raise LoadError(f"{file.path}: tensor '{name}': {INDEX} says that it is here")
         return file[name]
+
+    def check(self) -> None:
+        """Raise LoadError where one of the files is not as it was when it was opened."""
+        for file in self._files.values():
+            file.check()
 
     def _file(self, shard: str) -> SafetensorsFile:
         if shard not in self._files:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.mapped import Files, read_whole
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 
-__all__ = ["PLAIN", "Checkpoint", "Weight", "bytes_of"]
+__all__ = ["PLAIN", "Checkpoint", "FileBytes", "Weight", "bytes_of"]
 
 PLAIN: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
@@ -72,6 +74,31 @@ class Weight:
         return Weight(name, format, values.shape, row.encode(np.asarray(values, np.float32)))
 
 
+class FileBytes:
+    """All bytes of a file, as an array that cannot be written: mapped, but for a small file.
+
+    Somebody may cut the file or write to it meanwhile: what has gone is zeros, and `check`, which
+    who made something of the bytes calls, says so. Raises LoadError, where `kind` names the format.
+    """
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self._path, self._files = path, Files()
+        try:
+            if path.stat().st_size == 0:
+                raise LoadError(f"{path}: no {kind} file: it is empty")
+            found = self._files.map(path)
+            if found is None:
+                with open(path, "rb", buffering=0) as file:
+                    found = read_whole(file)
+        except OSError as error:
+            raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
+        self.data: NDArray[np.uint8] = np.frombuffer(found.toreadonly(), np.uint8)
+
+    def check(self) -> None:
+        """Raise LoadError where the file is not as it was when it was opened."""
+        self._files.check(f"load {str(self._path)!r}", LoadError)
+
+
 class Checkpoint(Protocol):
     """A folder of safetensors with `config.json`, or a GGUF file."""
 
@@ -85,3 +112,7 @@ class Checkpoint(Protocol):
 
     def __getitem__(self, name: str) -> Weight:
         """One tensor. Raises KeyError."""
+
+    def check(self) -> None:
+        """Raise LoadError where a file is not as it was when it was opened: what was made of its
+        tensors is not to be used."""

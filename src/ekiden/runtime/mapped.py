@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.runtime._core import Tensor, get_global_func
-from ekiden.runtime.errors import ImportModelError
+from ekiden.runtime.errors import EkidenError, ImportModelError
 from ekiden.runtime.files import PathName
 from ekiden.runtime.late_methods import dataclass
 
@@ -44,13 +44,13 @@ class _File:
     handle: int
     state: tuple[int, int]
 
-    def check(self, what: str) -> None:
-        """Raise ImportModelError where it is not as it was."""
+    def check(self, what: str, error: type[EkidenError]) -> None:
+        """Raise an error where it is not as it was."""
         if (
             get_global_func("ek.files.is_cut")(self.mapped)
             or _state(os.fstat(self.handle)) != self.state
         ):
-            raise ImportModelError(
+            raise error(
                 f"{what}: the file {self.path!r} was changed while weights were read from it: write"
                 " another file and rename it, or wait until the model is compiled"
             )
@@ -83,11 +83,11 @@ class Files:
         self.files.append(_File(os.fspath(path), mapped, handle, _state(found)))
         return mapped.numpy().data
 
-    def check(self, what: str) -> None:
-        """Raise ImportModelError, which says in what, for a file that is not as it was when it was
+    def check(self, what: str, error: type[EkidenError] = ImportModelError) -> None:
+        """Raise an error, which says in what, for a file that is not as it was when it was
         mapped."""
         for each in self.files:
-            each.check(what)
+            each.check(what, error)
 
     def close(self) -> None:
         """Nothing is checked any more; views that are left stay what they are."""

@@ -76,6 +76,8 @@ class _Verifier:
         self.unwritten: set[Var | Buffer] = set(func.params[len(func.params) - count :])
         """Buffers whose elements have no value yet."""
         self.around: list[For | Block] = []
+        self.closed: list[tuple[Block, set[Var]]] = []
+        """Blocks with iterators around here, each with the variables of loops outside of it."""
         self.conditions = 0
         self.checked: set[int] = set()
         self.domains: dict[Var, tuple[PrimExpr, PrimExpr]] = {}
@@ -124,6 +126,9 @@ class _Verifier:
             if each in self.defined:
                 self.fail(f"{_noun(each)} '{each.name}' is defined twice")
         self.defined.update(defined)
+        if isinstance(s, Block) and s.iter_vars:
+            loops = {f.loop_var for f in self.around if isinstance(f, For)}
+            self.closed.append((s, loops))
         if isinstance(s, (For, Block)):
             self.around.append(s)
         match s:
@@ -152,6 +157,8 @@ class _Verifier:
             self.checked.clear()
         if isinstance(end.stmt, (For, Block)):
             self.around.pop()
+        if isinstance(end.stmt, Block) and end.stmt.iter_vars:
+            self.closed.pop()
         self.conditions -= _is_conditional(end.stmt)
 
     def definitions(self, s: Stmt) -> tuple[Var | Buffer, ...]:
@@ -341,6 +348,8 @@ class _Verifier:
         order = post_order(root)
         guarded = guarded_nodes(root, order)
         for e in order:
+            if self.closed and e in self.closed[-1][1]:
+                self.unbound(e)
             if isinstance(e, (BufferLoad, BufferAddress)):
                 if e.buffer not in self.defined:
                     self.fail(f"buffer '{e.buffer.name}' is not allocated")
@@ -348,6 +357,15 @@ class _Verifier:
             if id(e) not in self.checked:
                 self.checked.add(id(e))
                 self.node(e)
+
+    def unbound(self, loop_var: PrimExpr) -> NoReturn:
+        """A block is a function of its iterators: a step of a schedule that moves it looks at
+        nothing else. (One without iterators is a part of the loops around it.)"""
+        block = self.closed[-1][0]
+        self.fail(
+            f"block '{block.name}' uses the variable '{loop_var}' of a loop outside of it, to which"
+            " an iterator of the block must be bound"
+        )
 
     def node(self, e: PrimExpr) -> None:
         """Definitions and dtypes of one node."""
@@ -568,7 +586,8 @@ def verify(func: PrimFunc, lowered: bool = True) -> PrimFunc:
     """The function itself, if it is well formed; else VerifyError names the first fault, the
     function, the loop or block, and the line of `func.script()`.
 
-    What is used is defined; dtypes, lanes and ranks agree; scopes exist. Provably wrong are: an
+    What is used is defined; dtypes, lanes and ranks agree; scopes exist; a block with iterators
+    uses no variable of a loop outside of it but through these. Provably wrong are: an
     index that leaves its axis, a buffer (allocated, or one of the `num_outputs` last parameters)
     read before anything was written, and two steps of a parallel or vectorized loop that meet in
     an element one of them stores to. With `lowered`, also that it has the form code generators

@@ -15,8 +15,9 @@ from ekiden.frontend.common.value import Value
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType
+from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import Dim, Shape, as_dim
+from ekiden.topi.shape import Dim, Shape, as_dim, known
 
 Result: TypeAlias = Expr | Value | Sequence[Expr | Value | None]
 """What a converter gives: an expression (its fields are the outputs where it is a tuple), a value,
@@ -114,9 +115,16 @@ class Node:
         """A constant input of integers."""
         return tuple(int(v) for v in self.numbers(index, what).ravel())
 
-    def dims(self, index: int, what: str) -> tuple[Dim, ...]:
-        """An input of integers as numbers and dimensions, of which data gets names from here on."""
-        found = sizes.dims(self.scope, self.value(index))
+    def dims(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
+        """An input of integers as numbers and dimensions, of which data gets names from here on.
+        Where the node can have `count` of them alone, so many there are of a length that is not
+        known.
+        """
+        given = self.value(index)
+        if count is not None and len(given.type.shape) == 1 and known(given.type.shape[0]) is None:
+            self.scope.same(given.type.shape, (as_dim(count),))
+            given = self.value_of(op.reshape(self.expr(index), (count,)))
+        found = sizes.dims(self.scope, given)
         if found is None:
             self.needs(index, f"{what!r} must be a vector of known length")
         return found

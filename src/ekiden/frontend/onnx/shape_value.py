@@ -233,6 +233,8 @@ def _reduce(function: Scalar) -> Evaluator:
         """The reduction of a vector of sizes; None for other shapes, for axes that are not known,
         and for no elements.
         """
+        if any(i.dtype == np.object_ for i in inputs[1:]):
+            return None
         data, axes = inputs[0], _constant_axes(node, inputs)
         if data.ndim != 1 or axes not in (None, (0,), (-1,), ()) or not data.size:
             return None

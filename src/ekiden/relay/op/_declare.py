@@ -156,6 +156,15 @@ def agree(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
     return found
 
 
+def along_vector(
+    name: str, data: TensorType, axis: int, vector: TensorType, what: str
+) -> TensorType:
+    """Data along an axis of which a vector has a number each: with the extent that is known of
+    either, as the result has when the vector is spread over the data instead."""
+    extent = agree(name, data.shape[axis], vector.shape[0], f"axis {axis} of 'data' and {what}")
+    return TensorType((*data.shape[:axis], extent, *data.shape[axis + 1 :]), data.dtype)
+
+
 def summable(data: Array) -> Array:
     """An array that NumPy can sum products of: float32 for types that it has not itself."""
     return data.astype(np.float32) if data.dtype.kind == "V" else data

@@ -104,7 +104,7 @@ class Convolution:
         dilation: tuple[int, ...],
         groups: int,
         channels: int | None,
-        kernel_size: tuple[int, ...],
+        kernel_size: tuple[int, ...] | None,
     ) -> Expr:
         """Data [n, c, h, w] of bytes, a constant weight [o, c / groups, kh, kw]."""
         assert isinstance(weight, Constant)

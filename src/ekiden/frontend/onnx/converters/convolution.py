@@ -7,6 +7,9 @@ that is larger than what the input reaches is more output_padding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from ekiden.frontend.common.value import constant
 from ekiden.frontend.onnx.converters.byte_products import (
     Convolution,
@@ -15,23 +18,24 @@ from ekiden.frontend.onnx.converters.byte_products import (
 )
 from ekiden.frontend.onnx.converters.window import Window, padded, read_window
 from ekiden.frontend.onnx.node import Node, Row
+from ekiden.ir.prim import maximum
 from ekiden.relay import op
-from ekiden.relay.expr import Expr
-from ekiden.topi.shape import known
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import Dim, as_attr, as_dim, known, tidy
 
 
-def _kernel(node: Node) -> tuple[int, ...]:
+def _kernel(node: Node) -> tuple[Dim, ...]:
     """The kernel's extents: of the attribute, or of the weight."""
     if node.has("kernel_shape"):
-        return node.get_ints("kernel_shape")
-    return _numbers(node, "the kernel's extents", 2)
+        kernel = node.get_ints("kernel_shape")
+        node.scope.same(node.shape(1)[2:], tuple(map(as_dim, kernel)))
+        return kernel
+    return as_attr(node.shape(1)[2:])
 
 
-def _numbers(node: Node, what: str, first: int) -> tuple[int, ...]:
-    numbers = [known(d) for d in node.shape(1)[first:]]
-    if None in numbers:
-        node.unsupported(f"{what} must be constant")
-    return tuple(n for n in numbers if n is not None)
+def _size(window: Window) -> tuple[int, ...] | None:
+    """The kernel's extents as an attribute; None where the weight says them to the run."""
+    return None if any(known(e) is None for e in window.extents) else window.kernel
 
 
 def _check_rank(node: Node) -> None:
@@ -41,10 +45,10 @@ def _check_rank(node: Node) -> None:
 
 def _flat(node: Node, data: Expr, weight: Expr, window: Window) -> tuple[Expr, Expr, Window]:
     """Data, weight and window with at least two spatial axes."""
-    if len(window.kernel) >= 2:
+    if len(window.extents) >= 2:
         return data, weight, window
     wide = Window(
-        (1, *window.kernel),
+        (1, *window.extents),
         (1, *window.strides),
         (1, *window.dilations),
         (0, *window.before),
@@ -72,21 +76,20 @@ def convolve(node: Node, conv2d: Convolution | None = None) -> Expr:
     data = node.expr(0)
     padding = window.padding
     if padding is None:
-        data, padding = padded(node, data, window, 0), (0,) * 2 * len(window.kernel)
-        window = Window(
-            window.kernel, window.strides, window.dilations, padding[::2], padding[1::2]
-        )
+        data, padding = padded(node, data, window, 0), (0,) * 2 * len(window.extents)
+        window = replace(window, before=padding[::2], after=padding[1::2])
     data, weight, flat = _flat(node, data, node.expr(1), window)
-    plain = op.nn.conv2d if len(flat.kernel) == 2 else op.nn.conv3d
+    rank = len(flat.extents)
+    plain = op.nn.conv2d if rank == 2 else op.nn.conv3d
     found = (conv2d or plain)(
         data,
         weight,
         strides=flat.strides,
-        padding=flat.padding or (0,) * 2 * len(flat.kernel),
+        padding=flat.padding or (0,) * 2 * rank,
         dilation=flat.dilations,
         groups=node.get_int("group", 1),
         channels=known(node.shape(1)[0]),
-        kernel_size=flat.kernel,
+        kernel_size=_size(flat),
     )
     return _finish(node, found, node.rank(0) == 3)
 
@@ -105,77 +108,67 @@ def _conv_transpose(node: Node) -> Expr:
     kernel = _kernel(node)
     rank, groups = len(kernel), node.get_int("group", 1)
     extra = node.get_ints("output_padding", (0,) * rank)
-    window = _transposed_window(node, kernel, extra)
-    extra = _with_room(node, kernel, extra)
-    data, weight, flat = _flat(node, node.expr(0), node.expr(1), window)
-    (columns,) = _numbers(node, "the output channels", 1)[:1]
-    found = (op.nn.conv2d_transpose if len(flat.kernel) == 2 else op.nn.conv3d_transpose)(
+    window, room = _transposed_window(node, kernel, extra)
+    is_known = window.padding is not None and all(known(r) is not None for r in room)
+    whole = window if is_known else replace(window, before=(0,) * rank, after=(0,) * rank)
+    if is_known:
+        extra = tuple(e + (known(r) or 0) for e, r in zip(extra, room, strict=True))
+    data, weight, flat = _flat(node, node.expr(0), node.expr(1), whole)
+    columns = known(node.shape(1)[1])
+    axes = len(flat.extents)
+    found = (op.nn.conv2d_transpose if axes == 2 else op.nn.conv3d_transpose)(
         data,
         weight,
         strides=flat.strides,
-        padding=flat.padding or (0,) * 2 * len(flat.kernel),
+        padding=flat.padding or (0,) * 2 * axes,
         dilation=flat.dilations,
         groups=groups,
-        channels=columns * groups,
-        kernel_size=flat.kernel,
-        output_padding=(0,) * (len(flat.kernel) - rank) + extra,
+        channels=None if columns is None else columns * groups,
+        kernel_size=_size(flat),
+        output_padding=(0,) * (axes - rank) + extra,
     )
-    return _finish(node, found, rank == 1)
+    return _finish(node, found if is_known else _cropped(node, found, window, room), rank == 1)
 
 
-def _with_room(node: Node, kernel: tuple[int, ...], extra: tuple[int, ...]) -> tuple[int, ...]:
-    """The padding at the end of the result, with what `output_shape` asks for beyond the input."""
-    if not node.has("output_shape"):
-        return extra
+def _cropped(node: Node, found: Expr, window: Window, room: Sequence[Dim]) -> Expr:
+    """A result that was computed without padding, with the padding taken off and the room added at
+    its end, which the run says."""
+    shape = node.typed(found).shape
+    first = len(shape) - len(room)
+    widths: list[tuple[Dim, Dim]] = [(0, 0)] * first + [(0, r) for r in room]
+    wide = op.nn.pad(found, widths, const(0, node.dtype(0)))
+    ends = [
+        tidy(e + as_dim(r) - as_dim(a))
+        for e, r, a in zip(shape[first:], room, window.after, strict=True)
+    ]
+    axes = list(range(first, len(shape)))
+    return op.strided_slice(wide, begin=list(window.before), end=ends, axes=axes)
+
+
+def _transposed_window(
+    node: Node, kernel: tuple[Dim, ...], extra: tuple[int, ...]
+) -> tuple[Window, tuple[Dim, ...]]:
+    """The window, and how much larger the result is than what the input reaches, at its end."""
     rank = len(kernel)
-    strides, reach = _reach(node, kernel, extra)
-    totals = _totals_for(node, node.get_ints("output_shape")[-rank:], strides, reach)
-    return tuple(e + max(-t, 0) for e, t in zip(extra, totals, strict=True))
-
-
-def _reach(
-    node: Node, kernel: tuple[int, ...], extra: tuple[int, ...]
-) -> tuple[tuple[int, ...], list[int]]:
-    """The strides, and how many results each input reaches."""
-    rank = len(kernel)
-    dilations = node.get_ints("dilations", (1,) * rank)
-    reach = [(k - 1) * d + 1 + e for k, d, e in zip(kernel, dilations, extra, strict=True)]
-    return node.get_ints("strides", (1,) * rank), reach
-
-
-def _transposed_window(node: Node, kernel: tuple[int, ...], extra: tuple[int, ...]) -> Window:
-    rank, dilations = len(kernel), node.get_ints("dilations", (1,) * len(kernel))
-    strides, reach = _reach(node, kernel, extra)
+    strides, dilations = (node.get_ints(n, (1,) * rank) for n in ("strides", "dilations"))
+    reach = [(as_dim(k) - 1) * d + 1 + e for k, d, e in zip(kernel, dilations, extra, strict=True)]
     auto = node.get_string("auto_pad", "NOTSET")
-    pads = node.get_ints("pads", (0,) * 2 * rank)
-    before, after = pads[:rank], pads[rank:]
-    totals: list[int] | None = None
+    pads = node.get_ints("pads", (0,) * 2 * rank) if auto != "VALID" else (0,) * 2 * rank
     if node.has("output_shape"):
-        totals = _totals_for(node, node.get_ints("output_shape")[-rank:], strides, reach)
+        rows = zip(
+            node.shape(0)[2:], node.get_ints("output_shape")[-rank:], strides, reach, strict=True
+        )
+        totals = [(extent - 1) * stride + span - size for extent, size, stride, span in rows]
     elif auto in ("SAME_UPPER", "SAME_LOWER"):
-        totals = [max(r - s, 0) for r, s in zip(reach, strides, strict=True)]
-    elif auto == "VALID":
-        before = after = (0,) * rank
-    if totals is not None:
-        totals = [max(t, 0) for t in totals]
-        small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
-        before, after = (small, large) if auto == "SAME_UPPER" else (large, small)
-    return Window(kernel, strides, dilations, before, after)
-
-
-def _totals_for(
-    node: Node, wanted: tuple[int, ...], strides: tuple[int, ...], reach: list[int]
-) -> list[int]:
-    """The padding of each axis that gives the extents in `output_shape`; below 0, the result is
-    that much larger than what the input reaches, at its end.
-    """
-    totals = []
-    for extent, size, stride, span in zip(node.shape(0)[2:], wanted, strides, reach, strict=True):
-        number = known(extent)
-        if number is None:
-            node.unsupported("attribute 'output_shape' needs a constant input shape")
-        totals.append(stride * (number - 1) + span - size)
-    return totals
+        totals = [r - s for r, s in zip(reach, strides, strict=True)]
+    else:
+        return Window(kernel, strides, dilations, pads[:rank], pads[rank:]), (0,) * rank
+    room = as_attr([tidy(maximum(-t, 0)) for t in totals]) if node.has("output_shape") else None
+    taken = [tidy(maximum(t, 0)) for t in totals]
+    small = as_attr([tidy(t // 2) for t in taken])
+    large = as_attr([tidy(t - t // 2) for t in taken])
+    before, after = (small, large) if auto == "SAME_UPPER" else (large, small)
+    return Window(kernel, strides, dilations, before, after), room or (0,) * rank
 
 
 _PADS = {"auto_pad": ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")}

@@ -19,7 +19,7 @@ import numpy as np
 from ekiden.frontend.common.sizes import dims
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.axis import along_any, axes_by_data, is_data
-from ekiden.frontend.onnx.converters.resample import resample
+from ekiden.frontend.onnx.converters.resample import Number, as_dims, number_of, resample
 from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float
@@ -27,7 +27,7 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
-from ekiden.topi.shape import Dim, Shape, as_dim, as_ints, equal, known, tidy
+from ekiden.topi.shape import Dim, Shape, as_dim, equal, known, tidy
 
 _FAR = 10**9
 """A slice bound from here on means "to the end": no axis is that long, and exporters write many
@@ -69,7 +69,7 @@ def _split(node: Node) -> Expr | Value:
     if node.has("split"):
         extents = node.get_ints("split")
     elif node.optional(1) is not None:
-        extents = node.dims(1, "split")
+        extents = node.dims(1, "split", len(node.proto.output))
         total = reduce(operator.add, map(as_dim, extents))
         node.scope.require(prim.binary(prim.EQ, total, node.shape(0)[axis]))
     else:
@@ -258,7 +258,7 @@ def _padded(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) ->
 def _one_hot(node: Node) -> Expr:
     """OneHot: `values` are [off, on]; negative indices count from `depth`, which may be an
     expression of dimensions. Indices may be floats, and are cut off then."""
-    (depth,) = node.dims(1, "depth")
+    (depth,) = node.dims(1, "depth", 1)
     values = node.value(2)
     pair = values.array
     if pair is not None:
@@ -361,7 +361,9 @@ def _resize(node: Node) -> Expr | Value:
     factors = _on_all_axes(node, _scales(node, 2), 1.0) if given else None
     if sizes is None and factors is None:
         node.unsupported("one of 'scales' and 'sizes' must be given")
-    extents = None if factors is not None else _on_all_axes(node, node.dims(3, "sizes"), None)
+    count = len(node.get_ints("axes", tuple(range(node.rank(0)))))
+    wanted = None if factors is not None else node.dims(3, "sizes", count)
+    extents = None if wanted is None else _on_all_axes(node, wanted, None)
     return _resized(node, factors, extents, mode, rounding)
 
 
@@ -381,7 +383,7 @@ def _resized_by_data(node: Node, index: int, mode: str, rounding: str) -> Expr |
         op.strided_slice(scales, begin=[axes.index(a)], end=[axes.index(a) + 1])
         if a in axes
         else const(np.ones(1, np.float32))
-        for a in range(2, node.rank(0))
+        for a in range(node.rank(0))
     ]
     return _resized(node, None, sizes, mode, rounding, steps)
 
@@ -407,7 +409,7 @@ def _resized(
     rounding: str,
     by: Sequence[Expr] | None = None,
 ) -> Expr | Value:
-    """Resized by scales, or to sizes; `by` are the scales of the spatial axes, a vector of one
+    """Resized by scales, or to sizes; `by` are the scales of the axes, a vector of one
     element each, where these are data, which the sizes follow from."""
     shape = node.shape(0)
     factors = None if scales is None else [_factor(s) for s in scales]
@@ -416,16 +418,14 @@ def _resized(
         if factors
         else [_size(s) for s in sizes or ()]
     )
+    if node.get_int("antialias", 0) and node.get_string("mode", "nearest") == "nearest":
+        node.unsupported("'antialias' has a meaning for 'mode' linear and cubic alone")
     if _is_unusual(node, shape, wanted):
-        return _resampled(node, shape, wanted, factors)
-    if len(shape) not in (3, 4, 5):
-        node.unsupported(f"expected an input of rank 3, 4 or 5, got {len(shape)}")
+        return _resampled(node, shape, wanted, _scale_numbers(len(shape), factors, by))
     for have, asked in zip(shape[:2], wanted[:2], strict=True):
-        if known(have) is not None and known(asked) is not None and not equal(have, asked):
-            node.unsupported("only the spatial axes can be resized, not batch or channels")
         node.scope.require(prim.binary(prim.EQ, have, asked))
     size = [node.scope.resized(d) for d in wanted[2:]]
-    steps: Sequence[Expr | float] | None = by if factors is None else factors[2:]
+    steps: Sequence[Expr | float] | None = factors[2:] if factors is not None else by and by[2:]
     image = partial(_image, node, mode, rounding)
     if len(shape) == 5:
         return _rounded_once(node, partial(_volume, shape, size, steps, image))
@@ -434,6 +434,17 @@ def _resized(
     line = op.expand_dims(node.expr(0), axis=2)
     found = image(line, [as_dim(1), *size], None if steps is None else [1.0, *steps])
     return op.squeeze(found, axis=[2])
+
+
+def _scale_numbers(
+    rank: int, factors: Sequence[float] | None, by: Sequence[Expr] | None
+) -> list[Number] | None:
+    """The scale of each axis as a float64 scalar, where scales are given."""
+    if factors is not None:
+        return [const(f, "float64") for f in factors]
+    if by is None:
+        return None
+    return [op.cast(op.reshape(s, ()), "float64") for s in by]
 
 
 def _image(
@@ -494,34 +505,50 @@ def _volume(
 def _is_unusual(node: Node, shape: Shape, wanted: Sequence[PrimExpr]) -> bool:
     """Whether a resize needs more than a kernel for images does."""
     mode = node.get_string("coordinate_transformation_mode", "half_pixel")
-    images = len(shape) in (3, 4) and all(
-        equal(a, b) for a, b in zip(shape[:2], wanted[:2], strict=True)
-    )
-    rare = mode in ("tf_crop_and_resize", "half_pixel_symmetric")
-    rare = rare or bool(node.get_int("antialias", 0))
-    rare = rare or node.get_string("keep_aspect_ratio_policy", "stretch") != "stretch"
-    static = all(known(d) is not None for d in (*shape, *wanted))
-    if rare and not static:
-        node.needs(len(node.inputs) - 1, "resizing in this way needs extents that are constant")
-    return static and (rare or not images)
+    if (
+        mode in ("tf_crop_and_resize", "half_pixel_symmetric")
+        or node.get_int("antialias", 0)
+        or node.get_string("keep_aspect_ratio_policy", "stretch") != "stretch"
+        or len(shape) not in (3, 4, 5)
+    ):
+        return True
+    pairs = list(zip(shape, wanted, strict=True))
+    if any(_differ(a, b) for a, b in pairs[:2]):
+        return True  # batch or channels
+    return len(shape) == 5 and all(known(d) is not None for pair in pairs for d in pair)
+
+
+def _differ(a: PrimExpr, b: PrimExpr) -> bool:
+    return known(a) is not None and known(b) is not None and not equal(a, b)
 
 
 def _resampled(
-    node: Node, shape: Shape, wanted: Sequence[PrimExpr], factors: Sequence[float] | None
+    node: Node, shape: Shape, wanted: Sequence[PrimExpr], factors: Sequence[Number] | None
 ) -> Expr:
-    old, new = as_ints(shape), list(as_ints(wanted))
+    """A resize by any way there is; of sizes alone the scales are what `keep_aspect_ratio_policy`
+    makes of their quotients."""
+    if factors is not None:
+        return resample(node, wanted, factors)
+    one = const(1.0, "float64")
+    ratios: list[Number] = [
+        one
+        if equal(new, old)
+        else op.divide(number_of(node, new), op.maximum(number_of(node, old), one))
+        for old, new in zip(shape, wanted, strict=True)
+    ]
     policy = node.get_string("keep_aspect_ratio_policy", "stretch")
-    if factors is None:
-        factors = [n / o for n, o in zip(new, old, strict=True)]
-        if policy != "stretch":
-            axes = node.get_ints("axes", tuple(range(len(old))))
-            at = [node.axis(a, len(old)) for a in axes]
-            choose = min if policy == "not_larger" else max
-            scale = choose(factors[a] for a in at)
-            factors = [scale if a in at else 1.0 for a in range(len(old))]
-            for a in at:
-                new[a] = int(np.floor(scale * old[a] + 0.5))
-    return resample(node, new, factors)
+    if policy == "stretch":
+        return resample(node, wanted, ratios)
+    axes = node.get_ints("axes", tuple(range(len(shape))))
+    at = [node.axis(a, len(shape)) for a in axes]
+    choose = op.minimum if policy == "not_larger" else op.maximum
+    scale = reduce(choose, [ratios[a] for a in at])
+    sizes = [op.floor(scale * number_of(node, shape[a]) + const(0.5, "float64")) for a in at]
+    extents = list(wanted)
+    found = as_dims(node, op.cast(op.stack(sizes, axis=0), "int64"))
+    for axis, extent in zip(at, found, strict=True):
+        extents[axis] = as_dim(extent)
+    return resample(node, extents, [scale if a in at else one for a in range(len(shape))])
 
 
 def _factor(scale: Dim | float) -> float:

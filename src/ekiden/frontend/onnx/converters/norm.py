@@ -16,13 +16,21 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.elementwise import number
 from ekiden.frontend.onnx.converters.random import generator
 from ekiden.frontend.onnx.node import Converter, Node, Row
-from ekiden.ir.dtype import itemsize, to_numpy
+from ekiden.ir.dtype import is_float, itemsize, to_numpy
+from ekiden.ir.prim import EQ, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import Shape, as_ints, equal, known, product
+from ekiden.topi.shape import Shape, as_dim, as_ints, equal, known, product, tidy
+
+
+def _learn_channels(node: Node) -> None:
+    """Vectors have a number for each channel of the data."""
+    vectors = [d for i in range(1, len(node.inputs)) for d in node.shape(i)[:1]]
+    node.scope.same(node.shape(0)[1:2] * len(vectors), vectors)
 
 
 def _batch_norm(node: Node) -> Expr:
+    _learn_channels(node)
     epsilon = node.get_float("epsilon", np.float32(1e-5))
     data, scale, bias, mean, variance = node.exprs()
     return TupleGetItem(
@@ -36,6 +44,7 @@ def _batch_norm_training(node: Node) -> Result:
     """
     if not node.get_int("training_mode", 0):
         return _batch_norm(node)
+    _learn_channels(node)
     data, scale, bias, old_mean, old_variance = node.exprs()
     axes = [0, *range(2, node.rank(0))]
     mean, variance = op.mean(data, axis=axes), op.variance(data, axis=axes)
@@ -95,7 +104,11 @@ def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
     """Scale or bias with all normalised axes; `fill` where it is absent."""
     value = node.optional(index)
     if value is None:
-        extents = shape if len(node.shape(1)) != len(shape) else node.shape(1)
+        # The scale's extents may be known where the data's are not; one of 1 is spread.
+        given = node.shape(1) if len(node.shape(1)) == len(shape) else shape
+        extents = tuple(
+            b if known(b) not in (None, 1) else a for a, b in zip(shape, given, strict=True)
+        )
         if any(known(e) is None for e in extents):
             return op.full(number(node, fill), extents, dtype=node.dtype(0))
         return const(np.full(as_ints(extents), fill, to_numpy(node.dtype(0))))
@@ -106,6 +119,7 @@ def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
 
 
 def _instance_norm(node: Node) -> Expr:
+    _learn_channels(node)
     data, scale, bias = node.exprs()
     return op.nn.instance_norm(
         data, scale, bias, axis=1, epsilon=node.get_float("epsilon", np.float32(1e-5))
@@ -114,15 +128,22 @@ def _instance_norm(node: Node) -> Expr:
 
 def _group_norm_by_groups(node: Node) -> Expr:
     """Before opset 21 each group, not each channel, has a scale and a bias."""
-    channels, groups = known(node.shape(0)[1]), node.get_int("num_groups")
-    if channels is None:
-        node.unsupported("the number of channels must be constant")
+    channels, groups = node.shape(0)[1], node.get_int("num_groups")
+    many = as_dim(groups)
+    node.scope.same((many, many), [d for i in (1, 2) for d in node.shape(i)[:1]])
+    if known(channels) is None:
+        node.scope.require(binary(EQ, channels % groups, 0))
     data, *each = node.exprs()
-    scale, bias = (op.repeat(e, channels // groups, axis=0) for e in each)
+    rows = [
+        op.broadcast_to(op.reshape(e, (groups, 1)), (groups, tidy(channels // groups)))
+        for e in each
+    ]
+    scale, bias = (op.reshape(r, (channels,), allowzero=True) for r in rows)
     return _group_normalized(node, data, scale, bias)
 
 
 def _group_norm(node: Node) -> Expr:
+    _learn_channels(node)
     return _group_normalized(node, *node.exprs())
 
 
@@ -150,8 +171,23 @@ def _hardmax(node: Node) -> Expr:
     dtype, extent = node.dtype(0), node.shape(0)[axis]
     if known(extent) == 0:  # of nothing there is no largest, and no element to say it of
         return node.expr(0)
+    if known(extent) is None:
+        return _hardmax_of_any(node, axis)
     at = op.argmax(node.expr(0), axis=axis, keepdims=False, select_last_index=False)
     return op.one_hot(at, const(1, dtype), const(0, dtype), extent, axis=axis, dtype=dtype)
+
+
+def _hardmax_of_any(node: Node, axis: int) -> Expr:
+    """The same along an axis of any extent, 0 too, where there is no position."""
+    data, extent = node.expr(0), node.shape(0)[axis]
+    at = op.arange(0, extent, 1, "int64")
+    at = op.reshape(at, [extent if i == axis else 1 for i in range(node.rank(0))], allowzero=True)
+    is_largest = op.equal(data, op.max(data, axis=[axis], keepdims=True))
+    if is_float(node.dtype(0)):  # the first that is no number is the largest
+        is_largest = op.logical_or(is_largest, op.isnan(data))
+    last = const(np.iinfo(np.int64).max, "int64")
+    first = op.min(op.where(is_largest, at, last), axis=[axis], keepdims=True)
+    return op.cast(op.equal(at, first), node.dtype(0))
 
 
 def _flat(convert: Converter) -> Converter:

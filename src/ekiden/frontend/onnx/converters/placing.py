@@ -14,7 +14,7 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import Dim, as_shape, known, product
+from ekiden.topi.shape import Dim, as_dim, as_shape, known, product
 
 _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 
@@ -37,8 +37,17 @@ def _coordinates(node: Node, batch: int) -> Expr:
 
 
 def _scatter_nd(node: Node) -> Expr:
+    """How many coordinates an update has follows from its rank; of none it is of all the data, as
+    one row of them."""
     mode = _REDUCTIONS[node.get_string("reduction", "none")]
-    return op.scatter_nd(node.expr(0), _coordinates(node, 0), node.expr(2), mode=mode)
+    count = node.rank(0) + node.rank(1) - 1 - node.rank(2)
+    if known(node.shape(1)[-1]) is None:
+        node.scope.same(node.shape(1)[-1:], (as_dim(count),))
+    if known(node.shape(1)[-1]) != 0:
+        return op.scatter_nd(node.expr(0), _coordinates(node, 0), node.expr(2), mode=mode)
+    rows = op.expand_dims(node.expr(0), axis=0)
+    first = op.full(const(0, "int64"), (1, *node.shape(1)[:-1]), dtype="int64")
+    return op.squeeze(op.scatter_nd(rows, first, node.expr(2), mode=mode), axis=[0])
 
 
 def _gather_nd(node: Node) -> Expr:
@@ -80,7 +89,7 @@ def _int64(node: Node, dim: PrimExpr) -> Expr:
 
 def _top_k(node: Node) -> list[Expr]:
     """The first k in order; of a k of 0, which means all to Relay, an empty slice."""
-    count: Dim = node.get_int("k") if node.has("k") else node.dims(1, "K")[0]
+    count: Dim = node.get_int("k") if node.has("k") else node.dims(1, "K", 1)[0]
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
     number = known(count)
     if number is not None and number < 0:

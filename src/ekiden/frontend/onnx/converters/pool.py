@@ -20,10 +20,10 @@ from ekiden.frontend.onnx.converters.window import Window, padded, read_window
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
-from ekiden.ir.prim import maximum
+from ekiden.ir.prim import PrimExpr, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_ints, known, product, tidy, window_extent_ceil
+from ekiden.topi.shape import Dim, Shape, as_dim, known, product, tidy, window_extent_ceil
 
 _MAX: Mapping[int, Callable[..., Expr]] = {
     1: op.nn.max_pool1d,
@@ -47,71 +47,95 @@ def _window(node: Node) -> Window:
 def _with_places(node: Node) -> Result:
     """MaxPool, and where each maximum lies in the flattened data."""
     found = max_pool(node)
-    return [found, _places(node, _window(node))] if node.wants(1) else found
+    if not node.wants(1):
+        return found
+    return [found, _places(node, _window(node), node.typed(found).shape[2:])]
 
 
-def _places(node: Node, window: Window) -> Expr:
-    """Positions of maxima: the taps of every window side by side, the first of the largest."""
-    if any(known(e) is None for e in node.shape(0)[2:]):
-        node.unsupported(
-            f"output 1 (the places of maxima) needs data of a size that is known, got "
-            f"{node.shape(0)}; give the size as 'shape'"
-        )
-    extents, padding = as_ints(node.shape(0)[2:]), window.padding
-    rank = len(extents)
-    if padding is None or node.get_int("ceil_mode", 0):
-        node.unsupported("output 1 needs constant padding, and 'ceil_mode' 0")
-    kind = node.dtype(0)
+def _places(node: Node, window: Window, counts: Shape) -> Expr:
+    """Positions of maxima: the taps of every window side by side, the first of the largest.
+    `counts` are how many windows each axis has.
+    """
+    extents, rank, kind = node.shape(0)[2:], len(counts), node.dtype(0)
     low = -np.inf if is_float(kind) else int(np.iinfo(kind).min)
-    widths = [(0, 0), (0, 0), *zip(padding[:rank], padding[rank:], strict=True)]
-    data = op.nn.pad(node.expr(0), widths, const(low, kind))
-    steps = list(zip(window.kernel, window.strides, window.dilations, strict=True))
-    counts = [
-        (e + padding[i] + padding[i + rank] - (k - 1) * d - 1) // s + 1
-        for i, (e, (k, s, d)) in enumerate(zip(extents, steps, strict=True))
+    whole = _reaching(window, extents, counts)
+    chosen = _first_taps(padded(node, node.expr(0), whole, low), whole, counts)
+    starts = [
+        _along(i, rank, _starts(node, c, s, b))
+        for i, (c, s, b) in enumerate(zip(counts, whole.strides, whole.before, strict=True))
     ]
-    taps = np.array(list(every(*(range(k) for k in window.kernel))))
-    shifted = [
-        op.strided_slice(
-            data,
-            begin=[int(t * d) for t, (_, _, d) in zip(tap, steps, strict=True)],
-            end=[int(t * d) + (c - 1) * s + 1
-                 for t, (_, s, d), c in zip(tap, steps, counts, strict=True)],
-            strides=list(window.strides),
-            axes=list(range(2, 2 + rank)),
-        )
-        for tap in taps
-    ]  # fmt: skip
-    chosen = op.cast(op.argmax(op.stack(shifted, axis=0), axis=0), "int64")
+    taps = _taps(window)
+    places: list[Expr] = [
+        op.add(first, op.take(const(taps[:, i] * window.dilations[i]), chosen, axis=0))
+        for i, first in enumerate(starts)
+    ]
+    limits = [node.scope.scalar(e) for e in extents]
+    if any(known(p) != 0 for p in (*whole.before, *whole.after)):
+        # Of a window that holds nothing but the lowest value the first place is one of the border.
+        places = _where_inside(places, limits, starts, window)
     order = list(range(rank))
     if node.get_int("storage_order", 0):
         order.reverse()
-    places, firsts = [], []
-    for axis, (kernel, stride, dilation) in enumerate(steps):
-        starts = np.arange(counts[axis]) * stride - padding[axis]
-        shape = [1] * (2 + rank)
-        shape[2 + axis] = counts[axis]
-        offsets = const((taps[:, axis] * dilation).astype(np.int64))
-        places.append(op.add(const(starts.reshape(shape)), op.take(offsets, chosen, axis=0)))
-        firsts.append(_first_inside(starts, kernel, dilation).reshape(shape))
-    if any(padding):  # of a window that is -inf alone the first place is one of the border
-        inside = reduce(op.logical_and, [
-            op.logical_and(op.greater_equal(p, const(0, "int64")), op.less(p, const(e, "int64")))
-            for p, e in zip(places, extents, strict=True)
-        ])  # fmt: skip
-        places = [op.where(inside, p, const(f)) for p, f in zip(places, firsts, strict=True)]
     flat: Expr = const(0, "int64")
     for axis in order:
-        flat = op.add(op.multiply(flat, const(extents[axis], "int64")), places[axis])
-    planes = product(node.shape(0)[:2])
-    first = op.multiply(op.arange(0, planes, 1, "int64"), const(int(np.prod(extents)), "int64"))
+        flat = op.add(op.multiply(flat, limits[axis]), places[axis])
+    planes = op.arange(0, product(node.shape(0)[:2]), 1, "int64")
+    first = op.multiply(planes, node.scope.scalar(product(extents)))
     return op.add(flat, op.reshape(first, (*node.shape(0)[:2], *[1] * rank), allowzero=True))
 
 
-def _first_inside(starts: Array, kernel: int, dilation: int) -> Array:
-    """The first element of each window along an axis that is no padding before it."""
-    skipped = np.maximum(-(starts // dilation), 0)
-    return np.asarray(starts + np.minimum(skipped, kernel - 1) * dilation)
+def _taps(window: Window) -> Array:
+    """(taps, axes): where each tap of a window lies, in order."""
+    return np.array(list(every(*(range(k) for k in window.kernel))), np.int64)
+
+
+def _first_taps(data: Expr, window: Window, counts: Shape) -> Expr:
+    """For each window over padded data, which tap has the first of its largest elements."""
+    steps = list(zip(window.strides, window.dilations, counts, strict=True))
+    shifted = [
+        op.strided_slice(
+            data,
+            begin=[int(t * d) for t, (_, d, _) in zip(tap, steps, strict=True)],
+            end=[tidy((c - 1) * s + int(t * d) + 1)
+                 for t, (s, d, c) in zip(tap, steps, strict=True)],
+            strides=list(window.strides),
+            axes=list(range(2, 2 + len(steps))),
+        )
+        for tap in _taps(window)
+    ]  # fmt: skip
+    return op.cast(op.argmax(op.stack(shifted, axis=0), axis=0), "int64")
+
+
+def _starts(node: Node, count: PrimExpr, stride: int, before: Dim) -> Expr:
+    """Where the windows along an axis begin, in the data without padding."""
+    steps = op.multiply(op.arange(0, count, 1, "int64"), const(stride, "int64"))
+    return op.subtract(steps, node.scope.scalar(as_dim(before)))
+
+
+def _along(axis: int, rank: int, row: Expr) -> Expr:
+    """A vector along a spatial axis of (batch, channels, ...)."""
+    after = rank - 1 - axis
+    return op.expand_dims(row, axis=1, num_newaxis=after) if after else row
+
+
+def _where_inside(
+    places: Sequence[Expr], limits: Sequence[Expr], starts: Sequence[Expr], window: Window
+) -> list[Expr]:
+    """Places of the data: of a window whose place is none, the first that it has."""
+    zero = const(0, "int64")
+    inside = reduce(op.logical_and, [
+        op.logical_and(op.greater_equal(p, zero), op.less(p, e))
+        for p, e in zip(places, limits, strict=True)
+    ])  # fmt: skip
+    found: list[Expr] = []
+    for place, start, kernel, dilation in zip(
+        places, starts, window.kernel, window.dilations, strict=True
+    ):
+        step = const(dilation, "int64")
+        skipped = op.maximum(op.negative(op.floor_divide(start, step)), zero)
+        first = op.add(start, op.multiply(op.minimum(skipped, const(kernel - 1, "int64")), step))
+        found.append(op.where(inside, place, first))
+    return found
 
 
 def _lp_pool(node: Node) -> Expr:
@@ -190,16 +214,24 @@ def _of_whole_windows(node: Node, data: Expr) -> Expr:
     """
     window, extents = _window(node), node.shape(0)[2:]
     before, after = _known(node, window.before), _known(node, window.after)
-    sizes = list(zip(window.kernel, window.strides, before, after, window.dilations, strict=True))
+    sizes = zip(window.kernel, window.strides, before, after, window.dilations, strict=True)
     counts = [window_extent_ceil(e, *size) for e, size in zip(extents, sizes, strict=True)]
-    missing = [
-        tidy(maximum((n - 1) * s + (k - 1) * d + 1 - e - b, a))
-        for n, e, (k, s, b, a, d) in zip(counts, extents, sizes, strict=True)
-    ]
-    whole = replace(window, after=tuple(missing))
+    whole = _reaching(window, extents, counts)
     found = _averages(padded(node, data, whole, 0.0), whole, (0,) * 2 * len(counts))
     axes = list(range(2, 2 + len(counts)))
     return op.strided_slice(found, begin=[0] * len(counts), end=counts, axes=axes)
+
+
+def _reaching(window: Window, extents: Shape, counts: Sequence[PrimExpr]) -> Window:
+    """A window with as much padding behind as the last of `counts` windows reaches, at least."""
+    rows = zip(
+        counts, extents, window.kernel, window.strides, window.dilations, window.before,
+        window.after, strict=True,
+    )  # fmt: skip
+    missing = [
+        tidy(maximum((n - 1) * s + (k - 1) * d + 1 - e - b, a)) for n, e, k, s, d, b, a in rows
+    ]
+    return replace(window, after=tuple(missing))
 
 
 def _known(node: Node, padding: Sequence[Dim]) -> list[int]:

@@ -26,6 +26,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
 from ekiden.relay.qnn import products as qnn
 from ekiden.runtime.late_methods import dataclass
+from ekiden.topi.shape import as_dim, known
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,15 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 
 
 def _rows(node: Node, value: Value, direction: int, order: Sequence[int]) -> Expr:
-    """The part of a direction [blocks * n, ...] with its blocks in another order."""
+    """The part of a direction [blocks * n, ...] with its blocks in another order; n is the number
+    of hidden values, which the weight may not say."""
     if value.array is not None:
         parts = np.split(value.array[direction], len(order))
         return const(np.ascontiguousarray(np.concatenate([parts[i] for i in order])))
     whole = _direction(node.scope.expr(value), direction)
+    hidden, rest = node.get_int("hidden_size", 0), value.type.shape[2:]
+    if hidden and known(value.type.shape[1]) is None:
+        whole = op.reshape(whole, (len(order) * hidden, *rest), allowzero=True)
     if len(order) == 1:
         return whole
     blocks = op.split(whole, len(order), axis=0)
@@ -172,8 +177,26 @@ def _learn_batch(node: Node, axis: int) -> None:
             node.scope.same(node.shape(0)[axis : axis + 1], node.shape(state)[axis : axis + 1])
 
 
+def _learn_hidden(node: Node, kind: Kind) -> None:
+    """Weights have rows of as many hidden values as the node says, for each gate."""
+    hidden, gates = node.get_int("hidden_size", 0), len(kind.gates)
+    if not hidden and known(node.shape(2)[2]) is None:
+        node.unsupported("'hidden_size' must be given where the weights do not say it")
+    if not hidden:
+        return
+    wide = as_dim(gates * hidden)
+    found = [*node.shape(1)[1:2], *node.shape(2)[1:3], *node.shape(0)[2:3]]
+    wanted = [wide, wide, as_dim(hidden), *node.shape(1)[2:3]]
+    for index, blocks, axis in ((3, 2 * gates, 1), (5, 1, 2), (6, 1, 2), (7, 3, 1)):
+        if node.optional(index) is not None:
+            found += node.shape(index)[axis : axis + 1]
+            wanted.append(as_dim(blocks * hidden))
+    node.scope.same(found, wanted)
+
+
 def _recurrent(node: Node) -> list[Expr]:
     kind = KINDS[node.op_type]
+    _learn_hidden(node, kind)
     batch_first, layers = _layers(node, kind)
     data = _data(node, batch_first)
     _learn_batch(node, 0 if batch_first else 1)

@@ -1,5 +1,5 @@
 """Resizing along any axes by the weights of a matrix for each: what images resized by a kernel of
-their own (see movement) do not cover. Extents must be constant.
+their own (see movement) do not cover. What is known of extents and scales is computed at import.
 
     y[i] = sum over taps t of k(t - p(i)) x[clamp(t)] / sum of k        p: where i lies in the data
 
@@ -11,48 +11,89 @@ taps outside have weight 0, else they count at the border. Nearest is one tap, a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
+from ekiden.frontend.common.sizes import dims
 from ekiden.frontend.onnx.node import Node
 from ekiden.ir.dtype import is_float
+from ekiden.ir.prim import EQ, GE, Or, PrimExpr, binary
 from ekiden.relay import op
-from ekiden.relay.expr import Constant, Expr, const
+from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import free_vars
+from ekiden.runtime.late_methods import dataclass
+from ekiden.topi.shape import Dim, as_dim, equal, known, tidy
+
+Number: TypeAlias = Call | Constant
+"""A scalar, or a tensor, that is being computed with."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis that is resized: its extents and the scale that coordinates go by, as float64
+    scalars; what is known at import is a constant, and is computed with there."""
+
+    node: Node
+    at: int
+    size: PrimExpr
+    extent: PrimExpr
+    scale: Number
+
+    @property
+    def sizes(self) -> tuple[Number, Number]:
+        """The extents of the data and of the result."""
+        return number_of(self.node, self.size), number_of(self.node, self.extent)
+
+    def is_kept(self) -> bool:
+        """Whether the result along it is known to be the data's."""
+        scale = self.scale
+        one = isinstance(scale, Constant) and float(scale.data) == 1
+        return one and equal(self.size, self.extent)
 
 
 def _number(value: float) -> Constant:
     return const(float(value), "float64")
 
 
-def _places(node: Node, axis: int, size: int, extent: int, scale: float) -> Expr:
+def number_of(node: Node, extent: PrimExpr) -> Number:
+    """An extent as a float64 scalar."""
+    number = known(extent)
+    return op.cast(node.scope.scalar(extent), "float64") if number is None else _number(number)
+
+
+def _places(axis: _Axis) -> Expr:
     """Where each result element of an axis lies in the data."""
-    x = np.arange(extent, dtype=np.float64)
-    match node.get_string("coordinate_transformation_mode", "half_pixel"):
+    one, half = _number(1), _number(0.5)
+    x = op.cast(op.arange(0, axis.extent, 1, "int64"), "float64")
+    size, extent = axis.sizes
+    scale = axis.scale
+    match axis.node.get_string("coordinate_transformation_mode", "half_pixel"):
         case "asymmetric":
-            return const(x / scale)
+            return x / scale
         case "align_corners":
             wide = size * scale
-            return const(x * (size - 1) / (wide - 1) if wide != 1 else 0 * x)
+            is_one = op.equal(wide, one)
+            found = x * (size - one) / op.where(is_one, one, wide - one)
+            return op.where(is_one, op.zeros_like(x), found)
         case "pytorch_half_pixel":
-            return const((x + 0.5) / scale - 0.5 if extent > 1 else 0 * x)
+            return op.where(op.greater(extent, one), (x + half) / scale - half, op.zeros_like(x))
         case "tf_half_pixel_for_nn":
-            return const((x + 0.5) / scale)
+            return (x + half) / scale
         case "tf_crop_and_resize":
-            begin, end = _region(node, axis)
-            if extent == 1:
-                middle = op.multiply(op.add(begin, end), _number(0.5 * (size - 1)))
-                return op.add(const(x), middle)
-            inside = op.multiply(const(x * (size - 1) / (extent - 1)), op.subtract(end, begin))
-            return op.add(op.multiply(begin, _number(size - 1)), inside)
+            begin, end = _region(axis.node, axis.at)
+            last = size - one
+            inside = x * last / op.maximum(extent - one, one) * (end - begin)
+            middle = (begin + end) * (half * last)
+            return op.where(op.equal(extent, one), x + middle, begin * last + inside)
         case "half_pixel_symmetric":
-            offset = size / 2 * (1 - extent / (scale * size))
-            return const(offset + (x + 0.5) / scale - 0.5)
-    return const((x + 0.5) / scale - 0.5)
+            offset = size * half * (one - extent / (scale * size))
+            return offset + (x + half) / scale - half
+    return (x + half) / scale - half
 
 
-def _region(node: Node, axis: int) -> tuple[Expr, Expr]:
+def _region(node: Node, axis: int) -> tuple[Number, Number]:
     """The part of an axis that is resized: all of it where none is stated."""
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
     if axis not in axes:
@@ -62,8 +103,8 @@ def _region(node: Node, axis: int) -> tuple[Expr, Expr]:
     return op.take(values, first), op.take(values, last)
 
 
-def _nearest(node: Node, places: Expr, size: int) -> Expr:
-    match node.get_string("nearest_mode", "round_prefer_floor"):
+def _nearest(axis: _Axis, places: Expr) -> Expr:
+    match axis.node.get_string("nearest_mode", "round_prefer_floor"):
         case "round_prefer_ceil":
             found = op.floor(op.add(places, _number(0.5)))
         case "floor":
@@ -72,7 +113,13 @@ def _nearest(node: Node, places: Expr, size: int) -> Expr:
             found = op.ceil(places)
         case _:
             found = op.ceil(op.subtract(places, _number(0.5)))
-    return op.cast(op.clip(found, 0, size - 1), "int64")
+    return _clipped(axis, found)
+
+
+def _clipped(axis: _Axis, places: Expr) -> Expr:
+    """Places as positions of the data, those outside at its borders."""
+    last = axis.sizes[0] - _number(1)
+    return op.cast(op.minimum(op.maximum(places, _number(0)), last), "int64")
 
 
 def _linear(distance: Expr) -> Expr:
@@ -88,56 +135,69 @@ def _cubic(distance: Expr, a: float) -> Expr:
     return op.where(op.less_equal(x, _number(1)), near, outer)
 
 
-def _weights(node: Node, places: Expr, extent: int, size: int, scale: float) -> Expr:
+def _weights(axis: _Axis, places: Expr) -> Expr:
     """[result, data] weights: those outside go to the border, or are left out."""
+    node, one = axis.node, _number(1)
     cubic = node.get_string("mode", "nearest") == "cubic"
-    stretch = min(scale, 1.0) if node.get_int("antialias", 0) else 1.0
-    reach = int(np.ceil((2 if cubic else 1) / stretch)) + 1
-    column = op.reshape(places, (extent, 1))
-    taps = op.floor(column) + const(np.arange(1 - reach, reach + 1, dtype=np.float64))
+    shrinks = bool(node.get_int("antialias", 0))
+    stretch = op.minimum(axis.scale, one) if shrinks else one
+    wide = op.ceil(_number(2 if cubic else 1) / stretch) + one
+    (reach,) = as_dims(node, op.reshape(op.cast(wide, "int64"), (1,)))
+    column = op.reshape(places, (axis.extent, 1), allowzero=True)
+    steps = op.arange(1 - as_dim(reach), reach + 1, 1, "int64")
+    taps = op.floor(column) + op.cast(steps, "float64")
     distance = (taps - column) * stretch
     values = (
         _cubic(distance, node.get_float("cubic_coeff_a", -0.75)) if cubic else _linear(distance)
     )
     if node.get_int("exclude_outside", 0):
-        values = op.where(_is_outside(taps, size), op.zeros_like(values), values)
+        values = op.where(_is_outside(axis, taps), op.zeros_like(values), values)
     values = values / op.sum(values, axis=[1], keepdims=True)
-    rows = const(np.broadcast_to(np.arange(extent)[:, None], (extent, 2 * reach)).copy())
-    columns = op.cast(op.clip(taps, 0, size - 1), "int64")
-    found = const(np.zeros((extent, size)))
-    return op.scatter_nd(found, op.stack([rows, columns], axis=0), values, "add")
+    rows = op.expand_dims(op.arange(0, axis.extent, 1, "int64"), axis=1)
+    rows = op.broadcast_to(rows, (axis.extent, tidy(as_dim(reach) * 2)))
+    found = op.full(_number(0), (axis.extent, axis.size), dtype="float64")
+    at = op.stack([rows, _clipped(axis, taps)], axis=0)
+    return op.scatter_nd(found, at, values, "add")
 
 
-def _is_outside(places: Expr, size: int) -> Expr:
-    return op.logical_or(op.less(places, _number(0)), op.greater(places, _number(size - 1)))
+def as_dims(node: Node, numbers: Expr) -> tuple[Dim, ...]:
+    """A vector of sizes as dimensions: numbers where they are known."""
+    if not free_vars(numbers):
+        return tuple(int(n) for n in np.asarray(Interpreter().evaluate(numbers)))
+    found = dims(node.scope, node.value_of(numbers))
+    assert found is not None, "a vector of known length"
+    return found
 
 
-def resample(node: Node, extents: Sequence[int], scales: Sequence[float]) -> Expr:
-    """The first input with these extents; `scales` are those that coordinates go by."""
+def _is_outside(axis: _Axis, places: Expr) -> Expr:
+    last = axis.sizes[0] - _number(1)
+    return op.logical_or(op.less(places, _number(0)), op.greater(places, last))
+
+
+def resample(node: Node, extents: Sequence[PrimExpr], scales: Sequence[Number]) -> Expr:
+    """The first input with these extents; `scales`, float64 scalars, are those that coordinates go
+    by."""
     data, kind = node.expr(0), node.dtype(0)
     wide = kind if kind in ("float32", "float64") else "float32"
     nearest = node.get_string("mode", "nearest") == "nearest"
     found: Expr = data if nearest or wide == kind else op.cast(data, wide)
-    cropped = (
-        node.get_string("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
-    )
+    mode = node.get_string("coordinate_transformation_mode", "half_pixel")
+    cropped = mode == "tf_crop_and_resize"
     outside: Expr | None = None
-    for axis, (extent, scale) in enumerate(zip(extents, scales, strict=True)):
-        size = int(node.typed(data).shape[axis].value)  # type: ignore[attr-defined]  # constant
-        if extent == size and scale == 1 and not cropped:
+    for at, (size, extent, scale) in enumerate(zip(node.shape(0), extents, scales, strict=True)):
+        axis = _Axis(node, at, size, extent, scale)
+        if axis.is_kept() and not cropped:
             continue
-        places = _places(node, axis, size, extent, scale)
+        node.scope.require(binary(Or, binary(GE, size, 1), binary(EQ, extent, 0)))
+        places = _now(node, _places(axis))
         if cropped:
-            shape = [1] * len(extents)
-            shape[axis] = extent
-            row = op.reshape(_is_outside(places, size), shape)
+            shape = [extent if i == at else as_dim(1) for i in range(len(extents))]
+            row = op.reshape(_is_outside(axis, places), shape, allowzero=True)
             outside = row if outside is None else op.logical_or(outside, row)
         if nearest:
-            chosen = _now(node, _nearest(node, places, size))
-            found = op.take(found, chosen, axis=axis)
+            found = op.take(found, _now(node, _nearest(axis, places)), axis=at)
         else:
-            matrix = op.cast(_weights(node, places, extent, size, scale), wide)
-            found = _applied(node, found, _now(node, matrix), axis, extent)
+            found = _applied(node, found, _now(node, op.cast(_weights(axis, places), wide)), at)
     if outside is not None:
         fill = node.get_float("extrapolation_value", 0.0)
         found = op.where(_now(node, outside), const(fill, node.typed(found).dtype), found)
@@ -147,17 +207,21 @@ def resample(node: Node, extents: Sequence[int], scales: Sequence[float]) -> Exp
 
 
 def _now(node: Node, table: Expr) -> Expr:
-    """A table of places or weights: its value, unless the region comes at run time."""
-    if free_vars(table):
-        return table
-    return const(np.asarray(Interpreter().evaluate(table)))
+    """A table of places or weights: its value, unless the region or an extent comes at run time;
+    then it is computed once."""
+    is_known = not any(known(d) is None for d in node.typed(table).shape)
+    if is_known and not free_vars(table):
+        return const(np.asarray(Interpreter().evaluate(table)))
+    found = node.given(table).expr
+    assert found is not None
+    return found
 
 
-def _applied(node: Node, data: Expr, matrix: Expr, axis: int, extent: int) -> Expr:
+def _applied(node: Node, data: Expr, matrix: Expr, axis: int) -> Expr:
     """A matrix on one axis."""
     rank = len(node.typed(data).shape)
     order = [i for i in range(rank) if i != axis] + [axis]
     back = list(np.argsort(order))
     moved = data if axis == rank - 1 else op.transpose(data, axes=order)
-    product = op.nn.dense(moved, matrix, units=extent)
+    product = op.nn.dense(moved, matrix)
     return product if axis == rank - 1 else op.transpose(product, axes=[int(b) for b in back])

@@ -211,7 +211,7 @@ def _steps(node: Node, start: Dim, limit: Dim, step: PrimExpr) -> Expr:
 
 
 def _tile(node: Node) -> Expr:
-    return op.tile(node.expr(0), node.dims(1, "repeats"))
+    return op.tile(node.expr(0), node.dims(1, "repeats", node.rank(0)))
 
 
 # fmt: off

@@ -10,20 +10,25 @@ from ekiden.ir.prim import PrimExpr, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.late_methods import dataclass
-from ekiden.topi.shape import Dim, as_dim, ceil_div, known, tidy, windows_fit
+from ekiden.topi.shape import Dim, as_dim, as_ints, ceil_div, known, tidy, windows_fit
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """Sizes by spatial axis; `before` and `after` are padding, symbolic where auto_pad meets a
-    symbolic extent.
+    symbolic extent. `extents` are those of the kernel, symbolic where a weight's are.
     """
 
-    kernel: tuple[int, ...]
+    extents: tuple[Dim, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     before: tuple[Dim, ...]
     after: tuple[Dim, ...]
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The kernel's extents where these are numbers, as they are of pooling."""
+        return as_ints(self.extents)
 
     @property
     def padding(self) -> tuple[int, ...] | None:
@@ -32,7 +37,7 @@ class Window:
         return None if None in numbers else tuple(n for n in numbers if n is not None)
 
 
-def read_window(node: Node, kernel: Sequence[int]) -> Window:
+def read_window(node: Node, kernel: Sequence[Dim]) -> Window:
     """The window of a node over the spatial axes of its first input."""
     rank = len(kernel)
     if node.rank(0) != rank + 2:
@@ -59,7 +64,7 @@ def read_window(node: Node, kernel: Sequence[int]) -> Window:
 
 def _check_fit(
     node: Node,
-    kernel: Sequence[int],
+    kernel: Sequence[Dim],
     strides: Sequence[int],
     dilations: Sequence[int],
     pads: Sequence[int],
@@ -67,8 +72,8 @@ def _check_fit(
     """Require symbolic extents to be as large as a window."""
     rounds_up = node.get_int("ceil_mode", 0)
     for i, extent in enumerate(node.shape(0)[2:]):
-        if known(extent) is None:
-            reach = as_dim((kernel[i] - 1) * dilations[i] + 1)
+        if known(extent) is None or known(kernel[i]) is None:
+            reach = (as_dim(kernel[i]) - 1) * dilations[i] + 1
             slack = 2 * strides[i] - 1 if rounds_up else strides[i]
             node.scope.require(windows_fit(extent, reach, slack, pads[i], pads[i + len(kernel)]))
 
@@ -77,11 +82,11 @@ def _plain(dims: Sequence[PrimExpr]) -> tuple[Dim, ...]:
     return tuple(d if (n := known(tidy(d))) is None else n for d in dims)
 
 
-def _same(extent: PrimExpr, kernel: int, stride: int, dilation: int) -> PrimExpr:
+def _same(extent: PrimExpr, kernel: Dim, stride: int, dilation: int) -> PrimExpr:
     """All padding of an axis so that the result has extent / stride elements, rounded up."""
-    reach = (kernel - 1) * dilation + 1
+    reach = (as_dim(kernel) - 1) * dilation + 1
     if stride == 1:
-        return as_dim(reach - 1)
+        return tidy(reach - 1)
     return tidy(maximum((ceil_div(extent, stride) - 1) * stride + reach - extent, 0))
 
 

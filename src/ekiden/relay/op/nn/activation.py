@@ -20,7 +20,7 @@ from ekiden.ir.op import Array, Linear, OpDef, OpPattern, Precision, Turns, regi
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, TupleGetItem
 from ekiden.relay.op._declare import (
-    agree,
+    along_vector,
     attempt,
     attrs_of,
     call,
@@ -117,8 +117,7 @@ def _per_channel(
         rank_is(name, vector, 1, "alpha" if kind is PReluAttrs else "bias")
         wanted: PReluAttrs | BiasAddAttrs = attrs_of(kind, attrs)
         axis = attempt(name, normalize_axis, wanted.axis, len(data.shape), name)
-        agree(name, data.shape[axis], vector.shape[0], f"axis {axis} of 'data' and the vector")
-        return data
+        return along_vector(name, data, axis, vector, "the vector")
 
     return relation
 

@@ -30,7 +30,7 @@ from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Turns, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
-    agree,
+    along_vector,
     attempt,
     attrs_of,
     call,
@@ -45,14 +45,17 @@ from ekiden.te import Tensor
 from ekiden.topi.shape import known, normalize_axis
 
 
-def _check_vectors(name: str, data: TensorType, vectors: Sequence[TensorType], axis: int) -> int:
-    """Check that vectors have the extent of an axis; gives the axis from the front."""
+def _with_vectors(
+    name: str, data: TensorType, vectors: Sequence[TensorType], axis: int
+) -> tuple[TensorType, int]:
+    """Check that vectors have the extent of an axis; gives the type of the result, with what is
+    known of that extent by any of them, and the axis from the front."""
     one_dtype(name, (data, *vectors))
     at = attempt(name, normalize_axis, axis, len(data.shape), name)
     for position, each in enumerate(vectors, 1):
         rank_is(name, each, 1, f"argument {position}")
-        agree(name, data.shape[at], each.shape[0], f"axis {at} of 'data' and argument {position}")
-    return at
+        data = along_vector(name, data, at, each, f"argument {position}")
+    return data, at
 
 
 def _standardize(data: Array, axes: tuple[int, ...], epsilon: float) -> Array:
@@ -88,8 +91,8 @@ class BatchNormAttrs(Attrs):
 
 def _batch_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, *vectors = tensors("nn.batch_norm", types, 5)
-    _check_vectors("nn.batch_norm", data, vectors, attrs_of(BatchNormAttrs, attrs).axis)
-    return TupleType((data, vectors[2], vectors[3]))
+    found, _ = _with_vectors("nn.batch_norm", data, vectors, attrs_of(BatchNormAttrs, attrs).axis)
+    return TupleType((found, vectors[2], vectors[3]))
 
 
 def _batch_norm_reference(
@@ -161,8 +164,7 @@ class LayerNormAttrs(Attrs):
 
 def _layer_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, *vectors = tensors("nn.layer_norm", types, 3)
-    _check_vectors("nn.layer_norm", data, vectors, attrs_of(LayerNormAttrs, attrs).axis)
-    return data
+    return _with_vectors("nn.layer_norm", data, vectors, attrs_of(LayerNormAttrs, attrs).axis)[0]
 
 
 def _layer_norm_reference(attrs: LayerNormAttrs, data: Array, gamma: Array, beta: Array) -> Array:
@@ -212,8 +214,7 @@ class RMSNormAttrs(Attrs):
 
 def _rms_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors("nn.rms_norm", types, 2)
-    _check_vectors("nn.rms_norm", data, [weight], attrs_of(RMSNormAttrs, attrs).axis)
-    return data
+    return _with_vectors("nn.rms_norm", data, [weight], attrs_of(RMSNormAttrs, attrs).axis)[0]
 
 
 def _rms_norm_reference(attrs: RMSNormAttrs, data: Array, weight: Array) -> Array:
@@ -257,10 +258,11 @@ class InstanceNormAttrs(Attrs):
 
 def _instance_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, *vectors = tensors("nn.instance_norm", types, 3)
-    at = _check_vectors("nn.instance_norm", data, vectors, attrs_of(InstanceNormAttrs, attrs).axis)
+    axis = attrs_of(InstanceNormAttrs, attrs).axis
+    found, at = _with_vectors("nn.instance_norm", data, vectors, axis)
     if at == 0:
         fail("nn.instance_norm", "axis must not be the batch axis 0")
-    return data
+    return found
 
 
 def _instance_norm_reference(
@@ -324,14 +326,14 @@ class GroupNormAttrs(Attrs):
 def _group_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, *vectors = tensors("nn.group_norm", types, 3)
     wanted = attrs_of(GroupNormAttrs, attrs)
-    at = _check_vectors("nn.group_norm", data, vectors, wanted.axis)
-    channels = known(data.shape[at])
+    found, at = _with_vectors("nn.group_norm", data, vectors, wanted.axis)
+    channels = known(found.shape[at])
     if wanted.num_groups < 1 or at == 0 or (channels is not None and channels % wanted.num_groups):
         fail(
             "nn.group_norm",
             f"{channels} channels on axis {at} do not form {wanted.num_groups} groups",
         )
-    return data
+    return found
 
 
 def _group_norm_reference(attrs: GroupNormAttrs, data: Array, gamma: Array, beta: Array) -> Array:
