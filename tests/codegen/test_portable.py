@@ -101,6 +101,34 @@ def test_accuracy_without_fused_products(level: str, name: str) -> None:
     assert errors.max() <= most
 
 
+QUARTERS = np.concatenate(
+    [np.arange(1, 2000), np.random.default_rng(6).integers(2000, 2**29, 2000)]
+)
+
+
+@level
+@pytest.mark.parametrize("name", ["sin", "cos"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_little_is_left_of_a_turn(level: str, name: str, dtype: str) -> None:
+    """Next to a multiple of pi / 2, where what is left of a product's last bits is the result."""
+    x = np.concatenate([QUARTERS * (math.pi / 2), np.random.default_rng(7).uniform(-9, 9, 2000)])
+    x = x.astype(dtype)
+    found = run(level, lambda v: call_intrin(name, v, dtype=v.dtype), [x], dtype, 8)
+    want = np.array([getattr(math, name)(v) for v in x.astype(float)])  # glibc: within 0.55
+    errors = np.abs(found - want) / np.spacing(np.abs(want).astype(dtype))
+    assert errors.max() <= (0.6 if dtype == "float32" else 3)
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "log"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_product_is_split(name: str, dtype: str) -> None:
+    """One kept whole by other instructions takes 17: only what has no other way does."""
+    func = map_kernel(lambda v: call_intrin(name, v, dtype=v.dtype), [dtype], dtype, 2, 2)
+    text = emit(func, Target.parse("llvm -mcpu=x86-64")).partition("large")[0]
+    splitter = "41A0000002000000"
+    assert splitter not in text.upper()
+
+
 @pytest.mark.parametrize("name", ["exp", "sigmoid", "tanh", "erf"])
 def test_approximations_take_as_many_lanes_as_the_processor_has(name: str) -> None:
     """Without a fused instruction they round twice, and no product is kept whole in float64."""

@@ -184,6 +184,12 @@ class ExpressionWriter:
         self.put(self.syntax.let(self.syntax.type(e.dtype), name, stripped(text)))
         return name
 
+    def keep(self, e: PrimExpr) -> None:
+        """Evaluate something here, into a variable."""
+        self._walk(e)
+        if not _is_name(text := self.of(e)):
+            self._memo[-1][e] = self._named(e, text)
+
     def of(self, e: PrimExpr) -> str:
         """The text of an operand that has been written."""
         found = self._known(e)

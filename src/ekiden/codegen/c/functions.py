@@ -83,19 +83,32 @@ def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
     return "\n\n".join([head, *sites, ARGUMENT, *helpers.texts.values(), *parts]) + "\n"
 
 
+class HostWriter(StatementWriter):
+    """Writes functions of the host for a compiler that makes vectors of loops."""
+
+    whole_loops = True
+
+
+def _shared(func: PrimFunc) -> frozenset[Buffer]:
+    """The parameters that may lie in the bytes of the last one, and that one."""
+    found = [func.params[n] for n in in_place(func)]
+    shared = [*found, func.params[-1]] if found else []
+    return frozenset(p for p in shared if isinstance(p, Buffer))
+
+
 def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
     for number in func.scalars:
         scalar_kind(number, func)
     symbol = c_symbol(func.name)
     loops: list[str] = []
-    writer = StatementWriter(helpers, symbol, loops)
+    writer = HostWriter(helpers, symbol, loops)
     sizes = [row.extent for row in dimensions(func) if row.binds]
     variables = [v for v in sizes if isinstance(v, Var)]
     writer.positive |= {v for v in variables if isinstance(v, SizeVar)}
-    apart = (func.attrs or {}).get("tir.noalias") and not in_place(func)
-    restrict = "restrict " if apart else ""
+    if (func.attrs or {}).get("tir.noalias"):
+        writer.shared = _shared(func)
     arguments = [
-        f"{memory_type(p.dtype)} *{restrict}{writer.define(p)}"
+        f"{memory_type(p.dtype)} *{writer.qualifier(p)}{writer.define(p)}"
         if isinstance(p, Buffer)
         else f"{c_type(p.dtype)} {writer.define(p)}"
         for p in func.params

@@ -7,9 +7,12 @@ ek_parallel_for; what it uses from outside travels in a structure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
+from ekiden.arith import simplify
 from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.helpers import SUBNORMALS, Helpers, quoted
+from ekiden.codegen.c.lanes import over_elements
 from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import (
     DEVICE_ID,
@@ -20,10 +23,21 @@ from ekiden.codegen.common import (
     stored_value,
 )
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm, Var, cast, const, is_const
-from ekiden.ir.prim_visitor import post_order, same
+from ekiden.ir.intrinsic import row_of
+from ekiden.ir.prim import (
+    IntImm,
+    Intrinsic,
+    PrimExpr,
+    Select,
+    StringImm,
+    Var,
+    cast,
+    const,
+    is_const,
+)
+from ekiden.ir.prim_visitor import post_order, rewrite, same
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, VectorReduce
+from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -44,6 +58,10 @@ from ekiden.tir.visitor import expressions, guarded_nodes, used_inside
 class StatementWriter(ExpressionWriter):
     """Writes the statements of one C function that returns int: 0, or -1 with an error set."""
 
+    whole_loops: ClassVar = False
+    """Whether loops over vectors are written as loops over elements, which the compiler makes
+    vectors of."""
+
     def __init__(self, helpers: Helpers, symbol: str, functions: list[str]) -> None:
         super().__init__(helpers)
         self.symbol, self.functions = symbol, functions
@@ -52,6 +70,9 @@ class StatementWriter(ExpressionWriter):
         self.device: int | None = None
         """DLPack's number of the kind of device that it launches kernels on; buffers lie there."""
         self.in_parallel = False
+        self.shared: frozenset[Buffer] | None = None
+        """The buffers that may lie in the bytes of one another, element on element; None: any may,
+        anyhow."""
         self.mode = ""
         """The variable of what was set before subnormal numbers were flushed, if they are."""
 
@@ -251,6 +272,20 @@ class StatementWriter(ExpressionWriter):
             return
         self.put(f"{kind} {self.define(buffer)}[{max(extent.value, 1)}]{inner};")
 
+    def qualifier(self, thing: Var | Buffer) -> str:
+        """What stands before the name of a pointer whose bytes no other has."""
+        is_apart = isinstance(thing, Buffer) and self.shared is not None
+        return "restrict " if is_apart and thing not in (self.shared or ()) else ""
+
+    def is_elementwise(self, loop: For) -> bool:
+        """Whether a turn of a loop over elements reads, of what may lie in the bytes that it
+        stores, the element alone that it stores."""
+        store = loop.body
+        assert isinstance(store, BufferStore)
+        near = {store.buffer, *(self.shared or ())}
+        loads = [e for e in post_order(store.value) if isinstance(e, BufferLoad)]
+        return all(same(e.indices[0], store.indices[0]) for e in loads if e.buffer in near)
+
     # stores
 
     def store(self, s: BufferStore) -> None:
@@ -268,8 +303,57 @@ class StatementWriter(ExpressionWriter):
             self.staged(s, value, lanes)
         else:
             self.reduce_first(value, index)
-            self.lane_loop(lanes, lambda: self.assigned(s, self.text(value)))
+            self.each_lane(s, value, lanes)
         self.forget()
+
+    def each_lane(self, s: BufferStore, value: PrimExpr, lanes: int) -> None:
+        """A loop over lanes. Where what some lanes must not read is memory of its buffer, which it
+        nearly always is, all read it: a compiler makes no vector of a load that hangs on a
+        condition."""
+        guarded = _guarded_loads(value) if self.whole_loops and not self.helpers.bounds else []
+        inside = self.inside(*guarded) if guarded else None
+        if inside is None:
+            self.lane_loop(lanes, lambda: self.assigned(s, self.text(value)))
+            return
+        chosen = rewrite(value, _both_sides)
+
+        def line() -> str:
+            """Loads first, as a compiler is to see that they are done anyway."""
+            for load in guarded:
+                self.keep(load)
+            return self.assigned(s, self.text(chosen))
+
+        self.put(f"if ({inside}) {{")
+        with self.indented():
+            self.lane_loop(lanes, line)
+        self.put("} else {")
+        with self.indented():
+            self.lane_loop(lanes, lambda: self.assigned(s, self.text(value)))
+        self.put("}")
+
+    def inside(self, *sides: PrimExpr) -> str | None:
+        """What must hold for all of some expressions to be readable; None where it cannot be said,
+        "" where they read nothing."""
+        found: list[str] = []
+        for e in post_order(*sides):
+            if isinstance(e, Intrinsic) and (e.op == "if_then_else" or row_of(e.op).effects):
+                return None
+            if not isinstance(e, BufferLoad):
+                continue
+            index, extent = e.indices[0], simplify(flat_extent(e.buffer))
+            lanes = dt.lanes(index.dtype)
+            if isinstance(index, Ramp) and (step := near_step(index)):
+                index, lanes = index.base, (lanes - 1) * step + 1
+            elif isinstance(index, Broadcast):
+                index, lanes = index.value, 1
+            elif lanes > 1:
+                return None
+            reads = any(isinstance(part, BufferLoad) for part in post_order(index))
+            if reads or not isinstance(extent, IntImm) or dt.lanes(e.buffer.dtype) > 1:
+                return None
+            at = self.text(index)
+            found.append(f"({at}) >= 0 && ({at}) <= {extent.value - lanes}")
+        return " && ".join(dict.fromkeys(found))
 
     def assigned(self, s: BufferStore, value: str) -> str:
         """The store of one element, under its predicate if it has one."""
@@ -326,7 +410,11 @@ class StatementWriter(ExpressionWriter):
         if s.kind is ForKind.PARALLEL and not self.in_parallel:
             self.parallel(s)
             return
+        longer = over_elements(s) if self.whole_loops else None
+        s = longer or s
         low, high = self.text(s.min), self.text(s.min + s.extent)
+        if longer is not None and self.shared is not None and self.is_elementwise(s):
+            self.put("#pragma GCC ivdep")
         self.serial(s, low, f"({high})" if " ? " in high else high)
 
     def serial(self, s: For, low: str, high: str) -> None:
@@ -343,11 +431,12 @@ class StatementWriter(ExpressionWriter):
     def parallel(self, s: For) -> None:
         """ek_parallel_for over [0, extent)."""
         grain = int(str((s.annotations or {}).get("grain", 1)))
-        body = StatementWriter(self.helpers, self.symbol, self.functions)
+        body = type(self)(self.helpers, self.symbol, self.functions)
         function = f"{self.symbol}_loop{len(self.functions)}"
         captured = _captured(s, self.helpers.bounds)
         fields = [_declaration(each, self.name(each)) for each in captured]
         body.in_parallel, body.positive = True, set(self.positive)
+        body.shared = self.shared
         if self.mode:
             body.flush_subnormals()
         self.functions.append("")
@@ -378,10 +467,11 @@ class StatementWriter(ExpressionWriter):
         """The context and the function of a parallel loop."""
         members = "".join(f"  {field};\n" for field in fields) or "  int unused;\n"
         self.put(f"const struct {function}_context *restrict given = context;")
-        for thing, field in zip(captured, fields, strict=True):
+        for thing in captured:
             self.names[thing] = self.unique(outer.name(thing))
             assert self.names[thing] == outer.name(thing), thing
-            self.put(f"{field} = given->{self.names[thing]};")
+            declared = _declaration(thing, self.names[thing], self.qualifier(thing))
+            self.put(f"{declared} = given->{self.names[thing]};")
         low = "begin" if is_const(s.min, 0) else f"({self.text(s.min)}) + begin"
         high = "end" if is_const(s.min, 0) else f"({self.text(s.min)}) + end"
         self.serial(s, low, high)
@@ -393,14 +483,14 @@ class StatementWriter(ExpressionWriter):
         )
 
 
-def _declaration(thing: Var | Buffer, name: str) -> str:
+def _declaration(thing: Var | Buffer, name: str, qualifier: str = "") -> str:
     """How something captured is declared, in the structure and in the function."""
     lanes = dt.lanes(thing.dtype)
     if isinstance(thing, Var):
         kind = c_type(thing.dtype)
         return f"{kind} {name}" if lanes == 1 else f"const {kind} *{name}"
     kind = memory_type(thing.dtype)
-    return f"{kind} *{name}" if lanes == 1 else f"{kind} (*{name})[{lanes}]"
+    return f"{kind} *{qualifier}{name}" if lanes == 1 else f"{kind} (*{qualifier}{name})[{lanes}]"
 
 
 def _captured(loop: For, bounds: bool) -> list[Var | Buffer]:
@@ -421,6 +511,28 @@ def _captured(loop: For, bounds: bool) -> list[Var | Buffer]:
         return (*found, *map(flat_extent, buffers))
 
     return used_inside(loop, roots)
+
+
+def _guarded_loads(value: PrimExpr) -> list[PrimExpr]:
+    """The loads of vectors that hang on a condition of each lane, if that is all that does so."""
+    order = post_order(value)
+    choices = [e for e in order if isinstance(e, Intrinsic) and e.op == "if_then_else"]
+    if not all(dt.lanes(e.args[0].dtype) > 1 for e in choices):
+        return []
+    found = post_order(*(side for e in choices for side in e.args[1:]))
+    return [e for e in found if isinstance(e, BufferLoad) and dt.lanes(e.dtype) > 1]
+
+
+def _both_sides(e: PrimExpr) -> PrimExpr:
+    """A choice of which both sides are evaluated."""
+    if isinstance(e, Intrinsic) and e.op == "if_then_else":
+        return Select(e.args[0], e.args[1], e.args[2], e.dtype)
+    return e
+
+
+def near_step(index: Ramp) -> int:
+    """1 and 2 for elements that are loaded as vectors of neighbours, else 0."""
+    return next((n for n in (1, 2) if is_const(index.stride, n)), 0)
 
 
 def _reads_others(s: BufferStore, value: PrimExpr) -> bool:

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from ekiden.arith import simplify
 from ekiden.codegen.c.expression import PLAIN, stripped
 from ekiden.codegen.c.helpers import Form, Helpers
-from ekiden.codegen.c.statement import StatementWriter
+from ekiden.codegen.c.statement import StatementWriter, near_step
 from ekiden.codegen.c.vectors import NoVectorsError, VectorSyntax
-from ekiden.codegen.common import check_lanes, flat_extent, is_nonnegative, stored_value
+from ekiden.codegen.common import check_lanes, is_nonnegative, stored_value
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import (
     BOOLEAN,
     Add,
@@ -121,7 +120,7 @@ class VectorWriter(StatementWriter):
     def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
         if isinstance(e, BufferLoad) and self._writes(e.dtype) and len(e.indices) == 1:
             match e.indices[0]:
-                case Ramp(base=base) as index if _near_step(index):
+                case Ramp(base=base) as index if near_step(index):
                     return (base,)
                 case Broadcast(value=value):
                     return (value,)
@@ -256,7 +255,7 @@ class VectorWriter(StatementWriter):
             raise NoVectorsError
         if (slot := self._slot(e.buffer, index)) is not None:
             return slot
-        if isinstance(index, Ramp) and (step := _near_step(index)):
+        if isinstance(index, Ramp) and (step := near_step(index)):
             load = self.vectors.load if step == 1 else self.vectors.load_seconds
             return load(self.name(e.buffer), self.text(index.base), e.dtype)
         if isinstance(index, Broadcast):
@@ -283,7 +282,7 @@ class VectorWriter(StatementWriter):
         if dt.lanes(condition.dtype) == 1:
             rows = [(self.of(condition), lambda: self._side_of(yes))]
             return self._branches(e.dtype, rows, lambda: self._side_of(no))
-        inside = self._inside(yes, no)
+        inside = self.inside(yes, no)
         if inside == "":
             return self._chosen(e)
         if inside is not None:
@@ -321,30 +320,6 @@ class VectorWriter(StatementWriter):
                 self.put(f"{name} = {value()};")
         self.put("}")
         return name
-
-    def _inside(self, *sides: PrimExpr) -> str | None:
-        """What must hold for all of some expressions to be readable; None where it cannot be said,
-        "" where they read nothing."""
-        found: list[str] = []
-        for e in post_order(*sides):
-            if isinstance(e, Intrinsic) and (e.op == "if_then_else" or row_of(e.op).effects):
-                return None
-            if not isinstance(e, BufferLoad):
-                continue
-            index, extent = e.indices[0], simplify(flat_extent(e.buffer))
-            lanes = dt.lanes(index.dtype)
-            if isinstance(index, Ramp) and (step := _near_step(index)):
-                index, lanes = index.base, (lanes - 1) * step + 1
-            elif isinstance(index, Broadcast):
-                index, lanes = index.value, 1
-            elif lanes > 1:
-                return None
-            reads = any(isinstance(part, BufferLoad) for part in post_order(index))
-            if reads or not isinstance(extent, IntImm) or dt.lanes(e.buffer.dtype) > 1:
-                return None
-            at = self.text(index)
-            found.append(f"({at}) >= 0 && ({at}) <= {extent.value - lanes}")
-        return " && ".join(dict.fromkeys(found))
 
     def _has_bits(self, source: str, target: str) -> bool:
         """Whether the bits of a vector are those of another type."""
@@ -476,11 +451,6 @@ def _is_number(e: PrimExpr) -> bool:
     """Whether it is known to be no NaN in any lane."""
     one = e.value if isinstance(e, Broadcast) else e
     return isinstance(one, FloatImm) and not math.isnan(one.value)
-
-
-def _near_step(index: Ramp) -> int:
-    """1 and 2 for elements that are loaded as vectors of neighbours, else 0."""
-    return next((n for n in (1, 2) if is_const(index.stride, n)), 0)
 
 
 def _number_of(index: PrimExpr | None) -> PrimExpr | None:

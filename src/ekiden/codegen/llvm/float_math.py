@@ -3,11 +3,12 @@ lanes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ekiden.codegen.llvm.builder import Builder, Operand
 from ekiden.codegen.llvm.cast import emit_cast
-from ekiden.codegen.llvm.software import WITHOUT
+from ekiden.codegen.llvm.software import WITHOUT, whole_product
 from ekiden.ir import dtype as dt
 
 MANTISSA = {"float32": 23, "float64": 52}
@@ -46,12 +47,19 @@ class FloatMath:
         """An LLVM intrinsic on this type, or what stands for it where the target has none."""
         ability, compute = WITHOUT.get(name, (None, None))
         if ability is not None and compute is not None and not self.b.module.has(ability):
-            flags, self.b.flags = self.b.flags, ""  # what rounding loses is computed, not fast
-            try:
+            with self.as_written():
                 return compute(self, *operands)
-            finally:
-                self.b.flags = flags
         return self.b.intrinsic(name, self.dtype, *operands)
+
+    @contextmanager
+    def as_written(self) -> Iterator[None]:
+        """Operations inside are done one by one, whatever a program allows: what rounding loses is
+        computed."""
+        flags, self.b.flags = self.b.flags, ""
+        try:
+            yield
+        finally:
+            self.b.flags = flags
 
     def add(self, x: Operand, y: Operand) -> Operand:
         """x + y"""
@@ -76,6 +84,15 @@ class FloatMath:
     def fma(self, x: Operand, y: Operand, z: Operand) -> Operand:
         """x * y + z, rounded once."""
         return self.llvm("fma", x, y, z)
+
+    def less_product(self, z: Operand, x: Operand, y: Operand) -> Operand:
+        """z - x * y for a z within some units in the last place of x * y: what is left is whole.
+        float64 only; parts of x and y must not overflow."""
+        if self.b.module.has("fma"):
+            return self.fma(self.neg(x), y, z)
+        with self.as_written():
+            product, lost = whole_product(self, x, y)
+            return self.sub(self.sub(z, product), lost)
 
     def madd(self, x: Operand, y: Operand, z: Operand) -> Operand:
         """x * y + z, rounded once or twice, where nothing is made of what rounding loses: the form
@@ -161,8 +178,14 @@ class FloatMath:
         return self.b.convert("fptosi", self.dtype, self.word, x)
 
     def to_float(self, x: Operand) -> Operand:
-        """An integer as a float."""
-        return self.b.convert("sitofp", self.word, self.dtype, x)
+        """A small integer as a float. In float64 by what it adds to the bits of a number whose last
+        bit stands for 1: below AVX-512 no instruction converts vectors of int64, and GCC makes no
+        loop over lanes a vector for it."""
+        if not self.is_double or self.b.reorders:
+            return self.b.convert("sitofp", self.word, self.dtype, x)
+        number = self.const(1.5 * 2.0**self.mantissa)
+        with self.as_written():
+            return self.sub(self.from_bits(self.int_op("add", self.bits(number), x)), number)
 
     def power_of_two(self, n: Operand) -> Operand:
         """2**n for an integer n in the normal range."""
@@ -177,11 +200,9 @@ class FloatMath:
             n = self.llvm("roundeven", self.mul(x, self.const(factor)))
             return n, self.int_op("add", self.to_int(n), self.int_const(bias))
         number = self.const(1.5 * 2.0**self.mantissa + bias)
-        flags, self.b.flags = self.b.flags, ""  # what rounding loses is meant
-        large = self.madd(x, self.const(factor), number)
-        n = self.sub(large, number)
-        self.b.flags = flags
-        return n, self.bits(large)
+        with self.as_written():
+            large = self.madd(x, self.const(factor), number)
+            return self.sub(large, number), self.bits(large)
 
     def _power(self, biased: Operand) -> Operand:
         """The power of two whose exponent, with its bias, the last bits of an integer are."""

@@ -49,10 +49,10 @@ def _single(m: FloatMath, x: Operand) -> Operand:
 def _double(m: FloatMath, x: Operand) -> Operand:
     size = m.abs(x)
     square = m.mul(x, x)
-    near = m.mul(x, m.polynomial(square, NEAR))
+    near = m.mul(x, m.paired_polynomial(square, m.mul(square, square), NEAR))
     within = m.clamp(size, 1.0, 6.0)
     place = m.mul(m.sub(within, m.const(1.0)), m.const(0.2))
-    rest = exp(m, m.polynomial(place, FAR))
+    rest = exp(m, m.paired_polynomial(place, m.mul(place, place), FAR))
     far = m.copysign(m.sub(m.const(1.0), rest), x)
     return m.select(
         m.less(size, m.const(1.0)), near, m.select(m.b.compare("uno", m.dtype, x, x), x, far)

@@ -23,19 +23,26 @@ DOUBLE = (
 def log(m: FloatMath, x: Operand) -> Operand:
     """e ln 2 + log(1 + f), x = 2**e (1 + f). -inf at 0, NaN below."""
     e, f = _split(m, x)
+    square = m.mul(f, f)
+    last = m.mul(e, m.const(LN2_LOW[m.element]))
     if m.is_double:
-        high, low = _log_near_one(m, f)
-        result = m.fma(
-            e, m.const(LN2_HIGH[m.element]), m.add(high, m.fma(e, m.const(LN2_LOW[m.element]), low))
-        )
+        half = m.mul(square, m.const(0.5))
+        tail = m.sub(half, m.add(_after_square(m, f, half), last))
+        result = m.sub(f, tail)
     else:
-        square = m.mul(f, f)
-        tail = m.madd(
-            m.mul(f, square), m.polynomial(f, SINGLE), m.mul(e, m.const(LN2_LOW[m.element]))
-        )
+        tail = m.madd(m.mul(f, square), m.polynomial(f, SINGLE), last)
         result = m.add(f, m.madd(square, m.const(-0.5), tail))
-        result = m.madd(e, m.const(LN2_HIGH[m.element]), result)
+    result = m.madd(e, m.const(LN2_HIGH[m.element]), result)
     return _at_edges(m, x, result)
+
+
+def _after_square(m: FloatMath, f: Operand, half: Operand) -> Operand:
+    """log(1 + f) - f + f**2 / 2, of which `half` is the last: with s = f / (2 + f) the series of
+    2 atanh(s) begins with 2 s = f - f**2 / 2 + s f**2 / 2. float64 only."""
+    s = m.div(f, m.add(m.const(2.0), f))
+    square = m.mul(s, s)
+    others = m.mul(square, m.polynomial(square, DOUBLE))
+    return m.mul(s, m.add(half, others))
 
 
 def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
@@ -69,7 +76,7 @@ def _log_near_one(m: FloatMath, f: Operand) -> tuple[Operand, Operand]:
     u_low = m.sub(f, m.sub(u, two))
     s = m.div(f, u)
     # what s misses: f = (s + s_low) * (u + u_low)
-    s_low = m.div(m.fma(m.neg(s), u_low, m.fma(m.neg(s), u, f)), u)
+    s_low = m.div(m.madd(m.neg(s), u_low, m.less_product(f, s, u)), u)
     square = m.mul(s, s)
     tail = m.mul(m.mul(square, s), m.polynomial(square, DOUBLE))
     doubled = m.add(s, s)
@@ -135,13 +142,15 @@ def _precise_power(m: FloatMath, x: Operand, y: Operand) -> Operand:
     """x**y for x >= 0: exp(y log(x)) with the logarithm and the product in two parts."""
     e, f = _split(m, x)
     high, low = _log_near_one(m, f)
-    top = m.fma(e, m.const(LN2_HIGH["float64"]), high)
-    rest = m.add(m.sub(high, m.sub(top, m.mul(e, m.const(LN2_HIGH["float64"])))), low)
-    rest = m.fma(e, m.const(LN2_LOW["float64"]), rest)
-    log_x = _at_edges(m, x, m.add(top, rest))
+    turns = m.mul(e, m.const(LN2_HIGH["float64"]))  # whole
+    near = m.add(turns, high)
+    rest = m.add(m.sub(high, m.sub(near, turns)), low)
+    rest = m.madd(e, m.const(LN2_LOW["float64"]), rest)
+    top = m.add(near, rest)  # what is left is small against 1 whatever e is
+    rest = m.sub(rest, m.sub(top, near))
+    log_x = _at_edges(m, x, top)
     product = m.mul(log_x, y)
-    error = m.fma(rest, y, m.fma(top, y, m.neg(m.mul(top, y))))
-    power_high = exp(m, m.mul(top, y))
-    precise = m.fma(power_high, error, power_high)
+    error = m.sub(m.mul(rest, y), m.less_product(product, top, y))
+    made = exp(m, product)
     ordinary = m.less(m.abs(product), m.const(708.0))
-    return m.select(ordinary, precise, exp(m, product))
+    return m.select(ordinary, m.madd(made, error, made), made)

@@ -17,8 +17,17 @@ from fractions import Fraction
 from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.float_math import FloatMath
 
-# pi / 2 in three parts of 53 bits
+# pi / 2 in parts of 53 bits, which a fused multiply-add takes times n whole
 HALF_PI = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33)
+# and in parts of 23 bits but for the last of a type, whose products with n below 2**30 float64
+# holds whole too
+SHORT_HALF_PI = {
+    "float32": (1.570796251296997, 7.549789415861596e-08, 5.390302858158119e-15),
+    "float64": (
+        1.570796251296997, 7.549789415861596e-08, 5.390302529957765e-15, 3.2820031633724233e-22,
+        3.7950107727212256e-29,
+    ),
+}  # fmt: skip
 TWO_OVER_PI = 0.6366197723675814
 # (sin(x) - x) / x**3 and (cos(x) - 1 + x**2 / 2) / x**4 as polynomials in x**2 on |x| <= pi / 4
 SIN = {
@@ -113,12 +122,26 @@ def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
 def _of_rest(m: FloatMath, element: str, x: Operand, low: Operand | None, ahead: int) -> Operand:
     """sin(x + low + ahead * pi / 2) for |x| <= LARGE, to the last place of a type."""
     n, turn = m.rounded(x, TWO_OVER_PI, 0)
-    r = x
-    for part in HALF_PI[: 2 if element == "float32" else 3]:
-        r = m.fma(n, m.const(-part), r)
+    r = _less_quarters(m, element, x, n)
     if low is not None:
         r = m.add(r, low)
     return _at_quarter(m, element, r, m.int_op("add", turn, m.int_const(ahead)))
+
+
+def _less_quarters(m: FloatMath, element: str, x: Operand, n: Operand) -> Operand:
+    """x - n pi / 2 for n below 2**30 and a difference of at most 1, to the last place of a type."""
+    if m.b.module.has("fma"):
+        for part in HALF_PI[: 2 if element == "float32" else 3]:
+            x = m.fma(n, m.const(-part), x)
+        return x
+    first, second, third, *smaller = [m.mul(n, m.const(part)) for part in SHORT_HALF_PI[element]]
+    with m.as_written():
+        x = m.sub(m.sub(x, first), second)  # whole
+        if not smaller:
+            return m.sub(x, third)
+        total = m.add(third, smaller[0])  # so that x is rounded once
+        lost = m.sub(smaller[0], m.sub(total, third))
+        return m.sub(m.sub(x, total), m.add(lost, smaller[1]))
 
 
 def _modulo_turn(m: FloatMath, x: Operand, bits: int) -> tuple[Operand, Operand]:
@@ -163,12 +186,11 @@ def _within(m: FloatMath, n: Operand, top: int) -> Operand:
 
 def _at_quarter(m: FloatMath, element: str, r: Operand, turn: Operand) -> Operand:
     """sin(r + turn * pi / 2) for |r| <= pi / 4; of the turns the last two bits count."""
-    step = m.fma if element == "float64" else m.madd  # one more rounding of float64 is lost there
     square = m.mul(r, r)
-    sine = step(m.mul(r, square), m.polynomial(square, SIN[element]), r)
+    sine = m.madd(m.mul(r, square), m.polynomial(square, SIN[element]), r)
     fourth = m.mul(square, square)
-    near_one = step(square, m.const(-0.5), m.const(1.0))
-    cosine = step(fourth, m.polynomial(square, COS[element]), near_one)
+    near_one = m.madd(square, m.const(-0.5), m.const(1.0))
+    cosine = m.madd(fourth, m.polynomial(square, COS[element]), near_one)
     first, sign = m.int_op("shl", turn, m.int_const(63)), m.int_const(-(1 << 63))
     swap = m.b.compare("slt", m.word, first, m.int_const(0))
     flip = m.int_op("and", m.int_op("shl", turn, m.int_const(62)), sign)

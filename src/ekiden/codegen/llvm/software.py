@@ -27,16 +27,21 @@ def fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
         wide = m.widen()
         product = wide.mul(m.cast(x, wide), m.cast(y, wide))
         return wide.cast(wide.add(product, m.cast(z, wide)), m)
-    product = m.mul(x, y)
-    (x_high, x_low), (y_high, y_low) = _split(m, x), _split(m, y)
-    lost = m.sub(m.mul(x_high, y_high), product)
-    lost = m.add(m.add(lost, m.mul(x_high, y_low)), m.mul(x_low, y_high))
-    lost = m.add(lost, m.mul(x_low, y_low))
+    product, lost = whole_product(m, x, y)
     total = m.add(product, z)
     of_z = m.sub(total, product)
     rest = m.add(m.sub(product, m.sub(total, of_z)), m.sub(z, of_z))
     exact = m.add(total, m.add(lost, rest))
     return m.select(m.b.compare("ord", m.dtype, exact, exact), exact, total)
+
+
+def whole_product(m: FloatMath, x: Operand, y: Operand) -> tuple[Operand, Operand]:
+    """(high, low): x * y in float64 as rounded, and what that lost (Dekker)."""
+    product = m.mul(x, y)
+    (x_high, x_low), (y_high, y_low) = _split(m, x), _split(m, y)
+    lost = m.sub(m.mul(x_high, y_high), product)
+    lost = m.add(m.add(lost, m.mul(x_high, y_low)), m.mul(x_low, y_high))
+    return product, m.add(lost, m.mul(x_low, y_low))
 
 
 def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:

@@ -1,0 +1,116 @@
+"""Loops whose whole body is the store of a vector, as loops over elements.
+
+    for i in range(n):                            for i in range(n * 8):
+        B[i * 8 : +8] = exp(A[i * 8 : +8])   ->       B[i] = exp(A[i])
+
+A compiler that makes vectors of loops takes as many lanes as all types in it allow then: of eight
+lanes of a byte and a float GCC makes none.
+"""
+
+from __future__ import annotations
+
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import row_of
+from ekiden.ir.prim import (
+    BinaryExpr,
+    Cast,
+    IntImm,
+    Intrinsic,
+    Not,
+    PrimExpr,
+    Select,
+    Var,
+    binary,
+    const,
+    is_const,
+)
+from ekiden.ir.prim_visitor import children, free_vars, post_order
+from ekiden.tir.expr import Broadcast, BufferLoad, Ramp
+from ekiden.tir.stmt import BufferStore, For, ForKind
+
+_OF_LANES = (
+    "shuffle", "same_memory", "reinterpret", "call_packed", "call_function", "if_then_else",
+)  # fmt: skip
+"""Intrinsics of which a lane is more than those of its arguments, or which lanes decide."""
+
+
+def over_elements(loop: For) -> For | None:
+    """The loop over single elements, in the same order; None for one that is none."""
+    store = loop.body
+    if loop.kind is not ForKind.SERIAL or not isinstance(store, BufferStore):
+        return None
+    index = store.indices[0]
+    is_near = len(store.indices) == 1 and isinstance(index, Ramp) and is_const(index.stride, 1)
+    if not is_near or dt.lanes(store.buffer.dtype) > 1:
+        return None
+    if store.predicate is not None and not is_const(store.predicate, 1):
+        return None
+    return _Lane(loop.loop_var, dt.lanes(index.dtype)).of(loop, store)
+
+
+class _Lane:
+    """Expressions of vectors of `lanes` elements as those of one element of a longer loop."""
+
+    def __init__(self, var: Var, lanes: int) -> None:
+        self.var, self.lanes = var, lanes
+        self.element = Var(var.name, var.dtype)
+
+    def of(self, loop: For, store: BufferStore) -> For | None:
+        """The loop, if all of it can be said of one element."""
+        values = [self._alone(e) for e in (store.indices[0], store.value)]
+        if any(v is None or dt.lanes(v.dtype) > 1 for v in values):
+            return None
+        index, value = values
+        assert index is not None and value is not None
+        body = BufferStore(store.buffer, value, (index,))
+        times = const(self.lanes, self.var.dtype)
+        return For(self.element, loop.min * times, loop.extent * times, loop.kind, body)
+
+    def _alone(self, root: PrimExpr) -> PrimExpr | None:
+        """An expression of one element, or None. What is the same in all lanes must be the same in
+        all turns of the loop too."""
+        done: dict[int, PrimExpr] = {}
+        order = post_order(root)
+        for e in order:
+            made = e if dt.lanes(e.dtype) == 1 else self._node(e, done)
+            if made is None:
+                return None
+            done[id(e)] = made
+        wide = [e for e in order if dt.lanes(e.dtype) > 1 and not isinstance(e, Ramp)]
+        shared = [c for e in wide for c in children(e) if dt.lanes(c.dtype) == 1]
+        return None if self.var in free_vars(*shared) else done[id(root)]
+
+    def _node(self, e: PrimExpr, done: dict[int, PrimExpr]) -> PrimExpr | None:
+        given, kind = [done[id(c)] for c in children(e)], dt.element(e.dtype)
+        match e:
+            case Ramp():
+                return self._place(e)
+            case Broadcast():
+                return given[0]
+            case BinaryExpr():
+                return binary(type(e), given[0], given[1])
+            case Cast():
+                return Cast(given[0], kind)
+            case Not():
+                return Not(given[0], kind)
+            case Select():
+                return Select(given[0], given[1], given[2], kind)
+            case BufferLoad() if len(given) == 1 and dt.lanes(e.buffer.dtype) == 1:
+                return BufferLoad(e.buffer, (given[0],), kind)
+            case Intrinsic() if e.op not in _OF_LANES and not row_of(e.op).effects:
+                return Intrinsic(e.op, tuple(given), kind)
+        return None
+
+    def _place(self, e: Ramp) -> PrimExpr | None:
+        """`rest + i * stride` where a vector began at `rest + i * lanes * stride`."""
+        if not isinstance(e.stride, IntImm) or e.lanes != self.lanes:
+            return None
+        step = const(self.lanes * e.stride.value, e.base.dtype)
+        rest = simplify(e.base - self.var * step)
+        if self.var in free_vars(rest):
+            return None
+        return rest + self.element * const(e.stride.value, e.base.dtype)
+
+
+__all__ = ["over_elements"]
