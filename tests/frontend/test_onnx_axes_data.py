@@ -13,7 +13,7 @@ import ekiden
 from ekiden.runtime.errors import IndexRangeError, RunError, UnsupportedError
 from long_runs import share
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.early
 X = normal(2, 3, 4)
 REDUCTIONS = (
     "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
