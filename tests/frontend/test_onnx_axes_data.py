@@ -13,7 +13,7 @@ import ekiden
 from ekiden.runtime.errors import IndexRangeError, RunError, UnsupportedError
 from long_runs import share
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.early
 X = normal(2, 3, 4)
 REDUCTIONS = (
     "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
@@ -148,3 +148,10 @@ def test_a_vector_of_the_only_length_that_its_node_can_have(name: str) -> None:
     feed = {"x": X, **sizes} if "x" in made.input else sizes
     # ONNX Runtime wants to know how many sizes a Resize has.
     agree([made], feed, symbolic=True, reference=name == "Resize")
+
+
+@pytest.mark.parametrize("shape", [(4, 0, 3), (0, 3), (2, 0, 2, 3), (0, 0, 3)])
+def test_products_of_no_rows(shape: tuple[int, ...]) -> None:
+    """Axes are joined into rows, of which there are none."""
+    feed = {"x": np.zeros(shape, np.float32)}
+    agree([node("MatMul", "x w")], feed, {"w": normal(3, 5)})

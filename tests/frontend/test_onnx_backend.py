@@ -30,7 +30,7 @@ def _reduce_model() -> onnx.ModelProto:
         "sum",
         [
             helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3]),
-            helper.make_tensor_value_info("axes", TensorProto.INT64, [1]),
+            helper.make_tensor_value_info("axes", TensorProto.INT64, [None]),
         ],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None])],
     )

@@ -12,7 +12,7 @@ import ekiden
 from ekiden.runtime.errors import UnsupportedError
 from long_runs import share
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.early
 IMAGE = normal(1, 2, 7, 6)
 
 

@@ -12,7 +12,7 @@ import ekiden
 from ekiden import relay
 from ekiden.relay import op
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.early
 CHANNELS = 4
 X = normal(2, CHANNELS, 5)
 

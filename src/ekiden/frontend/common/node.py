@@ -129,6 +129,13 @@ class Node:
             self.needs(index, f"{what!r} must be a vector of known length")
         return found
 
+    def learn(self, index: int, axis: int, extent: Dim) -> None:
+        """An axis of an input, where it has that one, must be so long, which may say more of it
+        than the model does. What is known to differ is left to the operator, which refuses it."""
+        shape = () if self.optional(index) is None else self.shape(index)
+        if axis < len(shape) and (known(shape[axis]) is None or known(extent) is None):
+            self.scope.same((shape[axis],), (as_dim(extent),))
+
     def partial(self, index: int) -> Sequence[PrimExpr | None]:
         """What is known of the elements of an input of integers: a number or an expression of
         dimensions each, None for data.

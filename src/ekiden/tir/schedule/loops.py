@@ -429,8 +429,10 @@ def fuse(
         elif n == first:
             values[each.loop_var] = rest
         else:
-            values[each.loop_var] = rest % each.extent
-            rest = rest // each.extent
+            # Of a loop without a step, which no step sees, any digit is as good.
+            digits = const(1, fused.dtype) if is_const(each.extent, 0) else each.extent
+            values[each.loop_var] = rest % digits
+            rest = rest // digits
     body = rebound(nest[-1].body, values, analyzer)
     return program.replace(nest[0], serial(fused, total, body)), [fused]
 

@@ -27,10 +27,17 @@ from ekiden.topi.shape import Dim, as_attr, as_dim, known, tidy
 def _kernel(node: Node) -> tuple[Dim, ...]:
     """The kernel's extents: of the attribute, or of the weight."""
     if node.has("kernel_shape"):
-        kernel = node.get_ints("kernel_shape")
-        node.scope.same(node.shape(1)[2:], tuple(map(as_dim, kernel)))
-        return kernel
-    return as_attr(node.shape(1)[2:])
+        kernel: tuple[Dim, ...] = node.get_ints("kernel_shape")
+        for axis, extent in enumerate(kernel, 2):
+            node.learn(1, axis, extent)
+    else:
+        kernel = as_attr(node.shape(1)[2:])
+    if not len(kernel) == node.rank(1) - 2 == node.rank(0) - 2:
+        node.unsupported(
+            f"the kernel has {len(kernel)} axes and the weight rank {node.rank(1)}; expected "
+            f"{node.rank(0) - 2} and {node.rank(0)} for an input of that rank"
+        )
+    return kernel
 
 
 def _size(window: Window) -> tuple[int, ...] | None:

@@ -20,13 +20,14 @@ from ekiden.ir.dtype import is_float, itemsize, to_numpy
 from ekiden.ir.prim import EQ, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import Shape, as_dim, as_ints, equal, known, product, tidy
+from ekiden.topi.shape import Shape, as_ints, equal, known, product, tidy
 
 
 def _learn_channels(node: Node) -> None:
     """Vectors have a number for each channel of the data."""
-    vectors = [d for i in range(1, len(node.inputs)) for d in node.shape(i)[:1]]
-    node.scope.same(node.shape(0)[1:2] * len(vectors), vectors)
+    if node.rank(0) > 1:
+        for index in range(1, len(node.inputs)):
+            node.learn(index, 0, node.shape(0)[1])
 
 
 def _batch_norm(node: Node) -> Expr:
@@ -129,8 +130,8 @@ def _instance_norm(node: Node) -> Expr:
 def _group_norm_by_groups(node: Node) -> Expr:
     """Before opset 21 each group, not each channel, has a scale and a bias."""
     channels, groups = node.shape(0)[1], node.get_int("num_groups")
-    many = as_dim(groups)
-    node.scope.same((many, many), [d for i in (1, 2) for d in node.shape(i)[:1]])
+    for index in (1, 2):
+        node.learn(index, 0, groups)
     if known(channels) is None:
         node.scope.require(binary(EQ, channels % groups, 0))
     data, *each = node.exprs()

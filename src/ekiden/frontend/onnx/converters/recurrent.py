@@ -26,7 +26,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
 from ekiden.relay.qnn import products as qnn
 from ekiden.runtime.late_methods import dataclass
-from ekiden.topi.shape import as_dim, known
+from ekiden.topi.shape import known
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +180,15 @@ def _learn_batch(node: Node, axis: int) -> None:
 def _learn_hidden(node: Node, kind: Kind) -> None:
     """Weights have rows of as many hidden values as the node says, for each gate."""
     hidden, gates = node.get_int("hidden_size", 0), len(kind.gates)
-    if not hidden and known(node.shape(2)[2]) is None:
+    if not hidden and known(node.shape(2)[-1]) is None:
         node.unsupported("'hidden_size' must be given where the weights do not say it")
     if not hidden:
         return
-    wide = as_dim(gates * hidden)
-    found = [*node.shape(1)[1:2], *node.shape(2)[1:3], *node.shape(0)[2:3]]
-    wanted = [wide, wide, as_dim(hidden), *node.shape(1)[2:3]]
-    for index, blocks, axis in ((3, 2 * gates, 1), (5, 1, 2), (6, 1, 2), (7, 3, 1)):
-        if node.optional(index) is not None:
-            found += node.shape(index)[axis : axis + 1]
-            wanted.append(as_dim(blocks * hidden))
-    node.scope.same(found, wanted)
+    rows = ((1, 1, gates), (2, 1, gates), (2, 2, 1), (3, 1, 2 * gates), (5, 2, 1), (6, 2, 1))
+    for index, axis, blocks in (*rows, (7, 1, 3)):
+        node.learn(index, axis, blocks * hidden)
+    if node.rank(0) == 3:
+        node.learn(1, 2, node.shape(0)[2])
 
 
 def _recurrent(node: Node) -> list[Expr]:
