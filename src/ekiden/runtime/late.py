@@ -24,10 +24,11 @@ from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
+from threading import get_ident
 from types import ModuleType
 from typing import TypeVar, cast
 
-from ekiden.runtime.forks import Lock, imports_here
+from ekiden.runtime.forks import FOR_US, Lock, imports_here
 
 __all__ = [
     "Late", "LateLog", "Table", "import_late", "lend", "load_postponed", "names_from", "names_in",
@@ -54,10 +55,18 @@ def import_late(name: str) -> ModuleType:
     if found is not None and not _is_half(found):
         return found
     if not name.startswith("ekiden."):
-        return import_module(name)
+        return _of_others(name)
     with nullcontext() if imports_here() else _LOCK:
         *_, found = map(import_module, accumulate(name.split("."), "{}.{}".format))
     return found
+
+
+def _of_others(name: str) -> ModuleType:
+    FOR_US.append(get_ident())
+    try:
+        return import_module(name)
+    finally:
+        FOR_US.remove(get_ident())
 
 
 def _is_half(module: ModuleType) -> bool:
