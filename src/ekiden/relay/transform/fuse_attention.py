@@ -49,7 +49,7 @@ from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
-    from ekiden.relay.op.nn import attention as attention_op
+    import ekiden.relay.op.nn.attention as attention_op
 else:
     attention_op = Late("ekiden.relay.op.nn.attention")
 
