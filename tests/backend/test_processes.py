@@ -29,6 +29,7 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Task, compile_tasks
 from ekiden.driver import compiler
 from ekiden.runtime import callers, forks
+from ekiden.runtime.late import import_late
 
 pytestmark = pytest.mark.quick
 
@@ -147,13 +148,15 @@ def test_a_child_of_any_fork_compiles_though_a_thread_was_inside_llvm() -> None:
         assert in_child(lambda: bool(kernels())) == 0
 
 
+@pytest.mark.parametrize("package", ["ekiden.", ""])
 def test_a_child_imports_what_a_thread_was_importing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that forks waits for modules of Ekiden's, which its children hang at otherwise."""
+    """A program that forks waits for modules of Ekiden's, and for those of others that are imported
+    late for Ekiden, which its children hang at otherwise."""
     monkeypatch.setattr(ekiden, "__path__", [*ekiden.__path__, str(tmp_path)])
     body = "import time\nhooks['begun'].set()\ntime.sleep(0.2)\nwhole = True"
-    thread, get = importing(body, tmp_path, monkeypatch, package="ekiden.")
+    thread, get = importing(body, tmp_path, monkeypatch, package)
     assert in_child(lambda: get().whole) == 0  # type: ignore[attr-defined]
     thread.join()
 
@@ -167,7 +170,7 @@ def test_a_fork_waits_while_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> No
         assert looks == []
     looks = ["first", "first", "first", "first"]
     with pytest.raises(BlockingIOError, match="no fork while another thread imports first"):
-        forks._hold(lambda name: True)
+        forks._hold(lambda name, owner: True)
 
 
 def test_a_fork_waits_for_that_of_another_thread() -> None:
@@ -338,7 +341,7 @@ def importing(
     monkeypatch.syspath_prepend(tmp_path)
     begun = threading.Event()
     monkeypatch.setattr(sys, "_half_made", {"begun": begun, **names}, raising=False)
-    thread = threading.Thread(target=lambda: importlib.import_module(package + name))
+    thread = threading.Thread(target=lambda: import_late(package + name))
     thread.start()
     assert begun.wait(20)
     return thread, lambda: importlib.import_module(package + name)

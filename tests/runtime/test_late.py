@@ -16,7 +16,7 @@ import pytest
 import ekiden
 from ekiden.runtime import late
 from ekiden.runtime.forks import Lock
-from ekiden.runtime.late import Table, import_late, load_postponed, postpone
+from ekiden.runtime.late import Table, cached_property, import_late, load_postponed, postpone
 
 pytestmark = pytest.mark.quick
 
@@ -102,6 +102,31 @@ def test_a_module_that_is_being_imported_may_import_late(put: Put) -> None:
         second = pool.submit(importlib.import_module, "ekiden.late_second")
         assert second.result(20).__name__ == "ekiden.late_second"
         assert first.result(20).import_late == 1
+
+
+def test_a_property_of_one_object_does_not_wait_for_that_of_another() -> None:
+    """As with Python's own before 3.12, whose lock was closed in the child of a fork."""
+    begun, done = threading.Event(), threading.Event()
+
+    class Owner:
+        def __init__(self, waits: bool) -> None:
+            self.waits = waits
+
+        @cached_property
+        def value(self) -> object:
+            if self.waits:
+                begun.set()
+                done.wait(20)
+            return object()
+
+    slow, quick = Owner(True), Owner(False)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: slow.value)
+        assert begun.wait(20)
+        assert quick.value is quick.value
+        assert not waiting.done()
+        done.set()
+        assert waiting.result() is slow.value
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

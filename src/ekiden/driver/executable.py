@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
@@ -21,7 +21,7 @@ from ekiden.runtime.callers import Machines, executor_of, start
 from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.errors import EkidenError, ExportError, InputError, RunError
 from ekiden.runtime.files import File, PathName, write_to
-from ekiden.runtime.late import Late, import_late
+from ekiden.runtime.late import Late, cached_property, import_late
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
     CALL_CLOSURE,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from ekiden.llm.weights import PLAIN, FileBytes, Weight, bytes_of
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.late import cached_property
 from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["SafetensorsCheckpoint", "SafetensorsFile", "write_safetensors"]

@@ -3,7 +3,7 @@
 The child of a fork has one thread. What others held stays closed in it for ever: each lock of ours
 is renewed in the child (`Lock`) or is held by who forks; those of importlib, which nobody can
 renew, as what they guard is half a module, are why a fork waits: one of ours until no other thread
-imports anything, one of the program's until none imports a module of Ekiden's.
+imports anything, one of the program's until none imports a module of Ekiden's or for Ekiden.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ PATIENCE = 1000
 """How often a fork looks for imports of other threads while none of them ends and none begins. They
 may be waiting for the one that forks, as where a module compiles while it is imported: then one of
 ours is not made, and one of the program's is. Not a time: a process may be stopped for longer."""
+FOR_US: list[int] = []
+"""Threads that import a module of others late, as Ekiden uses it: each as often as it does."""
+Meant = Callable[[str, int], bool]
+"""Whether a fork waits for a module, which a thread imports."""
 _PAUSE = 0.001
 """Seconds between two looks."""
 _holder: int | None = None
@@ -75,12 +79,12 @@ def imports_here() -> bool:
     return any(owner == own for _, owner in _owners())
 
 
-def _imported_elsewhere(is_meant: Callable[[str], bool]) -> list[str]:
+def _imported_elsewhere(is_meant: Meant) -> list[str]:
     own = threading.get_ident()
-    return sorted(name for name, owner in _owners() if owner != own and is_meant(name))
+    return sorted(n for n, owner in _owners() if owner != own and is_meant(n, owner))
 
 
-def _hold(is_meant: Callable[[str], bool]) -> None:
+def _hold(is_meant: Meant) -> None:
     """Wait until no other thread imports such a module, and let none begin. Raises BlockingIOError
     where others still do after PATIENCE, with their modules."""
     global _holder
@@ -114,7 +118,7 @@ def forking() -> Iterator[None]:
 
     Raises BlockingIOError where others go on importing, as PATIENCE says, with their modules.
     """
-    _hold(lambda name: True)
+    _hold(lambda name, owner: True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -135,8 +139,8 @@ def hold_at_forks(guard: Callable[[], AbstractContextManager[object]]) -> None:
     _GUARDS.append(guard)
 
 
-def _is_ekidens(module: str) -> bool:
-    return module.partition(".")[0] == "ekiden"
+def _is_ours(module: str, thread: int) -> bool:
+    return module.partition(".")[0] == "ekiden" or thread in FOR_US
 
 
 def before_fork() -> None:
@@ -147,7 +151,7 @@ def before_fork() -> None:
     with ExitStack() as held:
         if _holder != threading.get_ident():
             with suppress(BlockingIOError):
-                _hold(_is_ekidens)
+                _hold(_is_ours)
                 held.callback(_release)
         for guard in _GUARDS:
             held.enter_context(guard())

@@ -24,14 +24,15 @@ from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
+from threading import get_ident
 from types import ModuleType
-from typing import TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
-from ekiden.runtime.forks import Lock, imports_here
+from ekiden.runtime.forks import FOR_US, Lock, imports_here
 
 __all__ = [
-    "Late", "LateLog", "Table", "import_late", "lend", "load_postponed", "names_from", "names_in",
-    "postpone",
+    "Late", "LateLog", "Table", "cached_property", "import_late", "lend", "load_postponed",
+    "names_from", "names_in", "postpone",
 ]  # fmt: skip
 
 _K = TypeVar("_K", bound=Hashable)
@@ -54,10 +55,18 @@ def import_late(name: str) -> ModuleType:
     if found is not None and not _is_half(found):
         return found
     if not name.startswith("ekiden."):
-        return import_module(name)
+        return _of_others(name)
     with nullcontext() if imports_here() else _LOCK:
         *_, found = map(import_module, accumulate(name.split("."), "{}.{}".format))
     return found
+
+
+def _of_others(name: str) -> ModuleType:
+    FOR_US.append(get_ident())
+    try:
+        return import_module(name)
+    finally:
+        FOR_US.remove(get_ident())
 
 
 def _is_half(module: ModuleType) -> bool:
@@ -164,6 +173,30 @@ class Table(dict[_K, _V]):
         """All rows with their names."""
         self.load_rest()
         return self._now().items()
+
+
+class cached_property(Generic[_V]):  # noqa: N801 - as functools calls it
+    """As functools has it from Python 3.12 on: before, a lock of all objects of a class is held
+    while a value is made, and stays closed in the child of a fork. Of threads that make one at the
+    same time, the first says what it is.
+    """
+
+    def __init__(self, make: Callable[[Any], _V]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> _V: ...
+    def __get__(self, instance: object, owner: type) -> Self | _V:
+        if instance is None:
+            return self
+        made: _V = vars(instance).setdefault(self._name, self._make(instance))
+        return made
 
 
 class Late:

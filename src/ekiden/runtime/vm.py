@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -22,6 +21,7 @@ from ekiden.runtime.callers import executor_of
 from ekiden.runtime.devices import check_devices
 from ekiden.runtime.errors import InputError, UnsupportedError
 from ekiden.runtime.far_program import FarExecutable, far_executable
+from ekiden.runtime.late import cached_property
 from ekiden.runtime.metadata import tensor_infos
 from ekiden.runtime.placing import direct_places, invoke_into, is_same, result_sites
 from ekiden.runtime.stepping import Place, Stepper
