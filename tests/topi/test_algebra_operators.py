@@ -308,7 +308,7 @@ def classical() -> Iterator[Case]:
     leaves = np.array([walk(data, 0, nodes), walk(data, 1, nodes)], "int32").T
     yield case("ml.tree_leaves", data, np.array([0, 1], "int32"), *nodes, symbolic=False,
                build=lambda x, r, *n: topi.ml.tree_leaves(x, r, n, 3), expected=leaves)  # fmt: skip
-    for trees, rows in ((1, 1), (8, 16), (19, 37), (0, 3), (3, 0)):  # groups of both, and less
+    for trees, rows in ((1, 1), (19, 15), (8, 16), (19, 37), (0, 3), (3, 0)):  # groups, and less
         roots, chains = chained(trees)
         data = normal(rows, 3)
         leaves = np.array([walk(data, int(r), chains) for r in roots], "int32")

@@ -18,10 +18,10 @@ from ekiden.topi.shape import as_dim, ceil_div, expect_least, expect_shape
 TREES = 8
 """Walked at once: a step is some four loads after each other, which as many steps fill."""
 ROWS = 16
-"""That go down the same trees while the nodes of these are near."""
-GRAIN = 16
-"""Such pieces that a thread takes at least: a walk of 8 trees for one row takes half a
-microsecond."""
+"""That go down the same trees in a piece of work, where there are as many."""
+STEPS = 512
+"""Of so many trees for one row, that a thread takes at least: each takes some 20 ns, and what
+another core has written, as long again for each line."""
 
 
 def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int) -> Tensor:
@@ -45,20 +45,14 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
     rows, trees = data.shape[0], roots.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """In parallel pieces of some rows by some trees, those of the same trees side by side."""
+        """Few rows one by one, so that a thread's least share is known; else some at once."""
         ib = IRBuilder()
         walk = _Walk(ib, depth, *map(ib.buffer_ptr, ins))
         found = ib.buffer_ptr(outs[0])
-        blocks, groups = ceil_div(rows, ROWS), ceil_div(trees, TREES)
-        notes = {"grain": GRAIN}
-        with ib.for_range(0, groups * blocks, "at", kind="parallel", annotations=notes) as at:
-            some = te.max(blocks, 1)
-            group, first = ib.let("group", at // some), ib.let("first", at % some * ROWS)
-            with ib.for_range(first, te.min(rows, first + ROWS), "i") as i:
-                # behind the last tree it is walked again
-                names = [ib.let("t", te.min(group * TREES + n, trees - 1)) for n in range(TREES)]
-                for t, leaf in zip(names, walk.leaves(i, names), strict=True):
-                    found[i, t] = cast(leaf, "int32")
+        with ib.if_scope(rows < ROWS):
+            walk.forest(found, 1)
+        with ib.else_scope():
+            walk.forest(found, ROWS)
         return ib.get()
 
     inputs = [data, roots, *nodes]
@@ -77,6 +71,21 @@ class _Walk:
     limits: BufferVar
     children: BufferVar
     missing: BufferVar
+
+    def forest(self, found: BufferVar, size: int) -> None:
+        """Where all rows end in all trees, in parallel pieces of `size` rows by some trees, those
+        of the same trees side by side."""
+        ib, trees, rows = self.ib, self.roots.asobject().shape[0], self.data.asobject().shape[0]
+        blocks, groups = ceil_div(rows, size), ceil_div(trees, TREES)
+        notes = {"grain": max(1, STEPS // max(1, self.depth * size))}
+        with ib.for_range(0, groups * blocks, "at", kind="parallel", annotations=notes) as at:
+            some = te.max(blocks, 1)
+            group, first = ib.let("group", at // some), ib.let("first", at % some * size)
+            with ib.for_range(first, te.min(rows, first + size), "i") as i:
+                # behind the last tree it is walked again
+                names = [ib.let("t", te.min(group * TREES + n, trees - 1)) for n in range(TREES)]
+                for t, leaf in zip(names, self.leaves(i, names), strict=True):
+                    found[i, t] = cast(leaf, "int32")
 
     def leaves(self, row: PrimExpr, trees: Sequence[PrimExpr]) -> list[PrimExpr]:
         """Where a row ends in each of some trees: all go on by a step as long as any does."""
