@@ -23,7 +23,7 @@ from ekiden.llm.grammar import MOST_BYTES, Grammar
 from ekiden.llm.program import DECODE, DRAFT, PREFILL, SETTINGS, SPECULATE, Draft, program
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Pieces, Tokenizer
-from ekiden.llm.weights import Checkpoint
+from ekiden.llm.weights import Checkpoint, OfFiles
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.vm import VirtualMachine
@@ -98,8 +98,9 @@ def load(
     other = None if draft is None else _opened(draft)
     small = None if other is None else _draft_of(other, decoder, context, proposals)
     exe = ekiden.compile(program(found, decoder, layout, small), num_threads=num_threads, **options)
-    for each in (found, other):
-        if each is not None:
+    opened: list[object] = [found, other]
+    for each in opened:
+        if isinstance(each, OfFiles):
             each.check()
     _give_back()
     return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +16,7 @@ from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.mapped import Files, read_whole
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 
-__all__ = ["PLAIN", "Checkpoint", "FileBytes", "Weight", "bytes_of"]
+__all__ = ["PLAIN", "Checkpoint", "FileBytes", "OfFiles", "Weight", "bytes_of"]
 
 PLAIN: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
@@ -112,6 +112,11 @@ class Checkpoint(Protocol):
 
     def __getitem__(self, name: str) -> Weight:
         """One tensor. Raises KeyError."""
+
+
+@runtime_checkable
+class OfFiles(Protocol):
+    """A checkpoint that reads its tensors from files as they are asked for."""
 
     def check(self) -> None:
         """Raise LoadError where a file is not as it was when it was opened: what was made of its
