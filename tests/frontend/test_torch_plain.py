@@ -262,14 +262,29 @@ def test_a_size_that_is_open() -> None:
             torch.testing.assert_close(torch.from_dlpack(exe(x)), module(x), rtol=1e-4, atol=1e-5)
 
 
-def test_who_registers_such_an_operator_has_it() -> None:
-    key = "aten::square"
-    before = registry.TABLE[key]
-    try:
-        registry.register(key)(lambda node, x: relay.const(7.0))
-        assert not registry.is_taken_apart(torch.ops.aten.square.default)
-        with pytest.raises(ValueError, match="it is there"):
-            registry.register(key)(lambda node, x: relay.const(7.0))
-    finally:
-        registry.TABLE[key] = before
-        registry.COMPOSITE.add(key)
+@pytest.mark.parametrize("name", ["aten::layer_norm", "aten::layer_norm.default", "aten::conv1d"])
+@pytest.mark.parametrize("plain", [True, False])
+def test_who_registers_such_an_operator_has_it(
+    name: str, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name of all overloads too, of which the table has one; however a program comes."""
+    monkeypatch.setattr(registry, "TABLE", dict(registry.TABLE))
+    monkeypatch.setattr(registry, "COMPOSITE", set(registry.COMPOSITE))
+    registry.register(name)(
+        lambda node, x, *_, **__: relay.full(relay.const(7.0), node.out_shape, dtype="float32")
+    )
+    with pytest.raises(ValueError, match="it is there"):
+        registry.register(name)(lambda node, x: relay.const(7.0))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        made = F.conv1d(x, x[:, :, :1]) if "conv1d" in name else F.layer_norm(x, (4,))
+        y = x + 1
+        if not plain:
+            y[0].zero_()
+        return made + y
+
+    program = exported(Apply(run), [torch.ones(3, 3, 4)])
+    assert is_plain(program) is plain
+    made = relay.infer_type(import_exported(program, "program").as_module())
+    found = np.asarray(Interpreter(made).evaluate("main", np.ones((3, 3, 4), "f")))
+    assert found[1, 0, 0] == 9

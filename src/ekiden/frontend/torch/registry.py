@@ -83,7 +83,8 @@ def is_taken_apart(target: object) -> bool:
     """Whether what an operator is made of is imported where PyTorch takes a program apart: nobody
     has a converter of the whole, or it is of operators as they are composed usually."""
     key = key_of(target)
-    return converter_of(target) is None or not COMPOSITE.isdisjoint((key, key.partition(".")[0]))
+    found = key if key in TABLE else key.partition(".")[0]
+    return found not in TABLE or found in COMPOSITE
 
 
 def find(target: object) -> Converter:
@@ -126,7 +127,9 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
         if _key(name) in TABLE.keys() - COMPOSITE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         note_extension(convert)
-        COMPOSITE.discard(_key(name))
+        for each in {k for k in COMPOSITE if _key(name) in (k, k.partition(".")[0])}:
+            COMPOSITE.remove(each)  # of one overload, which would be found before
+            del TABLE[each]
         TABLE[_key(name)] = convert
         return convert
 
