@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,8 +23,7 @@ from test_kernels import TARGET, primitive
 
 import ekiden
 from ekiden.backend.kernels.build import build_kernels
-from ekiden.codegen import parallel
-from ekiden.codegen.background import Background
+from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Task, compile_tasks
 from ekiden.driver import compiler
@@ -64,27 +63,19 @@ def test_a_worker_of_a_pool_compiles() -> None:
         assert pool.apply(kernels) == kernels()
 
 
-def _no_semaphores(*_: object) -> None:
+def _no_process(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSYS, "Function not implemented")
-
-
-def _shutting_down(*_: object) -> None:
-    raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name", "instead", "reason"),
     [
-        (multiprocessing, "get_all_start_methods", lambda: ["spawn"], "this system cannot fork"),
         (
-            futures, "ProcessPoolExecutor", _no_semaphores,
+            subprocess, "Popen", _no_process,
             f"[Errno {errno.ENOSYS}] Function not implemented",
         ),
-        (
-            futures.ProcessPoolExecutor, "submit", _shutting_down,
-            "cannot schedule new futures after interpreter shutdown",
-        ),
+        (sys, "executable", "", "this program cannot start Python in another process"),
     ],
 )  # fmt: skip
 def test_where_there_are_no_processes_this_one_compiles(
@@ -96,6 +87,7 @@ def test_where_there_are_no_processes_this_one_compiles(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     expected = kernels()
+    worker_process.end_server()
     monkeypatch.setattr(place, name, instead)
     with caplog.at_level(logging.INFO, "ekiden"):
         assert kernels() == expected
@@ -132,14 +124,6 @@ def inside_llvm() -> Iterator[list[str]]:
         user.join()
         releasing.join()
         llvmlite.ffi.unregister_lock_callback(acquired, released)
-
-
-@pytest.mark.slow
-def test_no_process_is_forked_while_another_thread_is_inside_llvm() -> None:
-    """Its lock would be closed in the child, for ever."""
-    with inside_llvm() as names:
-        assert kernels()
-        assert names == ["parsed"]
 
 
 @pytest.mark.slow
@@ -255,25 +239,30 @@ def test_a_child_has_threads_for_calls_that_are_waited_for() -> None:
 
 
 ORPHANS = """
-import os, sys, time
-from ekiden.codegen.background import Background
+import os, sys, threading, time
+from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.parallel import Task, compile_tasks
+from ekiden.codegen.parallel import Cancellation, Task, compile_tasks
 
-def slow():
-    os.write(1, f"{os.getpid()} ".encode())
-    time.sleep(300)
+start, cancellation = parallel.start_workers, Cancellation()
+
+def start_workers(count, setup):
+    workers = start(count, setup)
+    os.write(1, "".join(f"{worker.pid} " for worker in workers).encode())
+    return workers
 
 def work():
-    compile_tasks([Task(str(i), f"kernel {i}", slow) for i in range(4)], KernelCache(None))
+    tasks = [Task(str(i), f"kernel {i}", time.sleep, (300,)) for i in range(4)]
+    compile_tasks(tasks, KernelCache(None), cancellation=background)
 
-if sys.argv[1] == "background":
-    job = Background.begin()
-    if not job.is_child:
-        sys.stdin.read(1)
-        job.close()
-        os._exit(0)
-work()
+parallel.start_workers = start_workers
+background = cancellation if sys.argv[1] == "background" else None
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+if background is None:
+    thread.join()
+sys.stdin.read(1)
+cancellation.cancel()
 """
 
 
@@ -282,7 +271,7 @@ work()
 def test_workers_go_with_the_process_that_waits_and_leave_nothing(
     how: signal.Signals | str, tmp_path: Path
 ) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "EKIDEN_COMPILE_JOBS": "2"}
     with subprocess.Popen(
         [sys.executable, "-c", ORPHANS, str(how)],
         env=environment,
@@ -298,34 +287,18 @@ def test_workers_go_with_the_process_that_waits_and_leave_nothing(
         else:
             waiting.stdin.write(b"x")
             waiting.stdin.flush()
-        waiting.stdout.read()  # until the last of them has ended
+        waiting.wait()
+    for pid in begun.split():
+        while is_running(int(pid)):
+            time.sleep(0.01)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_background_that_cannot_be_forked_leaves_no_files_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_process() -> int:
-        raise OSError(errno.EAGAIN, "no more processes")
-
-    monkeypatch.setattr(os, "fork", no_process)
-    before = set(os.listdir("/proc/self/fd"))
-    with pytest.raises(OSError, match="no more processes"):
-        Background.begin()
-    assert set(os.listdir("/proc/self/fd")) <= before  # what tests before this one left may close
-
-
-def test_a_background_says_why_it_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the process may have no more threads (`ulimit -u`)."""
-
-    def no_thread(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("ekiden.codegen.background.when_closed", no_thread)
-    job = Background.begin()
-    ((kind, error),) = job.messages()
-    job.close()
-    assert kind == "failed" and str(error) == "compiling in the background: can't start new thread"
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def importing(
@@ -347,37 +320,19 @@ def importing(
     return thread, lambda: importlib.import_module(package + name)
 
 
-def test_workers_are_forked_when_other_threads_have_imported(
+def test_workers_begin_while_another_thread_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fork at any other time leaves the lock of a module closed in the child, which hangs."""
-    body = "import time\nhooks['begun'].set()\ntime.sleep(0.2)\nwhole = b'whole'"
-    thread, get = importing(body, tmp_path, monkeypatch)
-
-    def compiled() -> bytes:
-        return f"{os.getpid()} {get().whole}".encode()  # type: ignore[attr-defined]
-
-    made = compile_tasks(
-        [Task(str(i), f"kernel {i}", compiled) for i in range(4)], KernelCache(None)
-    )
-    thread.join()
-    assert all(each.endswith(b"b'whole'") for each in made.values())
-    assert not any(each.startswith(b"%d " % os.getpid()) for each in made.values())
-
-
-def test_no_worker_is_forked_while_an_import_waits_for_the_one_that_compiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(forks, "PATIENCE", 50)
+    """They are no forks of this process, whose child would find the lock of a module closed."""
     done = threading.Event()
     body = "hooks['begun'].set()\nhooks['done'].wait(60)"
     thread, _ = importing(body, tmp_path, monkeypatch, done=done)
-    with caplog.at_level(logging.INFO, "ekiden"):
-        assert kernels()
+    tasks = [Task(str(i), f"kernel {i}", os.readlink, (b"/proc/self",)) for i in range(4)]
+    codes = compile_tasks(tasks, KernelCache(None)).values()
+    assert thread.is_alive()
     done.set()
     thread.join()
-    name = f"half_{tmp_path.name}"
-    assert f"in this process: [Errno 11] no fork while another thread imports {name}" in caplog.text
+    assert not any(int(code) == os.getpid() for code in codes)
 
 
 FIRST = """

@@ -19,10 +19,13 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.kernels import build
-from ekiden.codegen.background import Background
+from ekiden.backend.kernels.tiers import Tiers
+from ekiden.codegen import parallel, worker_process
+from ekiden.codegen.task import Task
+from ekiden.codegen.worker_process import Worker
 from ekiden.driver.executable import Executable
 from ekiden.ir import IRModule
+from ekiden.ir.transfer import encode
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -52,28 +55,41 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Kernels are not compiled in the background before this is called."""
-    waits, goes = os.pipe()
-    parent, compile_one = os.getpid(), build._compile
+    go, finish = threading.Event(), Tiers.finish
 
-    def wait(*args: object) -> bytes:
-        if os.getpid() != parent:
-            os.close(goes) if not closed else None
-            closed.append(1)
-            os.read(waits, 1)
-        return compile_one(*args)  # type: ignore[arg-type]
+    def wait(self: Tiers, *arguments: object) -> object:
+        go.wait(NEVER)
+        return finish(self, *arguments)  # type: ignore[arg-type]
 
-    closed: list[int] = []
-    monkeypatch.setattr(build, "_compile", wait)
-    done: list[int] = []
+    monkeypatch.setattr(Tiers, "finish", wait)
+    yield go.set
+    go.set()
 
-    def go() -> None:
-        if not done:
-            done.append(1)
-            os.close(goes)
 
-    yield go
-    go()
-    os.close(waits)
+@pytest.fixture
+def slow_workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+    """Workers run tasks that take longer than any test, instead of those that they are given; the
+    list has them from when they have begun."""
+    workers: list[Worker] = []
+    start = worker_process.start_workers
+
+    def start_workers(count: int, setup: bytes) -> list[Worker]:
+        workers.extend(start(count, setup))
+        return workers
+
+    def sleep(task: Task) -> bytes:
+        return encode(Task(task.key, task.name, time.sleep, (NEVER,)))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(parallel, "start_workers", start_workers)
+    monkeypatch.setattr(parallel, "encode", sleep)
+    return workers
+
+
+def begun(workers: list[Worker]) -> Worker:
+    """Return a worker that runs a task."""
+    while not workers or workers[0].pid is None:
+        time.sleep(0.01)
+    return workers[0]
 
 
 def quick(module: IRModule | None = None, **options: object) -> Executable:
@@ -196,10 +212,10 @@ def test_what_has_no_general_form_is_compiled_before() -> None:
 def test_an_error_is_told_by_its_class(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> bytes:
+    def fail(*_: object) -> object:
         raise CompileError("no code today")
 
-    monkeypatch.setattr(build, "_compile", fail)
+    monkeypatch.setattr(Tiers, "_compile_rest", fail)
     with caplog.at_level(logging.ERROR):
         exe = quick()
         with pytest.raises(CompileError, match="no code today"):
@@ -210,17 +226,28 @@ def test_an_error_is_told_by_its_class(
     assert exe(X).shape == (2, 16)
 
 
-def test_a_killed_process_is_told_of(held: Callable[[], None]) -> None:
+def test_a_killed_worker_is_reported_with_its_kernel(slow_workers: list[Worker]) -> None:
     exe = quick()
-    os.kill(_child(exe), signal.SIGKILL)
-    with pytest.raises(CompileError, match="its process ended by SIGKILL"):
+    pid = begun(slow_workers).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(
+        CompileError, match=r"a worker process was ended by SIGKILL at the kernel fused_nn_conv2d"
+    ):
         exe.wait(NEVER)
     assert exe(X).shape == (2, 16)
 
 
-def _child(exe: Executable) -> int:
-    assert exe._upgrade is not None
-    return exe._upgrade._job._pid
+def test_a_worker_that_does_not_answer_is_reported_with_its_kernel(
+    slow_workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EKIDEN_KERNEL_TIMEOUT", "0.05")
+    exe = quick()
+    with pytest.raises(
+        CompileError, match=r"gave no answer within 0\.05 s at the kernel fused_nn_conv2d"
+    ):
+        exe.wait(NEVER)
+    assert exe(X).shape == (2, 16)
 
 
 def _is_gone(pid: int) -> bool:
@@ -236,11 +263,12 @@ def _is_gone(pid: int) -> bool:
     return False
 
 
-def test_nothing_is_compiled_for_what_is_gone(held: Callable[[], None]) -> None:
+def test_workers_end_with_the_executable(slow_workers: list[Worker]) -> None:
     exe = quick()
-    child = _child(exe)
+    pid = begun(slow_workers).pid
+    assert pid is not None
     del exe
-    assert _is_gone(child)
+    assert _is_gone(pid)
 
 
 @pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
@@ -250,17 +278,20 @@ def test_a_process_may_end_while_kernels_are_compiled(end: str) -> None:
         import numpy as np
         import ekiden
         from ekiden import relay
-        from ekiden.backend.kernels import build
-        parent, compile_one = os.getpid(), build._compile
-        def slow(*args):
-            if os.getpid() != parent:
-                time.sleep({NEVER})
-            return compile_one(*args)
-        build._compile = slow
+        from ekiden.codegen import parallel
+        from ekiden.codegen.task import Task
+        workers, start, encode = [], parallel.start_workers, parallel.encode
+        def start_workers(count, setup):
+            workers.extend(start(count, setup))
+            return workers
+        parallel.start_workers = start_workers
+        parallel.encode = lambda task: encode(Task("", task.name, time.sleep, ({NEVER},)))
         x = relay.var("x", shape=(3,))
         exe = ekiden.compile(ekiden.IRModule.from_expr(relay.Function([x], relay.exp(x))),
                              tier="quick")
-        print(exe._upgrade._job._pid, exe(np.zeros(3, "float32")).numpy()[0], flush=True)
+        while not workers:
+            time.sleep(0.01)
+        print(workers[0].pid, exe(np.zeros(3, "float32")).numpy()[0], flush=True)
         {end}
     """
     done = subprocess.run(
@@ -302,15 +333,14 @@ def test_what_was_compiled_before_is_whole_at_once(
     assert set(quick().tiers.values()) == {"compiled"}
 
 
-def test_what_cannot_be_loaded_leaves_no_process(
-    held: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+def test_an_executable_that_cannot_be_made_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun: list[Background] = []
-    begin = Background.begin
-    monkeypatch.setattr(Background, "begin", lambda: begun.append(begin()) or begun[0])
+    started: list[object] = []
+    monkeypatch.setattr(parallel, "start_workers", lambda *given: started.append(given))
     with pytest.raises(ValueError, match="num_threads"):
         quick(num_threads=0)
-    assert len(begun) == 1 and _is_gone(begun[0]._pid)
+    assert not started
 
 
 def test_tiers_that_are_none() -> None:
@@ -324,16 +354,17 @@ def test_tiers_that_are_none() -> None:
         quick(target=f"llvm -mtriple={machine}-linux-gnu")
 
 
-def test_where_no_process_can_be_forked_own_code_is_made_at_once(
+def test_where_no_process_can_be_started_this_one_compiles(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_process() -> int:
+    def no_process(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
-    monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "1")
-    monkeypatch.setattr(os, "fork", no_process)
+    worker_process.end_server()
+    monkeypatch.setattr(subprocess, "Popen", no_process)
     with caplog.at_level(logging.INFO, "ekiden"):
         exe = quick()
+        exe.wait(NEVER)
     assert set(exe.tiers.values()) == {"compiled"}
     assert close(exe(X).numpy(), np.asarray(Interpreter(network()).evaluate("main", X)))
-    assert "own code is made at once: [Errno 11] no more processes" in caplog.text
+    assert "compiled in this process: [Errno 11] no more processes" in caplog.text

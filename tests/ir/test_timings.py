@@ -1,6 +1,7 @@
 """The tree of what a compilation spends its time on: rows, JSON, flame charts, workers."""
 
 import json
+import os
 
 import pytest
 
@@ -79,18 +80,18 @@ def test_flame_chart_opens_and_closes_in_order() -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_workers_send_what_they_ran(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", str(jobs))
-
-    def make() -> bytes:
-        with phase("inside"):
-            return b"code"
-
     timings = Timings()
-    tasks = [Task(f"key{i}", f"kernel{i}", make) for i in range(parallel.PARALLEL_FROM)]
+    count = parallel.MIN_PARALLEL_TASKS
+    # a task's function is itself a task, so that there is a phase inside
+    tasks = [
+        Task(f"key{i}", f"kernel{i}", Task.compile, (Task("", "inside", os.getcwdb),))
+        for i in range(count)
+    ]
     with PassContext(instruments=[timings]), phase("outer"):
         compile_tasks(tasks, KernelCache(None))
     above = ("outer",) if jobs == 1 else ("workers",)
     rows = {row.path: row.calls for row in timings.rows()}
-    assert rows[*above, "kernel"] == rows[*above, "kernel", "inside"] == parallel.PARALLEL_FROM
+    assert rows[*above, "kernel"] == rows[*above, "kernel", "kernel"] == count
     assert sum(path[-1] == "outer" for path in rows) == 1
     frames = json.loads(timings.flame_chart())["shared"]["frames"]
     assert {"name": "kernel: kernel0"} in frames

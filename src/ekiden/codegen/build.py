@@ -14,6 +14,7 @@ from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.device.formats import FORMATS, format_of
 from ekiden.codegen.llvm.roads import ROADS
 from ekiden.codegen.parallel import Progress, Task, compile_tasks
+from ekiden.ir.extensions import is_extended
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, get_global_func, load_device_code, tensor
@@ -283,7 +284,10 @@ def _source(
 
 
 def _task(func: PrimFunc, target: Target, generator: Generator) -> Task:
-    def run() -> bytes:
-        return pack_code(compile_function(func, target))
+    key = _key(func, target, generator)
+    # what a program teaches the compiler, as how an intrinsic is lowered, is in this process alone
+    return Task(key, func.name, _packed_code, (func, target), is_local=is_extended())
 
-    return Task(_key(func, target, generator), func.name, run)
+
+def _packed_code(func: PrimFunc, target: Target) -> bytes:
+    return pack_code(compile_function(func, target))

@@ -173,7 +173,7 @@ def compile_model(
 ) -> Compiled:
     """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`. `mod_name`
     is the name of the factory of graph executors, "default" by default. With `tiers` kernels may be
-    general at first: `tiers.own` then gives the artifact with their own code.
+    general at first: `tiers.compile_own` then gives the artifact with their own code.
     """
     if executor not in EXECUTORS:
         kinds = ", ".join(map(repr, EXECUTORS))
@@ -238,7 +238,7 @@ def compile_model(
         )
     if tiers is not None and is_general:
         ((_, about, general),) = rows
-        tiers.own = partial(_own_code, general, about, executor, files)
+        tiers.compile_own = partial(_own_code, general, about, executor, files)
     return Compiled(code, imported.weight_files, apart, files)
 
 

@@ -44,6 +44,7 @@ LOG = LateLog(__name__)
 if TYPE_CHECKING:
     from ekiden import target as target_values
     from ekiden.backend.kernels.tiers import Tiers
+    from ekiden.codegen import worker_process
     from ekiden.codegen.parallel import Progress
     from ekiden.driver import library
     from ekiden.driver.build import Compiled, Model
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from ekiden.tune.records import RecordsLike
 else:
     artifact = Late("ekiden.runtime.artifact")
+    worker_process = Late("ekiden.codegen.worker_process")
     library = Late("ekiden.driver.library")
     target_values = Late("ekiden.target")
     virtual_device = Late("ekiden.target.virtual_device")
@@ -111,9 +113,8 @@ def compile(
     recurrent layers, whose gates decay through them (docs/targets.md).
     `tier` "quick" gives an executable as soon as the model is typed and planned: kernels are
     general ones at first, which any sizes fit, and each is replaced by its own code as soon as that
-    is compiled, in a process beside this one. `exe.wait()` waits for all, `exe.tiers` says what
-    runs as what; saving and exporting wait (docs/using-models.md). For one target, and where
-    processes can be forked.
+    is compiled, by processes beside this one. `exe.wait()` waits for all, `exe.tiers` says what
+    runs as what; saving and exporting wait (docs/using-models.md). For one target.
     `progress` is called with (kernels done, kernels in all, name of the one just done); without it
     a bar is shown where standard error is a terminal. The logger "ekiden" says what is done and how
     long it takes: INFO each part, DEBUG each pass and kernel.
@@ -301,6 +302,19 @@ def records_config(records: RecordsLike) -> dict[str, object]:
     return {RECORDS: found} if found else {}
 
 
+WORKER_MODULES = (
+    "ekiden.backend.kernels.build",
+    "ekiden.topi.rule.checks",
+    "ekiden.topi.rule.in_place",
+    "ekiden.tir.transform.pipeline",
+    "ekiden.codegen.llvm.emit",
+    "llvmlite.binding",
+    "ekiden.topi.nn.activation",
+    "ekiden.topi.nn.dense",
+    "ekiden.tir.schedule.schedule",
+)
+"""What processes that compile kernels import while this one reads the model: what each of them
+would import at its first kernel otherwise."""
 RARELY = 100_000
 """New objects after which garbage is looked for while compiling; Python's own number is 700."""
 
@@ -443,25 +457,16 @@ def compile_quick(
     if not tiers.is_general:
         return _kept(cache, wanted, made, started), None
 
-    def keep(data: Bytes) -> runtime.Executable | None:
-        return None if wanted is None else cache.put(wanted, data, made.weight_files)
+    def store(final: Compiled) -> runtime.Executable:
+        """Return the final program, from the cache where that keeps it."""
+        kept = None if wanted is None else cache.put(wanted, final, made.weight_files)
+        return artifact.executable_of(final.joined()) if kept is None else kept
 
     raw = artifact.executable_of(made.joined(), made.apart)
     made.files.check("compile")
     _log_made(len(made), started)
     upgrade = import_late("ekiden.driver.tiers").Upgrade
-    try:
-        with _RARELY:
-            job = tiers.begin()
-    except OSError as error:
-        LOG.log(INFO, "compile: every kernel's own code is made at once: %s", error)
-        made = _compiled(model, target, options, executor, progress)
-        return _kept(cache, wanted, made, started), None
-    try:
-        return raw, upgrade(raw, job, tiers.general, targets[0], keep)
-    except BaseException:
-        job.close()
-        raise
+    return raw, upgrade(raw, tiers, targets[0], store)
 
 
 def _cached(
@@ -490,6 +495,8 @@ def _compiled(
     tiers: Tiers | None = None,
 ) -> Compiled:
     """What the compiler makes."""
+    if tiers is not None or environment.compile_jobs() > 1:
+        worker_process.prepare(WORKER_MODULES)
     with _RARELY:
         build = _compiler()
         made = build.compile_model(model, target, options, executor, progress=progress, tiers=tiers)

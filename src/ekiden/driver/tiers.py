@@ -5,6 +5,7 @@ one by one, in the end the whole program as it is compiled without tiers.
 from __future__ import annotations
 
 import atexit
+import contextvars
 import os
 import threading
 import time
@@ -15,57 +16,57 @@ from typing import TYPE_CHECKING
 from ekiden import runtime
 from ekiden.backend.kernels.general import general_function
 from ekiden.codegen import llvm
-from ekiden.codegen.background import FAILED, Background, stop_all
+from ekiden.codegen.parallel import Cancellation, CancelledError
+from ekiden.ir.pass_context import PassContext
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import Late, LateLog
+from ekiden.runtime.late import LateLog
 from ekiden.target import Target
 
 if TYPE_CHECKING:
-    import mmap
-else:  # for what stands in the end
-    mmap = Late("mmap")
+    from ekiden.backend.kernels.tiers import Tiers
+    from ekiden.runtime.files import Written
 
 LOG = LateLog(__name__)
 GENERAL, COMPILED = "general", "compiled"
 """What a kernel runs as."""
-Keep = Callable[[bytes | memoryview], runtime.Executable | None]
-"""Puts an artifact into the cache: as it is mapped from there, or None."""
+EXIT_LIMIT_S = 10.0
+"""Seconds for which the end of the program waits for a thread that plans or links: pieces of work
+of well below a second. Such a thread must not be inside the runtime when that goes."""
+Store = Callable[["Written"], runtime.Executable]
+"""Puts an artifact into the cache, where there is one, and returns its program."""
 
 
 class Upgrade:
-    """What follows the compilation in the background. `done` is set once with the program that
-    stands in the end, or with `error`.
+    """Finishes a compilation in the background. `done` is set once with the final program, or with
+    `error`.
     """
 
-    def __init__(
-        self,
-        raw: runtime.Executable,
-        job: Background,
-        general: Mapping[str, bytes],
-        target: Target,
-        keep: Keep,
-    ) -> None:
+    def __init__(self, raw: runtime.Executable, tiers: Tiers, target: Target, store: Store) -> None:
         self._raw = raw
-        self._job = job
+        self._finish = tiers.finish
         self._target = target
-        self._keep = keep
-        self._tiers = {name: GENERAL if name in general else COMPILED for name in raw.primitives}
-        self._images: list[runtime.Module] = []
+        self._store = store
+        self._tiers = _tiers_of(raw, tiers.general)
+        self._cancellation = Cancellation()
+        self._owner = os.getpid()
         self.error: BaseException | None = None
-        self.made: runtime.Executable | None = None
+        self.program: runtime.Executable | None = None
         self.done = threading.Event()
         self._thread: threading.Thread | None = None
         swap = runtime.get_global_func("ek.executable.swap")
-        for name, form in general.items():
+        for name, form in tiers.general.items():
             swap(raw, name, general_function(form))
         self._swap = swap
 
     def begin(self, become: Callable[[runtime.Executable], None]) -> None:
-        """Follow what is compiled; `become` gets the program that stands in the end."""
+        """Start the work; `become` gets the final program."""
         self._become = become
-        self._thread = threading.Thread(target=self._follow, name="ekiden-tiers", daemon=True)
-        _FOLLOWED.add(self)
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run,), name="ekiden-tiers", daemon=True
+        )
+        _RUNNING.add(self)
         self._thread.start()
 
     @property
@@ -74,10 +75,10 @@ class Upgrade:
         return dict(self._tiers)
 
     def wait(self, timeout: float | None = None) -> runtime.Executable:
-        """The program that stands in the end. Raises what compiling raised, TimeoutError, and
-        CompileError in a fork of the process that compiled.
+        """Return the final program. Raises what compiling raised, TimeoutError, and CompileError in
+        a fork of the process that compiles.
         """
-        if not self._job.is_here and not self.done.is_set():
+        if os.getpid() != self._owner and not self.done.is_set():
             raise CompileError(
                 "wait: the kernels are compiled for another process, of which this is a fork: wait "
                 "before it forks"
@@ -87,80 +88,73 @@ class Upgrade:
             raise TimeoutError(f"wait: {left} kernels are not compiled after {timeout} s")
         if self.error is not None:
             raise self.error
-        assert self.made is not None, "either a program or an error"
-        return self.made
+        assert self.program is not None, "either a program or an error"
+        return self.program
 
     def stop(self) -> None:
-        """End what is compiled in the background; the kernels stay as they are."""
-        if self._thread is None:
-            self._job.close()
-        else:
-            self._job.stop()
+        """End the work; the kernels stay as they are. Nothing in a fork of the process."""
+        if os.getpid() == self._owner:
+            self._cancellation.cancel()
 
     def join(self) -> None:
-        """Wait for the thread that follows a job which has ended."""
+        """Wait for the thread of work that was stopped."""
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=10)
+            self._thread.join(EXIT_LIMIT_S)
 
-    def _follow(self) -> None:
+    def _run(self) -> None:
         started = time.perf_counter()
         try:
-            for message in self._job.messages():
-                self._take(message)
-            LOG.info("compile: every kernel has its own code %.2f s later", _since(started))
+            with _without_instruments():
+                artifact = self._finish(self._replace, self._cancellation)
+                self.program = self._store(artifact)
+            self._become(self.program)
+            self._tiers = dict.fromkeys(self.program.primitives, COMPILED)
+            seconds = time.perf_counter() - started
+            LOG.info("compile: every kernel has its own code %.2f s later", seconds)
+        except CancelledError:
+            self.error = CompileError("compile in the background: it was stopped")
         except Exception as error:
             self.error = error
-            if self._job.is_wanted:
-                LOG.error("compile: kernels stay general: %s: %s", type(error).__name__, error)
+            LOG.error("compile: kernels stay general: %s: %s", type(error).__name__, error)
         finally:
-            self._job.close()
+            del self._finish  # which holds the whole program that was compiled
             self.done.set()
-            _FOLLOWED.discard(self)
-
-    def _take(self, message: tuple[object, ...]) -> None:
-        match message:
-            case ("kernel", str(name), bytes(code)):
-                self._replace(name, code)
-            case ("done", int(size)):
-                self.made = self._loaded(size)
-                self._become(self.made)
-                self._tiers = dict.fromkeys(self.made.primitives, COMPILED)
-            case (str(kind), BaseException() as error) if kind == FAILED:
-                raise error
-            case _:
-                raise CompileError(f"compile in the background: message {message[:1]} not known")
+            _RUNNING.discard(self)
 
     def _replace(self, name: str, code: bytes) -> None:
         """Let a kernel be its own code from now on."""
+        self._cancellation.check()
         image = load_image(llvm.link([code], [name], self._target))
         self._swap(self._raw, name, image[name])
         self._tiers[name] = COMPILED
         LOG.debug("kernel %s: its own code", name)
 
-    def _loaded(self, size: int) -> runtime.Executable:
-        """The program that the child has written."""
-        mapped = mmap.mmap(self._job.result, size, access=mmap.ACCESS_READ)
-        with mapped, memoryview(mapped) as data:
-            return self._keep(data) or runtime.Executable.from_bytes(data)
+
+def _tiers_of(raw: runtime.Executable, general: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: GENERAL if name in general else COMPILED for name in raw.primitives}
 
 
-def _since(started: float) -> float:
-    return time.perf_counter() - started
+def _without_instruments() -> PassContext:
+    """Return the current context without what watches its passes: that was told of the compilation
+    which it saw begin, in its own thread."""
+    now = PassContext.current()
+    return PassContext(now.opt_level, now.required_pass, now.disabled_pass, config=now.config)
 
 
-_FOLLOWED: weakref.WeakSet[Upgrade] = weakref.WeakSet()
+_RUNNING: weakref.WeakSet[Upgrade] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    """Nothing of this process stays behind it, and no thread is inside the runtime when it goes."""
-    followed = list(_FOLLOWED)
-    stop_all()
-    for each in followed:
-        each.join()
+    """Stop what runs, so that no thread is inside the runtime when that goes."""
+    running = list(_RUNNING)
+    for upgrade in running:
+        upgrade.stop()
+    for upgrade in running:
+        upgrade.join()
 
 
 atexit.register(_at_exit)
-if hasattr(os, "register_at_fork"):  # the threads, and the jobs, are the parent's
-    os.register_at_fork(after_in_child=_FOLLOWED.clear)
+if hasattr(os, "register_at_fork"):  # the threads are the parent's
+    os.register_at_fork(after_in_child=_RUNNING.clear)
 
 __all__ = ["COMPILED", "GENERAL", "Upgrade"]

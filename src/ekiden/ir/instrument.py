@@ -262,7 +262,7 @@ class PassTimingInstrument(PassInstrument):
 
 
 HOOKS = ("enter_pass_ctx", "exit_pass_ctx", "should_run", "run_before_pass", "run_after_pass",
-         "enter_phase", "exit_phase", "begin_worker", "take_seen", "add_seen")  # fmt: skip
+         "enter_phase", "exit_phase", "for_worker", "take_seen", "add_seen")  # fmt: skip
 
 
 def pass_instrument(cls: type) -> type:

@@ -76,16 +76,18 @@ class PassInstrument:
     def exit_phase(self, name: str) -> None:
         """Called when it has ended, whether or not it failed."""
 
-    def begin_worker(self) -> None:
-        """Called in a process that was forked to compile kernels, before the first."""
+    def for_worker(self) -> PassInstrument | None:
+        """Return the instrument that watches the passes of a process that compiles kernels, which
+        pickle must take; None, the default, to have all passes run in this process."""
+        return None
 
     def take_seen(self) -> object:
-        """Called there after each kernel: what has been seen, to be sent to the process that
-        forked it (`add_seen`); None for nothing."""
+        """Return, in such a process and after each kernel, what has been seen since the last call:
+        it is sent to this process (`add_seen`); None for nothing."""
         return None
 
     def add_seen(self, seen: object) -> None:
-        """Called in that process with what a worker has seen."""
+        """Take in what the instrument of a process that compiles has seen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class Row:
 
 
 class Timings(PassInstrument):
-    """Watches passes and phases, in this process and in those it forks to compile kernels."""
+    """Watches passes and phases, in this process and in those that compile kernels for it."""
 
     def __init__(self) -> None:
         self.processes: dict[int, list[Span]] = {os.getpid(): []}
@@ -93,16 +93,15 @@ class Timings(PassInstrument):
     def _siblings(self) -> list[Span]:
         return self._open[-1].inside if self._open else self.processes[self._owner]
 
-    def begin_worker(self) -> None:
-        """Leave out what the process has seen that forked this one."""
-        self._owner = os.getpid()
-        self.processes, self._open = {self._owner: []}, []
+    def for_worker(self) -> Timings:
+        """Return timings of a process that compiles kernels, which has run nothing yet."""
+        return Timings()
 
     def take_seen(self) -> object:
-        """What this worker has run since it was last asked."""
+        """Return the number of this process and what it has run since the last call."""
         spans = self.processes[self._owner]
         self.processes[self._owner] = []
-        return self._owner, spans
+        return os.getpid(), spans
 
     def add_seen(self, seen: object) -> None:
         """Take in what a worker has run."""

@@ -14,6 +14,7 @@ EKIDEN_MAX_DEPTH     calls inside each other; read when a virtual machine is mad
 EKIDEN_MAX_STEPS     instructions of bytecode that a run may take; read when a virtual machine is
                      made (default: no limit)
 EKIDEN_COMPILE_JOBS  processes that compile kernels (default: the cores this process may use)
+EKIDEN_KERNEL_TIMEOUT  seconds that one kernel may take to compile in a worker process (default: 600)
 EKIDEN_RECORDS       files of records of tuning, with ':' between them, that models are compiled by
                      where `compile` is given none (default: none)
 EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text the lines are of, of
@@ -22,6 +23,7 @@ EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import TYPE_CHECKING
@@ -36,6 +38,7 @@ else:
 
 DEFAULT_CACHE_LIMIT = 4 << 30
 DEFAULT_KERNEL_LIMIT = 1 << 30
+DEFAULT_KERNEL_TIMEOUT_S = 600.0
 
 
 def cache_folders() -> tuple[str | None, tuple[str, ...]] | None:
@@ -80,6 +83,21 @@ def compile_jobs() -> int:
     if not chosen.isdecimal() or int(chosen) == 0:
         raise _wrong("EKIDEN_COMPILE_JOBS", "a whole number above 0", chosen)
     return int(chosen)
+
+
+def kernel_timeout() -> float:
+    """Return how many seconds one kernel may take to compile. Raises InputError for what is no
+    number above 0."""
+    text = os.environ.get("EKIDEN_KERNEL_TIMEOUT", "")
+    if not text:
+        return DEFAULT_KERNEL_TIMEOUT_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < math.inf:
+        raise _wrong("EKIDEN_KERNEL_TIMEOUT", "a number of seconds above 0", text)
+    return seconds
 
 
 def _wrong(name: str, wanted: str, got: str) -> InputError:

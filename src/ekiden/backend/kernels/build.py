@@ -170,7 +170,8 @@ def _task(
     extra += _own_versions(function)
     key = kernel_key(function, target, GENERATORS[target.kind.name].version(), *extra)
     name = f"{names[0]}_{key[:12]}"
-    return Task(key, name, lambda: _compile(function, name, target, ranges, attrs))
+    arguments = (function, name, target, tuple(ranges), dict(attrs))
+    return Task(key, name, _compile, arguments, is_local=bool(_own_versions(function)))
 
 
 def _own_versions(function: Function) -> tuple[str, ...]:

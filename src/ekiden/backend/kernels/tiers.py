@@ -1,11 +1,11 @@
-"""Which kernels are general at first, and the fork of this process that makes their own code.
+"""Which kernels are general at first, and how their own code is made while the program answers.
 
 A compilation with tiers decides for each kernel that the cache has not: it has a general form,
 which needs no compiler, or it is compiled at once. When the program with the general forms is
-whole, the process forks. The parent answers; the child, with the same program in memory, compiles
-these kernels, sends each as soon as it is made, and goes on to what a compilation without tiers
-gives. A fork before that would have both write to the memory that they share, which is copied page
-by page then.
+whole it answers, and `finish`, in a thread of the same process, has worker processes compile these
+kernels, hands over each as soon as it is compiled, and goes on to what a compilation without tiers
+gives. The lowering and LLVM's work, nearly all of it, happen in the workers; the thread plans
+memory and writes bytecode.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from ekiden.backend.kernels.facts import unpacked
 from ekiden.backend.kernels.flops import count_flops
 from ekiden.backend.kernels.general import general_form
 from ekiden.backend.kernels.general_shapes import general_shapes
-from ekiden.codegen.background import Background
 from ekiden.codegen.build import unpack_code
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.parallel import Progress, Task, compile_tasks
+from ekiden.codegen.parallel import Cancellation, Progress, Task, compile_tasks
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
@@ -38,6 +37,18 @@ USUAL = 64
 """What a dimension that is not known counts as, where kernels are put into an order."""
 
 
+OnKernel = Callable[[str, bytes], None]
+"""Called with the name of a kernel and its object code, in the thread that finishes."""
+
+
+@dataclass(eq=False, slots=True)
+class Finishing:
+    """A request for the program with every kernel's own code."""
+
+    on_kernel: OnKernel
+    cancellation: Cancellation
+
+
 @dataclass(eq=False, slots=True)
 class Tiers:
     """What a compilation with tiers has decided."""
@@ -46,32 +57,26 @@ class Tiers:
     """Name of a kernel -> its general form."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Name of a kernel that was compiled at once -> why it has no general form."""
-    kept: dict[str, bytes] = field(default_factory=dict)
+    code: dict[str, bytes] = field(default_factory=dict)
     """The code of those that have it, by key."""
-    own: Callable[[], Written] | None = None
-    """Gives the artifact with their own code, for who has forked; it calls `compile` again."""
-    job: Background | None = None
-    """In the fork: whom it is made for."""
+    compile_own: Callable[[], Written] | None = None
+    """Returns the artifact with their own code; it calls `compile` again."""
+    finishing: Finishing | None = None
+    """From `finish` on: for whom kernels get their own code."""
 
     @property
     def is_general(self) -> bool:
-        """Whether the program that is made has general kernels."""
-        return self.job is None and bool(self.general)
+        """Whether the program that is compiled has general kernels."""
+        return self.finishing is None and bool(self.general)
 
-    def begin(self) -> Background:
-        """Fork, when the program with general kernels is whole; the fork does not come back. Raises
-        OSError where the system lets no process start.
-        """
-        job = Background.begin()
-        if job.is_child:
-            self.job = job
-            try:
-                assert self.own is not None, "compile_model has said what is left to do"
-                made = self.own()
-            except BaseException as error:
-                job.fail(error)
-            job.finish(len(made), made.write)
-        return job
+    def finish(self, on_kernel: OnKernel, cancellation: Cancellation) -> Written:
+        """Return the artifact in which every kernel has its own code. Raises what compiling raises,
+        and CancelledError."""
+        assert self.compile_own is not None, "compile_model has said what is left to do"
+        self.finishing = Finishing(on_kernel, cancellation)
+        artifact = self.compile_own()
+        cancellation.check()
+        return artifact
 
     def compile(
         self,
@@ -81,10 +86,10 @@ class Tiers:
         cache: KernelCache,
         progress: Progress | None,
     ) -> dict[str, bytes]:
-        """The code of those tasks that have it, by key: of all of them in the fork."""
+        """Return the code of those tasks that have it, by key: of all of them once finishing."""
         rows = {t.key: (t, form, to) for t, form, to in zip(tasks, forms, targets, strict=True)}
-        if self.job is not None:
-            return self._own(self.job, tasks, rows, cache)
+        if self.finishing is not None:
+            return self._compile_rest(self.finishing, tasks, rows, cache)
         for task, form, target in rows.values():
             if cache.get(task.key) is None:
                 made_of = general_form(form, target)
@@ -95,32 +100,34 @@ class Tiers:
         for name, reason in self.reasons.items():
             LOG.debug("kernel %s is compiled at once: %s", name, reason)
         at_once = [t for t in tasks if t.name not in self.general]
-        self.kept = compile_tasks(at_once, cache, progress)
-        return self.kept
+        self.code = compile_tasks(at_once, cache, progress)
+        return self.code
 
-    def _own(
+    def _compile_rest(
         self,
-        job: Background,
+        finishing: Finishing,
         tasks: Sequence[Task],
         rows: Mapping[str, tuple[Task, Function, Target]],
         cache: KernelCache,
     ) -> dict[str, bytes]:
-        """The code of all; that of general ones, those first by which most is won, is sent."""
+        """Return the code of all; general ones are compiled in the order of what is won by it, and
+        handed over one by one."""
         counts = Counter(t.key for t in tasks)
-        later = [key for key in rows if key not in self.kept]
-        later.sort(key=lambda key: -counts[key] * work_of(rows[key][1]))
+        rest = [key for key in rows if key not in self.code]
+        rest.sort(key=lambda key: -counts[key] * work_of(rows[key][1]))
 
-        def made(task: Task, code: bytes) -> None:
-            """Sends a kernel to the process that waits for it. A general form runs on the host
-            alone.
-            """
-            _, own = unpacked(code)
-            objects, kernels = unpack_code(own)
+        def hand_over(task: Task, code: bytes) -> None:
+            """Give a kernel to the program that runs; a general form runs on the host alone."""
+            _, packed = unpacked(code)
+            objects, kernels = unpack_code(packed)
             assert not kernels, "kernels of devices have no general form"
-            job.send(("kernel", task.name, objects))
+            finishing.on_kernel(task.name, objects)
 
-        found = self.kept | compile_tasks([rows[key][0] for key in later], cache, None, made)
-        return {key: found[key] for key in rows}  # in the order of a compilation without tiers
+        code = self.code | compile_tasks(
+            [rows[key][0] for key in rest], cache, None, hand_over, finishing.cancellation
+        )
+        finishing.cancellation.check()
+        return {key: code[key] for key in rows}  # in the order of a compilation without tiers
 
     def without_general(self, programs: Sequence[PrimFunc], target: Target) -> list[PrimFunc]:
         """Those kernels of sizes that have no general form; the forms of the others are kept. They

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from ekiden.arith import simplify
 from ekiden.codegen.common import flat_extent
-from ekiden.codegen.llvm.apart import made_apart
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.compiler import held, machine_of, new_machine, parsed
@@ -25,9 +24,12 @@ from ekiden.codegen.llvm.near_emitter import NearEmitter
 from ekiden.codegen.llvm.roads import MEMORY, SHARED, Road
 from ekiden.codegen.llvm.types import memory_type, register_type
 from ekiden.codegen.shuffles import ACTIVE, exchange_of, is_exchange, operands_of
+from ekiden.codegen.task import Task
+from ekiden.codegen.worker_process import compile_isolated
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import WARP
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
+from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
@@ -392,22 +394,25 @@ def kernel_text(
 # the process. So each module is the first of a process of its own.
 def _made(text: Text, target: Target, road: Road, readable: bool) -> bytes:
     triple, cpu = road.triple_of(target), road.cpu(target)
-
-    def code() -> bytes:
-        """Of a machine of its own."""
-        machine = new_machine(triple, cpu, opt=0)
-        made = machine.emit_assembly(module).encode() if readable else machine.emit_object(module)
-        return bytes(made)
-
+    if road.binary:
+        name = f"kernel {text.name!r}: as {road.format}"
+        task = Task("", name, _emit, (text.ir, triple, cpu, readable))
+        return compile_isolated(task, environment.kernel_timeout())
     with held():
         module = parsed(text.ir)
-        if road.binary:
-            return made_apart(code, f"kernel {text.name!r}: as {road.format}")
         machine = machine_of(triple, cpu)
         builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
         builder.getModulePassManager().run(module, builder)
         made: str = machine.emit_assembly(module)
     return made.encode()
+
+
+def _emit(ir: str, triple: str, cpu: str, readable: bool) -> bytes:
+    """Return the object code or the assembly of LLVM IR, by a target machine of its own."""
+    machine, module = new_machine(triple, cpu, opt=0), parsed(ir)
+    return (
+        machine.emit_assembly(module).encode() if readable else bytes(machine.emit_object(module))
+    )
 
 
 def device_code(text: Text, target: Target, road: Road) -> bytes:

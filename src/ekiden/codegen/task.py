@@ -1,0 +1,27 @@
+"""One kernel to compile, as data that any process of this version of Ekiden can be given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.ir.pass_context import DEBUG, phase
+from ekiden.runtime.late_methods import dataclass
+
+__all__ = ["Task"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Object code to make: its key in the cache, a name to show, a function and its arguments."""
+
+    key: str
+    name: str
+    function: Callable[..., bytes]
+    arguments: tuple[object, ...] = ()
+    is_local: bool = False
+    """Whether only this process can make it, as by a computation that its program registered."""
+
+    def compile(self) -> bytes:
+        """Return the object code. Raises what the function raises."""
+        with phase(f"kernel: {self.name}", DEBUG):
+            return self.function(*self.arguments)

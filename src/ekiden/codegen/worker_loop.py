@@ -1,0 +1,207 @@
+"""A compile worker: a fork of the server that runs tasks for one program, one after the other.
+
+Messages on the task socket are frames: the length, then the bytes. The first is a Setup, each
+further one a Task (`ekiden.ir.transfer` makes bytes of it). The answer to each is a Reply.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import socket
+import struct
+import threading
+from contextlib import suppress
+from dataclasses import field
+from typing import cast
+
+from ekiden.codegen.task import Task
+from ekiden.ir.pass_context import PassContext, PassInstrument
+from ekiden.ir.transfer import decode
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
+
+__all__ = ["Connection", "Reply", "Setup", "run", "server_socket"]
+
+_SIZE = struct.Struct("<Q")
+_LOGGER = "ekiden"
+_SERVER: socket.socket | None = None
+
+
+def server_socket() -> socket.socket | None:
+    """Return the socket by which a worker asks the server for another one; None elsewhere."""
+    return _SERVER
+
+
+class Connection:
+    """One end of a stream socket that carries frames."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    def fileno(self) -> int:
+        """Return the descriptor, for `select`."""
+        return self._socket.fileno()
+
+    def send(self, data: bytes) -> None:
+        """Send a frame. Raises OSError where the other end is gone."""
+        self._socket.sendall(_SIZE.pack(len(data)) + data)
+
+    def receive(self) -> bytearray:
+        """Return the next frame. Raises EOFError where the other end is gone, OSError, and
+        TimeoutError after the time that `set_timeout` allows."""
+        (size,) = _SIZE.unpack(self._read(_SIZE.size))
+        return self._read(size)
+
+    def _read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        with memoryview(data) as view:
+            filled = 0
+            while filled < size:
+                count = self._socket.recv_into(view[filled:])
+                if count == 0:
+                    raise EOFError("the other end of a task socket has closed")
+                filled += count
+        return data
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Limit the seconds that each part of a frame may take."""
+        self._socket.settimeout(seconds)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a worker takes over from the program before its first task."""
+
+    environment: dict[str, str]
+    folder: str
+    """The working folder, which names of files are relative to."""
+    niceness: int
+    log_level: int
+    opt_level: int
+    required_passes: tuple[str, ...]
+    disabled_passes: tuple[str, ...]
+    options: dict[str, object]
+    """Those of the PassContext that lowering reads."""
+    instruments: tuple[PassInstrument, ...]
+
+
+@dataclass(slots=True)
+class Reply:
+    """What became of a task: its result, its error, or why this process cannot run it."""
+
+    result: bytes | None = None
+    error: BaseException | None = None
+    unknown: str = ""
+    """What of the task exists in the program alone."""
+    seen: list[object] = field(default_factory=list)
+    """What each instrument saw."""
+    records: list[logging.LogRecord] = field(default_factory=list)
+
+
+class _Recorder(logging.Handler):
+    """Collects log records, which are the program's to handle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record whose message is text: its arguments may be anything."""
+        record.msg, record.args, record.exc_info = record.getMessage(), None, None
+        self.records.append(record)
+
+    def take(self) -> list[logging.LogRecord]:
+        """Return the records since the last call."""
+        records, self.records = self.records, []
+        return records
+
+
+def _exit_with(alive: int) -> None:
+    """End this process once the program has closed its end of a pipe, or has ended."""
+    with suppress(OSError):
+        os.read(alive, 1)
+    os._exit(1)
+
+
+def _take_over(setup: Setup, recorder: _Recorder) -> PassContext:
+    """Make this process like the program's, and return the context that tasks run in."""
+    os.environ.clear()
+    os.environ.update(setup.environment)
+    with suppress(OSError):  # a folder that was removed: names of files are absolute then
+        os.chdir(setup.folder)
+    with suppress(OSError):
+        os.nice(setup.niceness)
+    logger = logging.getLogger(_LOGGER)
+    logger.setLevel(setup.log_level)
+    logger.propagate = False
+    logger.handlers = [recorder]
+    return PassContext(
+        setup.opt_level,
+        setup.required_passes,
+        setup.disabled_passes,
+        instruments=setup.instruments,
+        config=setup.options,
+    )
+
+
+def _reply_to(frame: bytearray) -> Reply:
+    """Run a task."""
+    try:
+        task = cast(Task, decode(frame))
+    except Exception as error:  # an operator, class or module that only the program has
+        return Reply(unknown=f"{type(error).__name__}: {error}")
+    try:
+        return Reply(task.compile())
+    except Exception as error:
+        return Reply(error=error)
+
+
+def _send(connection: Connection, reply: Reply) -> None:
+    try:
+        data = pickle.dumps(reply)
+    except Exception:  # an error, or what an instrument saw, of a class that pickle does not take
+        error = reply.error
+        text = f"{type(error).__name__}: {error}" if error is not None else "no reply can be sent"
+        data = pickle.dumps(Reply(reply.result, CompileError(text), records=reply.records))
+    connection.send(data)
+
+
+def run(tasks: int, alive: int, output: int, server: socket.socket) -> None:
+    """Be a worker until the program closes its end of the task socket; this does not return."""
+    global _SERVER
+    status = 1
+    try:
+        _SERVER = server
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        threading.Thread(target=_exit_with, args=(alive,), daemon=True).start()
+        gc.enable()
+        _work(Connection(socket.socket(fileno=tasks)))
+        status = 0
+    except (EOFError, OSError):  # the program needs no more
+        status = 0
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(status)
+
+
+def _work(connection: Connection) -> None:
+    recorder = _Recorder()
+    connection.send(pickle.dumps(os.getpid()))
+    setup = decode(connection.receive())
+    assert isinstance(setup, Setup), "the first frame is a Setup"
+    with _take_over(setup, recorder) as context:
+        while True:
+            reply = _reply_to(connection.receive())
+            reply.seen = [instrument.take_seen() for instrument in context.instruments]
+            reply.records = recorder.take()
+            _send(connection, reply)

@@ -1,0 +1,347 @@
+"""Processes that compile, as the program sees them: started fresh, given their tasks as data.
+
+    (worker,) = start_workers(1, setup_frame())  forks of the server, which the first call starts
+    worker.send(encode(task))
+    reply = worker.receive(limit_s)        a Reply; WorkerEndedError where the process ended instead
+
+`ekiden.codegen.worker_server` says why the server exists. It ends with the program, and its workers
+with it, however the program ends. A fork of the program starts a server of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, cast
+
+from ekiden.ir.pass_context import DENORMALS, PassContext, PassInstrument
+from ekiden.ir.transfer import NotTransferableError, encode
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.forks import Lock
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import logging
+    import select
+    import signal
+    import socket
+    import tempfile
+
+    from ekiden.codegen import worker_loop, worker_server
+    from ekiden.codegen.task import Task
+else:  # a program that answers from the cache starts no process
+    logging = Late("logging")
+    select = Late("select")
+    signal = Late("signal")
+    socket = Late("socket")
+    tempfile = Late("tempfile")
+    worker_loop = Late("ekiden.codegen.worker_loop")
+    worker_server = Late("ekiden.codegen.worker_server")
+
+__all__ = [
+    "Worker", "WorkerEndedError", "compile_isolated", "end_server", "prepare", "setup_frame",
+    "start_workers",
+]  # fmt: skip
+
+START_LIMIT_S = 300.0
+"""Seconds that the first answer of a new worker may take; a busy machine needs a few."""
+END_LIMIT_S = 10.0
+"""Seconds after which a server that does not end by itself is killed."""
+MAX_OUTPUT_CHARS = 400
+"""Most characters that a message repeats of what a worker had printed."""
+SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""For the server alone, which must have no threads; workers have the program's environment."""
+
+
+NO_OPTIONS: Mapping[str, object] = {}
+
+
+class WorkerEndedError(Exception):
+    """A worker that ended, or did not answer in time: how ("ended with 1"), and the first of what
+    it printed."""
+
+    def __init__(self, how: str, printed: str = "") -> None:
+        super().__init__(f"{how}: {printed}" if printed else how)
+        self.how, self.printed = how, printed
+
+
+class _Server:
+    """The program's handle of the process that forks workers."""
+
+    def __init__(self) -> None:
+        """Start the process. Raises OSError where there can be none."""
+        if not sys.executable or not hasattr(os, "fork"):
+            raise OSError("this program cannot start Python in another process")
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with own, other:
+            self._process = subprocess.Popen(
+                _command(other.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, **SINGLE_THREADED},
+                pass_fds=(other.fileno(),),
+                start_new_session=True,  # the terminal's signals are for the program
+            )
+            self._socket = socket.socket(fileno=own.detach())
+
+    def request(self, modules: Sequence[str], descriptors: Sequence[int] = ()) -> None:
+        """Have modules imported, or a worker made. Raises OSError where the server has ended."""
+        socket.send_fds(self._socket, [json.dumps(list(modules)).encode()], list(descriptors))
+
+    def close(self) -> None:
+        """End the process."""
+        with suppress(OSError):  # not only this copy of the socket: a process that C code forked
+            self._socket.shutdown(socket.SHUT_RDWR)  # may have another
+        self._socket.close()
+        try:
+            self._process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def forget(self) -> None:
+        """In a fork of the program, give back the copy of the socket."""
+        self._socket.close()
+        self._process.returncode = 0  # or its finalizer warns that it still runs
+
+
+def _command(control: int) -> list[str]:
+    """Return the command that starts a server with this program's modules. Python runs isolated:
+    what this program's variables and folder say was said to it, and is in its path."""
+    path = [os.path.abspath(folder) for folder in sys.path]
+    code = (
+        f"import sys; sys.path[:] = {path!r}; "
+        f"from ekiden.codegen.worker_server import serve; serve({control})"
+    )
+    options = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
+    if sys.pycache_prefix is not None:
+        options += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
+    return [sys.executable, *options, "-c", code]
+
+
+_LOCK = Lock()
+_server: _Server | None = None
+
+
+def _current() -> _Server:
+    """Return the program's server, which is started where there is none."""
+    global _server
+    if _server is None:
+        _server = _Server()
+    return _server
+
+
+def prepare(modules: Sequence[str]) -> None:
+    """Start the server and have it import modules, ahead of the first task and beside what the
+    program does meanwhile. Where no process can be started the first task says so."""
+    with _LOCK, suppress(OSError):
+        _request(modules)
+
+
+def _request(modules: Sequence[str], descriptors: Sequence[int] = ()) -> None:
+    """Ask the server for something; another one where it has ended, as it does when it was idle."""
+    asked = worker_loop.server_socket()
+    if asked is not None:  # this process is a worker itself
+        socket.send_fds(asked, [json.dumps(list(modules)).encode()], list(descriptors))
+        return
+    try:
+        _current().request(modules, descriptors)
+    except (BrokenPipeError, ConnectionResetError):
+        end_server()
+        _current().request(modules, descriptors)
+
+
+@atexit.register
+def end_server() -> None:
+    """End the server, if there is one, and with it the workers."""
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        server.close()
+
+
+def _forget_server() -> None:
+    """In a fork of the program: have no server."""
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        server.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_server)
+
+
+class Worker:
+    """A process that runs tasks."""
+
+    def __init__(self) -> None:
+        """Ask for a fork of the server. Raises OSError where no process can be started."""
+        with ExitStack() as undo:
+            own, other = socket.socketpair()
+            undo.callback(own.close)
+            exit_code, exit_code_writer = os.pipe()
+            undo.callback(os.close, exit_code)
+            alive_reader, alive = os.pipe()
+            undo.callback(os.close, alive)
+            self._output = undo.enter_context(tempfile.TemporaryFile())
+            for_worker = (other.fileno(), exit_code_writer, alive_reader, self._output.fileno())
+            try:
+                with _LOCK:
+                    _request((), for_worker)
+            finally:
+                other.close()
+                os.close(exit_code_writer)
+                os.close(alive_reader)
+            self._undo = undo.pop_all()
+        self._connection = worker_loop.Connection(own)
+        self._exit_code = exit_code
+        self.pid: int | None = None
+        """The number of the process; None before `begin`."""
+
+    def begin(self, setup: bytes) -> None:
+        """Wait for the process and send it its Setup. Raises WorkerEndedError."""
+        self.pid = cast(int, pickle.loads(self._receive(START_LIMIT_S)))
+        self.send(setup)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there is a reply."""
+        return self._connection.fileno()
+
+    def send(self, frame: bytes) -> None:
+        """Send a task. Raises WorkerEndedError."""
+        try:
+            self._connection.send(frame)
+        except OSError as error:
+            raise self._ended() from error
+
+    def receive(self, limit_s: float) -> worker_loop.Reply:
+        """Return the reply to a task. Raises WorkerEndedError where the process ended, or gave none
+        in so many seconds."""
+        return cast("worker_loop.Reply", pickle.loads(self._receive(limit_s)))
+
+    def _receive(self, limit_s: float) -> bytearray:
+        try:
+            self._connection.set_timeout(limit_s)
+            return self._connection.receive()
+        except TimeoutError as error:
+            raise WorkerEndedError(f"gave no answer within {limit_s:g} s") from error
+        except (OSError, EOFError) as error:
+            raise self._ended() from error
+
+    def _ended(self) -> WorkerEndedError:
+        """Return how the process has ended. LLVM prints the reason before its stack."""
+        data = b""
+        if select.select([self._exit_code], [], [], START_LIMIT_S)[0]:
+            data = os.read(self._exit_code, worker_server.EXIT_CODE.size)
+        how = "ended with its server"
+        if data:
+            (code,) = worker_server.EXIT_CODE.unpack(data)
+            name = signal.Signals(-code).name if code < 0 else ""
+            how = f"was ended by {name}" if name else f"ended with {code}"
+        return WorkerEndedError(how, self.output()[:MAX_OUTPUT_CHARS].strip())
+
+    def output(self) -> str:
+        """Return what the process has printed so far."""
+        descriptor = self._output.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+
+    def close(self) -> None:
+        """End the process, whatever it is at, and give back the descriptors."""
+        self._undo.close()
+
+
+def setup_frame(niceness: int = 0) -> bytes:
+    """Return the Setup of workers that compile in the current PassContext. Raises NotTransferableError
+    where that has something of the program's own: a user's pass, an instrument that prints."""
+    context = PassContext.current()
+    copies = [instrument.for_worker() for instrument in context.instruments]
+    if None in copies:
+        raise NotTransferableError("an instrument watches the passes of this process")
+    options = {k: v for k, v in context.config.items() if k.startswith("tir.") or k == DENORMALS}
+    passes = sorted(context.required_pass), sorted(context.disabled_pass)
+    return _setup(niceness, context.opt_level, *passes, options, copies)
+
+
+def _setup(
+    niceness: int = 0,
+    opt_level: int = 2,
+    required_passes: Sequence[str] = (),
+    disabled_passes: Sequence[str] = (),
+    options: Mapping[str, object] = NO_OPTIONS,
+    instruments: Sequence[PassInstrument | None] = (),
+) -> bytes:
+    level = logging.getLogger("ekiden").getEffectiveLevel()
+    return encode(
+        worker_loop.Setup(
+            dict(os.environ), _folder(), niceness, level,
+            opt_level, tuple(required_passes), tuple(disabled_passes), dict(options),
+            tuple(copy for copy in instruments if copy is not None),
+        )
+    )  # fmt: skip
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return "/"
+
+
+def start_workers(count: int, setup: bytes) -> list[Worker]:
+    """Return so many workers that have begun. Raises OSError where the system lets no process
+    start."""
+    try:
+        return _start_workers(count, setup)
+    except (
+        WorkerEndedError
+    ):  # with a server that was idle and ended just then: the next is a new one
+        pass
+    try:
+        return _start_workers(count, setup)
+    except WorkerEndedError as error:
+        raise OSError(f"a worker process {error}") from error
+
+
+def _start_workers(count: int, setup: bytes) -> list[Worker]:
+    with ExitStack() as undo:
+        workers = [Worker() for _ in range(count)]  # all are asked for before one is waited for
+        for worker in workers:
+            undo.callback(worker.close)
+        for worker in workers:
+            worker.begin(setup)
+        undo.pop_all()
+    return workers
+
+
+def compile_isolated(task: Task, limit_s: float) -> bytes:
+    """Return the code of a task from a process of its own: for parts of LLVM that may end the
+    process, or work only once in it. The task's name says what for, in messages.
+
+    Raises what the task raises, and CompileError where the process ends or takes longer than
+    `limit_s`.
+    """
+    frame = encode(task)
+    try:
+        (worker,) = start_workers(1, _setup())
+    except OSError as error:
+        raise CompileError(f"{task.name}: {error}") from error
+    try:
+        worker.send(frame)
+        reply = worker.receive(limit_s)
+    except WorkerEndedError as error:
+        reason = error.printed or f"its process {error.how}"
+        raise CompileError(f"{task.name}: LLVM gave up: {reason}") from error
+    finally:
+        worker.close()
+    if reply.error is not None:
+        raise reply.error
+    if reply.result is None:
+        raise CompileError(f"{task.name}: {reply.unknown}")
+    return reply.result

@@ -1,0 +1,156 @@
+"""The process that forks compile workers: started fresh, and single-threaded as long as it runs.
+
+A program's own process is never forked: it may have threads, whose locks would stay closed in the
+child, and libraries whose exit handlers wait for threads that the child does not have. This process
+has neither. It imports the compiler once, and each fork of it is a worker that begins in a
+millisecond.
+
+    program --control socket--> server --fork--> worker <--task socket-- program
+
+`ekiden.codegen.worker_process` is the program's side. Requests on the control socket are single
+datagrams: a JSON list of modules to import, or an empty list with WORKER_FDS descriptors for a new
+worker. A worker may ask for another one in the same way, by a socket that all workers share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from contextlib import suppress
+from importlib import import_module
+
+from ekiden.codegen import worker_loop
+
+__all__ = ["EXIT_CODE", "MAX_REQUEST_BYTES", "WORKER_FDS", "serve"]
+
+WORKER_FDS = 4
+"""Descriptors of a request for a worker: its task socket, the pipe that its exit code is written
+to, the pipe that closes when the program ends, and the file that takes what it prints."""
+MAX_REQUEST_BYTES = 1 << 14
+EXIT_CODE = struct.Struct("<i")
+"""As subprocess has it: negative for a signal."""
+IDLE_LIMIT_S = 60.0
+"""A server without workers and requests for so long ends; the next compilation starts another."""
+PARENT_CHECK_S = 5.0
+"""How often the server looks whether the program is still there: a copy of the control socket in a
+process that was forked without Python's knowledge keeps it open."""
+
+
+class _Server:
+    """The state of the process: its sockets and the workers that run."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._from_workers, self._for_workers = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )
+        self._child_ended, wakeup = os.pipe()
+        os.set_blocking(self._child_ended, False)
+        os.set_blocking(wakeup, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup)
+        self._wakeup = wakeup
+        self._exit_pipes: dict[int, int] = {}
+        """By process number of a worker, the pipe that its exit code goes to."""
+        self._program = os.getppid()
+
+    def run(self) -> None:
+        """Answer requests until the program has ended or needs nothing any more."""
+        last_use = time.monotonic()
+        sources: list[socket.socket | int] = [self._control, self._from_workers, self._child_ended]
+        while os.getppid() == self._program:
+            ready, _, _ = select.select(sources, [], [], PARENT_CHECK_S)
+            if self._child_ended in ready:
+                with suppress(BlockingIOError):
+                    os.read(self._child_ended, 4096)
+            self._reap()
+            for source in (self._control, self._from_workers):
+                if source in ready:
+                    if not self._answer(source):
+                        return
+                    last_use = time.monotonic()
+            if not self._exit_pipes and time.monotonic() - last_use > IDLE_LIMIT_S:
+                return
+
+    def _answer(self, source: socket.socket) -> bool:
+        """Do what one datagram asks for. Return whether the other end is still open."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(source, MAX_REQUEST_BYTES, WORKER_FDS)
+        except OSError:
+            return False
+        if not data:
+            return False
+        if len(descriptors) == WORKER_FDS:
+            self._fork(*descriptors)
+        else:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        for name in json.loads(data):
+            with suppress(ImportError):  # a worker that needs the module says why it cannot be had
+                import_module(name)
+        return True
+
+    def _fork(self, tasks: int, exit_code: int, alive: int, output: int) -> None:
+        """Make a worker of these descriptors. Where none can be made the program sees them close,
+        without an exit code."""
+        gc.freeze()  # what has been imported is not looked through, nor copied, in each worker
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.write(output, str(error).encode())
+            pid = -1
+        if pid == 0:
+            os.close(exit_code)
+            self._become_worker()
+            worker_loop.run(tasks, alive, output, self._for_workers)
+        for descriptor in (tasks, alive, output):
+            os.close(descriptor)
+        if pid > 0:
+            self._exit_pipes[pid] = exit_code
+        else:
+            os.close(exit_code)
+
+    def _become_worker(self) -> None:
+        """Give back what is the server's, in a new worker."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._control.close()
+        self._from_workers.close()
+        for descriptor in (self._child_ended, self._wakeup, *self._exit_pipes.values()):
+            os.close(descriptor)
+
+    def _reap(self) -> None:
+        """Tell the program how workers have ended."""
+        while self._exit_pipes:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            pipe = self._exit_pipes.pop(pid, None)
+            if pipe is not None:
+                with suppress(OSError):  # the program has given the worker up
+                    os.write(pipe, EXIT_CODE.pack(os.waitstatus_to_exitcode(status)))
+                os.close(pipe)
+
+
+def serve(control: int) -> None:
+    """Run the server on a socket until its program has ended or needs nothing any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    assert threading.active_count() == 1, "a process with threads is not forked"
+    gc.disable()  # modules stay; each worker enables it
+    with contextlib.suppress(KeyboardInterrupt):
+        _Server(socket.socket(fileno=control)).run()
+    sys.stderr.flush()
+    os._exit(0)  # nothing here is worth an exit handler

@@ -1,0 +1,175 @@
+"""Values of the compiler as bytes for another process of it: nodes, targets, options, arrays.
+
+    data = encode((function, target))
+    function, target = decode(data)
+
+Unlike JSON (`ekiden.ir.json`) the form keeps inferred types and is of one version of Ekiden, and of
+one machine: it is for messages, never for files. An object that occurs twice is one object at the
+other end, and depth costs no recursion: the objects stand in a list, each after its parts.
+
+A message holds data alone. A function or class goes by name, and only if Ekiden or Python's library
+defines it: what a program defines itself may not exist in the other process, or mean something
+else there, and makes `encode` raise NotTransferableError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import sys
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from functools import cache
+from types import BuiltinFunctionType, FunctionType, MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import Op, get
+
+__all__ = ["NotTransferableError", "decode", "encode"]
+
+_SCALARS = (type(None), bool, int, float, str, bytes, np.generic, np.dtype, np.ndarray, Enum)
+_BY_NAME = (type, FunctionType, BuiltinFunctionType)
+_SEQUENCES = (tuple, list, set, frozenset)
+_MAPPINGS = (dict, MappingProxyType)
+_CONTAINERS: Mapping[str, type] = {kind.__name__: kind for kind in (*_SEQUENCES, *_MAPPINGS)}
+"""By name, as pickle cannot send the class of read-only mappings."""
+
+
+class NotTransferableError(TypeError):
+    """A value that another process cannot be given."""
+
+
+class _Row(NamedTuple):
+    """An object: its class, of a container the name of it, and the positions of its parts in the
+    list; None: `leaf` is the object."""
+
+    kind: type | str | None
+    parts: tuple[int, ...] = ()
+    leaf: object = None
+
+
+def _check_defined_here(value: type | FunctionType | BuiltinFunctionType) -> None:
+    """Raise NotTransferableError unless Ekiden, NumPy or Python's library defines a class or function
+    under a name by which another process finds it."""
+    module = (getattr(value, "__module__", None) or "").partition(".")[0]
+    is_known = module in ("ekiden", "numpy", "ml_dtypes") or module in sys.stdlib_module_names
+    if not is_known or module == "__main__" or "<" in value.__qualname__:
+        raise NotTransferableError(f"{module}.{value.__qualname__} is not part of Ekiden")
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles rows and refuses what only this process defines."""
+
+    def reducer_override(self, value: object) -> Any:  # noqa: ANN401
+        """Check classes and functions, which pickle would send by any name."""
+        if isinstance(value, _BY_NAME):
+            _check_defined_here(value)
+        return NotImplemented
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Return the names of what an object of a dataclass holds; of expressions also their type."""
+    names = tuple(f.name for f in dataclasses.fields(kind))
+    return (*names, "_checked_type") if issubclass(kind, RelayExpr) else names
+
+
+def _parts(value: object) -> tuple[type | str, list[object]] | None:
+    """Return the class and the parts of a compound value, None for a leaf."""
+    kind = type(value)
+    if isinstance(value, np.ndarray) and getattr(value, "source", None) is not None:
+        raise NotTransferableError("a constant that is computed at loading")
+    if isinstance(value, (*_SCALARS, *_BY_NAME)):
+        return None
+    if isinstance(value, Op):
+        return Op, [value.name]
+    if kind in _MAPPINGS:
+        assert isinstance(value, Mapping)
+        return kind.__name__, [part for item in value.items() for part in item]
+    if kind in _SEQUENCES:
+        assert isinstance(value, Iterable)
+        return kind.__name__, list(value)
+    if dataclasses.is_dataclass(kind):
+        _check_defined_here(kind)
+        return kind, [getattr(value, name, None) for name in _field_names(kind)]
+    return None
+
+
+def _rows(root: object) -> list[_Row]:
+    """Return every object of a value once, each after its parts; the value itself is the last."""
+    rows: list[_Row] = []
+    positions: dict[int, int] = {}
+    alive: list[object] = []  # an id names an object only as long as that lives
+    stack: list[tuple[object, tuple[type | str, list[object]] | None]] = [(root, None)]
+    open_ids: set[int] = set()
+    while stack:
+        value, compound = stack.pop()
+        if compound is not None:
+            kind, parts = compound
+            positions[id(value)] = len(rows)
+            rows.append(_Row(kind, tuple(positions[id(part)] for part in parts)))
+            continue
+        if id(value) in positions:
+            continue
+        alive.append(value)
+        compound = _parts(value)
+        if compound is None:
+            positions[id(value)] = len(rows)
+            rows.append(_Row(None, leaf=value))
+            continue
+        if id(value) in open_ids:
+            raise NotTransferableError(f"a {type(value).__name__} contains itself")
+        open_ids.add(id(value))
+        alive.append(compound)  # parts may exist in this list alone
+        stack.append((value, compound))
+        stack.extend((part, None) for part in compound[1] if id(part) not in positions)
+    return rows
+
+
+def encode(value: object) -> bytes:
+    """Return a value as bytes for `decode`. Raises NotTransferableError, naming what it is about, for a
+    value with a part that only this process defines, such as a user's function."""
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, protocol=5).dump([tuple(row) for row in _rows(value)])
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        if isinstance(error, NotTransferableError):
+            raise
+        raise NotTransferableError(str(error)) from error
+    return buffer.getvalue()
+
+
+def _container(name: str, parts: list[object]) -> object:
+    kind = _CONTAINERS[name]
+    return kind(dict(zip(parts[::2], parts[1::2], strict=True)) if kind in _MAPPINGS else parts)
+
+
+def _object(kind: type, parts: list[object]) -> object:
+    """Return an object of a dataclass with these values of its fields, as they are: what its
+    constructor does to arguments was done when the original was made."""
+    made: object = object.__new__(kind)
+    for name, value in zip(_field_names(kind), parts, strict=True):
+        if name != "_checked_type" or value is not None:
+            object.__setattr__(made, name, value)
+    return made
+
+
+def decode(data: bytes | bytearray) -> object:
+    """Return the value that `encode` turned into bytes. Raises KeyError for an operator that this
+    process has not registered. Bytes of strangers are as dangerous as any pickle."""
+    values: list[object] = []
+    for kind, positions, leaf in pickle.loads(data):
+        parts = [values[position] for position in positions]
+        if kind is None:
+            values.append(leaf)
+        elif kind is Op:
+            values.append(get(str(parts[0])))
+        elif isinstance(kind, str):
+            values.append(_container(kind, parts))
+        else:
+            values.append(_object(kind, parts))
+    return values[-1]
