@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.codegen import parallel, worker_process, worker_server
+from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Cancellation, CancelledError, Task, compile_tasks
 from ekiden.codegen.worker_process import compile_isolated, setup_frame, start_workers

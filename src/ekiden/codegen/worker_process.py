@@ -258,8 +258,11 @@ class Worker:
 
 
 def setup_frame(niceness: int = 0) -> bytes:
-    """Return the Setup of workers that compile in the current PassContext. Raises NotTransferableError
-    where that has something of the program's own: a user's pass, an instrument that prints."""
+    """Return the Setup of workers that compile in the current PassContext.
+
+    Raises NotTransferableError where that has something of the program's own: a user's pass, an
+    instrument that prints.
+    """
     context = PassContext.current()
     copies = [instrument.for_worker() for instrument in context.instruments]
     if None in copies:

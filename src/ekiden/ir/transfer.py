@@ -53,8 +53,8 @@ class _Row(NamedTuple):
 
 
 def _check_defined_here(value: type | FunctionType | BuiltinFunctionType) -> None:
-    """Raise NotTransferableError unless Ekiden, NumPy or Python's library defines a class or function
-    under a name by which another process finds it."""
+    """Raise NotTransferableError unless Ekiden, NumPy or Python's library defines a class or
+    function under a name by which another process finds it."""
     module = (getattr(value, "__module__", None) or "").partition(".")[0]
     is_known = module in ("ekiden", "numpy", "ml_dtypes") or module in sys.stdlib_module_names
     if not is_known or module == "__main__" or "<" in value.__qualname__:
@@ -131,8 +131,8 @@ def _rows(root: object) -> list[_Row]:
 
 
 def encode(value: object) -> bytes:
-    """Return a value as bytes for `decode`. Raises NotTransferableError, naming what it is about, for a
-    value with a part that only this process defines, such as a user's function."""
+    """Return a value as bytes for `decode`. Raises NotTransferableError, naming what it is about,
+    for a value with a part that only this process defines, such as a user's function."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, protocol=5).dump([tuple(row) for row in _rows(value)])

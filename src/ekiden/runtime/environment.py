@@ -14,7 +14,7 @@ EKIDEN_MAX_DEPTH     calls inside each other; read when a virtual machine is mad
 EKIDEN_MAX_STEPS     instructions of bytecode that a run may take; read when a virtual machine is
                      made (default: no limit)
 EKIDEN_COMPILE_JOBS  processes that compile kernels (default: the cores this process may use)
-EKIDEN_KERNEL_TIMEOUT  seconds that one kernel may take to compile in a worker process (default: 600)
+EKIDEN_KERNEL_TIMEOUT  seconds that one kernel may take in a process that compiles (default: 600)
 EKIDEN_RECORDS       files of records of tuning, with ':' between them, that models are compiled by
                      where `compile` is given none (default: none)
 EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text the lines are of, of
