@@ -33,8 +33,8 @@ logging.basicConfig(filename=os.devnull, level=logging.DEBUG)
 done = threading.Event()
 folder = Path(tempfile.mkdtemp(dir=sys.argv[2]))
 sys.path.append(str(folder))
-values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [64, 64]) for n in "xy"]
-graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "g", *[[v] for v in values])
+ends = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [64, 64])] for n in "xy"]
+graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "g", *ends)
 model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 session = onnxruntime.InferenceSession(
     model.SerializeToString(), providers=["CPUExecutionProvider"]
