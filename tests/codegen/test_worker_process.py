@@ -255,3 +255,24 @@ def test_llvm_may_give_up_beside_a_session_of_another_engine() -> None:
     command = [sys.executable, "-c", textwrap.dedent(EXIT)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "LLVM gave up: LLVM" in done.stdout
+
+
+def test_an_instrument_sees_passes_whose_result_a_cache_has(tmp_path: Path) -> None:
+    class Watch(PassInstrument):
+        """Remembers phases."""
+
+        def __init__(self) -> None:
+            self.phases: list[str] = []
+
+        def enter_phase(self, name: str) -> None:
+            """Remember."""
+            self.phases.append(name)
+
+    cache = KernelCache(tmp_path)
+    seen = []
+    for _ in range(2):
+        watch = Watch()
+        with PassContext(instruments=[watch]):
+            compile_tasks(tasks(os.getcwdb), cache)
+        seen.append(watch.phases)
+    assert seen[0] == seen[1] and len(seen[0]) == COUNT

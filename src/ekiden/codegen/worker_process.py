@@ -265,7 +265,7 @@ def setup_frame(niceness: int = 0) -> bytes:
     """
     context = PassContext.current()
     copies = [instrument.for_worker() for instrument in context.instruments]
-    if None in copies:
+    if context.is_watched:
         raise NotTransferableError("an instrument watches the passes of this process")
     options = {k: v for k, v in context.config.items() if k.startswith("tir.") or k == DENORMALS}
     passes = sorted(context.required_pass), sorted(context.disabled_pass)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ekiden.backend.graph.graph import Graph
 from ekiden.backend.graph.read import read_graph
@@ -10,6 +11,9 @@ from ekiden.backend.graph.write import new_module
 from ekiden.driver.executable import Executable
 from ekiden.runtime import Executable as RawExecutable
 from ekiden.runtime import Module, Tensor, check_devices
+from ekiden.runtime.compiler import compiler_module
+from ekiden.runtime.errors import ExportError
+from ekiden.runtime.files import File, PathName
 
 
 class ExecutorFactoryModule(Executable):
@@ -22,6 +26,7 @@ class ExecutorFactoryModule(Executable):
     def __init__(self, raw: RawExecutable) -> None:
         super().__init__(raw)
         self._read: tuple[Graph, dict[str, Tensor]] | None = None
+        self._lib: Module | None = None
 
     def _graph(self) -> tuple[Graph, dict[str, Tensor]]:
         if self._read is None:
@@ -37,8 +42,38 @@ class ExecutorFactoryModule(Executable):
         return dict(self._graph()[1])
 
     def get_lib(self) -> Module:
-        """The module with the kernels."""
-        return self.module
+        """Return the module with the kernels, always the same one: what it is made to import is
+        part of what `export_library` writes."""
+        if self._lib is None:
+            self._lib = self.module
+        return self._lib
+
+    def export_library(
+        self,
+        path: PathName,
+        *,
+        cc: str | None = None,
+        options: Sequence[str] = (),
+        fcompile: object = None,
+    ) -> None:
+        """Write one shared library with the model, the modules that `get_lib()` imports and the
+        runtime; see `Executable.export_library`."""
+        lib = self.get_lib()
+        if not lib.imported_modules:
+            super().export_library(path, cc=cc, options=options, fcompile=fcompile)
+            return
+        library = compiler_module("ekiden.driver.library", "export_library")
+        library.export_library(lib, path, cc=cc, options=options, fcompile=fcompile)
+
+    def save(self, path: File | None = None) -> Any:  # noqa: ANN401
+        """Write the artifact; see `Executable.save`. Raises ExportError where `get_lib()` imports
+        other modules, which an artifact has no place for."""
+        if path is not None and self.get_lib().imported_modules:
+            raise ExportError(
+                f"save {str(path)!r}: the module imports others, which an artifact does not hold;"
+                " export_library writes all of them"
+            )
+        return super().save(path) if path is not None else super().save()
 
     def get_executor_config(self) -> str:
         """The graph; TVM's name."""

@@ -414,6 +414,12 @@ class PassContext:
         self._leave_instruments()
         self._enter_instruments(tuple(instruments or ()))
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether an instrument sees the passes of this process alone: each runs here then, also
+        one whose result a cache has."""
+        return any(instrument.for_worker() is None for instrument in self.instruments)
+
     def notify(self, call: Callable[[PassInstrument], object]) -> bool:
         """Call each instrument; False as soon as one gives False.
 
