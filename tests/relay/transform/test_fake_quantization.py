@@ -203,9 +203,7 @@ def test_a_result_that_its_operands_dtype_does_not_hold_leaves_the_region() -> N
     x = dequantize(var("x", (2, 5)), number(0.1), point(0))
     expr = relay.qnn.op.quantize(relay.exp(x), number(0.01), point(0), out_dtype="int16")
     assert "exp" in check(expr)
-    with pytest.raises(
-        CompileError, match="int8, which do not hold a result of int16"
-    ):
+    with pytest.raises(CompileError, match="int8, which do not hold a result of int16"):
         integers(expr, hard_fail=True)
 
 
