@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -105,3 +107,22 @@ def test_modules_fold() -> None:
     assert re.search(r"<details><summary>.*type", html)
     assert re.search(r"<details open><summary>.*def", html)
     assert "<summary>picture</summary>" in html
+
+
+@pytest.mark.parametrize(
+    ("program", "word"),
+    [
+        ("from ekiden.relay import testing; value = testing.mlp.get_workload(1)[0]", "nn.dense"),
+        ("from ekiden.relay.expr import Var; value = Var('x')", "%x"),
+        (
+            "import ekiden; from ekiden import te; A = te.placeholder((4,));"
+            " B = te.compute((4,), lambda i: A[i] + 1);"
+            " value = ekiden.IRModule({'main': te.create_prim_func([A, B])})",
+            "def main",
+        ),
+    ],
+)
+def test_html_needs_nothing_else_to_be_imported(program: str, word: str) -> None:
+    text = f"import re; {program}; print(re.sub('<[^>]*>', '', value._repr_html_()))"
+    shown = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert word in shown.stdout

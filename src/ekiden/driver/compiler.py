@@ -25,6 +25,8 @@ from ekiden.ir.pass_context import (
     DENORMALS,
     DENORMALS_KINDS,
     ENGINE,
+    FLOAT_REWRITES,
+    FLOAT_REWRITES_KINDS,
     INFO,
     RECORDS,
     SIZE,
@@ -77,6 +79,7 @@ def compile(
     num_threads: int | None = None,
     size: str = "",
     denormals: str = "keep",
+    float_rewrites: str = "",
     tier: str = "full",
     progress: Progress | None = None,
     decisions: Mapping[str, object] | None = None,
@@ -111,6 +114,9 @@ def compile(
     `denormals` "flush" makes every kernel take subnormal numbers for 0 and give 0 for them, in the
     threads that share it too, and sets back what its caller had set; "keep" keeps them but in
     recurrent layers, whose gates decay through them (docs/targets.md).
+    `float_rewrites` is how far rewrites of floating point may change a result: "exact" (equal
+    bits), "rounded" (by the rounding of its terms), "free" (without bound: constants may cancel);
+    "" is the context's, "rounded" by default (docs/float-rewrites.md).
     `tier` "quick" gives an executable as soon as the model is typed and planned: kernels are
     general ones at first, which any sizes fit, and each is replaced by its own code as soon as that
     is compiled, by processes beside this one. `exe.wait()` waits for all, `exe.tiers` says what
@@ -146,7 +152,7 @@ def compile(
         raise CompileError("compile: devices 'auto' takes neither bounds nor tier 'quick'")
     upgrade: Upgrade | None = None
     made: memoryview | runtime.Executable
-    with _chosen(size, denormals, decisions, records, byoc):
+    with _chosen(size, denormals, decisions, records, byoc, float_rewrites):
         to = virtual_device.with_bounds(target, bounds) if bounds else target
         if not devices and not is_this_machine(to):  # `devices` says itself what is not here
             check_here(each.device for each in virtual_device.compilation_config(to).devices)
@@ -182,6 +188,7 @@ def export(
     options: Sequence[str] = (),
     size: str = "",
     denormals: str = "keep",
+    float_rewrites: str = "",
     progress: Progress | None = None,
     records: RecordsLike = None,
 ) -> None:
@@ -199,7 +206,7 @@ def export(
         data: Bytes = late_bound.whole(model.raw)
     else:
         asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
-        with _chosen(size, denormals, records=records):
+        with _chosen(size, denormals, records=records, float_rewrites=float_rewrites):
             found = compile_artifact(model, target, asked, executor, progress)
         data = artifact.file_of(found) if isinstance(found, runtime.Executable) else found
     library.write_artifact(data, path, cc=cc, options=options)
@@ -272,6 +279,7 @@ def _chosen(
     decisions: Mapping[str, object] | None = None,
     records: RecordsLike = None,
     byoc: str = "",
+    float_rewrites: str = "",
 ) -> AbstractContextManager[object]:
     """The current context, with the options for the size of weights and for kernels."""
     if size not in SIZES:
@@ -279,7 +287,14 @@ def _chosen(
     if denormals not in DENORMALS_KINDS:
         kinds = " or ".join(map(repr, DENORMALS_KINDS))
         raise CompileError(f"compile: denormals {kinds} expected, got {denormals!r}")
+    if float_rewrites not in ("", *FLOAT_REWRITES_KINDS):
+        kinds = ", ".join(map(repr, FLOAT_REWRITES_KINDS))
+        raise CompileError(
+            f"compile: float_rewrites one of {kinds} expected, got {float_rewrites!r}"
+        )
     config: dict[str, object] = {SIZE: size} if size else {}
+    if float_rewrites:
+        config[FLOAT_REWRITES] = float_rewrites
     if denormals != "keep":
         config[DENORMALS] = denormals
     if byoc:

@@ -172,6 +172,15 @@ DENORMALS = register_option(
 )
 DENORMALS_KINDS = ("keep", "flush")
 """What that option may be."""
+FLOAT_REWRITES = register_option(
+    "relay.float_rewrites",
+    str,
+    "rounded",
+    'how far rewrites of floating point may change a result: "exact" (equal bits), "rounded" (by '
+    'the rounding of its terms) or "free" (without bound: constants may cancel)',
+)
+FLOAT_REWRITES_KINDS = ("exact", "rounded", "free")
+"""What that option may be, the strictest first."""
 DECISIONS = register_option(
     "kernels.decisions",
     dict,

@@ -796,26 +796,38 @@ def as_held(value: float, dtype: str) -> int | float:
 
 
 def _absorb(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """x + 0, x - 0, x * 1, x / 1 -> x;  i // 1 -> i, 0 * i, i % 1 -> 0 for integers.
+    """x + -0.0, x - 0.0, x * 1, x / 1 -> x;  i + 0, i - 0, i // 1 -> i, 0 * i, i % 1 -> 0 for
+    integers.
 
-    Not for floats: 1.5 // 1 is 1, and 0 * x is a NaN where x is infinite. Where x is -0.0, that
-    x + 0 is 0.0 is given up: of the signs of zeros, sums keep none.
+    Not for floats: 1.5 // 1 is 1, 0 * x is a NaN where x is infinite, and x + 0.0 is 0.0 where x is
+    -0.0.
     """
     left = a.value if isinstance(a, (IntImm, FloatImm)) else None
     right = b.value if isinstance(b, (IntImm, FloatImm)) else None
     if left is None and right is None:
         return None
-    if (kind in (Add, Sub) and right == 0) or (kind in (Mul, Div) and right == 1):
+    is_counted = dt.is_int(a.dtype)
+    if (kind in (Add, Sub) and _adds_nothing(right, kind is Sub, a.dtype)) or (
+        kind in (Mul, Div) and right == 1
+    ):
         return a
-    if kind is FloorDiv and right == 1 and dt.is_int(a.dtype):
+    if kind is FloorDiv and right == 1 and is_counted:
         return a
-    if (kind is Add and left == 0) or (kind is Mul and left == 1):
+    if (kind is Add and _adds_nothing(left, False, a.dtype)) or (kind is Mul and left == 1):
         return b
-    if kind is Mul and (left == 0 or right == 0) and dt.is_int(a.dtype):
+    if kind is Mul and (left == 0 or right == 0) and is_counted:
         return a if left == 0 else b
-    if kind is FloorMod and right == 1 and dt.is_int(a.dtype):
+    if kind is FloorMod and right == 1 and is_counted:
         return const(0, a.dtype)
     return None
+
+
+def _adds_nothing(value: float | None, is_subtracted: bool, dtype: str) -> bool:
+    """Return whether a term changes no sum: an integer 0, and of floats -0.0 that is added, or 0.0
+    that is subtracted."""
+    if value != 0 or not (dt.is_float(dtype) or dt.element(dtype) in dt.SMALL_FLOATS):
+        return value == 0
+    return (math.copysign(1, value) < 0) is not is_subtracted
 
 
 def minimum(a: ExprLike, b: ExprLike) -> PrimExpr:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+import ekiden.relay.texts  # noqa: F401  # how expressions show themselves
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr

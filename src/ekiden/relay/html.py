@@ -69,7 +69,4 @@ def _picture(value: RelayExpr | IRModule) -> str:
     return folded("picture", f'<div style="overflow-x:auto">{draw(found)}</div>')
 
 
-IRModule.html_printer = staticmethod(to_html)
-RelayExpr.html_printer = staticmethod(to_html)
-
 __all__ = ["to_html"]

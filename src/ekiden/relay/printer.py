@@ -460,7 +460,3 @@ def non_defaults(attrs: Attrs) -> list[tuple[str, object]]:
         if is_shown or not structural_equal((value,), (each.default,)):
             found.append((each.name, value))
     return found
-
-
-IRModule.printer = staticmethod(astext)
-RelayExpr.printer = staticmethod(astext)

@@ -11,8 +11,10 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
+    from ekiden.runtime import html
     from ekiden.tir import expression_text, printer
 else:
+    html = Late("ekiden.runtime.html")
     expression_text = Late("ekiden.tir.expression_text")
     printer = Late("ekiden.tir.printer")
 
@@ -25,5 +27,11 @@ def _of_module(module: IRModule, name: str) -> str:
     return printer.module_text(module, name)
 
 
+def _html_of_module(module: IRModule) -> str:
+    return html.styled(html.coloured(module.script(), html.PYTHON))
+
+
+if IRModule.html_printer is None:  # where no Relay is loaded, which shows other functions too
+    IRModule.html_printer = staticmethod(_html_of_module)
 PrimExpr.printer = staticmethod(_of_expression)
 IRModule.script_printer = staticmethod(_of_module)

@@ -219,6 +219,12 @@ EDGES = [
      'multiply(take(%a, zeros(shape=[2], dtype="int32"), axis=0), %b)',
      [[1, 2], [np.inf, 1]], [[np.inf, 0], [1, 1]]),
     ("%a: Tensor[(131072,), float16]", "mean(%a)", [[1] * 131072], [[2**-17] * 131072]),
+    ("%a: Tensor[(131072,), float16]", "max(%a)", [[1] * 131072], [[2**-17] * 131072]),
+    ("%a: Tensor[(131072,), float16]", "min(%a)", [[1] * 131072], [[2**-17] * 131072]),
+    ("%a: Tensor[(1, 1, 512, 256), float16]", "nn.global_max_pool2d(%a)",
+     [np.ones((1, 1, 512, 256))], [np.full((1, 1, 512, 256), 2**-17)]),
+    ("%a: Tensor[(1, 1, 512, 256), float16]", "nn.avg_pool2d(%a, pool_size=[512, 256])",
+     [np.ones((1, 1, 512, 256))], [np.full((1, 1, 512, 256), 2**-17)]),
 ]  # fmt: skip
 
 

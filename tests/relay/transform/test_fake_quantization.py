@@ -161,3 +161,55 @@ def test_a_rule_of_a_user() -> None:
         assert without_floats(ops) and "negative" not in ops
     finally:
         del table["negative"]
+
+
+UNARY = {
+    "abs": relay.abs,
+    "sigmoid": relay.sigmoid,
+    "tanh": relay.tanh,
+    "exp": relay.exp,
+    "leaky_relu": lambda x: relay.nn.leaky_relu(x, 0.1),
+    "relu": relay.nn.relu,
+    "avg_pool2d": lambda x: relay.nn.avg_pool2d(x, (2, 2)),
+    "concatenate": lambda x: relay.concatenate((x, x), axis=1),
+    "maximum": lambda x: relay.maximum(x, number(0.5)),
+}
+BYTES = ("int8", "uint8")
+
+
+@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("out_dtype", BYTES)
+def test_bytes_of_one_sign_become_bytes_of_another(name: str, dtype: str, out_dtype: str) -> None:
+    zero = 10 if dtype == "int8" else 130
+    x = dequantize(var("x", (1, 2, 4, 6), dtype), number(0.05), point(zero))
+    steps = number(0.026), point(3 if out_dtype == "uint8" else -60)
+    ops = check(relay.qnn.op.quantize(UNARY[name](x), *steps, out_dtype=out_dtype), apart=1)
+    assert "qnn.dequantize" not in ops
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "minimum", "maximum"])
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("int8", "uint8"), ("uint8", "int8")])
+@pytest.mark.parametrize("known", [True, False])
+def test_one_tensor_under_two_scales(name: str, dtype: str, out_dtype: str, known: bool) -> None:
+    x = var("x", (3, 7), dtype)
+    a, b = dequantize(x, number(0.5), point(3)), dequantize(x, number(0.07), point(1))
+    zero = point(5) if known else relay.add(point(2), point(3))
+    expr = relay.qnn.op.quantize(getattr(relay, name)(a, b), number(0.3), zero, out_dtype=out_dtype)
+    assert without_floats(check(expr, apart=1))
+
+
+def test_a_result_that_its_operands_dtype_does_not_hold_leaves_the_region() -> None:
+    x = dequantize(var("x", (2, 5)), number(0.1), point(0))
+    expr = relay.qnn.op.quantize(relay.exp(x), number(0.01), point(0), out_dtype="int16")
+    assert "exp" in check(expr)
+    with pytest.raises(CompileError, match="int8, which do not hold a result of int16"):
+        integers(expr, hard_fail=True)
+
+
+def test_operands_of_two_dtypes_leave_the_region() -> None:
+    a = dequantize(var("a", (2, 5)), number(0.1), point(0))
+    b = dequantize(var("b", (2, 5), "uint8"), number(0.1), point(7))
+    for made in (relay.add(a, b), relay.concatenate((a, b), axis=0)):
+        check(quantize(made, number(0.2), point(0)), apart=1)
+    assert without_floats(check(quantize(relay.maximum(a, b), number(0.1), point(0)), apart=1))

@@ -104,8 +104,8 @@ def test_a_weight_that_cannot_hold_the_product_stays(dtype: str, scale: float) -
 def test_additions_of_constants_meet() -> None:
     check(
         FoldScaleAxis(),
-        "def @main(%x: float32) { add(subtract(add(%x, 3f), 1f), 4f) }",
-        "def @main(%x: float32) { add(%x, 6f) }",
+        "def @main(%x: float32) { add(subtract(add(%x, 3f), -1f), 4f) }",
+        "def @main(%x: float32) { add(%x, 8f) }",
     )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
-from pass_checks import assert_same_meaning, calls, program
+from pass_checks import assert_same_meaning, calls, evaluate, program
 
+from ekiden.ir.pass_context import PassContext
 from ekiden.ir.transform import Pass
 from ekiden.relay.transform import (
     BackwardFoldScaleAxis,
@@ -33,6 +34,16 @@ CHAINS = [  # an expression of x, of x where the merged constant would give anot
     ("add(add(%x, 3e38f), 3e38f)", [-3e38, 0.0, 1.0]),
     ("subtract(subtract(%x, 3e38f), 3e38f)", [3e38, 0.0, 1.0]),
     ("multiply(add(%x, 1e30f), 1e30f)", [-1e30, 0.0, 1.0]),
+    ("multiply(add(%x, 1e7f), 0.1f)", [-1e7, 1.0 - 1e7, 1.0]),
+    ("multiply(multiply(%x, 1e30f), 1e-30f)", [1e10, 0.0, 1.0]),
+    ("multiply(multiply(%x, 1e-30f), 1e30f)", [1e-20, 0.0, 1.0]),
+    ("subtract(add(%x, 12582912f), 12582912f)", [0.3, 1.5, 7.7]),
+    ("add(subtract(%x, 12582912f), 12582912f)", [0.3, 1.5, 7.7]),
+    ("add(-12582912f, add(12582912f, %x))", [0.3, 1.5, 7.7]),
+    ("add(add(%x, 1e8f), -99999992f)", [0.3, 1.5, 7.7]),
+    ("add(add(add(%x, 1f), 12582911f), -12582912f)", [0.3, 1.5, 7.7]),
+    ("add(%x, 0f)", [-0.0, 0.0, 1.0]),
+    ("subtract(%x, -0f)", [-0.0, 0.0, 1.0]),
 ]
 
 
@@ -40,13 +51,29 @@ CHAINS = [  # an expression of x, of x where the merged constant would give anot
 @pytest.mark.parametrize(("text", "values"), CHAINS)
 def test_a_chain_keeps_its_values(text: str, values: list[float], make: Callable[[], Pass]) -> None:
     before = program(f"def @main(%x: Tensor[(3,), float32]) {{ {text} }}")
-    assert_same_meaning(before, make()(before), [np.array(values, np.float32)])
+    after, args = make()(before), [np.array(values, np.float32)]
+    assert_same_meaning(before, after, args)
+    (old,), (new,) = evaluate(before, args), evaluate(after, args)
+    np.testing.assert_array_equal(np.signbit(new), np.signbit(old))
 
 
 @pytest.mark.parametrize("make", [FoldScaleAxis, SimplifyExpr])
-def test_what_stays_in_range_is_merged(make: Callable[[], Pass]) -> None:
-    text = "def @main(%x: Tensor[(3,), float32]) { multiply(multiply(%x, 1e30f), 1e-30f) }"
-    assert len(calls(make()(program(text)))) < 2
+@pytest.mark.parametrize(
+    ("body", "tier"),
+    [
+        ("multiply(multiply(%x, 1e20f), 1e10f)", "rounded"),
+        ("multiply(multiply(%x, 0.5f), 0.1f)", "rounded"),
+        ("add(subtract(%x, -1f), 3f)", "rounded"),
+        ("multiply(multiply(%x, 1e30f), 1e-30f)", "free"),
+        ("add(subtract(%x, 12582912f), 12582912f)", "free"),
+    ],
+)
+def test_what_stays_in_range_is_merged(make: Callable[[], Pass], body: str, tier: str) -> None:
+    before = program(f"def @main(%x: Tensor[(3,), float32]) {{ {body} }}")
+    with PassContext(config={"relay.float_rewrites": tier}):
+        assert len(calls(make()(before))) < 2
+    with PassContext(config={"relay.float_rewrites": "exact"}):
+        assert len(calls(make()(before))) == 2
 
 
 @pytest.mark.parametrize("divisor", ["1e-40f", "3e38f"])
@@ -100,7 +127,9 @@ def test_ends_of_a_dtype(dtype: str) -> None:
     ends = ml_dtypes.finfo(dtype)
     top, tiny, one = (np.asarray(v, dtype) for v in (ends.max, ends.tiny, 1))
     half, zero = np.asarray(0.5, dtype), np.asarray(0, dtype)
-    assert merged_sum(top, top) is None and merged_sum(top, -top) == 0
+    assert merged_sum(top, top) is None and merged_sum(top, -top) is None
+    assert merged_sum(top, -top / 2) is None and merged_sum(one, one) == 2
+    assert merged_sum(one, -one, terms=one) == 0 and merged_sum(top, -top, terms=one) is None
     assert merged_product(top, top) is None and merged_product(tiny, tiny) is None
     assert merged_product(tiny, half) is None and merged_product(tiny, one) == tiny
     assert (

@@ -20,7 +20,15 @@ from ekiden.driver.commands.options import (
 from ekiden.driver.compiler import compile_artifact, compile_fastest, records_config
 from ekiden.driver.library import format_of, write_artifact
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.ir.pass_context import DENORMALS, DENORMALS_KINDS, ENGINE, PRECISION, SIZE
+from ekiden.ir.pass_context import (
+    DENORMALS,
+    DENORMALS_KINDS,
+    ENGINE,
+    FLOAT_REWRITES,
+    FLOAT_REWRITES_KINDS,
+    PRECISION,
+    SIZE,
+)
 from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
 from ekiden.runtime import Device, Executable
@@ -69,6 +77,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         choices=DENORMALS_KINDS,
         default="keep",
         help="whether kernels flush subnormal numbers to 0",
+    )
+    parser.add_argument(
+        "--float-rewrites",
+        choices=FLOAT_REWRITES_KINDS,
+        default="rounded",
+        help="how far rewrites may change results: equal bits, rounding of terms, without bound",
     )
     parser.add_argument(
         "--executor",
@@ -121,6 +135,8 @@ def run(options: argparse.Namespace) -> int:
         config[ENGINE] = options.byoc
     if options.denormals != "keep":
         config[DENORMALS] = options.denormals
+    if options.float_rewrites != "rounded":
+        config[FLOAT_REWRITES] = options.float_rewrites
     with PassContext(config=config, instruments=[timings] if timings else []):
         found = _compiled(options, asked)
     made = found if isinstance(found, memoryview) else file_of(found)

@@ -98,6 +98,7 @@ def _check(options: argparse.Namespace) -> None:
     given = [name for name in REFUSED if getattr(options, name)]
     given += ["precision"] if options.precision != "float32" else []
     given += ["denormals"] if options.denormals != "keep" else []
+    given += ["float_rewrites"] if options.float_rewrites != "rounded" else []
     if given:
         raise InputError(f"--{given[0].replace('_', '-')}: a model library has no such thing")
 

@@ -83,9 +83,27 @@ def over_number(value: Expr, x: Expr, axes: Sequence[int], less: int = 0) -> Exp
     else:
         ones = op.sum(op.ones([tensor(x).shape[a] for a in axes], wide))
         number = op.subtract(ones, const(float(less), wide)) if less else ones
-    if wide == dtype:
+    return _over(value, number, dtype)
+
+
+def over_count(value: Expr, mask: Expr, axes: Sequence[int], dtype: str) -> Expr:
+    """Return a value of a dtype over how many elements of a mask are set along axes, which stay
+    with an extent of 1. In float32 where the dtype has 16 bits, as in over_number.
+    """
+    wide = "float32" if itemsize(dtype) < 4 else dtype
+    return _over(value, op.sum(op.cast(mask, wide), axis=axes, keepdims=True), dtype)
+
+
+def over_size(value: Expr, size: int, dtype: str) -> Expr:
+    """Return a value of a dtype over a number of elements that a 16-bit dtype may not hold."""
+    return _over(value, const(float(size), "float32" if itemsize(dtype) < 4 else dtype), dtype)
+
+
+def _over(value: Expr, number: Expr, dtype: str) -> Expr:
+    """Return a value of a dtype over a number, which has 32 bits where the dtype has 16."""
+    if itemsize(dtype) >= 4:
         return op.divide(value, number)
-    return op.cast(op.divide(op.cast(value, wide), number), dtype)
+    return op.cast(op.divide(op.cast(value, "float32"), number), dtype)
 
 
 def _extreme(call: Call, grad: Expr) -> Sequence[Expr]:
@@ -94,9 +112,9 @@ def _extreme(call: Call, grad: Expr) -> Sequence[Expr]:
     attrs = call.attrs
     assert isinstance(attrs, ReduceAttrs) and isinstance(call.op, Op)
     axes = reduced_axes(call.op.name, attrs, len(tensor(x).shape))
-    mask = op.cast(op.equal(x, _with_reduced_axes(call, call)), tensor(x).dtype)
-    share = op.divide(_with_reduced_axes(call, grad), op.sum(mask, axis=axes, keepdims=True))
-    return [op.multiply(share, mask)]
+    is_extreme = op.equal(x, _with_reduced_axes(call, call))
+    share = over_count(_with_reduced_axes(call, grad), is_extreme, axes, tensor(x).dtype)
+    return [op.multiply(share, op.cast(is_extreme, tensor(x).dtype))]
 
 
 register_gradient("max", _extreme)

@@ -34,7 +34,7 @@ from ekiden.relay.gradient.helpers import (
     shaped,
     tensor,
 )
-from ekiden.relay.gradient.movement import over_number
+from ekiden.relay.gradient.movement import over_count, over_number, over_size
 from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.nn.dense import BatchMatmulAttrs, MatmulAttrs
 from ekiden.relay.op.nn.geometry import AvgPool2DAttrs, Conv2DAttrs, MaxPool2DAttrs
@@ -350,7 +350,7 @@ def _avg_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
         raise ValueError(f"layout {attrs.layout}, ceil_mode {attrs.ceil_mode}: only NCHW floor is")
     kh, kw = attrs.pool_size
     (channels,) = _static(tensor(x).shape[1:2], "number of channels")
-    share = op.divide(grad, scalar(float(kh * kw), x))
+    share = over_size(grad, kh * kw, tensor(x).dtype)
     if not attrs.count_include_pad and any(attrs.padding):
         filled = op.nn.avg_pool2d(
             op.ones_like(x), attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding,
@@ -381,9 +381,9 @@ def _global_avg_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
 @register_gradient("nn.global_max_pool2d")
 def _global_max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
     (x,) = call.args
-    mask = op.cast(op.equal(x, call), tensor(x).dtype)
-    share = op.divide(grad, op.sum(mask, axis=_image_axes(call), keepdims=True))
-    return [op.multiply(share, mask)]
+    is_extreme, dtype = op.equal(x, call), tensor(x).dtype
+    share = over_count(grad, is_extreme, _image_axes(call), dtype)
+    return [op.multiply(share, op.cast(is_extreme, dtype))]
 
 
 @register_gradient("nn.cross_entropy")

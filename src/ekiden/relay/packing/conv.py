@@ -34,6 +34,7 @@ from ekiden.relay.packing.common import (
     rows_of,
 )
 from ekiden.relay.transform.convert_layout import transpose
+from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.scopes import infer_here
 from ekiden.target import Target
 from ekiden.topi.layout import permutation
@@ -170,7 +171,7 @@ def conv(call: Call, target: Target) -> RelayExpr:
         return call
     axes = attrs.data_layout[1:-1]
     if isinstance(weight, Constant) and isinstance(attrs, Conv2DAttrs):
-        m = _winograd_tile(call, attrs, target)
+        m = _winograd_tile(call, attrs, target) if allows("Winograd") else 0
         if m:
             return _winograd(call, attrs, m, target)
     channels, _, *kernel = shape

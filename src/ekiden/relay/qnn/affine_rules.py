@@ -12,6 +12,7 @@ from typing import cast as assume
 import numpy as np
 
 from ekiden.ir.affine_type import TensorAffineType, TupleAffineType
+from ekiden.ir.prim import int_range
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, Tuple, const
@@ -42,6 +43,33 @@ def _wanted(expr: Call, types: Types) -> TensorAffineType:
     if expr not in types:
         raise ValueError("its result needs a scale, and what follows gives none")
     return _of(types, expr)
+
+
+def _held(result: TensorAffineType, dtype: str) -> TensorAffineType:
+    """Return what integers of a dtype stand for that hold all numbers of a result: its scale, and
+    its zero point; that of the other sign moves by half of the range.
+
+        uint8, zero point 0, as int8:  q * s  =  ((q - 128) - (0 - 128)) * s
+
+    Raises ValueError where the dtype is too narrow.
+    """
+    (low, high), (least, most) = int_range(dtype) or (0, 0), int_range(result.dtype) or (0, 0)
+    if low <= least and most <= high:
+        return result.with_fields(dtype=dtype)
+    if high - low != most - least:
+        raise ValueError(f"its integers are {dtype}, which do not hold a result of {result.dtype}")
+    moved: Expr = const(np.int32(low - least))
+    if isinstance(result.zero_point, Constant):
+        moved = const((result.zero_point.data + (low - least)).astype(np.int32))
+    else:
+        moved = typed(op.add(result.zero_point, moved))
+    return result.with_fields(dtype=dtype, zero_point=moved)
+
+
+def _asked(expr: Call, types: Types, given: TensorAffineType) -> TensorAffineType:
+    """Return what the integers of a call's result stand for, in the dtype of its operand: what
+    follows asks for, else what the operand stands for."""
+    return _held(_of(types, expr), given.dtype) if expr in types else given
 
 
 def _close(a: Expr, b: Expr) -> bool:
@@ -212,7 +240,7 @@ def _pad(expr: Call, types: Types) -> Made:
 @register_fake_quantization_to_integer("nn.avg_pool2d", mixes=True)
 def _avg_pool2d(expr: Call, types: Types) -> Made:
     given = _of(types, expr.args[0])
-    result = _of(types, expr) if expr in types else given
+    result = _asked(expr, types, given)
     steps = given.scale, given.zero_point, result.scale, result.zero_point
     return call("qnn.avg_pool2d", *expr.args, *steps, attrs=expr.attrs), TensorAffineType(
         result.scale, result.zero_point, given.dtype, result.axis
@@ -335,9 +363,10 @@ def _register_arithmetic(name: str, qnn_op: Binary, biases: bool = False) -> Non
         is_bias = biases and a.dtype == "int32" and _same(*ends)
         if is_bias and isinstance(a.zero_point, Constant) and not a.zero_point.data.any():
             return Call(expr.op, (left, right)), a  # 32 bits are room enough for a sum
-        result = _wanted(expr, types) if a.dtype in ("int8", "uint8") else a
-        if result.dtype != a.dtype:
-            result = a
+        if a.dtype != b.dtype:
+            raise ValueError(f"its operands are of {a.dtype} and {b.dtype}")
+        is_wide = a.dtype not in ("int8", "uint8")
+        result = a if is_wide else _held(_wanted(expr, types), a.dtype)
         steps = a.scale, a.zero_point, b.scale, b.zero_point, result.scale, result.zero_point
         return qnn_op(left, right, *steps, a.axis, b.axis), result
 
@@ -353,9 +382,7 @@ def _larger_or_smaller(expr: Call, types: Types) -> Made:
     left, right, a, b = _sides(expr, types)
     if expr not in types and not _same(a, b):
         raise ValueError("its result needs a scale, and what follows gives none")
-    result = _of(types, expr) if expr in types else a
-    if result.dtype != a.dtype:
-        result = a
+    result = _asked(expr, types, a)
     moved = [
         each if _same(its, result) else _requantized(each, its, result, result.dtype)
         for each, its in ((left, a), (right, b))
@@ -374,12 +401,14 @@ def _concatenate(expr: Call, types: Types) -> Made:
     first = whole.types[0]
     if expr not in types and not all(_same(first, other) for other in whole.types):
         raise ValueError("its result needs a scale, and what follows gives none")
-    result = _of(types, expr) if expr in types else first
+    if any(other.dtype != first.dtype for other in whole.types):
+        raise ValueError("its tensors are of several dtypes")
+    result = _asked(expr, types, first)
     scales = Tuple(tuple(t.scale for t in whole.types))
     points = Tuple(tuple(t.zero_point for t in whole.types))
     axis = int(getattr(expr.attrs, "axis", 0))
     given = expr.args[0], scales, points, result.scale, result.zero_point
-    return shaping.concatenate(*given, axis), result.with_fields(dtype=first.dtype)
+    return shaping.concatenate(*given, axis), result
 
 
 # --- functions of one tensor ----------------------------------------------------------------------
@@ -388,9 +417,10 @@ def _concatenate(expr: Call, types: Types) -> Made:
 def _register_unary(name: str, qnn_op: Callable[..., Call]) -> None:
     def rule(expr: Call, types: Types) -> Made:
         """The call on integers, with the steps of its input and of the rounding behind it."""
-        given, result = _of(types, expr.args[0]), _wanted(expr, types)
+        given = _of(types, expr.args[0])
+        result = _held(_wanted(expr, types), given.dtype)
         steps = given.scale, given.zero_point, result.scale, result.zero_point
-        return qnn_op(*expr.args, *steps), result.with_fields(dtype=given.dtype)
+        return qnn_op(*expr.args, *steps), result
 
     register_fake_quantization_to_integer(name, rule)
 
@@ -402,15 +432,16 @@ for _name in "sqrt rsqrt exp erf sigmoid tanh abs log".split():
 @register_fake_quantization_to_integer("nn.leaky_relu")
 def _leaky_relu(expr: Call, types: Types) -> Made:
     given = _of(types, expr.args[0])
-    result = _of(types, expr) if expr in types else given
+    result = _asked(expr, types, given)
     steps = given.scale, given.zero_point, result.scale, result.zero_point
     made = elementwise.leaky_relu(expr.args[0], float(getattr(expr.attrs, "alpha", 0.0)), *steps)
-    return made, result.with_fields(dtype=given.dtype)
+    return made, result
 
 
 @register_optional_fake_quantization_to_integer("nn.softmax")
 def _softmax(expr: Call, types: Types) -> Made:
-    given, result = _of(types, expr.args[0]), _wanted(expr, types)
+    given = _of(types, expr.args[0])
+    result = _held(_wanted(expr, types), given.dtype)
     steps = given.scale, given.zero_point, result.scale, result.zero_point
     axis = int(getattr(expr.attrs, "axis", -1))
-    return shaping.softmax(expr.args[0], *steps, axis), result.with_fields(dtype=given.dtype)
+    return shaping.softmax(expr.args[0], *steps, axis), result

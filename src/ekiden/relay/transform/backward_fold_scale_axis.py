@@ -25,6 +25,7 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call
+from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.fold_scale_axis import row_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.merged_constants import merged_product, scaled_terms
@@ -168,6 +169,8 @@ class _Folder:
 
 @module_pass(name="BackwardFoldScaleAxis", opt_level=3, required=(InferType(),))
 def _backward_fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
+    if not allows("scale weights", context):
+        return module
     return map_functions(module, on_body(lambda body: _Folder(body).run()))
 
 

@@ -9,6 +9,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call
+from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import (
     infer_here,
@@ -50,12 +51,17 @@ def rewrite_calls(body: RelayExpr, table: Mapping[str, Rewrite]) -> RelayExpr:
     return rewrite_graph(body, rewrite)
 
 
-def call_pass(name: str, opt_level: int, table: Callable[[], Mapping[str, Rewrite]]) -> Pass:
+def call_pass(
+    name: str, opt_level: int, table: Callable[[], Mapping[str, Rewrite]], rewrites: str = ""
+) -> Pass:
     """A pass that does nothing but rewrite calls by a table, which is made when it runs: then every
-    operator of the module has its row in OPS.
+    operator of the module has its row in OPS. `rewrites` is the name of the rewrite of floats that
+    it makes, which a context may forbid (float_rewrites.py).
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        if rewrites and not allows(rewrites, context):
+            return module
         found = table()
         return map_functions(module, on_body(lambda body: rewrite_calls(body, found)))
 

@@ -31,6 +31,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, TupleGetItem, Var
 from ekiden.relay.transform.calls import typed
+from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import (
     Scope,
@@ -369,6 +370,8 @@ def _branch(call: Call, users: Mapping[RelayExpr, Sequence[RelayExpr]]) -> list[
 
 def _combining(name: str, kind: Kind, min_num_branches: int, opt_level: int = 4) -> Pass:
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        if not allows("join products", context):
+            return module
         return map_functions(module, on_body(lambda b: combine(b, kind, min_num_branches)))
 
     return Pass(name, transform, opt_level, (InferType(),))

@@ -12,6 +12,7 @@ from ekiden.ir.transform import Pass
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform.calls import call_pass
+from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.merged_constants import merged_quotient
 
 
@@ -19,6 +20,9 @@ def _divide(call: Call) -> RelayExpr | None:
     data, by = call.args
     if not isinstance(by, Constant) or by.data.dtype.kind != "f" or not np.all(by.data):
         return None
+    mantissas, _ = np.frexp(by.data)
+    if not allows("multiply by inverses") and np.any(np.abs(mantissas) != 0.5):
+        return None  # a power of two alone has an inverse that is exact
     inverse = merged_quotient(np.ones_like(by.data), by.data)
     return None if inverse is None else op.multiply(data, Constant(inverse))
 

@@ -29,8 +29,10 @@ from ekiden.ir.affine_type import AffineType, TensorAffineType, TupleAffineType
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OP_ATTRS, get
+from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
+from ekiden.relay import op
 from ekiden.relay.analysis.fake_quantized import fake_quantized_region, inputs_within
 from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
 from ekiden.relay.op.op import ALONE, KEEPS, OPTIONAL, RULES
@@ -61,6 +63,10 @@ class _Rules:
         rule = self.of[op_of(call)]
         assert callable(rule)
         made, kind = rule(call, types)
+        # of the call itself the table has what is wanted of it
+        known = None if made is call else types.get(made)
+        if known is not None and not structural_equal(known, kind):
+            made = op.copy(made)  # the same integers, which stand for other numbers here
         types[typed(made)] = kind
         return made  # type: ignore[no-any-return]
 

@@ -7,7 +7,7 @@
     subtract(%x, a)                     ->  add(%x, -a)
     nn.bias_add(%x, b, axis)            ->  add(%x, b along axis)
 Only for floating point, constants a, b, s, W, where the constant does not widen the result and what
-is merged keeps its range (merged_constants.py).
+is merged keeps its range and does not cancel (merged_constants.py).
 
     s * (W x + b) = (s W) x + s b        s per output channel: a row of W
 
@@ -35,9 +35,15 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
+from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.kept_results import kept, known
-from ekiden.relay.transform.merged_constants import merged_product, merged_sum, scaled_terms
+from ekiden.relay.transform.merged_constants import (
+    merged_factor,
+    merged_product,
+    merged_sum,
+    scaled_terms,
+)
 from ekiden.relay.transform.scopes import (
     evaluation_order,
     map_functions,
@@ -128,7 +134,7 @@ class _Folder:
         if op_of(data) == "add" and self.uses.get(data) == 1:
             assert isinstance(data, Call)
             if isinstance(data.args[1], Constant) and data.args[1].data.ndim == value.ndim:
-                total = merged_sum(data.args[1].data, value)
+                total = merged_sum(data.args[1].data, value, _terms(data.args[0]))
                 if total is not None:
                     return self._add(data.args[0], total)
         return self._made(op.add(data, Constant(value)))
@@ -144,7 +150,7 @@ class _Folder:
         linear, last = _linear(data), data.args[-1]
         if isinstance(last, Constant) and last.data.ndim == value.ndim:
             if linear is Linear.SCALES:
-                product = merged_product(last.data, value)
+                product = merged_factor(last.data, value)
                 return None if product is None else self._multiply(data.args[0], product)
             if linear is Linear.SHIFTS:
                 shift = merged_product(last.data, value)
@@ -154,6 +160,16 @@ class _Folder:
                 return self._made(op.add(inner, Constant(shift)))
         scaled = _scale_weight(data, value)
         return None if scaled is None else self._made(scaled)
+
+
+def _terms(expr: RelayExpr) -> Array | None:
+    """Return how large the terms of a convolution or dense layer are, by its constant weight; None
+    for what sums no such terms."""
+    row = row_of(expr)
+    if row is None or row.channels is None or not isinstance(expr, Call):
+        return None
+    weight = expr.args[1]
+    return np.abs(weight.data).max(initial=0) if isinstance(weight, Constant) else None
 
 
 def full_rank(call: Call, value: Array, rank: int) -> Array:
@@ -194,6 +210,8 @@ def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
 
 
 def _fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
+    if not allows("scale weights", context):
+        return module
     return map_functions(module, on_body(lambda body: _Folder(body).run(body)))
 
 

@@ -30,6 +30,7 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
+from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.fold_scale_axis import row_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.merged_constants import merged_quotient, scaled_terms
@@ -175,6 +176,8 @@ def _pair(at: int, data: RelayExpr, other: RelayExpr) -> Sequence[RelayExpr]:
 
 @module_pass(name="ForwardFoldScaleAxis", opt_level=3, required=(InferType(),))
 def _forward_fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
+    if not allows("scale weights", context):
+        return module
     return map_functions(module, on_body(lambda body: _Folder(body).run()))
 
 

@@ -43,6 +43,7 @@ from ekiden.relay.dataflow_pattern.matcher import users_below
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.calls import typed
+from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.runtime.late import Late
@@ -403,6 +404,8 @@ def fuse_attention(root: RelayExpr) -> RelayExpr:
 
 @module_pass(name="FuseAttention", opt_level=2, required=(InferType(),))
 def _fuse_attention(module: IRModule, context: PassContext) -> IRModule:
+    if not allows("fuse attention", context):
+        return module
     return map_functions(module, on_body(fuse_attention))
 
 

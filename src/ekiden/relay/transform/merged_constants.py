@@ -6,6 +6,16 @@ x may be what brings the left side back into range (1e-30), or 0, of which inf m
 holds where a product is too small for its dtype: x * 1e-30 * 1e-30 is 1e-20 for x = 1e40, not 0. So
 what is merged is finite where its parts are, and of full precision or no smaller than each of them;
 else it is None and the program stays. Integers wrap around in a ring, in which all may be merged.
+
+    (x + c) - c  =  x                    of real numbers; of float32 and c = 1.5 * 2**23 the left
+                                         side rounds x to a whole number
+    (x * 1e30) * 1e-30  =  x             of float32 the left side is inf for x = 1e10
+
+So a merged constant must be no smaller than its parts: a sum's |a + b| >= |a|, |b| (one sign), a
+factor's |log(a * b)| >= |log a|, |log b| (both grow or both shrink what they scale). Then no
+intermediate result of the program as it is written is larger, or closer to 0, than those of both
+programs at their ends, and what the two differ by is the rounding of the terms that are left. Where
+the tier "free" is allowed (ir/float_tier.py), constants that cancel are merged too.
 """
 
 from __future__ import annotations
@@ -14,6 +24,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden.ir.dtype import SMALL_FLOATS, is_float
+from ekiden.ir.float_tier import FloatTier
 from ekiden.ir.op import Array
 from ekiden.runtime.late import Late
 
@@ -23,18 +35,40 @@ else:
     ml_dtypes = Late("ml_dtypes")
 
 
-def merged_sum(a: Array, b: Array) -> Array | None:
-    """a + b; what cancels out is as exact as a sum can be."""
+def merged_sum(a: Array, b: Array, terms: Array | None = None) -> Array | None:
+    """Return a + b, the constant of `x + (a + b)` for `(x + a) + b`; None where that leaves the
+    dtype's range, or where the two cancel.
+
+    Args:
+        terms: of a sum of many terms beside the constants, such as a convolution's, how large
+            these are: its weights' magnitudes. Order of such a sum is free to choose, and a
+            constant that loses less than half of the significand's digits beside them is one of
+            its terms.
+    """
     with np.errstate(all="ignore"):
-        made = np.asarray(a + b)
-    return made if _is_finite(made, a, b) else None
+        total = np.asarray(a + b)
+    if not _is_finite(total, a, b):
+        return None
+    return None if _cancels(total, a, b, terms) else total
 
 
 def merged_product(a: Array, b: Array) -> Array | None:
-    """a * b"""
+    """Return a * b, for a term `a` that is scaled by `b`; None where it leaves the range."""
     with np.errstate(all="ignore"):
         made = np.asarray(a * b)
     return made if _is_finite(made, a, b) and not _loses_any(made, a, b) else None
+
+
+def merged_factor(a: Array, b: Array) -> Array | None:
+    """Return a * b, the factor of `x * (a * b)` for `(x * a) * b`; None where that leaves the
+    dtype's range, or where one of the two brings back into range what the other took out of it."""
+    if not _is_of_floats(a) or FloatTier.allowed() is FloatTier.FREE:
+        return merged_product(a, b)
+    with np.errstate(all="ignore"):
+        sizes = [np.abs(np.asarray(part)) for part in (a, b)]
+        grow, shrink = (np.broadcast_arrays(*(test(s, 1) for s in sizes)) for test in TESTS)
+    is_one_way = bool(np.all((grow[0] & grow[1]) | (shrink[0] & shrink[1])))
+    return merged_product(a, b) if is_one_way else None
 
 
 def merged_quotient(a: Array, b: Array) -> Array | None:
@@ -59,6 +93,29 @@ def scaled_terms(weight: Array, scale: Array) -> Array | None:
         return made
     largest = float(np.max(np.abs(made)))
     return made if float(_tiny(made)) <= largest * float(ml_dtypes.finfo(made.dtype).eps) else None
+
+
+TESTS = (np.greater_equal, np.less_equal)
+"""Whether a factor grows what it scales, and whether it shrinks it; that of 1 does both."""
+
+
+def _is_of_floats(value: Array) -> bool:
+    """Return whether a constant rounds: integers and bools do not."""
+    name = str(value.dtype)
+    return is_float(name) or name in SMALL_FLOATS
+
+
+def _cancels(total: Array, a: Array, b: Array, terms: Array | None) -> bool:
+    """Return whether a + b is smaller than a part of it, so that the program as it is written
+    rounds more than one that adds `total` does."""
+    if not _is_of_floats(total) or FloatTier.allowed() is FloatTier.FREE:
+        return False
+    left, right, size = (np.abs(np.asarray(part)) for part in (a, b, total))
+    if terms is not None:
+        # what is lost stays below the square root of eps beside the largest term
+        digits = float(ml_dtypes.finfo(total.dtype).eps) ** -0.5
+        size = np.maximum(size, np.abs(terms)).astype(np.float64) * digits
+    return bool(np.any((left > size) | (right > size)))
 
 
 # Nearly always all is well, which a pass or two over the products tells; who is asked of each

@@ -119,4 +119,4 @@ def _multiplied(
 
 def MultiplyEinsums() -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    return call_pass("MultiplyEinsums", 2, lambda: {"einsum": _product})
+    return call_pass("MultiplyEinsums", 2, lambda: {"einsum": _product}, "multiply einsums")

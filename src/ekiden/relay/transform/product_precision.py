@@ -30,6 +30,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
 from ekiden.relay.transform.calls import Rewrite, rewrite_calls
+from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
@@ -55,7 +56,8 @@ def _dtype(expr: RelayExpr) -> str:
 
 def _widened(expr: RelayExpr) -> RelayExpr:
     """An operand in float32: what it was rounded from, if that is known."""
-    if op_of(expr) == "cast" and isinstance(expr, Call) and _dtype(expr.args[0]) == WIDE:
+    is_rounded = op_of(expr) == "cast" and allows("keep operands wide")
+    if is_rounded and isinstance(expr, Call) and _dtype(expr.args[0]) == WIDE:
         return expr.args[0]
     return expr if _dtype(expr) == WIDE else op.cast(expr, WIDE)
 

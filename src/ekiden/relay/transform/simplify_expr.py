@@ -3,8 +3,9 @@
     divide(exp(%x), sqrt(%y))                        ->   multiply(exp(%x), rsqrt(%y))
     transpose(transpose(%x, axes=[1, 0]), axes=[1, 0])   ->   %x
 
-A rule applies only where the result keeps its type. `SimplifyExpr(exact=True)` leaves out the rules
-that may change how floating-point results are rounded.
+A rule applies only where the result keeps its type, and where the context's tier allows it
+(ir/float_tier.py). `SimplifyExpr(exact=True)` leaves out the rules that may change how
+floating-point results are rounded, unless the context asks for the tier "free".
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import operator
 from collections.abc import Sequence
 
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.float_tier import FloatTier
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.structural import structural_equal
@@ -83,9 +85,13 @@ def _has_type_of(made: RelayExpr, expr: RelayExpr) -> bool:
 
 def SimplifyExpr(exact: bool = False) -> Pass:  # noqa: N802
     """The pass described at the top of this file."""
-    rules = [rule for rule in RULES if rule.is_exact or not exact]
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Simplify the functions of a module by the rules of the tiers that are allowed."""
+        allowed = FloatTier.allowed(context)
+        if exact and allowed is not FloatTier.FREE:
+            allowed = FloatTier.EXACT
+        rules = [rule for rule in RULES if rule.tier <= allowed]
         return map_functions(module, on_body(lambda body: simplify_expr(body, rules)))
 
     return Pass("SimplifyExpr", transform, 0, (InferType(),))

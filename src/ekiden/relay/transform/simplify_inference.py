@@ -19,6 +19,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, TupleGetItem, const
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs
 from ekiden.relay.op.nn.norm import BatchNormAttrs
+from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
 from ekiden.runtime.late import Late
@@ -73,7 +74,7 @@ def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     call = new.tuple_value
     if _is_call(call, "nn.dropout"):
         return call.args[0]
-    if _is_call(call, "nn.batch_norm"):
+    if _is_call(call, "nn.batch_norm") and allows("normalise by a factor"):
         assert isinstance(old, TupleGetItem)
         kind = old.checked_type
         assert isinstance(kind, TensorType)

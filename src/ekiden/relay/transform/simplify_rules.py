@@ -4,14 +4,16 @@ EQUATIONS are read as they stand: a name is any expression (the same in both pla
 starts with `c` a constant, a number a constant all of whose elements are that number. What an
 equation cannot say (attributes, shapes) is a function in SHAPED, with its equation beside it.
 
-What makes a rule exact: for every value of its dtypes, NaN, infinities and the ends of integers
-included, both sides have the same bits (of -0.0, the same value). `multiply(x, 0) = 0` is none, as
-NaN * 0 is NaN; `subtract(x, x) = 0` neither. Integers wrap around, in which ring negation and sums
-obey the laws of algebra, but an order does not: abs(-x) of unsigned x is no |x|. Of types the
-caller sees to: a result of another shape or dtype than the call had is not taken, so that a rule
-need not ask which of its operands broadcasts.
+The tier of a rule (ir/float_tier.py) says how much of floats it keeps. What makes one exact: for
+every value of its dtypes, NaN, infinities and the ends of integers included, both sides have the
+same bits. `multiply(x, 0) = 0` is none, as NaN * 0 is NaN; `subtract(x, x) = 0` neither, nor
+`add(x, 0.0) = x`, as -0.0 + 0.0 is 0.0. Integers wrap around, in which ring negation and sums obey
+the laws of algebra, but an order does not: abs(-x) of unsigned x is no |x|. Of types the caller
+sees to: a result of another shape or dtype than the call had is not taken, so that a rule need not
+ask which of its operands broadcasts.
 
-Constants are merged where the result keeps its range (merged_constants.py): x * 1e30 * 1e30 stays.
+Constants are merged where the result keeps its range and they do not cancel (merged_constants.py):
+x * 1e30 * 1e30 stays, and so does (x + c) - c.
 
 Where rules could undo each other they would run to MAX_STEPS; each makes the program smaller, or
 moves constants outwards, or names a cheaper operator.
@@ -30,6 +32,7 @@ import numpy as np
 from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float, is_int, itemsize
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.float_tier import FloatTier
 from ekiden.ir.op import OPS, Linear, Op
 from ekiden.ir.prim import IntImm, PrimExpr, int_range, is_const
 from ekiden.ir.type import TensorType
@@ -41,7 +44,7 @@ from ekiden.relay.op.create import FILLED
 from ekiden.relay.op.nn.pad import PadAttrs
 from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
-from ekiden.relay.transform.merged_constants import merged_product, merged_sum
+from ekiden.relay.transform.merged_constants import merged_factor, merged_sum
 from ekiden.relay.transform.row_indices import gathered, scattered
 from ekiden.topi.shape import as_dim, as_shape
 
@@ -55,15 +58,19 @@ class Rule:
 
     Both are written when the first call of `root` comes: they name operators, whose modules a
     program need not have that has no such call.
-    is_exact: the result is the same to the last bit.
+    tier: how much the result may differ.
     """
 
-    __slots__ = ("_write", "_written", "equation", "is_exact", "root")
+    __slots__ = ("_write", "_written", "equation", "root", "tier")
 
     def __init__(
-        self, equation: str, root: str, write: Callable[[], Written], is_exact: bool = True
+        self,
+        equation: str,
+        root: str,
+        write: Callable[[], Written],
+        tier: FloatTier = FloatTier.EXACT,
     ) -> None:
-        self.equation, self.root, self.is_exact = equation, root, is_exact
+        self.equation, self.root, self.tier = equation, root, tier
         self._write = write
         self._written: Written | None = None
 
@@ -78,8 +85,8 @@ class Rule:
 
 # fmt: off
 EXACT = (
-    "add(x, 0) = x",
-    "subtract(x, 0) = x",
+    "add(x, -0.0) = x",
+    "subtract(x, 0.0) = x",
     "multiply(x, 1) = x",
     "divide(x, 1) = x",
     "power(x, 1) = x",
@@ -100,24 +107,36 @@ EXACT = (
     "copy(x) = x",
     "add(x, x) = multiply(x, 2)",
 )
-"""Equations that hold to the last bit, but that `add(x, 0)` is 0 where x is -0.0."""
+"""Equations that hold to the last bit. A 0 of integers is 0.0 and -0.0."""
 
 ROUNDED = (
     "divide(1, sqrt(x)) = rsqrt(x)",
     "divide(x, sqrt(y)) = multiply(x, rsqrt(y))",
-    "power(x, 0.5) = sqrt(x)",
-    "power(x, -0.5) = rsqrt(x)",
     "power(x, 2) = multiply(x, x)",
     "divide(1, add(1, exp(negative(x)))) = sigmoid(x)",
     "add(add(x, c1), c2) = add(x, add(c1, c2))",
     "add(subtract(x, c1), c2) = add(x, subtract(c2, c1))",
     "multiply(multiply(x, c1), c2) = multiply(x, multiply(c1, c2))",
+)
+"""Equations between real numbers whose sides differ by the rounding of their terms."""
+
+FREE = (
+    "add(x, 0) = x",
+    "subtract(x, 0) = x",
+    "power(x, 0.5) = sqrt(x)",
+    "power(x, -0.5) = rsqrt(x)",
     "multiply(add(x, c1), c2) = add(multiply(x, c2), multiply(c1, c2))",
     "add(add(multiply(x, x), multiply(multiply(x, y), 2)), multiply(y, y))"
     " = multiply(add(x, y), add(x, y))",
     "log(exp(x)) = x",
 )
-"""Equations between real numbers: floating-point results may be rounded otherwise."""
+"""Equations between real numbers whose sides may be far apart as floats.
+
+    add(x, 0)              0.0 for -0.0
+    power(x, 0.5)          inf for -inf, where the square root is NaN
+    multiply(add(x, c1), c2)   loses digits, or overflows, where x is close to -c1
+    log(exp(x))            inf where exp overflows
+"""
 # fmt: on
 
 
@@ -127,7 +146,7 @@ class _Equation:
     def __init__(self, text: str) -> None:
         left, right = text.split(" = ")
         self._names: dict[str, DFPattern] = {}
-        self._numbers: list[tuple[DFPattern, float]] = []
+        self._numbers: list[tuple[DFPattern, int | float]] = []
         self._right = ast.parse(right, mode="eval").body
         tree = ast.parse(left, mode="eval").body
         self.pattern = self._pattern(tree)
@@ -139,7 +158,7 @@ class _Equation:
             fresh = is_constant() if tree.id.startswith("c") else wildcard()
             return self._names.setdefault(tree.id, fresh)
         number = is_constant() | _made_of_one_number()
-        self._numbers.append((number, float(ast.literal_eval(tree))))
+        self._numbers.append((number, ast.literal_eval(tree)))
         return number
 
     def make(self, found: NodeMap) -> RelayExpr | None:
@@ -175,7 +194,7 @@ def _folded(call: Call) -> RelayExpr | None:
         return Constant(np.asarray(row.reference(call.attrs, *values)))
     left, right = values
     if row.linear is Linear.SCALES:
-        made = merged_product(left, right)
+        made = merged_factor(left, right)
     else:
         made = merged_sum(left, -right if row.linear is Linear.SHIFTS_BACK else right)
     return None if made is None else Constant(made)
@@ -188,11 +207,18 @@ def _made_of_one_number() -> DFPattern:
     return functools.reduce(operator.or_, by_name, by_value)
 
 
-def _is_filled(expr: RelayExpr, value: float) -> bool:
-    found = _number_of(expr)
-    if found is not None:
-        return bool(found.data == value)
-    return isinstance(expr, Constant) and expr.data.size > 0 and bool(np.all(expr.data == value))
+def _is_filled(expr: RelayExpr, value: int | float) -> bool:
+    """Return whether every element is a number; of a 0 that is written as a float, with its sign
+    where the elements' dtype has one."""
+    number = _number_of(expr) or expr
+    if not isinstance(number, Constant) or number.data.size == 0:
+        return False
+    data = number.data
+    if not np.all(data == value):
+        return False
+    if value != 0 or isinstance(value, int) or not is_float(str(data.dtype)):
+        return True
+    return bool(np.all(np.signbit(data) == np.signbit(value)))
 
 
 def _number_of(expr: RelayExpr) -> Constant | None:
@@ -422,13 +448,13 @@ The operators on the left of the equation say what is matched: one call, or one 
 # fmt: on
 
 
-def _from_equation(text: str, is_exact: bool) -> Rule:
+def _from_equation(text: str, tier: FloatTier) -> Rule:
     def write() -> Written:
         """Both sides, parsed."""
         equation = _Equation(text)
         return equation.pattern, equation.make
 
-    return Rule(text, _root_of(text), write, is_exact)
+    return Rule(text, _root_of(text), write, tier)
 
 
 def _root_of(text: str) -> str:
@@ -539,10 +565,11 @@ CALLS: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
 # fmt: on
 
 RULES: tuple[Rule, ...] = (
-    *(_from_equation(text, True) for text in EXACT),
+    *(_from_equation(text, FloatTier.EXACT) for text in EXACT),
     *(_from_shaped(text, make) for text, make in SHAPED),
     _single_concatenate(),
     *(_of_rows(text, make) for text, make in CALLS),
-    *(_from_equation(text, False) for text in ROUNDED),
+    *(_from_equation(text, FloatTier.ROUNDED) for text in ROUNDED),
+    *(_from_equation(text, FloatTier.FREE) for text in FREE),
 )
 """All rules; for each operator they are tried in this order."""

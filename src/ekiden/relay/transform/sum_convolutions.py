@@ -39,6 +39,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import ConvAttrs, ConvTransposeAttrs, DeformableConv2DAttrs
 from ekiden.relay.transform.calls import typed
+from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.fold_scale_axis import row_of, same_shape
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.merged_constants import merged_sum
@@ -137,7 +138,9 @@ class _Window:
     def _add(self, what: Array, at: tuple[slice | int | Array, ...]) -> bool:
         wider = np.zeros_like(self.weight)
         wider[at] = what
-        made = merged_sum(self.weight, wider)
+        with np.errstate(all="ignore"):  # a sum out of range is refused below
+            terms = _largest(self.weight + wider)
+        made = merged_sum(self.weight, wider, terms)
         if made is not None:
             self.weight = made
         return made is not None
@@ -218,7 +221,9 @@ class _Sums:
         many, windows = len(terms), [self._window(t, root) for t in terms]
         self._merge(terms, windows)
         known = [t.data for t in terms if isinstance(t, Constant)]
-        kept, constants = self._kept(terms, windows), _added(known)
+        weights = [_largest(w.weight).max() for w in windows if w is not None and w.weight.size]
+        constants = _added(known, np.max(weights) if weights else None)
+        kept = self._kept(terms, windows)
         if len(kept) + len(constants) == many:
             return None
         left: list[RelayExpr] = [*kept, *map(Constant, constants)]
@@ -277,13 +282,20 @@ def _weight(call: Call) -> Array:
     return weight.data
 
 
-def _added(constants: Sequence[Array]) -> list[Array]:
-    """Constants with those of one shape added up."""
+def _largest(weight: Array) -> Array:
+    """Return the largest magnitude of each channel's taps, in the rank of the weight."""
+    taps = tuple(range(1, weight.ndim))
+    return np.asarray(np.abs(weight).max(axis=taps, keepdims=True, initial=0))
+
+
+def _added(constants: Sequence[Array], terms: Array | None) -> list[Array]:
+    """Add up constants of one shape; `terms` as in merged_sum."""
     found: list[Array] = []
     for value in constants:
         for i, other in enumerate(found):
-            made = merged_sum(other, value) if other.shape == value.shape else None
-            if made is not None and other.dtype == value.dtype:
+            is_alike = other.shape == value.shape and other.dtype == value.dtype
+            made = merged_sum(other, value, terms) if is_alike else None
+            if made is not None:
                 found[i] = made
                 break
         else:
@@ -292,6 +304,8 @@ def _added(constants: Sequence[Array]) -> list[Array]:
 
 
 def _sum_convolutions(module: IRModule, context: PassContext) -> IRModule:
+    if not allows("sum weights", context):
+        return module
     return map_functions(module, on_body(lambda body: _Sums(body).run(body)))
 
 

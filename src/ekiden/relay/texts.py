@@ -1,0 +1,38 @@
+"""How expressions and modules become text and HTML, for the floor below, which knows no Relay. What
+writes them is imported when the first is asked for: whatever of Relay a program has imported, its
+modules show themselves alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.relay import html, printer
+else:
+    html = Late("ekiden.relay.html")
+    printer = Late("ekiden.relay.printer")
+
+
+def _text(
+    value: RelayExpr | IRModule,
+    show_meta_data: bool = True,
+    annotate: Callable[[RelayExpr], str] | None = None,
+    show_spans: bool = False,
+) -> str:
+    return printer.astext(value, show_meta_data, annotate, show_spans)
+
+
+def _html(value: RelayExpr | IRModule) -> str:
+    return html.to_html(value)
+
+
+IRModule.printer = staticmethod(_text)
+RelayExpr.printer = staticmethod(_text)
+IRModule.html_printer = staticmethod(_html)
+RelayExpr.html_printer = staticmethod(_html)

@@ -1,0 +1,82 @@
+"""The rewrites of floating point that passes make, a row each, with the tier of each.
+
+A pass that makes one asks `allows(name)` before it begins, so that the option
+"relay.float_rewrites" reaches every row. The equations of SimplifyExpr carry their tiers
+themselves (simplify_rules.py). `docs/float-rewrites.md` is made of both tables by
+`scripts/generate_float_rewrites.py`.
+
+Not here: in which order the kernel of one operator adds up, as no operator says one; and passes
+that only a program runs which names them, to compute in another dtype (ToMixedPrecision).
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.float_tier import FloatTier
+from ekiden.ir.pass_context import PassContext
+from ekiden.runtime.late_methods import dataclass
+
+EXACT, ROUNDED, FREE = FloatTier
+
+
+@dataclass(frozen=True, slots=True)
+class FloatRewrite:
+    """A rewrite of floats: what it does, its tier, and the passes that make it."""
+
+    name: str
+    tier: FloatTier
+    passes: tuple[str, ...]
+    equation: str
+    condition: str = ""
+    """What has to hold, or what the result differs by."""
+
+
+SCALING = ("FoldScaleAxis", "ForwardFoldScaleAxis", "BackwardFoldScaleAxis")
+COMBINING = ("CombineParallelConv2D", "CombineParallelDense", "CombineParallelBatchMatmul",
+             "CombineFewRows", "BatchingOps")  # fmt: skip
+
+# fmt: off
+FLOAT_REWRITES: tuple[FloatRewrite, ...] = (
+    FloatRewrite("scale weights", ROUNDED, SCALING,
+        "conv(x, w) * s + t = conv(x, w * s) + t",
+        "scales and biases by constants go into weights and into each other; products keep their "
+        "range, sums do not cancel"),
+    FloatRewrite("sum weights", ROUNDED, ("SumConvolutions",),
+        "conv(x, v) + conv(x, w) = conv(x, v + w)",
+        "no channel of v + w cancels"),
+    FloatRewrite("normalise by a factor", ROUNDED, ("SimplifyInference",),
+        "(x - mean) * s + b = x * s + (b - mean * s)",
+        "batch normalisation by trained statistics"),
+    FloatRewrite("fuse attention", ROUNDED, ("FuseAttention",),
+        "softmax(q k^T * s + b) v = attention(q, k, v, b, s)",
+        "sums in another order; what a mask of -1e9 or less hides is lost in its rounding"),
+    FloatRewrite("multiply einsums", ROUNDED, ("MultiplyEinsums",),
+        'einsum("bi,io->bo", x, w) = dense(x, transpose(w))',
+        "sums in another order"),
+    FloatRewrite("join products", ROUNDED, COMBINING,
+        "(dense(x, v), dense(x, w)) = cut(dense(x, concatenate(v, w)))",
+        "sums in another order"),
+    FloatRewrite("Winograd", ROUNDED, ("AlterOpLayout",),
+        "conv(x, w) = A^T ((G w G^T) * (B^T x B)) A",
+        "of windows of 3x3, F(2x2) to F(6x6)"),
+    FloatRewrite("keep operands wide", ROUNDED, ("ProductPrecision",),
+        "dense(cast(x, bfloat16), w) = dense(x, cast(w, float32))",
+        "products of small floats take the float32 from which an operand was rounded"),
+    FloatRewrite("multiply by inverses", ROUNDED, ("DivToMul",),
+        "x / c = x * (1 / c)",
+        "1 / c keeps its range; powers of two are exact"),
+    FloatRewrite("approximate functions", FREE, ("FastMath",),
+        "exp(x) = fast_exp(x)",
+        "exp, erf, tanh and softmax; opt level 4 asks for it by itself"),
+)
+"""All rewrites but SimplifyExpr's equations."""
+# fmt: on
+
+_TIERS = {row.name: row.tier for row in FLOAT_REWRITES}
+
+
+def allows(name: str, context: PassContext | None = None) -> bool:
+    """Return whether a context (the current one) allows a rewrite of the table, by its name."""
+    return _TIERS[name] <= FloatTier.allowed(context)
+
+
+__all__ = ["FLOAT_REWRITES", "FloatRewrite", "allows"]
