@@ -40,6 +40,7 @@ from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
 from ekiden.relay.transform.fuse_attention import FuseAttention
 from ekiden.relay.transform.fuse_ops import FuseOps
 from ekiden.relay.transform.hoist_dimensions import HoistDimensions
+from ekiden.relay.transform.hoist_invariants import HoistInvariants
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
@@ -136,6 +137,8 @@ def pipeline(
             ),
             FoldConstant(),  # packs the weights
             needed(SplitArgs(most_inputs), FEW) if most_inputs else SplitArgs(MOST_JOINED),
+            # also what inlining and the passes above put into loops
+            HoistInvariants(),
             Rematerialize(),
             # nothing that merges values may follow
             needed(place_by_cost.PlaceByCost(config), "as who measured has asked for")

@@ -36,6 +36,8 @@ class Block:
         """Dimensions that have their names here."""
         self.sizes: dict[prim.Var, SizeVar] = {}
         """Numbers of the data that have been named here as dimensions."""
+        self.captured: dict[Expr, Var] = {}
+        """Expression that loops of this block capture -> its name."""
         self._items: list[tuple[Var, Expr] | _Requirement] = []
         self._required: set[str] = set()
 

@@ -69,6 +69,12 @@ def as_tensor(kind: Type) -> TensorType:
     return kind
 
 
+def _function_of(loop: Let) -> Function:
+    """Return the function that a loop binds."""
+    assert isinstance(loop.value, Function)
+    return loop.value
+
+
 def is_true(value: Value) -> bool:
     """Whether a condition is known to hold."""
     return value.array is not None and bool(np.all(value.array))
@@ -101,9 +107,10 @@ class Loop:
         Raises Unsupported when a carried value changes its rank or dtype.
         """
         kinds, endless = [_kind(v) for v in self.start], self.go is None or is_true(self.go)
+        scope, begun = self.node.scope, self.node.scope.births()
         while True:
             block = Block()
-            with self.node.scope.inside(block):
+            with scope.inside(block):
                 index = self._param("i", TensorType((), "int64"))
                 go = constant(np.array(True))
                 if not endless:
@@ -125,11 +132,15 @@ class Loop:
                         ]
                         continue
                     typed = [k for k in kinds if k is not None]
-                    whole, parts = self._function(typed, head, params, made)
+                    moving = self._moving(typed, params, made.carried)
+                    whole, parts = self._function(typed, head, params, made, moving)
                     break
                 else:
                     kinds = changed
-        return self._results(self.node.scope.spanned(whole), parts, endless)
+        fixed = self._fixed(params, moving)
+        whole = whole.with_fields(value=scope.capture(_function_of(whole), begun, fixed))
+        last, collected = self._results(scope.spanned(whole), parts, moving)
+        return last, collected, endless
 
     def _param(self, name: str, kind: Type) -> Value:
         var = self.node.scope.variable(name, kind)
@@ -157,32 +168,56 @@ class Loop:
             found.append(kind if kind is not None and says_as_much(kind, both) else both)
         return found
 
+    def _moving(
+        self, kinds: Sequence[Type], params: Sequence[Value], after: Sequence[Value]
+    ) -> list[int]:
+        """Return the numbers of the carried values that an iteration may change. The others are
+        captured: what the body makes of them does not depend on the iteration.
+        """
+        every = zip(kinds, params, after, self.start, strict=True)
+        return [
+            n
+            for n, (kind, param, value, start) in enumerate(every)
+            if param.expr is None or value.expr is not param.expr or start.kind is not kind
+        ]
+
+    def _fixed(self, params: Sequence[Value], moving: Sequence[int]) -> dict[Var, Value]:
+        """Return the values that stand for the variables of what no iteration changes."""
+        pairs = zip(params, self.start, strict=True)
+        steady = [p for n, p in enumerate(pairs) if n not in moving]
+        return {p.expr: value for p, value in steady if isinstance(p.expr, Var)}
+
     def _function(
         self,
         kinds: Sequence[Type],
         head: Sequence[Value],
         params: Sequence[Value],
         made: Iteration,
-    ) -> tuple[Expr, list[TensorType]]:
-        """The function and its first call. Ends the block of the function's body."""
+        moving: Sequence[int],
+    ) -> tuple[Let, list[TensorType]]:
+        """The function over the values that change and its first call. Ends the block of the
+        function's body.
+        """
         scope = self.node.scope
         parts = [as_tensor(scope.outside(p.type)) for p in made.parts]
         lists = [sequence.list_type(p) for p in parts]
         kept = [Var(f"kept{n}", kind, scope.span) for n, kind in enumerate(lists)]
-        variables = [v.expr for v in (*head, *params) if isinstance(v.expr, Var)] + kept
+        given = [*head, *(params[n] for n in moving)]
+        variables = [v.expr for v in given if isinstance(v.expr, Var)] + kept
         for var, kind in zip(kept, lists, strict=True):
             var.set_checked_type(kind)
-        result = TupleType((*kinds, *lists))
+        result = TupleType((*(kinds[n] for n in moving), *lists))
         loop = Var("loop", FuncType(tuple(v.checked_type for v in variables), result), scope.span)
         state = variables[len(head) :]
         go_on = self._condition(variables[: len(head)])
-        again = self._again(loop, variables[: len(head)], made, kept, parts, state)
+        carried = [made.carried[n] for n in moving]
+        again = self._again(loop, variables[: len(head)], made, carried, kept, parts, state)
         body = If(go_on, again, Tuple(tuple(state)))
         function = Function(tuple(variables), body, result, span=scope.span)
         start: list[Expr] = [const(np.int64(0))]
         if len(head) > 1:
             start.append(const(True) if self.go is None else as_scalar(self.node.scope, self.go))
-        start += [scope.under(v, k) for v, k in zip(self.start, kinds, strict=True)]
+        start += [scope.under(self.start[n], kinds[n]) for n in moving]
         start += [sequence.empty() for _ in lists]
         whole = Let(loop, function, Call(loop, tuple(start), span=scope.span), span=scope.span)
         return whole, parts
@@ -198,6 +233,7 @@ class Loop:
         loop: Var,
         head: Sequence[Var],
         made: Iteration,
+        after: Sequence[Value],
         kept: Sequence[Var],
         parts: Sequence[TensorType],
         params: Sequence[Var],
@@ -208,18 +244,21 @@ class Loop:
         go = [as_scalar(self.node.scope, made.go)] if len(head) > 1 else []
         carried = [
             scope.under(v, p.checked_type) if isinstance(v, SequenceValue) else scope.expr(v)
-            for v, p in zip(made.carried, params, strict=False)
+            for v, p in zip(after, params, strict=False)
         ]
         args = (op.add(head[0], const(np.int64(1))), *go, *carried, *lists)
         return scope.close(scope.spanned(Call(loop, args)))
 
     def _results(
-        self, whole: Expr, parts: Sequence[TensorType], endless: bool
-    ) -> tuple[list[Value], list[Parts], bool]:
-        scope, count = self.node.scope, len(self.start)
-        carried = [scope.bound(TupleGetItem(whole, i), n) for i, n in enumerate(self.names)]
-        lists = [scope.spanned(TupleGetItem(whole, count + i)) for i in range(len(parts))]
-        return carried, [Parts(e, k) for e, k in zip(lists, parts, strict=True)], endless
+        self, whole: Expr, parts: Sequence[TensorType], moving: Sequence[int]
+    ) -> tuple[list[Value], list[Parts]]:
+        scope = self.node.scope
+        last = list(self.start)
+        for index, number in enumerate(moving):
+            last[number] = scope.bound(TupleGetItem(whole, index), self.names[number])
+        first = len(moving)
+        lists = [scope.spanned(TupleGetItem(whole, first + i)) for i in range(len(parts))]
+        return last, [Parts(e, k) for e, k in zip(lists, parts, strict=True)]
 
 
 def stacked(

@@ -11,6 +11,7 @@ import numpy as np
 
 from ekiden.arith import Analyzer
 from ekiden.frontend.common.block import Block
+from ekiden.frontend.common.captures import bind_captured
 from ekiden.frontend.common.facts import Facts, Learned
 from ekiden.frontend.common.sequence_value import SequenceValue, sequence_of
 from ekiden.frontend.common.value import Value, clean_name
@@ -50,6 +51,8 @@ class Scope:
         self._scalars: dict[SizeVar, Expr] = {}
         self._blocks = [Block()]
         self._origins: dict[Var, Expr] = {}
+        self._births: dict[Expr, int] = {}
+        """Expression of a value -> how many there were before it."""
         self._count = 0
         self.module = IRModule(None, {sequence.LIST.header: sequence.LIST})
 
@@ -392,7 +395,48 @@ class Scope:
     def spanned(self, expr: Expr) -> Expr:
         """An expression with its type, and the current node as the span of what is new in it."""
         self.type_of(expr)
-        return with_span([expr], self.span)[0]
+        return self.span_all([expr])[0]
+
+    def span_all(self, exprs: Sequence[Expr]) -> list[Expr]:
+        """Return typed expressions with the current node as the span of what is new in them, and
+        note that they exist from here on.
+        """
+        spanned = with_span(exprs, self.span)
+        for expr in spanned:
+            self._births.setdefault(expr, len(self._births))
+        return spanned
+
+    # Loops.
+
+    def births(self) -> int:
+        """Return how many expressions of values there are, to tell later which are newer."""
+        return len(self._births)
+
+    def capture(self, function: Function, begun: int, fixed: Mapping[Var, Value]) -> Function:
+        """Return the body of a loop with names in the place of what existed when it was begun, and
+        of what is `fixed`: values for variables. They are bound in the innermost block, before the
+        loop.
+        """
+        values = {var: self.expr(value) for var, value in fixed.items()}
+        return bind_captured(
+            function, values, lambda e: self._births.get(e, begun) < begun, self._captured_name
+        )
+
+    def _captured_name(self, expr: Expr) -> Expr:
+        """Return the variable of a captured expression, bound in the innermost block unless it has
+        one that is visible there.
+        """
+        if isinstance(expr, (Constant, Var)):
+            return expr
+        for block in self._blocks:
+            if expr in block.captured:
+                return block.captured[expr]
+        kind = self.type_of(expr)
+        var = Var("captured", kind, span=expr.span)
+        var.set_checked_type(kind)
+        self._blocks[-1].captured[expr] = var
+        self.bind(var, expr)
+        return var
 
     def shape_vector(self, value: Value, rank: int) -> Expr:
         """The shape of a value as an int64 vector, with ones before it up to a rank."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.scope import Scope, field_types, with_span
+from ekiden.frontend.common.scope import Scope, field_types
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.ir.prim import IntImm
@@ -96,7 +96,7 @@ class Walk:
         exprs = {i: e for i, _ in wanted if isinstance(e := many[i], Expr)}
         for index, expr in exprs.items():
             _check_extents(names[index], scope.typed(expr))
-        spanned = dict(zip(exprs, with_span(list(exprs.values()), scope.span), strict=True))
+        spanned = dict(zip(exprs, scope.span_all(list(exprs.values())), strict=True))
         made: dict[str, Value] = {}
         for index, name in wanted:
             found = many[index]

@@ -40,6 +40,13 @@ def kernel_conditions(function: Function) -> tuple[Condition, ...]:
     return tuple(_conditions(post_order(function.body)))
 
 
+def has_conditions(call: Call) -> bool:
+    """Whether the call of an operator takes something for granted of dimensions that is not proved,
+    so that a run may end there.
+    """
+    return bool(_conditions((call,)))
+
+
 def _always_evaluated(body: Expr) -> list[Expr]:
     """The expressions of a body that are in no branch, clause or function."""
     found: dict[Expr, None] = {}

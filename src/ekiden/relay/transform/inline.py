@@ -5,7 +5,8 @@
 
 Functions with the attribute Inline are inlined, unless they are recursive or polymorphic; one that
 was inlined everywhere goes away. An argument that is more than a name stays evaluated once: as
-a shared value where it is pure, bound by a let where it is not. What is one kernel stays whole and
+a shared value where it is pure; bound by a let where it is not, or where a function inside of the
+callee reads it, as a loop would evaluate it in each iteration. What is one kernel stays whole and
 is called in place: a function for an external compiler, and one that is marked Primitive.
 
 Callees first, so that each body is copied with what was inlined into it; the program may grow to
@@ -21,10 +22,15 @@ from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.analysis.call_graph import CallGraph
-from ekiden.relay.expr import Call, Function, Var
+from ekiden.relay.expr import Call, Constant, Function, Var
 from ekiden.relay.transform.chains import let_chain
 from ekiden.relay.transform.dead_code_elimination import is_pure
-from ekiden.relay.transform.scopes import rewrite_graph
+from ekiden.relay.transform.scopes import (
+    captured_vars,
+    evaluation_order,
+    is_atom,
+    rewrite_graph,
+)
 from ekiden.relay.visitor import fresh_copy
 
 
@@ -95,10 +101,12 @@ def apply(function: Function, call: Call) -> RelayExpr:
 
     Raises ValueError when their numbers differ.
     """
+    captured = captured_vars(evaluation_order(function.body))
     within: dict[Var, RelayExpr] = {}
     bindings: list[tuple[Var, RelayExpr]] = []
     for param, arg in zip(function.params, call.args, strict=True):
-        if is_pure(arg) and not isinstance(arg, Function):
+        is_shared = param not in captured or isinstance(arg, Constant) or is_atom(arg)
+        if is_shared and is_pure(arg) and not isinstance(arg, Function):
             within[param] = arg
             continue
         fresh = Var(param.name_hint, param.type_annotation)

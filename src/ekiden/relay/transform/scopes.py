@@ -15,7 +15,7 @@ here keep a stack; the common scope of two is found in a logarithm of their dept
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from operator import is_
 
@@ -38,7 +38,7 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.visitor import REBUILD, children
+from ekiden.relay.visitor import REBUILD, children, free_vars
 from ekiden.runtime.late_methods import dataclass
 
 
@@ -140,6 +140,14 @@ def bodies(expr: RelayExpr) -> tuple[RelayExpr, ...]:
     return () if read is None else read(expr)
 
 
+def captured_vars(order: Iterable[RelayExpr]) -> set[Var]:
+    """Return the variables that function values among expressions use inside, their own parameters
+    left out.
+    """
+    functions = [e for e in order if isinstance(e, Function) and not is_atom(e)]
+    return {variable for function in functions for variable in free_vars(function)}
+
+
 def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
     """All expressions below root, operands and bodies before what uses them; shared ones once.
     Iterative.
@@ -169,8 +177,8 @@ def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
     return order
 
 
-def _outwards(scope: Scope, depth: int) -> Scope:
-    """The scope of that depth around a scope."""
+def enclosing_scope(scope: Scope, depth: int) -> Scope:
+    """Return the scope of that depth around a scope, or the scope itself."""
     while scope.depth > depth:
         assert scope.parent is not None
         scope = scope.jump if scope.jump is not None and scope.jump.depth >= depth else scope.parent
@@ -181,7 +189,7 @@ def _common(a: Scope | None, b: Scope) -> Scope:
     """The innermost scope around both."""
     if a is None:
         return b
-    one, other = _outwards(a, b.depth), _outwards(b, a.depth)
+    one, other = enclosing_scope(a, b.depth), enclosing_scope(b, a.depth)
     while one is not other:
         is_far = one.jump is not other.jump
         up, across = (one.jump, other.jump) if is_far else (one.parent, other.parent)

@@ -11,16 +11,16 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
-from ekiden.relay.expr import Function, Let, Var
+from ekiden.relay.expr import Let
 from ekiden.relay.transform.dead_code_elimination import is_pure
-from ekiden.relay.transform.scopes import is_atom, map_functions, on_body, with_children
-from ekiden.relay.visitor import children, free_vars, post_order
+from ekiden.relay.transform.scopes import captured_vars, map_functions, on_body, with_children
+from ekiden.relay.visitor import children, post_order
 
 
 def to_graph_normal_form(root: RelayExpr) -> RelayExpr:
     """The graph of an expression. Shared stays shared; iterative."""
     order = post_order(root, into_functions=True)
-    kept = _captured(order)
+    kept = captured_vars(order)
     dropped: dict[RelayExpr, RelayExpr] = {
         e.var: e.value
         for e in order
@@ -43,12 +43,6 @@ def _meaning(
     while expr in dropped:
         expr = dropped[expr]
     return new.get(expr, expr)
-
-
-def _captured(order: list[RelayExpr]) -> set[Var]:
-    """Variables used inside of function values, their own values among them."""
-    functions = [e for e in order if isinstance(e, Function) and not is_atom(e)]
-    return {variable for function in functions for variable in free_vars(function)}
 
 
 @module_pass(name="ToGraphNormalForm", opt_level=1)

@@ -1,0 +1,60 @@
+"""Values that the body of a loop captures: computed once, before the loop.
+
+    %0 = topk(%x);  let %loop = fn (%i, %v) { ...; %loop(%i + 1, add(%v, %0.0)) }; ...
+->  let %captured = topk(%x).0;  let %loop = fn (%i, %v) { ...; add(%v, %captured) ... }; ...
+
+Graphs have no places: an expression is evaluated in the innermost scope around its uses, which is
+the body where nothing else uses it. The importer knows more: what existed before the loop was begun
+does not depend on its iterations, and the model computes it once, also where only a branch inside
+of the body reads it or where it may fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ekiden.relay.expr import Call, Constant, Expr, Function, Var
+from ekiden.relay.transform.scopes import is_atom, with_children
+from ekiden.relay.visitor import children
+
+
+def bind_captured(
+    function: Function,
+    values: Mapping[Var, Expr],
+    is_captured: Callable[[Expr], bool],
+    name: Callable[[Expr], Expr],
+) -> Function:
+    """Return the function with `name(expr)` in the place of each captured expression, and of each
+    variable that has one in `values`.
+
+    Only what is new in the function is walked, not what captured expressions are made of;
+    iteratively.
+    """
+    new: dict[Expr, Expr] = {var: name(expr) for var, expr in values.items()}
+    stack: list[tuple[Expr, bool]] = [(function, False)]
+    while stack:
+        expr, is_ready = stack.pop()
+        if expr in new:
+            continue
+        if is_atom(expr) or isinstance(expr, Constant) or _is_free(expr):
+            new[expr] = expr
+        elif is_captured(expr):
+            new[expr] = name(expr)
+        elif is_ready:
+            new[expr] = with_children(expr, new)
+        else:
+            stack.append((expr, True))
+            stack.extend((child, False) for child in children(expr))
+    made = new[function]
+    assert isinstance(made, Function)
+    return made
+
+
+def _is_free(expr: Expr) -> bool:
+    """Whether an expression of constants costs no more than to read its result: a fill."""
+    return (
+        isinstance(expr, Call)
+        and not is_atom(expr)
+        and getattr(getattr(expr.op, "definition", None), "fills", None) is not None
+        and all(isinstance(arg, Constant) for arg in expr.args)
+    )
