@@ -99,6 +99,7 @@ class _Import(Importer):
             input_names=tuple(self.main.input_names),
             output_names=tuple(f"output{i}" for i in range(len(values))),
             constraints=tuple(self.scope.constraints.values()),
+            owns_results=True,
         )
         return ImportedGraph(module, tuple(taken), results, draws)
 
