@@ -62,10 +62,10 @@ class Graph:
         """A graph inside one of its nodes."""
         return Graph(module, self.walk, self.symbols)
 
-    def run_nodes(self) -> None:
-        """Import the nodes that anything needs. Raises Unsupported for a node that is no call,
-        input or output."""
-        self.live = _live(self.module.graph)
+    def run_nodes(self, results: Sequence[torch.fx.Node] | None = None) -> None:
+        """Import the nodes that anything needs; `results` are read in the place of the outputs.
+        Raises Unsupported for a node that is no call, input or output."""
+        self.live = _live(self.module.graph, results)
         for node in self.module.graph.nodes:
             if node in self.env or node not in self.live:
                 continue  # an input, or what is given as one; what nobody reads
@@ -212,9 +212,11 @@ class Graph:
                 self.symbols.known[name] = dim
 
 
-def _live(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    live: set[torch.fx.Node] = set()
+def _live(graph: torch.fx.Graph, results: Sequence[torch.fx.Node] | None) -> set[torch.fx.Node]:
+    live: set[torch.fx.Node] = set(results or ())
     for node in reversed(graph.nodes):
+        if node.op == "output" and results is not None:
+            continue
         if node.is_impure() or not live.isdisjoint(node.users):
             live.add(node)
     return live
