@@ -13,6 +13,7 @@ from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.draws import Draw, is_draw
+from ekiden.frontend.torch.effects import is_token
 from ekiden.frontend.torch.program import Importer, as_value
 from ekiden.frontend.torch.results import Made, Number, Results, memory_order, viewed
 from ekiden.frontend.torch.run_sizes import Places, places_of, symbols_of
@@ -72,6 +73,8 @@ class _Import(Importer):
         for at, node in enumerate(nodes):
             if at in frozen:
                 self.graph.env[node] = self.weight(frozen[at], node.name)
+            elif is_token(node):
+                self.graph.env[node] = None  # as PyTorch gives it
             elif node.users:
                 before = len(self.main.input_names)
                 self.graph.env[node] = self.input(node, node.name)
@@ -166,7 +169,8 @@ class _Plan:
         self.inputs = {n: at for at, n in enumerate(graph.find_nodes(op="placeholder"))}
         (output,) = graph.find_nodes(op="output")
         whole = output.args[0]
-        self.given: Sequence[object] = whole if isinstance(whole, (list, tuple)) else [whole]
+        many = whole if isinstance(whole, (list, tuple)) else [whole]
+        self.given = [None if isinstance(n, torch.fx.Node) and is_token(n) else n for n in many]
         self.arguments: list[torch.fx.Node] = []
         self.attributes: list[torch.fx.Node] = []
         self.made: list[torch.fx.Node] = []
@@ -214,11 +218,12 @@ class _Plan:
         """The nodes that the module must compute."""
         return [*self.made, *self.numbers]
 
-    def attribute(self, node: torch.fx.Node) -> object:
+    def attribute(self, node: torch.fx.Node) -> torch.Tensor:
         """Return a tensor of the graph."""
         value: object = self.graph.owning_module
         for name in str(node.target).split("."):
             value = getattr(value, name)
+        assert isinstance(value, torch.Tensor), f"{node.target} is a result"
         return value
 
     def symbols(self, made: Sequence[Made]) -> list[str]:

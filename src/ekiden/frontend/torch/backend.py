@@ -30,7 +30,7 @@ from ekiden.frontend.torch.aot import ImportedGraph, import_graph
 from ekiden.frontend.torch.export import decompositions
 from ekiden.frontend.torch.layers import keep_layers, wants_gradients
 from ekiden.frontend.torch.run_sizes import RunSizes
-from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.runtime.errors import CompileError, InternalError, LinAlgError
 from ekiden.runtime.late import import_late
 
 LOG = logging.getLogger("ekiden.torch")
@@ -144,7 +144,10 @@ class _Compiled:
         given = [_argument(args[each.place], each.part) for each in imported.arguments]
         sizes = RunSizes(imported.places, args, {})
         given += [_argument(draw(sizes)) for draw in imported.draws]
-        found: Any = call(*given) if call is not None else ()
+        try:
+            found: Any = call(*given) if call is not None else ()
+        except LinAlgError as error:  # as who calls PyTorch catches it
+            raise torch.linalg.LinAlgError(str(error)) from error
         outputs = found if isinstance(found, tuple) else (found,)
         results = imported.results.of(sizes, outputs)
         args.clear()

@@ -52,7 +52,7 @@ _OF_SIZES = (torch.ops.aten.bernoulli.p,)
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A node that draws. What it is given has the sizes and strides of a run, and no elements: where
+    """A node that draws. Tensors that it is given have the sizes and strides of a run alone: where
     numbers go follows from how a tensor lies in memory.
     """
 

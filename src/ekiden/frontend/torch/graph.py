@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 
 from ekiden.frontend.common.complex import Complex
@@ -19,6 +20,7 @@ from ekiden.frontend.torch.node import Found, Node, describe
 from ekiden.frontend.torch.plain import same_as, twin_of
 from ekiden.frontend.torch.registry import find, find_complex
 from ekiden.frontend.torch.symbols import Symbols, plain_name
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.prim import PrimExpr, SizeVar
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
@@ -140,7 +142,8 @@ class Graph:
         inputs = [v for v in flat if isinstance(v, Value)]
         made = Node(node, inputs, self.scope, self.symbols, names, self)
         if any(isinstance(v, Complex) for v in flat) or _gives_complex(meta):
-            return self._complex(made, find_complex(node.target)(made, *args, **kwargs))
+            plain = [_as_tensor(made, at, arg) for at, arg in enumerate(args)]
+            return self._complex(made, find_complex(node.target)(made, *plain, **kwargs))
         twin = twin_of(node.target)
         result = find(twin or node.target)(made, *args, **kwargs)
         if result is None or is_scalar or not isinstance(result, (Expr, Value, Sequence)):
@@ -229,6 +232,17 @@ def value_of(tensor: torch.Tensor) -> Value | Complex:
     plain = tensor.detach().resolve_conj()
     real, imaginary = (constant(array_of(p.contiguous())) for p in (plain.real, plain.imag))
     return Complex(real, imaginary)
+
+
+def _as_tensor(node: Node, at: int, arg: object) -> object:
+    """Return a complex number in the place of a tensor (`_conj(1j)`) as one; others as they are."""
+    target = node.fx.target
+    if not isinstance(arg, complex) or not isinstance(target, torch._ops.OpOverload):
+        return arg
+    if not isinstance(target._schema.arguments[at].type, torch.TensorType):
+        return arg
+    dtype = to_numpy(node.part_dtype)
+    return Complex(constant(np.array(arg.real, dtype)), constant(np.array(arg.imag, dtype)))
 
 
 def _gives_complex(meta: object) -> bool:

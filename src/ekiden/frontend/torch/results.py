@@ -46,7 +46,7 @@ def _memory(node: torch.fx.Node) -> int | None:
     many = meta if isinstance(meta, (list, tuple)) else [meta]
     for each in many[:1]:
         if isinstance(each, torch.Tensor) and each.layout is torch.strided:
-            return each.untyped_storage()._cdata
+            return int(each.untyped_storage()._cdata)
     return None
 
 

@@ -28,15 +28,19 @@ def places_of(nodes: Sequence[torch.fx.Node]) -> Places:
     return places
 
 
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 def expression(size: object) -> sympy.Expr:
     """Return a size, a number or a symbolic one, as SymPy has it."""
-    symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    return size.node.expr if isinstance(size, symbolic) else sympy.sympify(size)
+    return size.node.expr if isinstance(size, _SYMBOLIC) else sympy.sympify(size)
 
 
-def symbols_of(size: object) -> list[str]:
-    """Return the names of the symbols of a size."""
-    return [str(symbol) for symbol in expression(size).free_symbols]
+def symbols_of(value: object) -> list[str]:
+    """Return the names of the symbols of a size; none of what is no size."""
+    if not isinstance(value, _SYMBOLIC):
+        return []
+    return [str(symbol) for symbol in value.node.expr.free_symbols]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class RunSizes:
 
     def number(self, size: Any) -> Any:  # noqa: ANN401 - a number as PyTorch's operators take it
         """Return a size of this run; what is no symbol as it is."""
-        if not isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if not isinstance(size, _SYMBOLIC):
             return size
         expr = expression(size)
         values = {symbol: self._value(str(symbol)) for symbol in expr.free_symbols}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ekiden.ir.expr import RelayExpr
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
@@ -24,6 +24,7 @@ from ekiden.relay.op.memory import own
 from ekiden.relay.transform.chains import Binding, Chain, let_chain, unchain
 from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.scopes import on_body
+from ekiden.runtime import Device
 from ekiden.target.virtual_device import RESULT_PLACE, VirtualDevice
 
 OWNS_RESULTS = "owns_results"
@@ -38,7 +39,7 @@ def OwnResults() -> Pass:  # noqa: N802
         if not module.attrs.get(OWNS_RESULTS):
             return module
         numbers = {place.device: at for at, place in enumerate(device_table(module))}
-        functions = dict(module.functions.items())
+        functions: dict[GlobalVar | str, BaseFunc] = dict(module.functions.items())
         entry = module.get_global_var("main")
         main = functions[entry]
         assert isinstance(main, Function)
@@ -48,7 +49,7 @@ def OwnResults() -> Pass:  # noqa: N802
     return Pass("OwnResults", transform)
 
 
-def _owning(main: Function, numbers: Mapping[object, int]) -> Function:
+def _owning(main: Function, numbers: Mapping[Device, int]) -> Function:
     """Return `main` with owned results; `numbers` of devices are those of the module's table."""
     place = main.attr(RESULT_PLACE)
     places = place if isinstance(place, tuple) else None
