@@ -147,7 +147,7 @@ class _Compiled:
         try:
             found: Any = call(*given) if call is not None else ()
         except LinAlgError as error:  # as who calls PyTorch catches it
-            raise torch.linalg.LinAlgError(str(error)) from error
+            raise torch.linalg.LinAlgError(str(error)) from error  # type: ignore[attr-defined]
         outputs = found if isinstance(found, tuple) else (found,)
         results = imported.results.of(sizes, outputs)
         args.clear()

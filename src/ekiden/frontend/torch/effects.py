@@ -13,8 +13,9 @@ WITH_EFFECTS = "with_effects"
 def has_effect(node: torch.fx.Node) -> bool:
     """Return whether a node runs another operator for its effect: with_effects(token, op, ...)."""
     target = node.target
-    is_higher = isinstance(target, torch._ops.HigherOrderOperator)
-    return is_higher and target._name == WITH_EFFECTS
+    if not isinstance(target, torch._ops.HigherOrderOperator):
+        return False
+    return bool(target._name == WITH_EFFECTS)
 
 
 def is_token(node: torch.fx.Node) -> bool:

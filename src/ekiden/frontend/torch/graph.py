@@ -16,9 +16,9 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
-from ekiden.frontend.torch.node import Found, Node, describe
+from ekiden.frontend.torch.node import Converter, Found, Node, describe
 from ekiden.frontend.torch.plain import same_as, twin_of
-from ekiden.frontend.torch.registry import find, find_complex
+from ekiden.frontend.torch.registry import find, find_complex, signature_of
 from ekiden.frontend.torch.symbols import Symbols, plain_name
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.prim import PrimExpr, SizeVar
@@ -144,8 +144,9 @@ class Graph:
         if any(isinstance(v, Complex) for v in flat) or _gives_complex(meta):
             plain = [_as_tensor(made, at, arg) for at, arg in enumerate(args)]
             return self._complex(made, find_complex(node.target)(made, *plain, **kwargs))
-        twin = twin_of(node.target)
-        result = find(twin or node.target)(made, *args, **kwargs)
+        convert = find(twin_of(node.target) or node.target)
+        _check_arguments(convert, made, args, kwargs)
+        result = convert(made, *args, **kwargs)
         if result is None or is_scalar or not isinstance(result, (Expr, Value, Sequence)):
             return result
         return self._named(node, cast(Result, result), names)
@@ -232,6 +233,16 @@ def value_of(tensor: torch.Tensor) -> Value | Complex:
     plain = tensor.detach().resolve_conj()
     real, imaginary = (constant(array_of(p.contiguous())) for p in (plain.real, plain.imag))
     return Complex(real, imaginary)
+
+
+def _check_arguments(
+    convert: Converter, node: Node, args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
+    """Raise Unsupported for an argument that a converter does not know."""
+    try:
+        signature_of(convert).bind(node, *args, **kwargs)
+    except TypeError as error:
+        node.unsupported(f"it is given what is not known here: {error}")
 
 
 def _as_tensor(node: Node, at: int, arg: object) -> object:
