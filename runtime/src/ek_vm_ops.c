@@ -455,19 +455,25 @@ int ek_op_AllocTensorReg(ek_vm *vm, ek_value *R, const int32_t *pc) {
                    ek_AllocTensorReg_dtype(pc), &R[ek_AllocTensorReg_dst(pc)]);
 }
 
-/* Whether a value is a tensor that one reference leads to, in a storage that only it refers to: what
-** is written there nobody else sees.
+/* Whether a value is a tensor that one reference leads to, in a storage that only it refers to, by
+** itself or as a view of a tensor that nobody else has: what is written there nobody else sees.
 **
 ** That is counted when the program runs because it cannot be known before, across calls, loops and
 ** data: a table updated row by row would else be copied for every row. */
 static bool is_alone(const ek_value *value, ek_device device) {
-  if (value->type_index != EK_TENSOR || !ek_tensor_is_own(value->v.obj)) return false;
-  const ek_tensor *tensor = (const ek_tensor *)(const void *)value->v.obj;
-  if (__atomic_load_n(&tensor->base.refs, __ATOMIC_ACQUIRE) != EK_REFS_NEW) return false;
-  if (tensor->owner == NULL || !ek_is(tensor->owner, EK_STORAGE)) return false;
-  if (__atomic_load_n(&tensor->owner->refs, __ATOMIC_ACQUIRE) != EK_REFS_NEW) return false;
-  bool is_writable = (tensor->flags & EK_DLPACK_READ_ONLY) == 0;
-  return is_writable && ek_device_same(tensor->dl.device, device);
+  if (value->type_index != EK_TENSOR) return false;
+  const ek_object *object = value->v.obj;
+  for (;;) { /* from a view to what it is a view of: each step is one reference that is counted */
+    if (!ek_tensor_is_own(object)) return false;
+    const ek_tensor *tensor = (const ek_tensor *)(const void *)object;
+    if (__atomic_load_n(&object->refs, __ATOMIC_ACQUIRE) != EK_REFS_NEW) return false;
+    if ((tensor->flags & EK_DLPACK_READ_ONLY) != 0) return false;
+    if (!ek_device_same(tensor->dl.device, device) || tensor->owner == NULL) return false;
+    object = tensor->owner;
+    if (ek_is(object, EK_STORAGE)) break;
+    if (!ek_is(object, EK_TENSOR)) return false;
+  }
+  return __atomic_load_n(&object->refs, __ATOMIC_ACQUIRE) == EK_REFS_NEW;
 }
 
 /* Own dst tensor device */

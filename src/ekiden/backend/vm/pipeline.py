@@ -49,6 +49,7 @@ from ekiden.relay.transform.lambda_lift import LambdaLift
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.memory_plan import MemoryPlan
 from ekiden.relay.transform.multiply_einsums import MultiplyEinsums
+from ekiden.relay.transform.own_results import OwnResults
 from ekiden.relay.transform.plan_devices import PlanDevices
 from ekiden.relay.transform.product_precision import ProductPrecision
 from ekiden.relay.transform.rematerialize import Rematerialize
@@ -172,7 +173,7 @@ def _last_passes(
     """Those that make kernels, and need to know them."""
     facts = kernels.facts if kernels is not None else None
     made = () if kernels is None else (CompileKernels(kernels),)
-    planned = (MemoryPlan(facts, concurrent=concurrent), UpdateInPlace(facts))
+    planned = (MemoryPlan(facts, concurrent=concurrent), UpdateInPlace(facts), OwnResults())
     return (*made, *planned) if plans_memory else made
 
 

@@ -46,6 +46,10 @@ class ImportedModule:
     """The names of what is kept between runs: the last inputs of main are its values before a run,
     the last outputs those after it, and a function INITIAL of the module gives the first ones.
     """
+    owns_results: bool = False
+    """Whether every result has memory of its own, as what its user writes into one must not be seen
+    by inputs, constants, states and other results.
+    """
     params: Mapping[str, Array] = field(default_factory=dict)
     """Weights that are parameters of main, by name: they stand behind its other inputs."""
 

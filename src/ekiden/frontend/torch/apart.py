@@ -47,8 +47,8 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`aten::_embedding_bag`: (bags, columns), sums, means or maxima of rows; then the bag of each
-    index, the size of each bag, and where maxima are, which only gradients read: zeros here."""
+    """Return `aten::_embedding_bag`: (bags, columns), sums, means or maxima of rows; then the bag
+    of each index, the size of each bag, and of maxima the rows that they are from."""
     begins = offsets[:-1] if include_last_offset else offsets
     count, columns = begins.shape[0], weight.shape[1]
     bag = torch.searchsorted(begins, torch.arange(indices.shape[0]), right=True) - 1
@@ -60,16 +60,85 @@ def embedding_bag(
     sizes = torch.zeros(count, dtype=indices.dtype).index_add(0, bag, kept)
     hidden = (kept == 0).unsqueeze(1)
     if mode == MAX:
-        places = bag.unsqueeze(1).expand(-1, columns)
-        low = rows.masked_fill(hidden, float("-inf"))
-        empty = rows.new_full((count, columns), float("-inf"))
-        made = empty.scatter_reduce(0, places, low, "amax")
-        made = made.masked_fill((sizes == 0).unsqueeze(1), 0.0)
-    else:
-        made = rows.new_zeros((count, columns)).index_add(0, bag, rows.masked_fill(hidden, 0.0))
+        largest, from_rows = _largest_rows(rows, indices, bag, sizes, hidden)
+        return largest, bag, sizes, from_rows
+    bags = rows.new_zeros((count, columns)).index_add(0, bag, rows.masked_fill(hidden, 0.0))
     if mode == MEAN:
-        made = made / sizes.clamp(min=1).unsqueeze(1)
-    return made, bag, sizes, torch.zeros_like(sizes)
+        bags = bags / sizes.clamp(min=1).unsqueeze(1)
+    return bags, bag, sizes, torch.zeros_like(sizes)
+
+
+def _largest_rows(
+    rows: Tensor, indices: Tensor, bag: Tensor, sizes: Tensor, hidden: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the maxima of each bag, and of each the index of the first row that has it; 0 of bags
+    that are empty."""
+    shape = sizes.shape[0], rows.shape[1]
+    is_empty = (sizes == 0).unsqueeze(1)
+    places = bag.unsqueeze(1).expand(-1, shape[1])
+    low = rows.masked_fill(hidden, float("-inf"))
+    largest = rows.new_full(shape, float("-inf")).scatter_reduce(0, places, low, "amax")
+    is_largest = (low == largest[bag]) & ~hidden
+    last = max(rows.shape[0] - 1, 0)
+    turns = torch.arange(rows.shape[0]).unsqueeze(1).expand_as(rows)
+    turns = torch.where(is_largest, turns, last)
+    first = indices.new_full(shape, last).scatter_reduce(0, places, turns, "amin")
+    from_rows = indices[first].masked_fill(is_empty, 0)
+    return largest.masked_fill(is_empty, 0.0), from_rows
+
+
+def embedding_bag_backward(
+    grad: Tensor,
+    indices: Tensor,
+    bag: Tensor,
+    sizes: Tensor,
+    from_rows: Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Tensor | None,
+    padding_idx: int = -1,
+) -> Tensor:
+    """Return `aten::_embedding_bag_dense_backward`: (num_weights, columns)."""
+    zeros = grad.new_zeros((num_weights, grad.shape[1]))
+    if mode == MAX:
+        filled = grad.masked_fill((sizes == 0).unsqueeze(1), 0.0)
+        return zeros.scatter_add(0, from_rows, filled)
+    parts = grad[bag]
+    if mode == MEAN:
+        parts = parts / sizes[bag].clamp(min=1).unsqueeze(1)
+    if per_sample_weights is not None:
+        parts = parts * per_sample_weights.unsqueeze(1)
+    if scale_grad_by_freq:
+        counts = indices.new_zeros(num_weights).index_add(0, indices, torch.ones_like(indices))
+        parts = parts / counts[indices].unsqueeze(1)
+    if padding_idx >= 0:
+        parts = parts.masked_fill((indices == padding_idx).unsqueeze(1), 0.0)
+    return zeros.index_add(0, indices, parts)
+
+
+def embedding_bag_backward_of_either(
+    grad: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, sizes: Tensor, from_rows: Tensor,
+    num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool,
+    per_sample_weights: Tensor | None, padding_idx: int = -1,
+) -> Tensor:  # fmt: skip
+    """Return `aten::_embedding_bag_backward`. Sparse gradients are left to PyTorch, and those by
+    frequency, which it divides by counts of other rows where some are missing."""
+    if sparse or scale_grad_by_freq:
+        return NotImplemented  # type: ignore[no-any-return]  # as a decomposition refuses
+    return embedding_bag_backward(
+        grad, indices, bag, sizes, from_rows, num_weights, scale_grad_by_freq, mode,
+        per_sample_weights, padding_idx,
+    )  # fmt: skip
+
+
+def sample_weights_backward(
+    grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int,
+    padding_idx: int = -1,
+) -> Tensor:  # fmt: skip
+    """Return `aten::_embedding_bag_per_sample_weights_backward`: (indices,)."""
+    found = (grad[bag] * weight[indices]).sum(1)
+    return found.masked_fill(indices == padding_idx, 0.0) if padding_idx >= 0 else found
 
 
 def lstsq(
@@ -226,6 +295,9 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._cdist_forward.default: cdist,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
+    aten._embedding_bag_backward.default: embedding_bag_backward_of_either,
+    aten._embedding_bag_dense_backward.default: embedding_bag_backward,
+    aten._embedding_bag_per_sample_weights_backward.default: sample_weights_backward,
     aten._upsample_bilinear2d_aa.default: _antialiased(_BILINEAR),
     aten._upsample_bicubic2d_aa.default: _antialiased(_BICUBIC),
     aten._upsample_bilinear2d_aa_backward.default: antialiased(_BILINEAR),

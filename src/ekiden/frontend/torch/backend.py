@@ -26,10 +26,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ekiden import runtime
-from ekiden.frontend.torch.aot import ImportedGraph, Result, import_graph
+from ekiden.frontend.torch.aot import ImportedGraph, import_graph
 from ekiden.frontend.torch.export import decompositions
 from ekiden.frontend.torch.layers import keep_layers, wants_gradients
-from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.frontend.torch.run_sizes import RunSizes
+from ekiden.runtime.errors import CompileError, InternalError, LinAlgError
 from ekiden.runtime.late import import_late
 
 LOG = logging.getLogger("ekiden.torch")
@@ -141,10 +142,14 @@ class _Compiled:
             self.made, self.weights = _executable(self.graph, self.name, {}), {}
         call, imported = self.made
         given = [_argument(args[each.place], each.part) for each in imported.arguments]
-        given += [_argument(draw(args)) for draw in imported.draws]
-        found: Any = call(*given) if call is not None else ()
+        sizes = RunSizes(imported.places, args, {})
+        given += [_argument(draw(sizes)) for draw in imported.draws]
+        try:
+            found: Any = call(*given) if call is not None else ()
+        except LinAlgError as error:  # as who calls PyTorch catches it
+            raise torch.linalg.LinAlgError(str(error)) from error  # type: ignore[attr-defined]
         outputs = found if isinstance(found, tuple) else (found,)
-        results = [_result(each, args, outputs) for each in imported.results]
+        results = imported.results.of(sizes, outputs)
         args.clear()
         return results
 
@@ -174,17 +179,3 @@ def _argument(value: object, part: int | None = None) -> object:
             plain = torch.view_as_real(plain.resolve_conj())[..., part]
         return runtime.from_dlpack(plain.resolve_neg().contiguous())
     return np.asarray(value, np.int64)
-
-
-def _result(each: Result, args: Sequence[Any], outputs: Sequence[Any]) -> object:
-    if each.argument is not None:
-        return args[each.argument]
-    if each.output is None:
-        return each.constant
-    found = outputs[each.output]
-    if each.is_size:
-        return int(found.numpy())
-    plain = torch.utils.dlpack.from_dlpack(found)
-    if each.imaginary is None:
-        return plain
-    return torch.complex(plain, torch.utils.dlpack.from_dlpack(outputs[each.imaginary]))

@@ -7,17 +7,13 @@ randperm, bernoulli by a number. Numbers whose chances are data (multinomial) ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import sympy
 import torch
 
-from ekiden.frontend.torch.symbols import plain_name
+from ekiden.frontend.torch.run_sizes import RunSizes
 from ekiden.runtime.late_methods import dataclass
-
-Places = Mapping[str, tuple[int, int | None]]
-"""A symbol -> the argument that it can be read from, and which axis of it; None for a number."""
 
 
 def is_random(node: torch.fx.Node) -> bool:
@@ -54,47 +50,25 @@ _OF_SIZES = (torch.ops.aten.bernoulli.p,)
 """Operators that take a tensor whose sizes alone they look at, beside those that are named so."""
 
 
-def places_of(nodes: Sequence[torch.fx.Node]) -> Places:
-    """Where the symbols of a graph can be read from, of its inputs."""
-    found: dict[str, tuple[int, int | None]] = {}
-    for at, node in enumerate(nodes):
-        meta = node.meta.get("val")
-        sizes = enumerate(meta.shape) if isinstance(meta, torch.Tensor) else [(None, meta)]
-        for axis, size in sizes:
-            name = plain_name(size)
-            if name is not None:
-                found.setdefault(name, (at, axis))
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A node that draws. Its sizes are symbols, which `places` finds in the arguments of a run."""
+    """A node that draws. Tensors that it is given have the sizes and strides of a run alone: where
+    numbers go follows from how a tensor lies in memory.
+    """
 
     node: torch.fx.Node
-    places: Places
 
-    def __call__(self, args: Sequence[Any]) -> torch.Tensor:
-        """The numbers of a run with these arguments."""
+    def __call__(self, sizes: RunSizes) -> torch.Tensor:
+        """Return the numbers of a run."""
         call: Callable[..., torch.Tensor] = self.node.target  # type: ignore[assignment]
 
         def value(node: torch.fx.Node) -> Any:  # noqa: ANN401 - a tensor or a number
-            return self._value(node.meta["val"], args)
+            meta = node.meta["val"]
+            if not isinstance(meta, torch.Tensor):
+                return sizes.number(meta)
+            shape, steps = sizes.numbers(meta.shape), sizes.numbers(meta.stride())
+            return torch.empty_strided(shape, steps, dtype=meta.dtype)
 
-        given: Any = torch.fx.map_arg(self.node.args, value)
-        named: Any = torch.fx.map_arg(self.node.kwargs, value)
-        return call(*given, **named)
-
-    def _value(self, meta: object, args: Sequence[Any]) -> object:
-        if isinstance(meta, torch.Tensor):  # of a tensor nothing but its sizes is looked at
-            return torch.empty([self._size(s, args) for s in meta.shape], dtype=meta.dtype)
-        return self._size(meta, args)
-
-    def _size(self, size: Any, args: Sequence[Any]) -> int:  # noqa: ANN401 - a number or SymInt
-        if not isinstance(size, torch.SymInt):
-            return int(size)
-        values: dict[sympy.Symbol, int] = {}
-        for symbol in size.node.expr.free_symbols:
-            at, axis = self.places[str(symbol)]
-            values[symbol] = int(args[at] if axis is None else args[at].shape[axis])
-        return int(size.node.expr.xreplace(values))
+        args: Any = torch.fx.map_arg(self.node.args, value)
+        kwargs: Any = torch.fx.map_arg(self.node.kwargs, value)
+        return call(*args, **kwargs)

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 
 from ekiden.frontend.common.complex import Complex
@@ -15,10 +16,11 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
-from ekiden.frontend.torch.node import Found, Node, describe
+from ekiden.frontend.torch.node import Converter, Found, Node, describe
 from ekiden.frontend.torch.plain import same_as, twin_of
-from ekiden.frontend.torch.registry import find, find_complex
+from ekiden.frontend.torch.registry import find, find_complex, signature_of
 from ekiden.frontend.torch.symbols import Symbols, plain_name
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.prim import PrimExpr, SizeVar
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
@@ -62,10 +64,10 @@ class Graph:
         """A graph inside one of its nodes."""
         return Graph(module, self.walk, self.symbols)
 
-    def run_nodes(self) -> None:
-        """Import the nodes that anything needs. Raises Unsupported for a node that is no call,
-        input or output."""
-        self.live = _live(self.module.graph)
+    def run_nodes(self, results: Sequence[torch.fx.Node] | None = None) -> None:
+        """Import the nodes that anything needs; `results` are read in the place of the outputs.
+        Raises Unsupported for a node that is no call, input or output."""
+        self.live = _live(self.module.graph, results)
         for node in self.module.graph.nodes:
             if node in self.env or node not in self.live:
                 continue  # an input, or what is given as one; what nobody reads
@@ -140,9 +142,11 @@ class Graph:
         inputs = [v for v in flat if isinstance(v, Value)]
         made = Node(node, inputs, self.scope, self.symbols, names, self)
         if any(isinstance(v, Complex) for v in flat) or _gives_complex(meta):
-            return self._complex(made, find_complex(node.target)(made, *args, **kwargs))
-        twin = twin_of(node.target)
-        result = find(twin or node.target)(made, *args, **kwargs)
+            plain = [_as_tensor(made, at, arg) for at, arg in enumerate(args)]
+            return self._complex(made, find_complex(node.target)(made, *plain, **kwargs))
+        convert = find(twin_of(node.target) or node.target)
+        _check_arguments(convert, made, args, kwargs)
+        result = convert(made, *args, **kwargs)
         if result is None or is_scalar or not isinstance(result, (Expr, Value, Sequence)):
             return result
         return self._named(node, cast(Result, result), names)
@@ -212,9 +216,11 @@ class Graph:
                 self.symbols.known[name] = dim
 
 
-def _live(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    live: set[torch.fx.Node] = set()
+def _live(graph: torch.fx.Graph, results: Sequence[torch.fx.Node] | None) -> set[torch.fx.Node]:
+    live: set[torch.fx.Node] = set(results or ())
     for node in reversed(graph.nodes):
+        if node.op == "output" and results is not None:
+            continue
         if node.is_impure() or not live.isdisjoint(node.users):
             live.add(node)
     return live
@@ -227,6 +233,27 @@ def value_of(tensor: torch.Tensor) -> Value | Complex:
     plain = tensor.detach().resolve_conj()
     real, imaginary = (constant(array_of(p.contiguous())) for p in (plain.real, plain.imag))
     return Complex(real, imaginary)
+
+
+def _check_arguments(
+    convert: Converter, node: Node, args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
+    """Raise Unsupported for an argument that a converter does not know."""
+    try:
+        signature_of(convert).bind(node, *args, **kwargs)
+    except TypeError as error:
+        node.unsupported(f"it is given what is not known here: {error}")
+
+
+def _as_tensor(node: Node, at: int, arg: object) -> object:
+    """Return a complex number in the place of a tensor (`_conj(1j)`) as one; others as they are."""
+    target = node.fx.target
+    if not isinstance(arg, complex) or not isinstance(target, torch._ops.OpOverload):
+        return arg
+    if not isinstance(target._schema.arguments[at].type, torch.TensorType):
+        return arg
+    dtype = to_numpy(node.part_dtype)
+    return Complex(constant(np.array(arg.real, dtype)), constant(np.array(arg.imag, dtype)))
 
 
 def _gives_complex(meta: object) -> bool:

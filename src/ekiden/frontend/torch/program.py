@@ -209,6 +209,7 @@ class _Program(Importer):
             constraints=tuple(self.scope.constraints.values()),
             states=tuple(self.states),
             params=self.params,
+            owns_results=True,
         )
 
     def _found(self, target: str) -> object:

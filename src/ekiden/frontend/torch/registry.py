@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 import torch
 
 from ekiden.frontend.common.unsupported import Unsupported, nearest
 from ekiden.frontend.torch.converters import (
     backward,
+    bits,
     complex,
     composite,
     control,
@@ -35,7 +38,7 @@ from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
-    backward, complex, fourier, linalg, random, vision, flex,
+    backward, bits, complex, fourier, linalg, random, vision, flex,
     integer, ctc, recurrent, composite,
 )  # fmt: skip
 
@@ -73,18 +76,56 @@ def key_of(target: object) -> str:
     return f"python::{target_name(target)}"
 
 
+def _row_of(target: object) -> str | None:
+    """Return the key of the row of an operator: of its overload, or of all overloads where the
+    converter takes what this one must be given (`where(condition)` has no two sides)."""
+    key = key_of(target)
+    if key in TABLE:
+        return key
+    name = key.partition(".")[0]
+    return name if name in TABLE and _takes(TABLE[name], target) else None
+
+
+@cache
+def signature_of(convert: Converter) -> inspect.Signature:
+    """Return the signature of a converter, which takes long to make."""
+    return inspect.signature(convert)
+
+
+@cache
+def _takes(convert: Converter, target: object) -> bool:
+    """Return whether a converter can be called with the arguments that an operator needs, or with
+    all that it has."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    every = target._schema.arguments
+    return any(
+        _binds(convert, arguments)
+        for arguments in ([each for each in every if not each.has_default_value()], every)
+    )
+
+
+def _binds(convert: Converter, arguments: Sequence[torch._C.Argument]) -> bool:
+    places = [each for each in arguments if not each.kwarg_only]
+    named: dict[str, object] = {each.name: None for each in arguments if each.kwarg_only}
+    try:
+        signature_of(convert).bind(None, *places, **named)
+    except TypeError:
+        return False
+    return True
+
+
 def converter_of(target: object) -> Converter | None:
     """The converter of an operator; None if there is none."""
-    key = key_of(target)
-    return TABLE.get(key) or TABLE.get(key.partition(".")[0])
+    row = _row_of(target)
+    return None if row is None else TABLE[row]
 
 
 def is_taken_apart(target: object) -> bool:
     """Whether what an operator is made of is imported where PyTorch takes a program apart: nobody
     has a converter of the whole, or it is of operators as they are composed usually."""
-    key = key_of(target)
-    found = key if key in TABLE else key.partition(".")[0]
-    return found not in TABLE or found in COMPOSITE
+    row = _row_of(target)
+    return row is None or row in COMPOSITE
 
 
 def find(target: object) -> Converter:
@@ -102,7 +143,9 @@ def find(target: object) -> Converter:
 def find_complex(target: object) -> Rule:
     """What an operator does to complex numbers. Raises Unsupported where it takes none."""
     key = key_of(target)
-    found = COMPLEX.get(key) or COMPLEX.get(key.partition(".")[0])
+    found = COMPLEX.get(key)
+    if found is None and key not in TABLE:
+        found = COMPLEX.get(key.partition(".")[0])
     if found is None:
         find(target)
         raise Unsupported("complex numbers are not supported here")

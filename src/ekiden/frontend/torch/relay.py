@@ -53,7 +53,7 @@ def from_pytorch(
     names = [name for name, _ in input_infos]
     made = import_exported(program, label, freeze_params=False, input_names=names)
     params = {name: tensor(array) for name, array in made.params.items()}
-    return replace(made, params={}, input_names=()).as_module(), params
+    return replace(made, params={}, input_names=(), owns_results=False).as_module(), params
 
 
 def _checked(infos: Any) -> Sequence[Info]:  # noqa: ANN401 - whatever a user gave

@@ -8,13 +8,12 @@ from ekiden.frontend.common import matrices
 from ekiden.frontend.common.matrices import Factors, transposed
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.converters.linear import batched
+from ekiden.frontend.torch.effects import CHECK
 from ekiden.frontend.torch.node import Node, Row, target_name
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import Shape, as_attr, broadcast_shape, equal, tidy
-
-CHECK = "_linalg_check_errors"
 
 
 def _failing(node: Node, at: int) -> str:
@@ -100,15 +99,25 @@ def _from_one(pivots: Expr) -> Expr:
     return op.add(pivots, const(1, "int32"))
 
 
+def _factors_as_stored(node: Node, x: Value) -> Factors:
+    """Return the LU of a matrix as PyTorch computes it for a determinant: of the transpose where
+    rows are contiguous, det(A') = det(A). The gradient, which PyTorch traces, solves by that."""
+    source = node.fx.args[0]
+    meta = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
+    is_stored_by_rows = isinstance(meta, torch.Tensor) and meta.is_contiguous()
+    data = node.of(x)
+    return Factors.of(transposed(data, len(x.type.shape)) if is_stored_by_rows else data)
+
+
 def _det(node: Node, x: Value) -> list[Expr]:
     shape, dtype, _ = _kind(x)
-    found = Factors.of(node.of(x))
+    found = _factors_as_stored(node, x)
     return [matrices.determinant(found, shape, dtype), found.packed, _from_one(found.pivots)]
 
 
 def _slogdet(node: Node, x: Value) -> list[Expr]:
     shape, dtype, _ = _kind(x)
-    found = Factors.of(node.of(x))
+    found = _factors_as_stored(node, x)
     signs, logs = matrices.sign_and_log(found, shape, dtype)
     return [signs, logs, found.packed, _from_one(found.pivots)]
 
@@ -248,8 +257,16 @@ def _least(node: Node, x: Value, largest: Expr, atol: Value | None, rtol: Value 
 
 def _no_result(node: Node, *args: object, **kwargs: object) -> None:
     """What fails has been told to the decomposition that it looks at."""
-    if not any(CHECK in str(arg) for arg in (node.fx.target, *node.fx.args)):
+
+
+def _with_effects(
+    node: Node, token: None, *args: object, **kwargs: object
+) -> list[Expr | Value | None]:
+    """A check, (token, nothing): the order that tokens stand for is that of the decompositions,
+    each of which fails by itself."""
+    if not any(CHECK in str(arg) for arg in node.fx.args):
         node.unsupported("effects other than checks of decompositions")
+    return [token, None]
 
 
 ROWS: tuple[Row, ...] = (
@@ -270,5 +287,5 @@ ROWS: tuple[Row, ...] = (
     ("linalg_matrix_exp", _matrix_exp),
     ("linalg_pinv.atol_rtol_tensor", _pinv),
     (CHECK, _no_result),
-    ("higher_order::with_effects", _no_result),
+    ("higher_order::with_effects", _with_effects),
 )

@@ -68,6 +68,20 @@ def _truth(function: Callable[..., Expr]) -> Converter:
     return convert
 
 
+def _truth_along(function: Callable[..., Expr]) -> Converter:
+    """`any.dims`, `all.dims`, which reduce no axis where none is named, unlike sums."""
+
+    def convert(
+        node: Node, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False
+    ) -> Result:
+        """Whether all or any elements along the axes differ from 0; of all axes without any."""
+        if dim is not None and not dim:
+            return op.cast(node.of(x), "bool")
+        return _truth(function)(node, x, dim, keepdim)  # type: ignore[return-value]
+
+    return convert
+
+
 def _arg(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: int | None = None, keepdim: bool = False) -> Result:
         return _argument(node, function, x, dim, keepdim)
@@ -279,6 +293,8 @@ ROWS: tuple[Row, ...] = (
     ("min.dim", _with_places(op.min, op.argmin)),
     ("any", _truth(op.any)),
     ("all", _truth(op.all)),
+    ("any.dims", _truth_along(op.any)),
+    ("all.dims", _truth_along(op.all)),
     ("argmax", _arg(op.argmax)),
     ("argmin", _arg(op.argmin)),
     ("var", _variance),

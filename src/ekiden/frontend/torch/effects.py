@@ -1,0 +1,31 @@
+"""Effects of a graph of PyTorch: the checks of decompositions, and the tokens that order them."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+CHECK = "_linalg_check_errors"
+WITH_EFFECTS = "with_effects"
+
+
+def has_effect(node: torch.fx.Node) -> bool:
+    """Return whether a node runs another operator for its effect: with_effects(token, op, ...)."""
+    target = node.target
+    if not isinstance(target, torch._ops.HigherOrderOperator):
+        return False
+    return bool(target._name == WITH_EFFECTS)
+
+
+def is_token(node: torch.fx.Node) -> bool:
+    """Return whether a node is a token, of which nothing but the order is read: PyTorch gives and
+    takes None for one when a graph runs, whatever tensor it was traced with."""
+    if node.op == "placeholder":
+        return any(has_effect(user) and user.args[0] is node for user in node.users)
+    if node.target is not operator.getitem or node.args[1] != 0:
+        return False
+    return isinstance(node.args[0], torch.fx.Node) and has_effect(node.args[0])
+
+
+__all__ = ["CHECK", "has_effect", "is_token"]

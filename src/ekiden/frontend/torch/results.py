@@ -1,0 +1,154 @@
+"""What a graph of torch.compile gives: which results share memory, and how each lies in it.
+
+A result is in eager PyTorch an argument, a tensor made anew, or a view of either. A module gives
+what is made anew, each tensor in memory of its own; views are taken of these and of the arguments
+by PyTorch when a run ends, by the graph's own operators. So results share memory with arguments
+and with each other exactly as in eager PyTorch, with its strides, and PyTorch notices writes into
+what it saved for a gradient.
+
+    arg.t() -> (arg.t(),)          exp(x) -> (%e, view(%e, [-1])): %e is the module's, once
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from ekiden.frontend.torch.run_sizes import RunSizes, expression
+from ekiden.runtime.late_methods import dataclass
+
+_VIEWS = (torch.ops.aten._unsafe_view.default,)
+"""Operators that give views and do not say so."""
+
+
+def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
+    """Return the node whose memory this node's results lie in; None for what is made anew."""
+    target = node.target
+    if target is operator.getitem:
+        whole = node.args[0]
+        return whole if isinstance(whole, torch.fx.Node) and viewed(whole) is not None else None
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return None
+    says_so = any(each.alias_info is not None for each in target._schema.returns)
+    source = node.args[0] if node.args else None
+    if not (says_so or target in _VIEWS) or not isinstance(source, torch.fx.Node):
+        return None
+    return source if _memory(node) == _memory(source) is not None else None
+
+
+def _memory(node: torch.fx.Node) -> int | None:
+    """Return the storage that PyTorch inferred for a node: of lists of views that of the first."""
+    meta = node.meta.get("val")
+    many = meta if isinstance(meta, (list, tuple)) else [meta]
+    for each in many[:1]:
+        if isinstance(each, torch.Tensor) and each.layout is torch.strided:
+            return int(each.untyped_storage()._cdata)
+    return None
+
+
+def memory_order(meta: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the axes from the largest step in memory to the smallest, of a tensor without gaps;
+    None for others, and where sizes are symbols that leave it open."""
+    sizes, steps = [*map(expression, meta.shape)], [*map(expression, meta.stride())]
+    single = [axis for axis, size in enumerate(sizes) if size == 1]
+    others = [axis for axis in range(len(sizes)) if axis not in single]
+    hints = {axis: _hint(meta.stride()[axis]) for axis in others}
+    order = sorted(others, key=lambda axis: -hints[axis])
+    step: sympy.Expr = sympy.Integer(1)
+    for axis in reversed(order):
+        if sympy.expand(steps[axis] - step) != 0:
+            return None
+        step = step * sizes[axis]
+    if order == sorted(order):  # axes of one element lie anywhere
+        return tuple(range(len(sizes)))
+    return (*single, *order)
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    hint = size.node.hint if size.node.has_hint() else None
+    return 0 if hint is None else int(hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor that a module gives, by the number of its output.
+
+    imaginary: the output that has the other part of complex numbers; order: its axes as they lie in
+    memory, None where PyTorch's strides are to be made.
+    """
+
+    node: torch.fx.Node
+    output: int
+    imaginary: int | None = None
+    order: tuple[int, ...] | None = None
+
+    def tensor(self, outputs: Sequence[Any], sizes: RunSizes) -> torch.Tensor:
+        """Return the tensor of a run, with the strides that PyTorch inferred."""
+        found = torch.utils.dlpack.from_dlpack(outputs[self.output])
+        if self.imaginary is not None:
+            other = torch.utils.dlpack.from_dlpack(outputs[self.imaginary])
+            found = torch.complex(found, other)
+        if self.order is not None:
+            if list(self.order) == sorted(self.order):
+                return found
+            return found.permute([self.order.index(axis) for axis in range(len(self.order))])
+        steps = sizes.numbers(self.node.meta["val"].stride())
+        if list(found.stride()) == steps or 0 in steps:
+            return found
+        return torch.empty_strided(found.shape, steps, dtype=found.dtype).copy_(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results of a graph, in order: nodes, numbers that are outputs (`Number`), constants."""
+
+    given: tuple[object, ...]
+    arguments: tuple[tuple[torch.fx.Node, int], ...] = ()
+    """What is an argument as it came, or is viewed: which of a run's it is."""
+    attributes: tuple[tuple[torch.fx.Node, torch.Tensor], ...] = ()
+    """The same of tensors of the graph itself."""
+    made: tuple[Made, ...] = ()
+    views: tuple[torch.fx.Node, ...] = ()
+    """Operators that PyTorch runs, in order."""
+    symbols: Mapping[str, int] | None = None
+    """Symbols that are data -> outputs that have them."""
+
+    def of(self, sizes: RunSizes, outputs: Sequence[Any]) -> list[Any]:
+        """Return the results of a run of which the module gave `outputs`."""
+        if self.symbols:
+            others = {name: int(outputs[at].numpy()) for name, at in self.symbols.items()}
+            sizes = RunSizes(sizes.places, sizes.args, others)
+        env: dict[torch.fx.Node, Any] = {node: sizes.args[at] for node, at in self.arguments}
+        env.update(self.attributes)
+        env.update((each.node, each.tensor(outputs, sizes)) for each in self.made)
+
+        def value(node: torch.fx.Node) -> Any:  # noqa: ANN401 - a tensor or a number
+            return env[node] if node in env else sizes.number(node.meta["val"])
+
+        for node in self.views:
+            args: Any = torch.fx.map_arg(node.args, value)
+            kwargs: Any = torch.fx.map_arg(node.kwargs, value)
+            env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return [_result(each, env, outputs) for each in self.given]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A size among the results: an output of the module."""
+
+    output: int
+
+
+def _result(given: object, env: Mapping[torch.fx.Node, Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
+    if isinstance(given, torch.fx.Node):
+        return env[given]
+    return int(outputs[given.output].numpy()) if isinstance(given, Number) else given
+
+
+__all__ = ["Made", "Number", "Results", "memory_order", "viewed"]

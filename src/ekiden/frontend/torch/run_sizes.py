@@ -1,0 +1,76 @@
+"""The symbolic sizes of a graph of torch.compile as the numbers of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from ekiden.frontend.torch.symbols import plain_name
+from ekiden.runtime.late_methods import dataclass
+
+Places = Mapping[str, tuple[int, int | None]]
+"""A symbol -> the argument that it can be read from, and which axis of it; None for a number."""
+
+
+def places_of(nodes: Sequence[torch.fx.Node]) -> Places:
+    """Return where the symbols of a graph can be read from, of its inputs."""
+    places: dict[str, tuple[int, int | None]] = {}
+    for at, node in enumerate(nodes):
+        meta = node.meta.get("val")
+        sizes = enumerate(meta.shape) if isinstance(meta, torch.Tensor) else [(None, meta)]
+        for axis, size in sizes:
+            name = plain_name(size)
+            if name is not None:
+                places.setdefault(name, (at, axis))
+    return places
+
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def expression(size: object) -> sympy.Expr:
+    """Return a size, a number or a symbolic one, as SymPy has it."""
+    return size.node.expr if isinstance(size, _SYMBOLIC) else sympy.sympify(size)
+
+
+def symbols_of(value: object) -> list[str]:
+    """Return the names of the symbols of a size; none of what is no size."""
+    if not isinstance(value, _SYMBOLIC):
+        return []
+    return [str(symbol) for symbol in value.node.expr.free_symbols]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSizes:
+    """The sizes of one run: `args` are its arguments, `others` the values of symbols that are
+    none of theirs.
+    """
+
+    places: Places
+    args: Sequence[Any]
+    others: Mapping[str, int]
+
+    def number(self, size: Any) -> Any:  # noqa: ANN401 - a number as PyTorch's operators take it
+        """Return a size of this run; what is no symbol as it is."""
+        if not isinstance(size, _SYMBOLIC):
+            return size
+        expr = expression(size)
+        values = {symbol: self._value(str(symbol)) for symbol in expr.free_symbols}
+        kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(size)]
+        return kind(expr.xreplace(values))
+
+    def numbers(self, sizes: Sequence[object]) -> list[int]:
+        """Return the sizes of this run."""
+        return [int(self.number(size)) for size in sizes]
+
+    def _value(self, name: str) -> sympy.Integer:
+        if name in self.others:
+            return sympy.Integer(self.others[name])
+        at, axis = self.places[name]
+        return sympy.Integer(int(self.args[at] if axis is None else self.args[at].shape[axis]))
+
+
+__all__ = ["Places", "RunSizes", "expression", "places_of", "symbols_of"]
