@@ -137,7 +137,7 @@ def process(argv: Sequence[str], port: int, path: str) -> Iterator[None]:
         while time.monotonic() < until:
             try:
                 with socket.create_connection(("127.0.0.1", port), 1) as s:
-                    s.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                    s.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                     if b" 200 " in s.recv(100):
                         break
             except OSError:
@@ -161,7 +161,7 @@ class Request:
         """What is sent."""
         given = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
         rest = f"Content-Type: application/json\r\n{given}Content-Length: {len(self.body)}\r\n\r\n"
-        heads = (f"POST {path} HTTP/1.1\r\nHost: x\r\n{rest}" for path in self.paths)
+        heads = (f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{rest}" for path in self.paths)
         return [head.encode() + self.body for head in heads]
 
 

@@ -134,7 +134,8 @@ def ask_on(
     headers: dict[str, str] | None = None,
 ) -> Answer:
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-    connection.request(method, path, data, headers or {})
+    kind = {} if isinstance(body, bytes) or body is None else {"Content-Type": "application/json"}
+    connection.request(method, path, data, {**kind, **(headers or {})})
     response = connection.getresponse()
     return Answer(response.status, response.headers, response.read())
 
@@ -156,7 +157,9 @@ def serving(
     folder: Path, text: dict[str, TextModel] | None = None, **given: object
 ) -> Iterator[Running]:
     """A server of a folder, on any port of this machine, until the block ends."""
-    server = Server(folder, **{"port": 0, "log": "error", **given})
+    may_control = "token_file" not in given and "control_token_file" not in given
+    plain = {"port": 0, "log": "error", "allow_control": may_control}
+    server = Server(folder, **{**plain, **given})
     for name, model in (text or {}).items():
         server.add_text(name, model)
     running = Running(server)

@@ -83,13 +83,15 @@ def ended(connection: socket.socket) -> bytes:
 
 def test_a_body_that_does_not_come(hasty: Running) -> None:
     connection = connect(hasty)
-    connection.sendall(f"POST {SOFT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+    connection.sendall(
+        f"POST {SOFT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{".encode()
+    )
     assert connection.recv(1 << 16).startswith(b"HTTP/1.1 408")
     connection.close()
 
 
 def test_headers_that_do_not_come(curt: Running) -> None:
-    for data in (b"", b"GET /v2 HTTP/1.1\r\nHost: x\r\n"):
+    for data in (b"", b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"):
         connection = connect(curt)
         with suppress(OSError):  # it was closed before they were said
             connection.sendall(data)
@@ -117,7 +119,8 @@ def test_an_answer_that_nobody_takes(hasty: Running) -> None:
     connection = connect(hasty)
     said = [{"role": "user", "content": "go"}]
     body = json.dumps({"model": "flood", "messages": said, "stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     assert Flood.closed.wait(30)
     connection.close()

@@ -289,7 +289,9 @@ def test_a_client_that_goes_before_its_body_is_whole(
 ) -> None:
     """Nobody is left to be answered, and nothing has failed."""
     with serving(models) as server:
-        head = b"POST /v2/models/soft/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+        head = (
+            b"POST /v2/models/soft/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+        )
         with socket.create_connection(("127.0.0.1", server.port), 10) as made:
             made.sendall(head + b"{")
         while server.server.engine.metrics.connections:

@@ -145,6 +145,13 @@ class Engine:
     def submit(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Stream:
         """A text that begins with a prompt. Raises InputError for an empty prompt, one that is too
         long for the context, or a token that there is not."""
+        stream = self.prepare(prompt, sampling)
+        if not stream.finish:
+            self.add(stream)
+        return stream
+
+    def prepare(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Stream:
+        """Return the text of a prompt, which `add` lets wait for its turn. Raises as `submit`."""
         made = Stream(self, tuple(whole_tokens(prompt)), sampling or Sampling())
         self.model.check_prompt(made.prompt)
         made.grammar = self.model.grammar(made.sampling.grammar)
@@ -152,9 +159,12 @@ class Engine:
             made.finish = "stop"  # the empty text is all that the form has
             return made
         made.keys = self.pages.keys(made.prompt)
-        with self._lock:
-            self._waiting.append(made)
         return made
+
+    def add(self, stream: Stream) -> None:
+        """Let a text wait for its turn. It does not wait for a step: a deque is appended to by any
+        thread, and only who holds the lock takes from it."""
+        self._waiting.append(stream)
 
     def run(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | None = None
@@ -162,6 +172,15 @@ class Engine:
         """The tokens made for each of several prompts."""
         streams = [self.submit(prompt, sampling) for prompt in prompts]
         return [list(stream) for stream in streams]
+
+    def step(self) -> None:
+        """Make one step for all texts, if there are any. Raises what the run raises, whose texts
+        have failed then."""
+        with self._lock:
+            self._end_closed()
+            if self._waiting or self._running:
+                self._step()
+        self._end_those_closed()
 
     def advance(self, stream: Stream) -> None:
         """Make steps until a text has one more token, or is over."""

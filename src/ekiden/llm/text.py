@@ -67,8 +67,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"prompt: no text: {error}") from error
-        found: list[int] = self.inner.encode(text).ids
-        return found
+        return self._encoded(text)
 
     def conversation(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The tokens of messages ("role", "content") up to where the answer begins, by the model's
@@ -79,8 +78,15 @@ class Tokenizer:
             lines = [f"{each['role']}: {each['content']}\n" for each in messages]
             return self.encode("".join([*lines, "assistant:"]))
         text = _rendered(template, self.settings, messages)
-        encoded: list[int] = self.inner.encode(text, add_special_tokens=False).ids
-        return encoded
+        return self._encoded(text, add_special_tokens=False)
+
+    def _encoded(self, text: str, **options: bool) -> list[int]:
+        """Return the tokens of a text. A batch of one: the package gives Python's lock back for
+        batches alone, and a long text takes seconds."""
+        batch = getattr(self.inner, "encode_batch", None)
+        if batch is None:
+            return list(self.inner.encode(text, **options).ids)
+        return list(batch([text], **options)[0].ids)
 
     def token_bytes(self, count: int) -> list[bytes | None]:
         """The bytes of each token, None for those that only say something about a text."""

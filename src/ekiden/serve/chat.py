@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -17,15 +18,19 @@ from starlette.types import Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.late_methods import dataclass
+from ekiden.serve.connections import ending_with_client
 from ekiden.serve.engine import Engine
 from ekiden.serve.generation import Generation
-from ekiden.serve.http_messages import read_json
+from ekiden.serve.http_messages import is_brief
+from ekiden.serve.json_scan import read_json
 from ekiden.serve.routes import Route
 from ekiden.serve.text import Message, Sampling
 
 __all__ = ["ChatRequest", "ChatRoutes", "read_chat"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_STOP_LETTERS = 1024
+"""Of a text that stops an answer: what is held back is compared with each of its beginnings."""
 _IGNORED = frozenset({"user", "metadata", "store", "stream_options", "service_tier"})
 """What says nothing about the answer."""
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -100,9 +105,11 @@ def _sampling(given: dict[str, Any]) -> Sampling:
     if (
         not isinstance(stop, list)
         or len(stop) > 4
-        or not all(isinstance(s, str) and s for s in stop)
+        or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_LETTERS for s in stop)
     ):
-        raise RequestError("'stop': a text, or up to 4 of them, expected")
+        raise RequestError(
+            f"'stop': a text of up to {MAX_STOP_LETTERS} letters, or up to 4 of them, expected"
+        )
     return Sampling(
         None if tokens is None else int(_number("max_tokens", tokens, 1, 2**31, whole=True)),
         _number_or_none(given, "temperature", 0, 2),
@@ -129,7 +136,9 @@ def _number(key: str, value: object, least: float, most: float, whole: bool = Fa
 class ChatRoutes:
     """The paths of OpenAI's protocol."""
 
-    def __init__(self, engine: Engine, read_body: Callable[[Request], Awaitable[bytes]]) -> None:
+    def __init__(
+        self, engine: Engine, read_body: Callable[[Request], Awaitable[bytes | bytearray]]
+    ) -> None:
         self._engine, self._read_body = engine, read_body
         self._started = int(time.time())
 
@@ -158,17 +167,24 @@ class ChatRoutes:
 
     async def chat(self, request: Request) -> Response:
         """An answer to a conversation, whole or as it comes."""
-        wanted = read_chat(read_json(await self._read_body(request)))
-        generation = await Generation.begin(
-            self._engine, wanted.model, wanted.messages, wanted.sampling
-        )
-        answer = Answer(wanted, generation)
-        if wanted.stream:
-            return EventResponse(answer.events(), generation)
-        try:
-            return _json(await answer.whole())
-        finally:
-            await generation.close()
+        body = await self._read_body(request)
+        read = partial(_read, body)
+        wanted = read() if is_brief(body) else await self._engine.off_loop(read)
+        with ending_with_client(request.scope):
+            generation = await Generation.begin(
+                self._engine, wanted.model, wanted.messages, wanted.sampling
+            )
+            answer = Answer(wanted, generation)
+            if wanted.stream:
+                return EventResponse(answer.events(), generation)
+            try:
+                return _json(await answer.whole())
+            finally:
+                generation.close()
+
+
+def _read(body: bytes | bytearray) -> ChatRequest:
+    return read_chat(read_json(body))
 
 
 class EventResponse(StreamingResponse):
@@ -183,7 +199,7 @@ class EventResponse(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._generation.close()
+            self._generation.close()
 
 
 class Answer:

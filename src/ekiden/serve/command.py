@@ -12,7 +12,7 @@ from ekiden.serve.config import LEVELS, ServerConfig
 _TEXT: dict[str, str] = {
     "host": "the address to listen on (127.0.0.1)",
     "token-file": "bearer tokens, one a line, of which a request carries one",
-    "control-token-file": "tokens that may load and unload models too",
+    "control-token-file": "bearer tokens that may load and unload models",
     "tls-certificate": "the server's certificate, PEM",
     "tls-key": "its key, PEM",
     "tls-client-ca": "the certificate that signs those of clients, which they must have",
@@ -34,7 +34,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=kind, help=text)
     parser.add_argument(
         "--open", action="store_true", default=None,
-        help="listen beyond this machine without tokens or certificates of clients",
+        help="listen beyond this machine without tokens or certificates of clients: everybody"
+        " who reaches the address may run models, read sequences, lists and metrics, not load or"
+        " unload",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-control", action="store_true", default=None,
+        help="let programs of this machine load and unload models without a token",
     )  # fmt: skip
     parser.add_argument(
         "--traces", action="store_true", default=None, help="make spans for OpenTelemetry"

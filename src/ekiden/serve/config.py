@@ -27,7 +27,16 @@ class Limits:
     """What a client may ask of the server. Each is a bound, and crossing it an error."""
 
     body_bytes: int = 64 << 20
-    """The most bytes of a request."""
+    """The most bytes of a request, and of its tensors in memory."""
+    text_bytes: int = 8 << 20
+    """The most bytes of a request to a model of text."""
+    grpc_bytes: int = 8 << 20
+    """The most bytes of a request over gRPC, whose library copies each several times before it can
+    be asked to stop."""
+    answer_bytes: int = 64 << 20
+    """The most bytes of an answer's tensors."""
+    held_bytes: int = 1 << 30
+    """The most bytes of all requests that are arriving or under way together."""
     body_seconds: float = 30.0
     """How long a request may take to arrive, and each part of an answer to be taken."""
     idle_seconds: float = 75.0
@@ -52,14 +61,20 @@ class ServerConfig:
     token_file: str = ""
     """A file of bearer tokens, one a line, of which a request must carry one."""
     control_token_file: str = ""
-    """The same for loading and unloading models; without it those are refused where there is a
-    `token_file`."""
+    """The same for loading and unloading models."""
+    allow_control: bool = False
+    """Load and unload without a token, for programs of this machine: on the loopback interface
+    alone."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names, beside localhost and addresses, by which a server without tokens, TLS or `open` may be
+    asked, and whose pages may ask any."""
     tls_certificate: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""
     """Clients must have a certificate that this one signed."""
     open: bool = False
-    """Listen beyond this machine without tokens or certificates of clients."""
+    """Listen beyond this machine without tokens or certificates of clients: all that needs no
+    control token is open to everybody who reaches the address."""
     memory: int = 0
     """The most bytes that programs may hold together; 0: what is free when the server starts."""
     poll_seconds: float = 0.0
@@ -141,7 +156,8 @@ class ModelConfig:
 LEVELS = ("debug", "info", "warning", "error")
 Config = TypeVar("Config")
 _LEAST = {
-    "body_bytes": 1, "body_seconds": 0.01, "idle_seconds": 0.01, "connections": 1, "instances": 1,
+    "body_bytes": 1, "text_bytes": 1, "grpc_bytes": 1, "answer_bytes": 1, "held_bytes": 1,
+    "body_seconds": 0.01, "idle_seconds": 0.01, "connections": 1, "instances": 1,
     "queue": 1, "seconds": 0.001, "sequences": 1, "rows": 1, "most": 1,
 }  # fmt: skip
 """The least value of a number; of others it is 0."""
@@ -209,6 +225,10 @@ def _value(default: object, kind: object, value: object, where: str) -> object:
         if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
             raise ServeError(f"{where}: a table of names expected")
         return value
+    if kind == tuple[str, ...]:
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+            raise ServeError(f"{where}: a list of names expected")
+        return tuple(value)
     assert isinstance(kind, type)
     if kind is float and type(value) is int:
         value = float(value)

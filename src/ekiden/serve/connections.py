@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -13,13 +16,15 @@ from ekiden.serve.batcher import Arrivals
 from ekiden.serve.config import Limits
 from ekiden.serve.metrics import Metrics
 
-__all__ = ["ABORT", "connection_class", "has_body"]
+__all__ = ["ABORT", "connection_class", "ending_with_client", "has_body"]
 
 ABORT = "ekiden.abort"
 """Where a request's scope has what ends its connection at once."""
 CYCLE = "ekiden.cycle"
 """Where it has the request as uvicorn keeps it, of which `has_body` asks: by a weak reference, as
 that has the scope itself."""
+TASK = "ekiden.connection"
+"""Where it has its connection, by a weak reference, whose end ends the task that answers it."""
 HEAD_BYTES = 64 << 10
 """The most bytes of a request's line and headers; the parser itself would take any number."""
 
@@ -38,6 +43,26 @@ def has_body(scope: Scope) -> bool:
     return cycle is not None and not cycle.more_body
 
 
+@contextmanager
+def ending_with_client(scope: Scope) -> Iterator[None]:
+    """While this is entered, the end of the request's connection cancels the task that is running.
+
+    Raises ClientDisconnect in its place, and at once where the client has gone already.
+    """
+    connection, cycle = scope[TASK](), scope[CYCLE]()
+    if connection is None or cycle is None or cycle.disconnected:
+        raise ClientDisconnect
+    connection.task = asyncio.current_task()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if cycle.disconnected:
+            raise ClientDisconnect from None
+        raise
+    finally:
+        connection.task = None
+
+
 class Connection(HttpToolsProtocol):
     """One connection. Between requests, and before the first, it may be silent for
     `idle_seconds`; so long too may a request's headers take, however they trickle.
@@ -46,6 +71,8 @@ class Connection(HttpToolsProtocol):
     limits: Limits
     metrics: Metrics
     arrivals: Arrivals
+    task: asyncio.Task[Any] | None = None
+    """What is ended when the client goes: the task of a request whose result nobody else needs."""
     _timer: asyncio.TimerHandle | None = None
     _is_in_head = True
     _head = 0
@@ -56,6 +83,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401  # as uvicorn has it
         """A client has come."""
         super().connection_made(transport)
+        self._self = ref(self)
         self.metrics.connections = len(self.connections)
         self._wait()
         if len(self.connections) > self.limits.connections:
@@ -64,6 +92,9 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
         self._stop_waiting()
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
         super().connection_lost(exc)
         self.metrics.connections = len(self.connections)
 
@@ -89,6 +120,7 @@ class Connection(HttpToolsProtocol):
             self.arrivals.come()
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]  # ours
         self.scope[CYCLE] = ref(self.cycle)  # type: ignore[literal-required]
+        self.scope[TASK] = self._self  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
         """The body is there."""
@@ -99,6 +131,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The answer is sent."""
         super().on_response_complete()
+        self.task = None
         if not self.transport.is_closing():
             self._wait()
 

@@ -63,6 +63,10 @@ BY_NAME = {row.name: row for row in DATATYPES}
 BY_DTYPE = {row.dtype: row for row in DATATYPES}
 LARGEST = 2**31 - 1
 """The most elements that a tensor of a request may have."""
+MAX_TEXTS = 1 << 20
+"""The most texts of a tensor: each is an object of 50 bytes and more."""
+TEXT_BYTES = 8
+"""Bytes of memory that an element of a tensor of texts takes beside its text."""
 
 
 def element_count(name: str, shape: Sequence[int]) -> int:
@@ -94,11 +98,11 @@ def from_json(name: str, kind: Datatype, shape: Sequence[int], data: object) -> 
         raise RequestError(f"input '{name}': data: {expected} expected")
     if not kind.values.issuperset(map(type, flat)):
         raise RequestError(f"input '{name}': data: values of {kind.name} expected")
-    return _array(name, kind, flat).reshape(tuple(shape))
+    return to_array(name, kind, flat).reshape(tuple(shape))
 
 
-def _array(name: str, kind: Datatype, flat: list[Any]) -> Array:
-    """The values in the datatype. Raises RequestError for those that it lacks."""
+def to_array(name: str, kind: Datatype, flat: list[Any]) -> Array:
+    """Return values in the datatype. Raises RequestError for those that it lacks."""
     out_of_range = f"input '{name}': data: a value is out of the range of {kind.name}"
     try:
         with np.errstate(over="ignore"):
@@ -142,10 +146,21 @@ def from_raw(name: str, kind: Datatype, shape: Sequence[int], data: bytes | memo
     return found.reshape(tuple(shape))
 
 
-def to_raw(kind: Datatype, array: Array) -> bytes:
-    """The bytes of a tensor, as `from_raw` takes them."""
+def tensor_bytes(name: str, kind: Datatype, shape: Sequence[int]) -> int:
+    """Return the bytes that a tensor of a request takes in memory, without its texts.
+
+    Raises RequestError for a shape that cannot be, and for too many texts.
+    """
+    count = element_count(name, shape)
+    if kind.is_text and count > MAX_TEXTS:
+        raise RequestError(f"input '{name}': at most {MAX_TEXTS} texts expected", "too_large")
+    return count * (TEXT_BYTES if kind.is_text else kind.numpy.itemsize)
+
+
+def to_raw(kind: Datatype, array: Array) -> bytes | memoryview:
+    """The bytes of a tensor, as `from_raw` takes them; its own memory where it has them."""
     if not kind.is_text:
-        return array.tobytes()
+        return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     texts = [str(each).encode() for each in array.ravel().tolist()]
     return b"".join(struct.pack("<I", len(text)) + text for text in texts)
 

@@ -3,18 +3,57 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 from ekiden import llm
-from ekiden.runtime.errors import LoadError
+from ekiden.llm.loop import EngineLoop, Update
+from ekiden.llm.text import Pieces, Tokenizer
+from ekiden.runtime.errors import LoadError, RequestError, RunError
 from ekiden.serve.text import Message, Piece, Sampling
 
-__all__ = ["DecoderText", "open_decoder"]
+__all__ = ["DecoderAnswer", "DecoderText", "open_decoder"]
+
+
+class DecoderAnswer:
+    """A `TextAnswer` of a decoder."""
+
+    def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, stream: llm.Stream) -> None:
+        self._loop, self._stream = loop, stream
+        self._texts = Pieces(tokenizer, stream.prompt, stream.sampling.stop)
+        self.prompt = len(stream.prompt)
+
+    def start(self, deadline: float, deliver: Callable[[Update], None]) -> None:
+        """See `TextAnswer`."""
+        self._loop.add(self._stream, deliver, deadline)
+
+    def pieces(self, delivered: Update) -> list[Piece]:
+        """See `TextAnswer`. Raises RequestError at the deadline, RunError where a step failed."""
+        pieces: list[Piece] = []
+        for token in delivered.tokens:
+            text = self._texts.add(token)
+            if self._texts.has_stopped:
+                return [*pieces, Piece(text, 1, "stop")]
+            pieces.append(Piece(text))
+        match delivered.finish:
+            case "":
+                return pieces
+            case "deadline":
+                raise RequestError("the time of the request is over", "deadline")
+            case "failed":
+                raise RunError(f"generate: {self._stream.name}: {delivered.reason}")
+            case "closed":
+                raise RequestError("the model was let go", "stopping", 1.0)
+        return [*pieces, Piece(self._texts.rest(), 0, delivered.finish)]
+
+    def cancel(self) -> None:
+        """See `TextAnswer`."""
+        self._loop.cancel(self._stream)
 
 
 class DecoderText:
-    """A decoder as a `TextModel`. Answers that are under way together share the model's engine: the
-    one whose next token is asked for makes a step for all."""
+    """A decoder as a `TextModel` and a `TextEngine`: answers that are under way together share the
+    model's engine, whose loop makes each step for all."""
 
     def __init__(self, model: llm.Model) -> None:
         if model.tokenizer is None:
@@ -23,6 +62,24 @@ class DecoderText:
                 " package tokenizers (pip install 'ekiden[llm]')"
             )
         self._model = model
+        self._lock = threading.Lock()
+        self._loop: EngineLoop | None = None
+
+    def prepare(self, messages: Sequence[Message], sampling: Sampling) -> DecoderAnswer:
+        """See `TextEngine`."""
+        tokens = self._prompt(messages)
+        stream = self._model.engine.prepare(tokens, self._sampling(len(tokens), sampling))
+        with self._lock:
+            if self._loop is None:
+                self._loop = EngineLoop(self._model.engine)
+        assert self._model.tokenizer is not None
+        return DecoderAnswer(self._loop, self._model.tokenizer, stream)
+
+    def close(self) -> None:
+        """See `TextEngine`."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.close()
 
     def _prompt(self, messages: Sequence[Message]) -> list[int]:
         given = [{"role": each.role, "content": each.content} for each in messages]
@@ -38,16 +95,19 @@ class DecoderText:
     def generate(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
         """The answer, piece by piece."""
         tokens = self._prompt(messages)
+        wanted = self._sampling(len(tokens), sampling)
+        for piece in self._model.generate(tokens, wanted):
+            yield Piece(piece.text, int(piece.token is not None), piece.finish)
+
+    def _sampling(self, prompt: int, sampling: Sampling) -> llm.Sampling:
         heat, share = sampling.temperature, sampling.top_p
-        wanted = llm.Sampling(
-            max_tokens=sampling.max_tokens or self._model.context - len(tokens),
+        return llm.Sampling(
+            max_tokens=sampling.max_tokens or self._model.context - prompt,
             temperature=1.0 if heat is None else heat,
             top_p=1.0 if share is None else share,
             seed=secrets.randbits(62) if sampling.seed is None else sampling.seed,
             stop=sampling.stop,
         )
-        for piece in self._model.generate(tokens, wanted):
-            yield Piece(piece.text, int(piece.token is not None), piece.finish)
 
 
 def open_decoder(path: str, context: int, sequences: int) -> DecoderText:

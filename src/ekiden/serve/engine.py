@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,13 +18,22 @@ from ekiden.serve.logs import Log
 from ekiden.serve.metrics import Metrics
 from ekiden.serve.reasons import refusal
 from ekiden.serve.repository import Model, Repository, State, Version
-from ekiden.serve.requests import InferRequest, InferResponse, SequenceStep
+from ekiden.serve.requests import (
+    InferRequest,
+    InferResponse,
+    SequenceStep,
+    check_answer,
+    too_large_answer,
+)
 from ekiden.serve.sequences import Live
 from ekiden.serve.signature import Port
 from ekiden.serve.traces import Tracer
 
 __all__ = ["EXTENSIONS", "Engine"]
 
+READERS = 2
+"""Threads that read and write long messages: more would take turns at Python's lock, and the event
+loop with them."""
 EXTENSIONS = ["binary_tensor_data", "model_repository", "sequence"]
 Result = TypeVar("Result")
 
@@ -44,6 +54,23 @@ class Engine:
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._held = 0
+        self._readers = ThreadPoolExecutor(READERS, "read")
+
+    def hold_bytes(self, count: int) -> None:
+        """Count bytes of a request that arrives, until `release_bytes`. Raises RequestError
+        ("busy") where all requests together have too many."""
+        if self._held + count > self.config.limits.held_bytes:
+            raise RequestError("too many bytes of other requests are held", "busy", 1.0)
+        self._held += count
+
+    def release_bytes(self, count: int) -> None:
+        """Count them no longer."""
+        self._held -= count
+
+    async def off_loop(self, call: Callable[[], Result]) -> Result:
+        """Return what a call gives that reads or writes a long message, on a thread for that."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, call)
 
     def _on_event(self, event: str, **fields: object) -> None:
         self.log.write("warning" if event.endswith("failed") else "info", event, **fields)
@@ -111,6 +138,7 @@ class Engine:
     def close(self) -> None:
         """Let all models go."""
         self.repository.close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
 
     def enter(self) -> None:
         """A request begins, whose `leave` the stop waits for. Raises RequestError when the server
@@ -179,10 +207,21 @@ class Engine:
         try:
             return read()
         except RequestError as error:
-            known = model if model in self.repository.models else ""
-            self.metrics.request(known, error.reason, 0.0)
-            self.log.request(known, error.reason, 0.0)
+            self._count_refused(model, error)
             raise
+
+    async def read_off_loop(self, model: str, read: Callable[[], Result]) -> Result:
+        """The same on a thread, for what is long to read. Raises RequestError."""
+        try:
+            return await self.off_loop(read)
+        except RequestError as error:
+            self._count_refused(model, error)
+            raise
+
+    def _count_refused(self, model: str, error: RequestError) -> None:
+        known = model if model in self.repository.models else ""
+        self.metrics.request(known, error.reason, 0.0)
+        self.log.request(known, error.reason, 0.0)
 
     async def infer(self, request: InferRequest, is_last: bool = False) -> InferResponse:
         """The outputs of a request; `is_last` as in `Batcher.put`. Raises RequestError."""
@@ -197,7 +236,7 @@ class Engine:
             raise RequestError(f"model '{model.name}' is one of text: ask for /v1/chat/completions")
         if version.program.make_session is not None:
             raise RequestError(f"model '{model.name}' keeps a state: name a 'sequence_id'")
-        arrays = request.arrange(version.signature)
+        arrays = self._arrange(request, version)
         version.hold()
         try:
             outputs = await version.run(
@@ -206,7 +245,26 @@ class Engine:
             )  # fmt: skip
         finally:
             version.release()
-        return _response(request, version, outputs)
+        return self._response(request, version, outputs)
+
+    def _arrange(self, request: InferRequest, version: Version) -> list[Array]:
+        """Return the arrays of a request in the program's order. Raises RequestError for those that
+        do not fit, and where the outputs of their sizes would be more than an answer may have."""
+        arrays = request.arrange(version.signature)
+        names = {asked.name for asked in request.outputs}
+        size = version.signature.least_output_bytes(arrays, names)
+        if size > self.config.limits.answer_bytes:
+            raise too_large_answer(size, self.config.limits.answer_bytes)
+        return arrays
+
+    def _response(
+        self, request: InferRequest, version: Version, outputs: list[Array]
+    ) -> InferResponse:
+        response = InferResponse(
+            request.model, str(version.number), request.id, version.signature, outputs
+        )
+        check_answer(request, response, self.config.limits.answer_bytes)
+        return response
 
     async def _step(self, model: Model, request: InferRequest, step: SequenceStep) -> InferResponse:
         """A request of a sequence: after those before it, with the state that they left."""
@@ -215,7 +273,7 @@ class Engine:
         assert isinstance(version, Version)
         deadline = _deadline(version, request)
         try:
-            arrays = request.arrange(version.signature)
+            arrays = self._arrange(request, version)
             async with live.lock:
                 outputs = await version.run(
                     arrays, deadline=deadline, run=live.session.run,
@@ -227,7 +285,7 @@ class Engine:
             raise
         if step.end:
             model.sequences.end(step.id, live)
-        return _response(request, version, outputs)
+        return self._response(request, version, outputs)
 
     def _live(self, model: Model, version: str, step: SequenceStep) -> Live:
         if not step.start:
@@ -255,7 +313,7 @@ class Engine:
         model = self.repository.get(model_name)
         live = model.sequences.get(_sequence_name(model, name))
         async with live.lock:
-            return live.save()
+            return await self.off_loop(live.save)
 
     async def restore_sequence(self, model_name: str, name: str, data: bytes) -> None:
         """Begin a sequence with a state that was saved, here or elsewhere. Raises RequestError."""
@@ -263,7 +321,7 @@ class Engine:
         key = _sequence_name(model, name)
         live = self.begin(model, model.get(), key)
         try:
-            live.restore(data)
+            await self.off_loop(lambda: live.restore(data))
         except EkidenError:
             model.sequences.end(key, live)
             raise
@@ -284,10 +342,6 @@ def _deadline(version: Version, request: InferRequest) -> float:
     seconds = version.config.seconds
     asked = request.parameters.seconds
     return time.monotonic() + (min(seconds, asked) if asked else seconds)
-
-
-def _response(request: InferRequest, version: Version, outputs: list[Array]) -> InferResponse:
-    return InferResponse(request.model, str(version.number), request.id, version.signature, outputs)
 
 
 def _tensor_metadata(port: Port) -> dict[str, object]:

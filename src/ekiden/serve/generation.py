@@ -1,38 +1,122 @@
-"""The answer of a model of text while it is made: on a thread, piece by piece, within bounds."""
+"""The answer of a model of text while it is made: piece by piece, within bounds.
+
+A model that makes its answers on a loop of its own (`TextEngine`) puts them in a queue here. One
+that is an iterator (`TextModel`) is asked for a piece at a time, on the model's threads.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
 
 from ekiden.llm.stops import StopFilter
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.engine import Engine
 from ekiden.serve.reasons import refusal
 from ekiden.serve.repository import Version
-from ekiden.serve.text import Message, Piece, Sampling, TextModel
+from ekiden.serve.text import Message, Piece, Sampling, TextAnswer, TextEngine, TextModel
 
 __all__ = ["Generation"]
 
 Result = TypeVar("Result")
 
 
-class Generation:
-    """One answer. A step of the model's iterator is one call on the model's threads, of which
-    there are as many as its `instances`; so a slow client holds no thread, only its place.
-    """
+class Source(Protocol):
+    """Where the pieces of an answer come from."""
 
-    def __init__(
-        self, engine: Engine, name: str, version: Version, model: TextModel, sampling: Sampling
-    ) -> None:
-        self._engine, self._name, self._version, self._model = engine, name, version, model
+    prompt: int
+
+    async def next(self) -> list[Piece]:
+        """Return the next pieces; none where the answer is over."""
+
+    def close(self) -> None:
+        """End the answer. It does not wait."""
+
+
+class EngineSource:
+    """An answer of a model that has a loop of its own."""
+
+    def __init__(self, answer: TextAnswer, deadline: float) -> None:
+        """Begin it."""
+        loop = asyncio.get_running_loop()
+        self._answer, self.prompt = answer, answer.prompt
+        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+
+        def deliver(item: Any) -> None:  # noqa: ANN401  # the engine's own
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+        answer.start(deadline, deliver)
+
+    async def next(self) -> list[Piece]:
+        """See `Source`."""
+        while True:
+            pieces = self._answer.pieces(await self._queue.get())
+            if pieces:
+                return pieces
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._answer.cancel()
+
+
+class IteratorSource:
+    """An answer of a model that is an iterator, which one thread uses at a time."""
+
+    def __init__(self, pool: ThreadPoolExecutor, model: TextModel) -> None:
+        self._pool, self._model = pool, model
+        self._iterator: Iterator[Piece] | None = None
+        self._pending: Future[Any] | None = None
+        """The call that was made last."""
+        self.prompt = 0
+
+    async def begin(self, messages: Sequence[Message], sampling: Sampling) -> None:
+        """Begin it. Raises what the model raises."""
+        self.prompt = await self._call(lambda: self._model.prompt_tokens(messages))
+        self._iterator = await self._call(lambda: iter(self._model.generate(messages, sampling)))
+
+    async def next(self) -> list[Piece]:
+        """See `Source`."""
+        iterator = self._iterator
+        assert iterator is not None
+        piece = await self._call(lambda: next(iterator, None))
+        return [] if piece is None else [piece]
+
+    async def _call(self, function: Callable[[], Result]) -> Result:
+        self._pending = future = self._pool.submit(function)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """See `Source`. A call under way has the iterator: it is closed when that ends."""
+        pending = self._pending
+        if pending is not None and not pending.done():
+            pending.add_done_callback(self._close_iterator)
+        else:
+            with suppress(RuntimeError):  # the threads have ended with the model
+                self._pool.submit(self._close_iterator, None)
+
+    def _close_iterator(self, made: Future[Any] | None) -> None:
+        iterator = self._iterator
+        if iterator is None and made is not None and not made.cancelled():
+            iterator = made.result() if made.exception() is None else None
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+
+class Generation:
+    """One answer: its place, its deadline, its counts, and its pieces."""
+
+    def __init__(self, engine: Engine, name: str, version: Version, sampling: Sampling) -> None:
+        self._engine, self._name, self._version = engine, name, version
         self._sampling = sampling
         self._started = time.perf_counter()
         self._deadline = time.monotonic() + version.config.seconds
-        self._iterator: Iterator[Piece] | None = None
+        self._source: Source | None = None
         self._is_open = False
         self._outcome = "ok"
         self.prompt = self.completion = 0
@@ -51,43 +135,51 @@ class Generation:
             raise RequestError(f"model '{name}' is none of text: ask for /v2/models/{name}/infer")
         if version.users >= version.config.queue:
             raise RequestError(f"{version.users} answers are under way already", "busy", 1.0)
-        made = cls(engine, name, version, text, sampling)
+        made = cls(engine, name, version, sampling)
         made._open()
         try:
-            made.prompt = await made._call(lambda: text.prompt_tokens(messages))
-            made._iterator = await made._call(lambda: iter(text.generate(messages, sampling)))
+            await made._within(made._begin(text, messages))
         except BaseException:
-            await made.close()
+            made.close()
             raise
         return made
+
+    async def _begin(self, text: TextModel, messages: Sequence[Message]) -> None:
+        if isinstance(text, TextEngine):
+            engine = text
+            answer = await self._engine.off_loop(lambda: engine.prepare(messages, self._sampling))
+            self._source = EngineSource(answer, self._deadline)
+        else:
+            source = IteratorSource(pool_of(self._version), text)
+            self._source = source
+            await source.begin(messages, self._sampling)
+        self.prompt = self._source.prompt
 
     def _open(self) -> None:
         self._engine.enter()
         self._version.hold()
         self._is_open = True
 
-    async def close(self) -> None:
-        """Give the place back, and end the model's iterator."""
+    def close(self) -> None:
+        """Give the place back, and end the answer."""
         if not self._is_open:
             return
         self._is_open = False
+        if self._source is not None:
+            self._source.close()
         self._version.release()
         self._engine.leave()
         seconds = time.perf_counter() - self._started
         self._engine.metrics.request(self._name, self._outcome, seconds)
         self._engine.metrics.tokens(self._name, self.completion)
         self._engine.log.request(self._name, self._outcome, seconds)
-        close = getattr(self._iterator, "close", None)
-        if close is not None:
-            pool_of(self._version).submit(close)
 
-    async def _call(self, function: Callable[[], Result]) -> Result:
-        """What a function of the model's gives. Raises RequestError."""
-        loop = asyncio.get_running_loop()
+    async def _within(self, work: Awaitable[Result]) -> Result:
+        """Return what work of the model's gives. Raises RequestError, also when time is over."""
         left = self._deadline - time.monotonic()
         try:
             async with asyncio.timeout(max(left, 0.0)):
-                return await loop.run_in_executor(pool_of(self._version), function)
+                return await work
         except TimeoutError:
             self._outcome = "deadline"
             raise RequestError("the time of the request is over", "deadline") from None
@@ -103,23 +195,32 @@ class Generation:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The pieces of the answer, cut before a text that was to stop it."""
-        assert self._iterator is not None
-        iterator, held = self._iterator, StopFilter(self._sampling.stop)
-        most = self._sampling.max_tokens
-        while not held.has_stopped:
-            piece = await self._call(lambda: next(iterator, None))
-            if piece is None:
-                break
-            self.completion += piece.tokens
-            if text := held.add(piece.text):
-                yield Piece(text)
-            if piece.finish or (most is not None and self.completion >= most):
-                self.finish = piece.finish or "length"
-                break
+        assert self._source is not None
+        held = StopFilter(self._sampling.stop)
+        is_over = False
+        while not (held.has_stopped or is_over):
+            pieces = await self._within(self._source.next())
+            is_over = not pieces
+            for piece in pieces:
+                self.completion += piece.tokens
+                if text := held.add(piece.text):
+                    yield Piece(text)
+                if held.has_stopped:
+                    break
+                if finish := self._finish_of(piece):
+                    self.finish, is_over = finish, True
+                    break
         if held.has_stopped:
             self.finish = "stop"
         elif text := held.rest():
             yield Piece(text, 0)
+
+    def _finish_of(self, piece: Piece) -> str:
+        """Return why a piece is the last, empty for another."""
+        most = self._sampling.max_tokens
+        if piece.finish:
+            return piece.finish
+        return "length" if most is not None and self.completion >= most else ""
 
     def usage(self) -> dict[str, int]:
         """The count of tokens, in OpenAI's words."""

@@ -26,9 +26,11 @@ from ekiden.serve.datatypes import (
     Datatype,
     element_count,
     from_raw,
+    tensor_bytes,
     text_array,
     to_raw,
 )
+from ekiden.serve.grpc_scan import Contents, field_head, is_brief_message, split_request
 from ekiden.serve.requests import Asked, InferRequest, InferResponse, read_parameters
 
 __all__ = [
@@ -38,7 +40,7 @@ __all__ = [
     "Proto",
     "message",
     "parse",
-    "read_request",
+    "parse_request",
     "write_response",
 ]
 
@@ -91,6 +93,8 @@ MESSAGES = {
 }
 """Message -> its fields: name, type and number. `*` is repeated, `?` one of a choice."""
 
+RAW_OUTPUT_CONTENTS = 6
+"""The number of that field of a ModelInferResponse."""
 METHODS = (
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer",
     "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
@@ -171,17 +175,37 @@ def parse(name: str, data: bytes) -> Proto:
         raise RequestError(f"the message is no {name}") from None
 
 
-def read_request(found: Proto) -> InferRequest:
-    """The request that a ModelInferRequest says. Raises RequestError that says what is wrong."""
-    made = InferRequest(found.model_name, found.model_version, found.id)
-    made.parameters = read_parameters(_parameters(found.parameters))
-    raw = found.raw_input_contents
+def parse_request(data: bytes, most: int) -> InferRequest:
+    """Return the request of a ModelInferRequest's bytes, whose tensors take `most` bytes at most.
+
+    Raises RequestError that says what is wrong with it.
+    """
+    if is_brief_message(data):
+        found = parse("ModelInferRequest", data)
+        contents = [row.contents if row.HasField("contents") else None for row in found.inputs]
+        return read_request(found, list(found.raw_input_contents), contents, most)
+    skeleton, raw, values = split_request(data)
+    return read_request(parse("ModelInferRequest", skeleton), raw, values, most)
+
+
+def read_request(
+    found: Proto,
+    raw: Sequence[bytes | memoryview],
+    contents: Sequence[Contents | Proto | None],
+    most: int,
+) -> InferRequest:
+    """Return the request that a message says, with its raw contents and those of each input.
+
+    Raises RequestError that says what is wrong.
+    """
+    request = InferRequest(found.model_name, found.model_version, found.id)
+    request.parameters = read_parameters(_parameters(found.parameters))
     if raw and len(raw) != len(found.inputs):
         raise RequestError(
             f"raw_input_contents: {len(found.inputs)} expected, as there are inputs, got {len(raw)}"
         )
     for at, row in enumerate(found.inputs):
-        if row.name in made.inputs:
+        if row.name in request.inputs:
             raise RequestError(f"input '{row.name}': it is there twice")
         if row.parameters:
             raise RequestError(f"input '{row.name}': no parameters expected")
@@ -190,15 +214,26 @@ def read_request(found: Proto) -> InferRequest:
             there = ", ".join(BY_NAME)
             raise RequestError(f"input '{row.name}': datatype: one of {there} expected")
         shape = list(row.shape)
-        made.datatypes[row.name] = kind.name
+        most -= tensor_bytes(row.name, kind, shape)
+        if most < 0:
+            raise RequestError(f"input '{row.name}': the tensors are too large", "too_large")
+        request.datatypes[row.name] = kind.name
+        values = contents[at]
         if not raw:
-            made.inputs[row.name] = _from_contents(row.name, kind, shape, row.contents)
-        elif row.HasField("contents"):
+            request.inputs[row.name] = _tensor(row, kind, shape, values)
+        elif values is not None:
             raise RequestError(f"input '{row.name}': contents or raw contents expected, got both")
         else:
-            made.inputs[row.name] = from_raw(row.name, kind, shape, raw[at])
-    made.outputs = tuple(Asked(_output_name(row), True) for row in found.outputs)
-    return made
+            request.inputs[row.name] = from_raw(row.name, kind, shape, raw[at])
+    request.outputs = tuple(Asked(_output_name(row), True) for row in found.outputs)
+    return request
+
+
+def _tensor(row: Proto, kind: Datatype, shape: list[int], values: Contents | Proto | None) -> Array:
+    """Return the tensor of an input's typed values. Raises RequestError."""
+    if isinstance(values, Contents):
+        return values.tensor(row.name, kind, shape)
+    return _from_contents(row.name, kind, shape, row.contents)
 
 
 def _output_name(row: Proto) -> str:
@@ -238,14 +273,16 @@ def _from_contents(name: str, kind: Datatype, shape: Sequence[int], contents: Pr
     return wide.astype(kind.numpy).reshape(tuple(shape))
 
 
-def write_response(request: InferRequest, response: InferResponse) -> Proto:
-    """A ModelInferResponse; its tensors are raw."""
+def write_response(request: InferRequest, response: InferResponse) -> bytes:
+    """Return the bytes of a ModelInferResponse; its tensors are raw."""
     made = message(
         "ModelInferResponse", model_name=response.model, model_version=response.version,
         id=response.id,
     )  # fmt: skip
+    tail: list[bytes | memoryview] = []
     for at, _ in response.chosen(request):
         port, array = response.signature.outputs[at], response.outputs[at]
         made.outputs.add(name=port.name, datatype=port.datatype.name, shape=array.shape)
-        made.raw_output_contents.append(to_raw(port.datatype, array))
-    return made
+        raw = to_raw(port.datatype, array)
+        tail += [field_head(RAW_OUTPUT_CONTENTS, len(raw)), raw]
+    return b"".join([made.SerializeToString(), *tail])

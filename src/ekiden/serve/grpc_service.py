@@ -19,10 +19,13 @@ from ekiden.serve.grpc_messages import (
     Proto,
     message,
     parse,
-    read_request,
+    parse_request,
     write_response,
 )
+from ekiden.serve.grpc_scan import field_bytes, is_brief_message
+from ekiden.serve.http_messages import is_brief_answer
 from ekiden.serve.reasons import REASONS, refusal
+from ekiden.serve.requests import InferRequest
 from ekiden.serve.security import Tokens
 from ekiden.serve.traces import PARENT
 
@@ -30,6 +33,8 @@ __all__ = ["start_grpc"]
 
 OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})
 """What is answered without a token."""
+INFER_RESPONSE = 2
+"""The number of that field of a ModelStreamInferResponse."""
 Context: TypeAlias = Any
 """grpc has no types."""
 Handler: TypeAlias = Any
@@ -50,7 +55,7 @@ class Service:
         return made
 
     def _handler(self, name: str) -> Handler:
-        method: Method = getattr(self, f"_{name}")
+        method: Method = getattr(self, f"_{name}", _no_method)
 
         async def call(data: bytes, context: Context) -> bytes:
             """One request: checks the token, reads, answers. What is refused ends the call with a
@@ -59,6 +64,10 @@ class Service:
             try:
                 if name not in OPEN_METHODS:
                     self._enter(context)
+                if name == "ModelInfer":
+                    return await self._infer(data, context)
+                if not is_brief_message(data):
+                    raise RequestError(f"the message is too large for {name}", "too_large")
                 answer = await method(parse(f"{name}Request", data), context)
                 return bytes(answer.SerializeToString())
             except RequestError as error:
@@ -82,17 +91,27 @@ class Service:
         trailing = (("retry-after", seconds),) if error.retry_after else ()
         await context.abort(getattr(grpc.StatusCode, row.grpc), str(error), trailing)
 
-    async def _infer(self, found: Proto, context: Context) -> Proto:
-        request = self._engine.read(found.model_name, lambda: read_request(found))
+    async def _infer(self, data: bytes, context: Context) -> bytes:
+        """Return the answer to a request, both as bytes. Raises RequestError."""
+        engine, limits = self._engine, self._engine.config.limits
+
+        def read() -> InferRequest:
+            return parse_request(data, limits.body_bytes)
+
+        if is_brief_message(data):
+            request = engine.read("", read)
+        else:
+            request = await engine.read_off_loop("", read)
         left = context.time_remaining()
         if left is not None:
             asked = request.parameters.seconds
             seconds = max(1e-6, min(left, asked) if asked else left)
             request.parameters = dataclasses.replace(request.parameters, seconds=seconds)
-        return write_response(request, await self._engine.infer(request))
-
-    async def _ModelInfer(self, found: Proto, context: Context) -> Proto:  # noqa: N802
-        return await self._infer(found, context)
+        response = await engine.infer(request)
+        request.inputs.clear()
+        if is_brief_answer(request, response):
+            return write_response(request, response)
+        return await engine.off_loop(lambda: write_response(request, response))
 
     async def stream(
         self, requests: AsyncIterator[bytes], context: Context
@@ -104,13 +123,11 @@ class Service:
         except RequestError as error:
             await self._abort(context, error)
         async for data in requests:
-            made = message("ModelStreamInferResponse")
             try:
-                answer = await self._infer(parse("ModelInferRequest", data), context)
-                made.infer_response.CopyFrom(answer)
+                yield field_bytes(INFER_RESPONSE, await self._infer(data, context))
             except RequestError as error:
-                made.error_message = str(error)
-            yield made.SerializeToString()
+                made = message("ModelStreamInferResponse", error_message=str(error))
+                yield made.SerializeToString()
 
     async def _ServerLive(self, found: Proto, context: Context) -> Proto:  # noqa: N802
         return message("ServerLiveResponse", live=True)
@@ -150,6 +167,11 @@ class Service:
                 raise RequestError("parameters: none expected: the folder says what a model is")
 
 
+async def _no_method(found: Proto, context: Context) -> Proto:
+    """Stand for a method that has its own way through `Service`."""
+    raise AssertionError("never called")
+
+
 def _authorization(context: Context) -> bytes:
     given = dict(context.invocation_metadata() or ())
     return str(given.get("authorization", "")).encode()
@@ -160,7 +182,7 @@ async def start_grpc(engine: Engine, tokens: Tokens, port: int) -> tuple[Handler
     config = engine.config
     limits = config.limits
     options = [
-        ("grpc.max_receive_message_length", limits.body_bytes),
+        ("grpc.max_receive_message_length", min(limits.grpc_bytes, limits.body_bytes)),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", 64 << 10),
         ("grpc.max_concurrent_streams", 1024),

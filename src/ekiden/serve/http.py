@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Sequence
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -11,12 +12,21 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
+from ekiden.serve.browsers import Browsers, refuse_forms, require_json
 from ekiden.serve.chat import ChatRoutes
-from ekiden.serve.connections import ABORT, has_body
+from ekiden.serve.connections import ABORT, ending_with_client, has_body
 from ekiden.serve.engine import Engine
-from ekiden.serve.http_messages import HEADER_LENGTH, read_json, read_request, write_response
+from ekiden.serve.http_messages import (
+    HEADER_LENGTH,
+    is_brief,
+    is_brief_answer,
+    read_request,
+    write_response,
+)
+from ekiden.serve.json_scan import read_json
 from ekiden.serve.metrics import CONTENT_TYPE
 from ekiden.serve.reasons import REASONS, refusal
+from ekiden.serve.requests import InferRequest
 from ekiden.serve.routes import READ, Route, Routes
 from ekiden.serve.security import Tokens
 from ekiden.serve.traces import PARENT
@@ -26,6 +36,12 @@ __all__ = ["Application", "json_response", "read_body"]
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 """What is answered without a token: a machine that asks whether the server lives has none."""
 BINARY = "application/octet-stream"
+CONTROL_BYTES = 64 << 10
+"""The most bytes of a request to load, unload or list."""
+SENT_BYTES = 256 << 10
+"""Bytes of an answer that are given to the connection at once."""
+HELD = "ekiden.held"
+"""Where a request's scope has the bytes that it counts in `Engine.hold_bytes`."""
 HEADERS = "ekiden.headers"
 """Where a request's scope has its headers by their names, both as bytes."""
 _HEADER_LENGTH = HEADER_LENGTH.encode()
@@ -38,9 +54,14 @@ def json_response(value: object, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
-async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """The body of a request. Raises RequestError where it is too large, or comes too slowly, and
-    ClientDisconnect where the client has gone."""
+async def read_body(
+    request: Request, most: int, seconds: float, hold: Callable[[int], None]
+) -> bytes | bytearray:
+    """Return the body of a request; `hold(count)` is told of the bytes that come in pieces.
+
+    Raises RequestError where it is too large, or comes too slowly, what `hold` raises, and
+    ClientDisconnect where the client has gone.
+    """
     headers = request.scope[HEADERS]
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise RequestError("content-encoding: none expected", "media")
@@ -51,21 +72,43 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
         message = await request.receive()
         if message["type"] != "http.request":
             raise ClientDisconnect
-        body: bytes = message["body"]
-        if len(body) > most:
+        whole: bytes = message["body"]
+        if len(whole) > most:
             raise RequestError(f"the body: at most {most} bytes expected", "too_large")
-        return body
-    chunks, size = [], 0
+        return whole
+    body = bytearray()  # grown, so that no second copy of the whole is made
     try:
         async with asyncio.timeout(seconds):
             async for chunk in request.stream():
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > most:
+                if len(body) + len(chunk) > most:
                     raise RequestError(f"the body: at most {most} bytes expected", "too_large")
+                hold(len(chunk))
+                body += chunk
     except TimeoutError:
         raise RequestError(f"the body did not arrive within {seconds:g} s", "slow") from None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return body
+
+
+class PiecesResponse(Response):
+    """An answer of some size that is sent a part at a time, as its client takes it."""
+
+    def __init__(
+        self, pieces: Sequence[bytes | memoryview], media_type: str, headers: dict[str, str]
+    ) -> None:
+        self._pieces = pieces
+        length = {"content-length": str(sum(map(len, pieces)))}
+        super().__init__(None, 200, {**headers, **length}, media_type)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        for piece in self._pieces:
+            view = memoryview(piece)
+            for at in range(0, len(view), SENT_BYTES):
+                part = view[at : at + SENT_BYTES]
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Application:
@@ -74,7 +117,8 @@ class Application:
     def __init__(self, engine: Engine, tokens: Tokens) -> None:
         self._engine, self._tokens = engine, tokens
         self._limits = engine.config.limits
-        chat = ChatRoutes(engine, self._body)
+        self._browsers = Browsers(engine.config)
+        chat = ChatRoutes(engine, self._text_body)
         self._routes = Routes([*self._rows(), *chat.routes()])
 
     def _rows(self) -> list[Route]:
@@ -104,6 +148,7 @@ class Application:
         headers = scope[HEADERS] = dict(scope["headers"])
         try:
             if scope["path"] not in OPEN_PATHS:
+                self._browsers.check(scope, headers)
                 self._tokens.check(headers.get(b"authorization", b""))
             if b"traceparent" in headers:
                 PARENT.set(headers[b"traceparent"].decode("latin-1"))
@@ -121,6 +166,9 @@ class Application:
         except Exception as error:  # of our own making: the client is told that much
             self._engine.log.failure("", error)
             await self._refuse(refusal(error), scope, guarded)
+        finally:
+            if HELD in scope:
+                self._engine.release_bytes(scope[HELD])
 
     async def _refuse(self, error: RequestError, scope: Scope, send: GuardedSend) -> None:
         if send.has_begun:
@@ -128,23 +176,50 @@ class Application:
         response = error_response(error, is_openai=scope["path"].startswith("/v1/"))
         await response(scope, _nothing, send)
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request, self._limits.body_bytes, self._limits.body_seconds)
+    async def _body(self, request: Request, most: int = 0) -> bytes | bytearray:
+        def hold(count: int) -> None:
+            self._engine.hold_bytes(count)
+            request.scope[HELD] = request.scope.get(HELD, 0) + count
+
+        limits = self._limits
+        return await read_body(request, most or limits.body_bytes, limits.body_seconds, hold)
+
+    async def _text_body(self, request: Request) -> bytes | bytearray:
+        return await self._body(request, min(self._limits.text_bytes, self._limits.body_bytes))
 
     async def infer(self, request: Request) -> Response:
         """The outputs of a model for the inputs in the body."""
-        names = request.path_params
+        engine = self._engine
+        wanted = await self._read_infer(request)
+        if wanted.parameters.sequence is not None:  # which goes on, whoever has gone
+            refuse_forms(request.scope[HEADERS])
+            response = await engine.infer(wanted)
+        else:
+            with ending_with_client(request.scope):
+                response = await engine.infer(wanted, engine.arrivals.are_over)
+        wanted.inputs.clear()
+        if is_brief_answer(wanted, response):
+            pieces, length = write_response(wanted, response)
+        else:
+            pieces, length = await engine.off_loop(lambda: write_response(wanted, response))
+        headers = {} if length is None else {HEADER_LENGTH: str(length)}
+        kind = "application/json" if length is None else BINARY
+        if sum(map(len, pieces)) > SENT_BYTES:
+            return PiecesResponse(pieces, kind, headers)
+        return Response(b"".join(pieces), media_type=kind, headers=headers)
+
+    async def _read_infer(self, request: Request) -> InferRequest:
+        """Return the request of a body, which nothing else holds then. Raises RequestError."""
         body = await self._body(request)
         header = request.scope[HEADERS].get(_HEADER_LENGTH, b"").decode("latin-1")
-        wanted = self._engine.read(
-            names["model"],
-            lambda: read_request(names["model"], names.get("version", ""), body, header),
-        )
-        response = await self._engine.infer(wanted, self._engine.arrivals.are_over)
-        data, length = write_response(wanted, response)
-        if length is None:
-            return Response(data, media_type="application/json")
-        return Response(data, media_type=BINARY, headers={HEADER_LENGTH: str(length)})
+        model, version = request.path_params["model"], request.path_params.get("version", "")
+
+        def read() -> InferRequest:
+            return read_request(model, version, body, header, self._limits.body_bytes)
+
+        if is_brief(body):
+            return self._engine.read(model, read)
+        return await self._engine.read_off_loop(model, read)
 
     async def server(self, request: Request) -> Response:
         """The server's name, version and extensions."""
@@ -173,7 +248,7 @@ class Application:
 
     async def index(self, request: Request) -> Response:
         """Every version of every model, and where it stands."""
-        body = await self._body(request)
+        body = await self._body(request, CONTROL_BYTES)
         given = read_json(body) if body else {}
         ready = given.get("ready", False)
         if not isinstance(ready, bool) or set(given) - {"ready"}:
@@ -182,20 +257,25 @@ class Application:
 
     async def load(self, request: Request) -> Response:
         """Load a model, or what is new of it."""
-        self._check_control(request, await self._body(request), {})
+        self._check_control(request, await self._body(request, CONTROL_BYTES), {})
         await self._engine.repository.load(request.path_params["model"])
         return json_response({})
 
     async def unload(self, request: Request) -> Response:
         """Let a model go."""
-        self._check_control(request, await self._body(request), {"unload_dependents": False})
+        self._check_control(
+            request, await self._body(request, CONTROL_BYTES), {"unload_dependents": False}
+        )
         await self._engine.repository.unload(request.path_params["model"])
         return json_response({})
 
-    def _check_control(self, request: Request, body: bytes, known: dict[str, object]) -> None:
-        """Raises RequestError without a token that may do this, and for parameters that would not
-        be honoured."""
+    def _check_control(
+        self, request: Request, body: bytes | bytearray, known: dict[str, object]
+    ) -> None:
+        """Raises RequestError without a token that may do this, for a type that pages may send
+        unasked, and for parameters that would not be honoured."""
         self._tokens.check_control(request.headers.get("authorization", "").encode("latin-1"))
+        require_json(request.scope[HEADERS])
         given = read_json(body).get("parameters", {}) if body else {}
         if not isinstance(given, dict) or not all(
             key in known and known[key] is value for key, value in given.items()
@@ -208,8 +288,8 @@ class Application:
         if request.method in ("GET", "HEAD"):
             data = await self._engine.save_sequence(names["model"], names["sequence"])
             return Response(data, media_type=BINARY)
-        data = await self._body(request)
-        await self._engine.restore_sequence(names["model"], names["sequence"], data)
+        body = await self._body(request)
+        await self._engine.restore_sequence(names["model"], names["sequence"], bytes(body))
         return json_response({})
 
     async def metrics(self, request: Request) -> Response:

@@ -7,7 +7,18 @@ from typing import Any
 import orjson
 
 from ekiden.runtime.errors import RequestError
-from ekiden.serve.datatypes import BY_NAME, from_json, from_raw, to_json, to_raw
+from ekiden.serve.datatypes import (
+    BY_NAME,
+    Array,
+    Datatype,
+    from_json,
+    from_raw,
+    tensor_bytes,
+    to_json,
+    to_raw,
+)
+from ekiden.serve.json_scan import PIECE_BYTES, LongArrays, load_bounded, parse_object
+from ekiden.serve.json_tensors import LONG_TENSOR, json_pieces, tensor_of
 from ekiden.serve.requests import (
     Asked,
     InferRequest,
@@ -16,25 +27,28 @@ from ekiden.serve.requests import (
     read_shape,
 )
 
-__all__ = ["HEADER_LENGTH", "read_json", "read_request", "write_response"]
+__all__ = ["HEADER_LENGTH", "is_brief", "is_brief_answer", "read_request", "write_response"]
 
 HEADER_LENGTH = "inference-header-content-length"
 """The header that says how many bytes of a body are JSON; the rest are tensors."""
 
 
-def read_json(data: bytes | memoryview) -> dict[str, Any]:
-    """The object that a body is. Raises RequestError for what is none."""
-    try:
-        found = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is no JSON: {error.msg}") from None
-    if not isinstance(found, dict):
-        raise RequestError("the body: an object expected")
-    return found
+BRIEF_BYTES = PIECE_BYTES // 2
+"""Bytes of a body that is read on the event loop."""
 
 
-def read_request(model: str, version: str, body: bytes, header: str) -> InferRequest:
-    """The request that a body has. Raises RequestError that says what is wrong with it."""
+def is_brief(body: bytes | bytearray) -> bool:
+    """Return whether reading a body takes so little that the event loop does it."""
+    return len(body) <= BRIEF_BYTES
+
+
+def read_request(
+    model: str, version: str, body: bytes | bytearray, header: str, most: int = 1 << 62
+) -> InferRequest:
+    """Return the request that a body has, whose tensors take at most `most` bytes.
+
+    Raises RequestError that says what is wrong with it.
+    """
     split = len(body)
     if header:
         if not (header.isascii() and header.isdigit() and len(header) < 16):
@@ -43,38 +57,65 @@ def read_request(model: str, version: str, body: bytes, header: str) -> InferReq
         if split > len(body):
             raise RequestError(f"header {HEADER_LENGTH}: the body has {len(body)} bytes")
     view = memoryview(body)
-    found = read_json(view[:split])
-    made = InferRequest(model, version, _text(found, "id"))
-    made.parameters = read_parameters(_object(found, "parameters"))
-    _read_inputs(made, _objects(found, "inputs"), view[split:])
-    if "outputs" in found:
-        outputs = _objects(found, "outputs")
-        made.outputs = tuple(_asked(each, made.parameters.binary) for each in outputs)
-    return made
+    arrays = LongArrays(view, [])
+    if split <= PIECE_BYTES:
+        fields = parse_object(view[:split])
+    else:
+        fields, arrays = load_bounded(view[:split])
+    request = InferRequest(model, version, _text(fields, "id"))
+    request.parameters = read_parameters(_object(fields, "parameters"))
+    _read_inputs(request, _objects(fields, "inputs"), view[split:], arrays, most)
+    if "outputs" in fields:
+        outputs = _objects(fields, "outputs")
+        request.outputs = tuple(_asked(row, request.parameters.binary) for row in outputs)
+    return request
 
 
-def _read_inputs(made: InferRequest, rows: list[dict[str, Any]], tail: memoryview) -> None:
+def _read_inputs(
+    request: InferRequest,
+    rows: list[dict[str, Any]],
+    tail: memoryview,
+    arrays: LongArrays,
+    most: int,
+) -> None:
     at = 0
     for row in rows:
         name, datatype = _text(row, "name"), _text(row, "datatype")
-        if name in made.inputs:
+        if name in request.inputs:
             raise RequestError(f"input '{name}': it is there twice")
         kind = BY_NAME.get(datatype)
         if kind is None:
             there = ", ".join(BY_NAME)
             raise RequestError(f"input '{name}': datatype: one of {there} expected")
         shape = read_shape(name, row.get("shape"))
+        most -= tensor_bytes(name, kind, shape)
+        if most < 0:
+            raise RequestError(f"input '{name}': the tensors are too large", "too_large")
         size = _binary_size(name, row)
         if size is None:
-            made.inputs[name] = from_json(name, kind, shape, row.get("data"))
+            request.inputs[name] = _json_tensor(name, kind, shape, row.get("data"), arrays)
         else:
             if size > len(tail) - at:
                 raise RequestError(f"input '{name}': {size} bytes expected, {len(tail) - at} left")
-            made.inputs[name] = from_raw(name, kind, shape, tail[at : at + size])
+            request.inputs[name] = from_raw(name, kind, shape, tail[at : at + size])
             at += size
-        made.datatypes[name] = datatype
+        request.datatypes[name] = datatype
     if at != len(tail):
         raise RequestError(f"the body has {len(tail) - at} bytes that belong to no input")
+    if arrays.names:
+        raise RequestError("the body has a long array that is no input's data", "too_large")
+
+
+def _json_tensor(
+    name: str, kind: Datatype, shape: list[int], data: object, arrays: LongArrays
+) -> Array:
+    """Return the tensor of an input whose data stand in the JSON. Raises RequestError."""
+    text = arrays.take(data)
+    if text is None:
+        return from_json(name, kind, shape, data)
+    if not kind.values:
+        raise RequestError(f"input '{name}': {kind.name} has no form in JSON: send binary data")
+    return tensor_of(name, kind, shape, text)
 
 
 def _binary_size(name: str, row: dict[str, Any]) -> int | None:
@@ -125,12 +166,23 @@ def _objects(row: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return found
 
 
-def write_response(request: InferRequest, response: InferResponse) -> tuple[bytes, int | None]:
-    """The body of an answer, and how much of it is JSON; None where all is.
+Pieces = list[bytes | memoryview]
+
+
+def is_brief_answer(request: InferRequest, response: InferResponse) -> bool:
+    """Return whether writing an answer takes so little that the event loop does it."""
+    outputs = (response.outputs[at] for at, _ in response.chosen(request))
+    return sum(array.size for array in outputs) <= LONG_TENSOR
+
+
+def write_response(request: InferRequest, response: InferResponse) -> tuple[Pieces, int | None]:
+    """Return the pieces of the body of an answer, and how much of it is JSON; None where all is.
 
     Raises RequestError for outputs that JSON cannot say.
     """
-    rows, tail = [], []
+    rows: list[dict[str, object]] = []
+    tail: Pieces = []
+    long_texts: list[Pieces] = []
     for at, is_binary in response.chosen(request):
         port, array = response.signature.outputs[at], response.outputs[at]
         row: dict[str, object] = {
@@ -138,14 +190,33 @@ def write_response(request: InferRequest, response: InferResponse) -> tuple[byte
             "shape": list(array.shape),
             "datatype": port.datatype.name,
         }
+        long_texts.append([])
         if is_binary:
             tail.append(to_raw(port.datatype, array))
             row["parameters"] = {"binary_data_size": len(tail[-1])}
-        else:
+        elif array.size <= LONG_TENSOR:
             row["data"] = to_json(port.name, port.datatype, array)
+        else:
+            long_texts[-1].extend(json_pieces(port.name, port.datatype, array))
         rows.append(row)
     head: dict[str, object] = {"model_name": response.model, "model_version": response.version}
     if response.id:
         head["id"] = response.id
-    text = orjson.dumps({**head, "outputs": rows}, option=orjson.OPT_SERIALIZE_NUMPY)
-    return (b"".join([text, *tail]), len(text)) if tail else (text, None)
+    text = _text_pieces(head, rows, long_texts)
+    return text + tail, sum(map(len, text)) if tail else None
+
+
+def _text_pieces(
+    head: dict[str, object], rows: list[dict[str, object]], long_texts: list[Pieces]
+) -> Pieces:
+    """Return the JSON of an answer, with the data of rows that have long ones put in."""
+    option = orjson.OPT_SERIALIZE_NUMPY
+    if not any(long_texts):
+        return [orjson.dumps({**head, "outputs": rows}, option=option)]
+    pieces: Pieces = [orjson.dumps(head)[:-1], b',"outputs":[']
+    for number, (row, text) in enumerate(zip(rows, long_texts, strict=True)):
+        if number:
+            pieces.append(b",")
+        whole = orjson.dumps(row, option=option)
+        pieces += [whole[:-1], b',"data":', *text, b"}"] if text else [whole]
+    return [*pieces, b"]}"]

@@ -36,7 +36,7 @@ from ekiden.serve.signature import (
     read_signature,
     runs_rows_apart,
 )
-from ekiden.serve.text import TextModel, find_text_model
+from ekiden.serve.text import TextEngine, TextModel, find_text_model
 
 __all__ = ["Model", "Repository", "State", "Version"]
 
@@ -111,6 +111,8 @@ class Version:
         if self.is_retired and self.users == 0:
             if self.pool is not None:
                 self.pool.shutdown(wait=False)
+            if isinstance(self.program.text, TextEngine):
+                self.program.text.close()
             self.on_end()
 
     async def run(

@@ -16,7 +16,9 @@ __all__ = [
     "InferResponse",
     "Parameters",
     "SequenceStep",
+    "check_answer",
     "read_parameters",
+    "too_large_answer",
 ]
 
 Parameter = bool | int | float | str
@@ -78,7 +80,13 @@ class InferRequest:
             if asked.name not in names:
                 there = ", ".join(names)
                 raise RequestError(f"no output is named '{asked.name}'; there are {there}")
+        if len({asked.name for asked in self.outputs}) != len(self.outputs):
+            raise RequestError("outputs: an output is asked for twice")
         return arrays
+
+    def wants(self, name: str) -> bool:
+        """Return whether an output is asked for."""
+        return not self.outputs or any(asked.name == name for asked in self.outputs)
 
 
 @dataclass(slots=True)
@@ -97,6 +105,26 @@ class InferResponse:
         if not request.outputs:
             return [(at, request.parameters.binary) for at in range(len(names))]
         return [(names.index(asked.name), asked.binary) for asked in request.outputs]
+
+
+def check_answer(request: InferRequest, response: InferResponse, most: int) -> None:
+    """Raises RequestError ("too_large") for an answer whose tensors have more than `most` bytes."""
+    size = sum(
+        sum(map(len, array.ravel().tolist())) + array.nbytes
+        if array.dtype == object
+        else array.nbytes
+        for array in (response.outputs[at] for at, _ in response.chosen(request))
+    )
+    if size > most:
+        raise too_large_answer(size, most)
+
+
+def too_large_answer(size: int, most: int) -> RequestError:
+    """Return the error of an answer that would have more bytes than it may."""
+    return RequestError(
+        f"the answer would have {size} bytes of tensors, at most {most} expected (answer_bytes)",
+        "too_large",
+    )
 
 
 _SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})

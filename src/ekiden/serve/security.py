@@ -1,4 +1,4 @@
-"""Who may ask: bearer tokens and certificates."""
+"""Who may ask, and who may change what is served: bearer tokens and certificates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from ekiden.runtime.errors import RequestError, ServeError
 from ekiden.serve.config import ServerConfig
 
-__all__ = ["Tokens", "check_exposure", "tls_context"]
+__all__ = ["Tokens", "check_exposure", "opened", "tls_context"]
 
 LEAST_LENGTH = 16
 """Letters of the shortest token."""
@@ -20,12 +20,13 @@ LEAST_LENGTH = 16
 class Tokens:
     """The tokens of a server. Only their digests are kept."""
 
-    def __init__(self, path: str, control_path: str) -> None:
-        """Files of tokens, one a line; an empty path is none. Raises ServeError."""
-        self._all = _read(path) + _read(control_path)
+    def __init__(self, path: str, control_path: str, allow_control: bool = False) -> None:
+        """Files of tokens, one a line; an empty path is none. With `allow_control` those who may
+        ask may also load and unload, where there are no tokens at all. Raises ServeError.
+        """
         self._control = _read(control_path)
-        if control_path and not path:
-            raise ServeError("control_token_file: a token_file is needed too")
+        self._all = _read(path) + self._control if path else []
+        self._allow_control = allow_control
 
     def check(self, header: bytes) -> None:
         """Raises RequestError for a request without a token, where one is needed."""
@@ -33,10 +34,16 @@ class Tokens:
             raise RequestError("a bearer token expected", "unauthenticated")
 
     def check_control(self, header: bytes) -> None:
-        """The same for what changes the server. Raises RequestError ("forbidden") for a token that
-        may not."""
-        if self._all and not _is_among(header, self._control):
-            raise RequestError("this token may not load or unload", "forbidden")
+        """Raises RequestError ("forbidden") unless the request may load and unload models."""
+        if self._control or self._all:
+            if not _is_among(header, self._control):
+                raise RequestError("this token may not load or unload", "forbidden")
+        elif not self._allow_control:
+            raise RequestError(
+                "loading and unloading need a token of --control-token-file, or a server on the"
+                " loopback interface with --allow-control",
+                "forbidden",
+            )
 
 
 def _is_among(header: bytes, digests: list[bytes]) -> bool:
@@ -58,17 +65,42 @@ def _read(path: str) -> list[bytes]:
     return [hashlib.sha256(line).digest() for line in lines]
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_exposure(config: ServerConfig) -> None:
     """Raises ServeError for a server that others could reach and nothing protects."""
-    try:
-        is_local = ipaddress.ip_address(config.host).is_loopback
-    except ValueError:
-        is_local = config.host == "localhost"
+    is_local = is_loopback(config.host)
     if not (is_local or config.token_file or config.tls_client_ca or config.open):
         raise ServeError(
             f"host '{config.host}': others could reach the server: give a token_file, a "
             f"tls_client_ca, or say --open"
         )
+    if config.allow_control and not is_local:
+        raise ServeError(
+            f"host '{config.host}': allow_control is for the loopback interface: give a"
+            f" control_token_file"
+        )
+    if config.allow_control and (config.token_file or config.control_token_file):
+        raise ServeError("allow_control: not beside tokens: give a control_token_file alone")
+
+
+def opened(config: ServerConfig) -> str:
+    """Return what a server lets everybody do whose packets reach it; empty where it asks for a
+    token or a certificate, or only this machine reaches it."""
+    if is_loopback(config.host) or config.token_file or config.tls_client_ca:
+        return ""
+    control = "with a control token" if config.control_token_file else "nobody may"
+    return (
+        "everybody who reaches this address may run models, read and begin sequences, ask models"
+        " of text, list models and read metrics, by any name of the host; to load and unload: "
+        + control
+    )
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:

@@ -25,7 +25,7 @@ from ekiden.serve.engine import Engine
 from ekiden.serve.grpc_service import start_grpc
 from ekiden.serve.http import Application
 from ekiden.serve.logs import Forward
-from ekiden.serve.security import Tokens, check_exposure, tls_context
+from ekiden.serve.security import Tokens, check_exposure, opened, tls_context
 from ekiden.serve.text import TextModel
 
 __all__ = ["Server"]
@@ -55,7 +55,9 @@ class Server:
         self.config = config or read_server_config(self.folder / "serve.toml", given)
         check_exposure(self.config)
         self._tls = tls_context(self.config)
-        self._tokens = Tokens(self.config.token_file, self.config.control_token_file)
+        self._tokens = Tokens(
+            self.config.token_file, self.config.control_token_file, self.config.allow_control
+        )
         self._texts: dict[str, TextModel] = {}
         self._has_process = False
         """Whether the process is this server's alone."""
@@ -104,6 +106,8 @@ class Server:
             "info", "listening", host=self.config.host, port=self.port,
             grpc_port=self.grpc_port,
         )  # fmt: skip
+        if what := opened(self.config):
+            engine.log.write("warning", "open", host=self.config.host, what=what)
         waiting = asyncio.ensure_future(stop.wait())
         polling.add_done_callback(lambda done: _has_failed(done) and waiting.cancel())
         if started is not None:

@@ -4,7 +4,8 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -76,6 +77,23 @@ class Signature:
             port.check(array)
             _check_symbols(port, array, sizes)
         return arrays
+
+    def least_output_bytes(self, arrays: Sequence[Array], names: Collection[str] = ()) -> int:
+        """Return the bytes of the outputs of such arrays as far as the shapes say: sizes that are
+        known only by a run count 0. `names` are the outputs that count; none: all.
+        """
+        sizes = {
+            dim: size
+            for port, array in zip(self.inputs, arrays, strict=True)
+            for dim, size in zip(port.dims, array.shape, strict=True)
+            if isinstance(dim, str)
+        }
+        total = 0
+        for port in self.outputs:
+            if not names or port.name in names:
+                dims = (d if isinstance(d, int) else sizes.get(d, 0) for d in port.dims)
+                total += math.prod(dims) * port.datatype.numpy.itemsize
+        return total
 
     def key(self, arrays: Sequence[Array]) -> tuple[tuple[int, ...], ...] | None:
         """Requests with the same key can be run together; None for one that cannot."""

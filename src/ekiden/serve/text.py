@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.late_methods import dataclass
 
-__all__ = ["Message", "Piece", "Sampling", "TextModel", "find_text_model"]
+__all__ = [
+    "Message", "Piece", "Sampling", "TextAnswer", "TextEngine", "TextModel", "find_text_model",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,34 @@ class TextModel(Protocol):
         """The answer, piece by piece. The iterator is closed where the client has gone or time is
         over; it is used by one thread at a time, and several are under way at once.
         """
+
+
+class TextAnswer(Protocol):
+    """An answer that an engine makes beside others."""
+
+    prompt: int
+    """How many tokens the conversation takes."""
+
+    def start(self, deadline: float, deliver: Callable[[Any], None]) -> None:
+        """Begin it. `deliver` is called on any thread with what there is of it; its time is over at
+        `deadline`, by `time.monotonic`. It does not wait."""
+
+    def pieces(self, delivered: Any) -> list[Piece]:  # noqa: ANN401  # the engine's own
+        """Return the pieces of what was delivered. Raises EkidenError where the answer failed."""
+
+    def cancel(self) -> None:
+        """End it: nothing is delivered any more. It does not wait."""
+
+
+@runtime_checkable
+class TextEngine(Protocol):
+    """A model of text that makes its answers on a loop of its own: no thread waits for it."""
+
+    def prepare(self, messages: Sequence[Message], sampling: Sampling) -> TextAnswer:
+        """Return the answer to a conversation, not begun. Raises InputError for one too long."""
+
+    def close(self) -> None:
+        """End all answers. It does not wait."""
 
 
 def find_text_model(place: str) -> TextModel:

@@ -1,0 +1,337 @@
+"""What bodies of 64 MB, slow clients and idle connections do to a server's health and memory.
+
+    python benchmarks/serving_load.py [--only NAME] [--bytes N] [--json FILE]
+
+A server of one small model is a process; this program sends it one body of each form, while another
+process asks /v2/health/live every 5 ms. A line for each form: the status and the size of the
+answer, the seconds that it took, the longest time that health took, in ms, and the most memory that
+the server's process had meanwhile beyond before, as a multiple of the body and the answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import grpc
+
+import ekiden
+from ekiden import relay
+from ekiden.serve.grpc_messages import SERVICE, message
+
+PROGRAM = "def @main(%x: Tensor[(n, 4), float32]) { add(%x, %x) }"
+INFER = "/v2/models/m/infer"
+CHAT = "/v1/chat/completions"
+MAX_TEXT_BYTES = (8 << 20) - 100
+"""Of a request to a model of text: the server's limit."""
+MAX_GRPC_BYTES = (8 << 20) - 100
+"""Of a message over gRPC: the server's limit."""
+PING_SECONDS = 0.005
+Body = tuple[str, bytes, dict[str, str]]
+"""Path, body and headers."""
+
+
+def repeated(head: bytes, unit: bytes, tail: bytes, size: int) -> bytes:
+    """Return a body of about `size` bytes, most of them one unit again and again."""
+    count = (size - len(head) - len(tail)) // (len(unit) + 1)
+    return head + b",".join([unit] * count) + tail
+
+
+def tensor(datatype: str, unit: bytes, size: int, *, nested: bool = False) -> bytes:
+    """Return a request whose tensor has as many values as fit."""
+    count = (size - 200) // (len(unit) + 1 + nested) // 4 * 4
+    row = b"[" + b",".join([unit] * 4) + b"]"
+    values = b",".join([row] * (count // 4)) if nested else b",".join([unit] * count)
+    head = b'{"inputs":[{"name":"x","shape":[%d,4],"datatype":"%s","data":['
+    return head % (count // 4, datatype.encode()) + values + b"]}]}"
+
+
+def forms(size: int) -> Iterator[tuple[str, Body]]:
+    """Yield bodies by name, each of about `size` bytes."""
+    start = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":['
+    texts = {
+        "numbers": tensor("FP32", b"1.5", size),
+        "one digit each": tensor("FP32", b"1", size),
+        "nested numbers": tensor("FP32", b"1.25", size, nested=True),
+        "long numbers": tensor("FP32", b"0.12345678901234567890", size),
+        "doubles of one digit": tensor("FP64", b"1", size),
+        "texts": tensor("BYTES", b'"ab"', size),
+        "empty lists as data": repeated(start, b"[]", b"]}]}", size),
+        "objects as inputs": repeated(b'{"inputs":[', b"{}", b"]}", size),
+        "numbers under another key": repeated(b'{"a":[', b"1", b"]}", size),
+        "keys": repeated(b"{", b'"k":1', b"}", size),
+        "brackets": b"[" * size,
+        "backslashes": b'{"id":"' + b"\\" * (size - 9) + b'"}',
+        "quotes": b'{"id":"' + b'\\"' * (size // 2) + b'"}',
+        "one text": b'{"id":"' + b"x" * size + b'"}',
+        "one number": b'{"inputs":' + b"1" * size + b"}",
+        "blanks": b'{"inputs":' + b" " * size + b"}",
+        "zeros": bytes(size),
+        "outputs": repeated(b'{"inputs":[],"outputs":[', b'{"name":"output0"}', b"]}", size),
+    }
+    for name, text in texts.items():
+        yield name, (INFER, text, {})
+    rows = (size - 1000) // 16
+    head = json.dumps({
+        "inputs": [{"name": "x", "shape": [rows, 4], "datatype": "FP32",
+                    "parameters": {"binary_data_size": rows * 16}}],
+        "parameters": {"binary_data_output": True},
+    }).encode()  # fmt: skip
+    binary = {"Inference-Header-Content-Length": str(len(head))}
+    yield "binary", (INFER, head + bytes(rows * 16), binary)
+    as_json = head.replace(b": true", b":false")
+    yield "binary, answer in JSON", (INFER, as_json + bytes(rows * 16), binary)
+    size = min(size, MAX_TEXT_BYTES)
+    yield "chat of objects", (CHAT, repeated(b'{"messages":[', b"{}", b"]}", size), {})
+    yield "chat", (CHAT, b'{"model":"m","messages":"' + b"x" * (size - 50) + b'"}', {})
+
+
+def grpc_forms(size: int) -> Iterator[tuple[str, bytes]]:
+    """Yield messages of gRPC by name, each of about `size` bytes."""
+    rows = size // 16
+    port = {"name": "x", "datatype": "FP32", "shape": [rows, 4]}
+    raw = message("ModelInferRequest", model_name="m", inputs=[port],
+                  raw_input_contents=[bytes(rows * 16)])  # fmt: skip
+    yield "gRPC, raw", raw.SerializeToString()
+    yield "gRPC, empty inputs", b"\x2a\x00" * (size // 2)
+    yield "gRPC, empty raw contents", b"\x3a\x00" * (size // 2)
+    yield "gRPC, parameters", b"\x22\x00" * (size // 2)
+    contents = b"\x1a" + varint(size - 30) + b"\x01" * (size - 30)
+    inner = b"\x2a" + varint(len(contents)) + contents
+    yield "gRPC, 64 bits of one byte", b"\x2a" + varint(len(inner)) + inner
+    floats = b"\x32" + varint(rows * 16) + bytes(rows * 16)
+    inner = port_bytes(port) + b"\x2a" + varint(len(floats)) + floats
+    yield "gRPC, floats", b"\x0a\x01m\x2a" + varint(len(inner)) + inner
+
+
+def port_bytes(port: dict[str, object]) -> bytes:
+    """Return an input's name, datatype and shape as a message has them."""
+    return bytes(message("ModelInferRequest.InferInputTensor", **port).SerializeToString())
+
+
+def varint(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    result = bytearray()
+    while value > 127:
+        result.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*result, value])
+
+
+@dataclass
+class Server:
+    """The process of a server, and its ports."""
+
+    process: subprocess.Popen[str]
+    port: int
+    grpc_port: int
+
+    def memory(self, name: str) -> int:
+        """Return a figure of the process's memory in bytes: VmRSS, or the peak VmHWM."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return (
+            int(next(line for line in text.splitlines() if line.startswith(name)).split()[1]) << 10
+        )
+
+    def reset_peak(self) -> None:
+        """Let the peak begin anew."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[Server]:
+    """Start a server of one model, until the block ends."""
+    ekiden.compile(relay.parse(PROGRAM)).save(folder / "m.eki")
+    argv = [sys.executable, "-m", "ekiden", "serve", str(folder), "--port", "0"]
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        found = next(json.loads(line) for line in process.stderr if '"listening"' in line)
+        next(line for line in process.stderr if '"started"' in line)
+        yield Server(process, found["port"], found["grpc_port"])
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def ping(port: int, control: Connection) -> None:
+    """Ask for health again and again; tell the longest time when asked, and begin anew."""
+    request = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    longest = 0.0
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
+        while True:
+            begin = time.perf_counter()
+            connection.sendall(request)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += connection.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            longest = max(longest, time.perf_counter() - begin)
+            if control.poll(PING_SECONDS):
+                if not control.recv():
+                    return
+                control.send(longest)
+                longest = 0.0
+
+
+def post(port: int, body: Body) -> tuple[str, int]:
+    """Send a body; return the status of the answer and its bytes."""
+    path, data, headers = body
+    given = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{given}"
+    with socket.create_connection(("127.0.0.1", port), 120) as connection:
+        try:
+            connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode())
+            connection.sendall(data)
+        except OSError:
+            pass  # refused before all was there
+        first, size = b"", 0
+        try:
+            while part := connection.recv(1 << 20):
+                first, size = first or part, size + len(part)
+        except OSError:
+            pass
+    return first[9:12].decode() or "none", size
+
+
+def call(port: int, data: bytes) -> tuple[str, int]:
+    """Send a message over gRPC; return the name of its status and the bytes of the answer."""
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+        try:
+            answer = channel.unary_unary(f"/{SERVICE}/ModelInfer")(data, timeout=120)
+        except grpc.RpcError as error:
+            return error.code().name, 0
+    return "OK", len(answer)
+
+
+def measure(
+    target: Server, control: Connection, name: str, size: int, send: Callable[[], tuple[str, int]]
+) -> dict[str, object]:
+    """Send one thing while health is asked for; return what it took."""
+    control.send(True)
+    if not control.poll(60):
+        raise RuntimeError("health is not answered within a minute")
+    control.recv()
+    target.reset_peak()
+    before, begin = target.memory("VmRSS"), time.perf_counter()
+    status, answer = send()
+    seconds = time.perf_counter() - begin
+    control.send(True)
+    longest = control.recv()
+    grown = target.memory("VmHWM") - before
+    row = {
+        "form": name, "status": status, "answer_mb": round(answer / 2**20, 1),
+        "seconds": round(seconds, 2), "health_ms": round(longest * 1e3, 1),
+        "memory_mb": round(grown / 2**20), "of_body_and_answer": round(grown / (size + answer), 2),
+    }  # fmt: skip
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def slow_writers(target: Server, count: int = 200) -> tuple[str, int]:
+    """Send large bodies a byte at a time for a while."""
+    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {64 << 20}\r\n\r\n"
+    made = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(count)]
+    for connection in made:
+        connection.sendall(head.encode())
+    for _ in range(20):
+        for connection in made:
+            connection.sendall(b"{")
+        time.sleep(0.05)
+    for connection in made:
+        connection.close()
+    return "sent", 0
+
+
+def slow_readers(target: Server, count: int = 50) -> tuple[str, int]:
+    """Ask for answers of 4 MB and take none of them for a while."""
+    rows = 1 << 18
+    _, (path, body, headers) = next(f for f in forms(rows * 16) if f[0] == "binary")
+    given = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{given}Content-Length: {len(body)}\r\n\r\n"
+    made = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(count)]
+    for connection in made:
+        connection.sendall(head.encode() + body)
+    time.sleep(3)
+    for connection in made:
+        connection.close()
+    return "asked", 0
+
+
+def idle_connections(target: Server, count: int = 10_000) -> list[socket.socket]:
+    """Open connections that say nothing, as many as this process may have files."""
+    opened = []
+    try:
+        for _ in range(count):
+            opened.append(socket.create_connection(("127.0.0.1", target.port)))
+    except OSError:
+        pass
+    return opened
+
+
+def main() -> None:
+    """Measure and print."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="forms whose names hold this")
+    parser.add_argument("--bytes", type=int, default=(64 << 20) - 100, help="of each body")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as name, server(Path(name)) as target:
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        pinging = multiprocessing.get_context("spawn").Process(
+            target=ping, args=(target.port, theirs), daemon=True
+        )
+        pinging.start()
+
+        def one(form: str, size: int, send: Callable[[], tuple[str, int]]) -> None:
+            if options.only in form:
+                rows.append(measure(target, ours, form, size, send))
+
+        one("nothing", 1, lambda: (time.sleep(1), ("", 0))[1])
+        for form, body in forms(options.bytes):
+            one(form, len(body[1]), lambda body=body: post(target.port, body))
+        for form, data in grpc_forms(min(options.bytes, MAX_GRPC_BYTES)):
+            one(form, len(data), lambda data=data: call(target.grpc_port, data))
+        one("200 slow writers", 1, lambda: slow_writers(target))
+        one("50 slow readers", 50 * (8 << 20), lambda: slow_readers(target))
+        idle: list[socket.socket] = []
+
+        def begin_idle() -> tuple[str, int]:
+            idle.extend(idle_connections(target))
+            return f"{len(idle)} opened", 0
+
+        def end_idle() -> tuple[str, int]:
+            while idle:
+                idle.pop().close()
+            return "closed", 0
+
+        one("opening 10,000 idle connections", 1, begin_idle)
+        one("10,000 idle connections", 1, lambda: (time.sleep(2), ("idle", 0))[1])
+        one("closing 10,000 idle connections", 1, end_idle)
+        ours.send(False)
+        pinging.join(30)
+    print(f"{len(os.sched_getaffinity(0))} cores, bodies of {options.bytes} bytes")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

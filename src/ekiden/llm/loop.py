@@ -1,0 +1,142 @@
+"""The loop of a served engine: one thread that owns the texts of a model and steps all of them.
+
+Requests come in as events, and tokens go out through what each request gave for them. Admission,
+cancellation, deadlines and the end of the loop are events too: they take effect between two steps,
+and nothing but the loop's own thread ever waits for a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import field
+
+from ekiden.llm.engine import Engine, Stream
+from ekiden.runtime.late_methods import dataclass
+
+__all__ = ["EngineLoop", "Update"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a step made for one text."""
+
+    tokens: Sequence[int]
+    finish: str = ""
+    """As `Stream.finish`, or "deadline"."""
+    reason: str = ""
+    """What failed."""
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """A text of the loop."""
+
+    stream: Stream
+    deliver: Callable[[Update], None]
+    deadline: float
+    """By `time.monotonic`."""
+    sent: int = field(default=0)
+    """How many of its tokens were delivered."""
+
+
+class EngineLoop:
+    """Steps the texts of one engine. Its methods may be called by any thread and never wait."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock()` is the time by which deadlines are."""
+        self._engine, self._clock = engine, clock
+        self._changed = threading.Condition()
+        self._events: list[Callable[[], None]] = []
+        self._entries: dict[Stream, _Entry] = {}
+        """The texts under way, of the loop's thread alone."""
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="texts", daemon=True)
+        self._thread.start()
+
+    def add(self, stream: Stream, deliver: Callable[[Update], None], deadline: float) -> None:
+        """Make the tokens of a text of `Engine.prepare`; `deliver` is called on the loop's thread
+        with those of each step, and may not wait. The last update has a `finish`."""
+        entry = _Entry(stream, deliver, deadline)
+
+        def begin() -> None:
+            self._entries[stream] = entry
+            if not stream.finish:
+                self._engine.add(stream)
+
+        self._put(begin)
+
+    def cancel(self, stream: Stream) -> None:
+        """Make no more tokens for a text, nor deliver any."""
+
+        def end() -> None:
+            if self._entries.pop(stream, None) is not None:
+                self._engine.close(stream)
+
+        self._put(end)
+
+    def close(self) -> None:
+        """End all texts, and then the thread."""
+
+        def end() -> None:
+            for entry in self._entries.values():
+                self._engine.close(entry.stream)
+            self._is_closed = True
+
+        self._put(end)
+
+    def _put(self, event: Callable[[], None]) -> None:
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._events and not self._entries and not self._is_closed:
+                    self._changed.wait()
+                events, self._events = self._events, []
+            for event in events:
+                event()
+            if self._is_closed and not self._entries:
+                return
+            self._end_expired()
+            self._step()
+            self._deliver()
+
+    def _end_expired(self) -> None:
+        now = self._clock()
+        for entry in [e for e in self._entries.values() if e.deadline <= now]:
+            del self._entries[entry.stream]
+            self._engine.close(entry.stream)
+            self._send(entry, Update((), "deadline"))
+
+    def _step(self) -> None:
+        """Make one step. A run that fails ends the texts that were in it, and no others."""
+        try:
+            self._engine.step()
+        except Exception as error:  # each of its texts is told by its own end
+            _log.warning("a step failed: %s: %s", type(error).__name__, error)
+
+    def _deliver(self) -> None:
+        for entry in list(self._entries.values()):
+            stream = entry.stream
+            tokens = stream.tokens[entry.sent :]
+            if not tokens and not stream.finish:
+                continue
+            entry.sent += len(tokens)
+            if stream.finish:
+                del self._entries[stream]
+            self._send(entry, Update(tokens, stream.finish, stream.reason))
+
+    def _send(self, entry: _Entry, update: Update) -> None:
+        try:
+            entry.deliver(update)
+        except Exception as error:  # of code that is not ours: nobody takes the text any more
+            _log.warning("a text was not taken: %s", type(error).__name__)
+            self._entries.pop(entry.stream, None)
+            self._engine.close(entry.stream)

@@ -1,0 +1,113 @@
+"""Requests of web pages: which names a server answers to, and which origins may ask it.
+
+A page can make a browser of this machine send requests to a server on the loopback interface: by
+its address, which the browser marks with the page's origin, or by a name of the page's own that
+resolves to 127.0.0.1 (DNS rebinding), which shows in `Host` alone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from starlette.types import Scope
+
+from ekiden.runtime.errors import RequestError
+from ekiden.serve.config import ServerConfig
+
+__all__ = ["Browsers", "refuse_forms", "require_json"]
+
+Headers = dict[bytes, bytes]
+REMEMBERED_HOSTS = 256
+"""Values of `Host` that need no second look."""
+READING = frozenset({"GET", "HEAD"})
+FORM_TYPES = frozenset({
+    b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain",
+})  # fmt: skip
+"""The types that any page may send anywhere without asking first (the Fetch standard's
+CORS-safelisted values)."""
+
+
+class Browsers:
+    """What a server holds requests against before anything else is done for them."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._pages = frozenset(name.lower() for name in config.allowed_hosts)
+        self._names = self._pages | {"", "localhost", config.host.lower()}
+        # Every browser says a host; what says none is another program.
+        # With a token no page can ask anything; with TLS a name of its own fails the certificate.
+        self._checks_host = not (config.token_file or config.tls_certificate or config.open)
+        self._accepted: set[bytes] = set()
+
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """Raises RequestError ("forbidden") for a request to a name that is not the server's, and
+        for one that a page of another origin makes."""
+        host = headers.get(b"host", b"")
+        if self._checks_host and host not in self._accepted:
+            self._check_host(host)
+        if b"origin" in headers:
+            self._check_origin(headers[b"origin"], host)
+        elif (
+            b"sec-fetch-site" in headers
+            and headers[b"sec-fetch-site"] in (b"cross-site", b"same-site")
+            and scope["method"] not in READING
+        ):
+            raise RequestError("a page of another origin may not ask this server", "forbidden")
+
+    def _check_host(self, host: bytes) -> None:
+        name = host_name(host)
+        if not self._is_own(name):
+            raise RequestError(
+                f"host '{name[:64]}': this server answers to localhost and to addresses; others"
+                f" stand in 'allowed_hosts' of serve.toml",
+                "forbidden",
+            )
+        if len(self._accepted) < REMEMBERED_HOSTS:
+            self._accepted.add(host)
+
+    def _is_own(self, name: str) -> bool:
+        if name in self._names or name.endswith(".localhost"):
+            return True
+        try:
+            ipaddress.ip_address(name)  # no name that could lead elsewhere tomorrow
+        except ValueError:
+            return False
+        return True
+
+    def _check_origin(self, origin: bytes, host: bytes) -> None:
+        _, _, place = origin.partition(b"://")
+        if place and (place == host or host_name(place) in self._pages):
+            return
+        raise RequestError("a page of another origin may not ask this server", "forbidden")
+
+
+def host_name(host: bytes) -> str:
+    """Return the name in a `Host` header: without the port, and an IPv6 address without its
+    brackets."""
+    text = host.decode("latin-1").lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0] if text.count(":") <= 1 else text
+
+
+def require_json(headers: Headers) -> None:
+    """Hold the type of a request that changes something. A browser asks before it lets a page send
+    JSON to another origin, which the server never allows.
+
+    Raises RequestError ("media") for another type, or none.
+    """
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        raise RequestError(
+            "content-type: application/json expected, as this changes state", "media"
+        )
+
+
+def refuse_forms(headers: Headers) -> None:
+    """Refuse a type that a page may send without asking first. Raises RequestError ("media")."""
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind in FORM_TYPES:
+        raise RequestError(
+            "content-type: application/json or application/octet-stream expected, as this changes"
+            " state",
+            "media",
+        )

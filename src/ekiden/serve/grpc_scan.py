@@ -1,0 +1,226 @@
+"""Long messages of gRPC, cut before they are parsed: what is small, and the tensors as bytes.
+
+The library of protobuf makes an object of a field of two bytes, and holds Python's lock until it is
+done. So tensors are taken out of long requests here, by the wire format of protobuf
+(https://protobuf.dev/programming-guides/encoding/), and what is left is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ekiden.runtime.errors import RequestError
+from ekiden.serve.datatypes import MAX_TEXTS, Array, Datatype, element_count, text_array
+
+__all__ = ["Contents", "field_bytes", "is_brief_message", "split_request"]
+
+BRIEF_BYTES = 16 << 10
+"""Bytes of a message that the library parses at once."""
+MAX_FIELDS = 16 << 10
+"""Fields of a request beside the elements of its tensors."""
+MAX_SKELETON_BYTES = 128 << 10
+"""Bytes of a request beside its tensors."""
+PIECE_BYTES = 64 << 10
+"""Bytes of numbers that are decoded in one step."""
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+INPUTS, RAW_CONTENTS, CONTENTS = 5, 7, 5
+"""Numbers of fields: of a request, and of an input."""
+FIELDS = {
+    1: "bool_contents", 2: "int_contents", 3: "int64_contents", 4: "uint_contents",
+    5: "uint64_contents", 6: "fp32_contents", 7: "fp64_contents", 8: "bytes_contents",
+}  # fmt: skip
+"""Those of the contents of an input."""
+_FLOATS = {"fp32_contents": "<f4", "fp64_contents": "<f8"}
+Field: TypeAlias = tuple[int, int, int, int, int]
+"""Number, wire type, where it begins, where its value begins, and where it ends."""
+
+
+def is_brief_message(data: bytes) -> bool:
+    """Return whether a message is parsed at once, on the event loop."""
+    return len(data) <= BRIEF_BYTES
+
+
+def read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    """Return a number and the place behind it. Raises RequestError."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at += 1
+        if byte < 128:
+            return value, at
+    raise RequestError("the message is no ModelInferRequest")
+
+
+def fields_of(data: memoryview) -> Iterator[Field]:
+    """Yield the fields of a message in order. Raises RequestError for bytes that are none."""
+    at = 0
+    while at < len(data):
+        begin = at
+        tag, at = read_varint(data, at)
+        kind = tag & 7
+        if kind == LENGTH:
+            size, at = read_varint(data, at)
+        elif kind == VARINT:
+            size = read_varint(data, at)[1] - at
+        else:
+            size = {FIXED64: 8, FIXED32: 4}.get(kind, -1)
+        if tag >> 3 == 0 or size < 0 or at + size > len(data):
+            raise RequestError("the message is no ModelInferRequest")
+        yield tag >> 3, kind, begin, at, at + size
+        at += size
+
+
+class Contents:
+    """The typed values of an input, as bytes of a message."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def tensor(self, name: str, kind: Datatype, shape: list[int]) -> Array:
+        """Return the tensor. Raises RequestError for values of another kind or number."""
+        count = element_count(name, shape)
+        if not kind.field:
+            raise RequestError(f"input '{name}': {kind.name} has no contents: send raw contents")
+        payloads = []
+        limit = MAX_TEXTS if kind.is_text else MAX_FIELDS
+        for number, wire, _, begin, end in fields_of(self._data):
+            if FIELDS.get(number) != kind.field or wire != LENGTH:
+                raise RequestError(f"input '{name}': {kind.field} alone expected for {kind.name}")
+            payloads.append(self._data[begin:end])
+            if len(payloads) > limit:
+                raise RequestError(f"input '{name}': too many contents", "too_large")
+        if kind.is_text:
+            return text_array(name, [bytes(payload) for payload in payloads], shape)
+        parts = [part for payload in payloads for part in _numbers(kind, payload)]
+        found = sum(map(len, parts))
+        if found != count:
+            raise RequestError(f"input '{name}': {count} elements expected, got {found}")
+        result = np.empty(count, kind.numpy)
+        at = 0
+        for part in parts:
+            result[at : at + len(part)] = _in_range(name, kind, part)
+            at += len(part)
+        return result.reshape(tuple(shape))
+
+
+def _numbers(kind: Datatype, payload: memoryview) -> Iterator[npt.NDArray[Any]]:
+    """Yield the numbers of a packed field. Raises RequestError."""
+    if kind.field in _FLOATS:
+        dtype = np.dtype(_FLOATS[kind.field])
+        if len(payload) % dtype.itemsize:
+            raise RequestError("the message is no ModelInferRequest")
+        yield np.frombuffer(payload, dtype)
+        return
+    at = 0
+    while at < len(payload):
+        codes = np.frombuffer(payload[at : at + PIECE_BYTES], np.uint8)
+        ends = np.flatnonzero(codes < 128)
+        if not len(ends):
+            raise RequestError("the message is no ModelInferRequest")
+        yield _narrow(kind, _varints(codes[: ends[-1] + 1], ends))
+        at += int(ends[-1]) + 1
+
+
+def _varints(codes: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Return the numbers that end at some places (LEB128). Raises RequestError for long ones."""
+    begins = np.concatenate(([0], ends[:-1] + 1))
+    sizes = ends - begins + 1
+    if int(sizes.max()) > 10:
+        raise RequestError("the message is no ModelInferRequest")
+    shifts = (np.arange(len(codes)) - np.repeat(begins, sizes)) * 7
+    parts = (codes & 127).astype(np.uint64) << shifts.astype(np.uint64)
+    return np.add.reduceat(parts, begins)
+
+
+def _narrow(kind: Datatype, values: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
+    """Return numbers as the field has them, no wider than the datatype needs, or to be refused."""
+    if kind.field == "bool_contents":
+        return values != 0
+    wide = values.view(np.int64) if kind.field in ("int_contents", "int64_contents") else values
+    return _in_range("", kind, wide) if _fits(kind, wide) else wide
+
+
+def _fits(kind: Datatype, values: npt.NDArray[Any]) -> bool:
+    info = np.iinfo(kind.numpy)
+    return int(values.min()) >= info.min and int(values.max()) <= info.max
+
+
+def _in_range(name: str, kind: Datatype, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return values in the datatype. Raises RequestError for those out of its range."""
+    if kind.numpy.kind in "iu" and values.dtype != kind.numpy and not _fits(kind, values):
+        raise RequestError(f"input '{name}': a value is out of the range of {kind.name}")
+    return values.astype(kind.numpy, copy=False)
+
+
+def split_request(data: bytes) -> tuple[bytes, list[memoryview], list[Contents | None]]:
+    """Return a request without its tensors, its raw contents, and the contents of each input.
+
+    Raises RequestError for what is no request, or has too much beside its tensors.
+    """
+    view = memoryview(data)
+    skeleton: list[bytes] = []
+    raw: list[memoryview] = []
+    contents: list[Contents | None] = []
+    size = fields = 0
+    for number, kind, begin, start, end in fields_of(view):
+        fields += 1
+        if number == RAW_CONTENTS and kind == LENGTH:
+            raw.append(view[start:end])
+        elif number == INPUTS and kind == LENGTH:
+            rest, values, count = _split_input(view[start:end], MAX_FIELDS - fields)
+            contents.append(values)
+            skeleton.append(field_bytes(INPUTS, rest))
+            fields += count
+        elif end - begin <= MAX_SKELETON_BYTES:
+            skeleton.append(bytes(view[begin:end]))
+        else:
+            size = MAX_SKELETON_BYTES + 1
+        size += len(skeleton[-1]) if skeleton else 0
+        if fields > MAX_FIELDS or size > MAX_SKELETON_BYTES:
+            raise RequestError("the message has too much beside its tensors", "too_large")
+    return b"".join(skeleton), raw, contents
+
+
+def _split_input(data: memoryview, most: int) -> tuple[bytes, Contents | None, int]:
+    """Return an input without its contents, these, and how many fields it has."""
+    parts: list[bytes] = []
+    contents: Contents | None = None
+    size = count = 0
+    for number, kind, begin, start, end in fields_of(data):
+        count += 1
+        if number == CONTENTS and kind == LENGTH:
+            if contents is not None:
+                raise RequestError("the message has an input with two contents")
+            contents = Contents(data[start:end])
+            continue
+        size += end - begin
+        if count > most or size > MAX_SKELETON_BYTES:
+            raise RequestError("the message has too much beside its tensors", "too_large")
+        parts.append(bytes(data[begin:end]))
+    return b"".join(parts), contents, count
+
+
+def varint(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    result = bytearray()
+    while value > 127:
+        result.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*result, value])
+
+
+def field_head(number: int, size: int) -> bytes:
+    """Return what stands before the bytes of a field."""
+    return varint(number << 3 | LENGTH) + varint(size)
+
+
+def field_bytes(number: int, value: bytes) -> bytes:
+    """Return a field of bytes, a text or a message."""
+    return field_head(number, len(value)) + value

@@ -1,0 +1,219 @@
+"""The shape of JSON from outside, seen before it is parsed: how many values, how deep, how long.
+
+A parser makes an object of 64 bytes of a value of two, and holds Python's lock until it is done: 44
+MB of `{},` stop every other thread for ten seconds. So a body is first looked at in pieces, by
+NumPy, which gives the lock back: what has too many values is refused, and long arrays of tensors
+are left out, to be parsed piece by piece (`ekiden.serve.json_tensors`).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from ekiden.runtime.errors import RequestError
+from ekiden.runtime.late_methods import dataclass
+
+__all__ = [
+    "PIECE_BYTES",
+    "LongArrays",
+    "Marks",
+    "TextState",
+    "load_bounded",
+    "marks_of",
+    "read_json",
+]
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Integers: TypeAlias = npt.NDArray[np.int64]
+
+PIECE_BYTES = 32 << 10
+"""Bytes that are looked at, or parsed, in one step: about a millisecond of Python's lock."""
+MAX_VALUES = 16 << 10
+"""Values of a request beside those of long arrays: parsing these takes a few milliseconds."""
+MAX_DEPTH = 64
+MAX_SKELETON_BYTES = 1 << 20
+"""Bytes of a request beside those of long arrays."""
+TENSOR_DEPTH = 4
+"""Brackets around the values of a tensor: the request, its inputs, the input, its data."""
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_QUOTE, _COMMA, _BACKSLASH = b'",\\'
+_OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
+
+
+@dataclass(slots=True)
+class Marks:
+    """The brackets and commas of one piece that stand outside texts."""
+
+    opens: npt.NDArray[np.bool_]
+    closes: npt.NDArray[np.bool_]
+    commas: npt.NDArray[np.bool_]
+    outside: npt.NDArray[np.bool_]
+    codes: Bytes
+
+
+@dataclass(slots=True)
+class TextState:
+    """Where a piece begins: within a text or not, and behind a backslash or not."""
+
+    is_inside: int = 0
+    is_escaped: bool = False
+
+
+def marks_of(piece: bytes, texts: TextState) -> Marks:
+    """Return the brackets and commas of a piece outside texts; `texts` goes on to its end."""
+    masked = b" " + piece[1:] if texts.is_escaped and piece else piece
+    if _BACKSLASH in masked:
+        masked = _ESCAPED.sub(b"  ", masked)
+    texts.is_escaped = masked.endswith(b"\\")
+    codes = np.frombuffer(masked, np.uint8)
+    inside = np.cumsum(codes == _QUOTE, dtype=np.int64)
+    inside += texts.is_inside
+    inside &= 1
+    texts.is_inside = int(inside[-1]) if len(inside) else texts.is_inside
+    outside = inside == 0
+    opens = ((codes == _OPEN_LIST) | (codes == _OPEN_OBJECT)) & outside
+    closes = ((codes == _CLOSE_LIST) | (codes == _CLOSE_OBJECT)) & outside
+    return Marks(opens, closes, (codes == _COMMA) & outside, outside, codes)
+
+
+def pieces_of(data: memoryview) -> Iterator[tuple[int, bytes]]:
+    """Yield the pieces of bytes, each with its place."""
+    for start in range(0, len(data), PIECE_BYTES):
+        yield start, bytes(data[start : start + PIECE_BYTES])
+
+
+@dataclass(slots=True)
+class _Scan:
+    """What was seen of a body so far."""
+
+    depth: int = 0
+    values: int = 0
+    """Brackets and commas, which are as many as there are values, or more."""
+    left_out: int = 0
+    """Those in long arrays that have ended."""
+    skipped_bytes: int = 0
+    begin: int = -1
+    """Where the array of a tensor began that has not ended; -1: none."""
+    values_at_begin: int = 0
+    arrays: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, start: int, marks: Marks, takes_arrays: bool) -> None:
+        """Look at one piece. Raises RequestError for brackets that are too deep or do not match."""
+        steps = marks.opens.astype(np.int64) - marks.closes
+        depths = np.cumsum(steps) + self.depth
+        if len(depths) and (int(depths.max()) > MAX_DEPTH or int(depths.min()) < 0):
+            raise RequestError(f"the body is no JSON of at most {MAX_DEPTH} levels")
+        counts = np.cumsum(marks.opens | marks.commas) + self.values
+        if takes_arrays:
+            self._note_arrays(start, marks, depths, counts)
+        self.depth, self.values = int(depths[-1]), int(counts[-1])
+
+    def _note_arrays(self, start: int, marks: Marks, depths: Integers, counts: Integers) -> None:
+        begins = marks.opens & (marks.codes == _OPEN_LIST) & (depths == TENSOR_DEPTH)
+        ends = marks.closes & (marks.codes == _CLOSE_LIST) & (depths == TENSOR_DEPTH - 1)
+        places = np.flatnonzero(begins | ends)
+        if len(places) > MAX_VALUES:
+            raise RequestError("the body has too many arrays", "too_large")
+        for place in places.tolist():
+            if begins[place]:
+                self.begin, self.values_at_begin = start + place, int(counts[place])
+            elif self.begin >= 0:
+                self._end(start + place + 1, int(counts[place]))
+
+    def _end(self, end: int, count: int) -> None:
+        if end - self.begin > PIECE_BYTES:
+            self.arrays.append((self.begin, end))
+            self.left_out += count - self.values_at_begin
+            self.skipped_bytes += end - self.begin
+        self.begin = -1
+
+    def check(self, seen: int) -> None:
+        """Raises RequestError ("too_large") where too much stands outside long arrays."""
+        values, skipped = self.left_out, self.skipped_bytes
+        if self.begin >= 0 and seen - self.begin > PIECE_BYTES:
+            values += self.values - self.values_at_begin
+            skipped += seen - self.begin
+        if self.values - values > MAX_VALUES:
+            raise RequestError(
+                f"the body has more than {MAX_VALUES} values beside its tensors", "too_large"
+            )
+        if seen - skipped > MAX_SKELETON_BYTES:
+            raise RequestError(
+                f"the body has more than {MAX_SKELETON_BYTES} bytes beside its tensors", "too_large"
+            )
+
+
+class LongArrays:
+    """The long arrays of a request, which stand in its JSON as texts that nobody can guess."""
+
+    def __init__(self, data: memoryview, places: list[tuple[int, int]]) -> None:
+        self._mark = secrets.token_hex(16)
+        self._left = {
+            f"{self._mark} {number}": data[begin:end] for number, (begin, end) in enumerate(places)
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """Those that nobody has taken."""
+        return list(self._left)
+
+    def take(self, value: object) -> memoryview | None:
+        """Return the array that a value of the JSON stands for, once; None where it is another
+        value."""
+        return self._left.pop(value, None) if isinstance(value, str) else None
+
+
+def load_bounded(data: memoryview) -> tuple[dict[str, Any], LongArrays]:
+    """Return the object that bytes are, its long arrays left out.
+
+    Raises RequestError for what is no JSON, too deep, or has too many values beside long arrays.
+    """
+    scan, texts = _Scan(), TextState()
+    for start, piece in pieces_of(data):
+        scan.add(start, marks_of(piece, texts), takes_arrays=True)
+        scan.check(start + len(piece))
+    arrays = LongArrays(data, scan.arrays)
+    parts, at = [], 0
+    for name, (begin, end) in zip(arrays.names, scan.arrays, strict=True):
+        parts += [data[at:begin], b'"', name.encode(), b'"']
+        at = end
+    found = parse_object(b"".join([*parts, data[at:]]))
+    return found, arrays
+
+
+def check_values(data: bytes | memoryview, values: int) -> None:
+    """Raises RequestError for JSON that is too deep or may have more values."""
+    scan, texts = _Scan(), TextState()
+    for start, piece in pieces_of(memoryview(data)):
+        scan.add(start, marks_of(piece, texts), takes_arrays=False)
+        if scan.values > values:
+            raise RequestError(f"the body has more than {values} values", "too_large")
+
+
+def read_json(data: bytes | memoryview) -> dict[str, Any]:
+    """Return the object that a body is; of any size, but not of any number of values.
+
+    Raises RequestError for what is none, too deep, or has too many values.
+    """
+    if len(data) > PIECE_BYTES:
+        check_values(data, MAX_VALUES)
+    return parse_object(data)
+
+
+def parse_object(data: bytes | memoryview) -> dict[str, Any]:
+    """Return the object that bytes are, however long it takes. Raises RequestError for others."""
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is no JSON: {error.msg}") from None
+    if not isinstance(found, dict):
+        raise RequestError("the body: an object expected")
+    return found

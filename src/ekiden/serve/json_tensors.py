@@ -1,0 +1,153 @@
+"""Long arrays of JSON as tensors, and long tensors as JSON, piece by piece.
+
+No piece takes Python's lock for more than some milliseconds, and no more Python objects exist at
+once than those of one piece; texts alone stay objects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from ekiden.runtime.errors import RequestError
+from ekiden.serve.datatypes import Array, Datatype, element_count, to_array, to_json
+from ekiden.serve.json_scan import PIECE_BYTES, Marks, TextState, marks_of
+
+__all__ = ["LONG_TENSOR", "json_pieces", "tensor_of"]
+
+MAX_VALUE_BYTES = 16 << 20
+"""Bytes of one text of a tensor, quotes and escapes included, or of a number with blanks."""
+LONG_TENSOR = 4096
+"""Elements from which on a tensor is written piece by piece."""
+_MISPLACED = re.compile(rb"[^\s,\[]\s*\[|\]\s*[^\s,\]]")
+"""A bracket beside a value without a comma between them."""
+_COMMA, _BLANK, _LETTER = b", x"
+
+
+def tensor_of(name: str, kind: Datatype, shape: Sequence[int], data: memoryview) -> Array:
+    """Return the tensor of an array of JSON, flat or nested as its shape.
+
+    Raises RequestError for what is none, and for other values than those of the datatype.
+    """
+    count = element_count(name, shape)
+    error = f"input '{name}': data: {count} elements, flat or as the shape {list(shape)}, expected"
+    nesting = Nesting(shape, count)
+    result = np.empty(count, kind.numpy)
+    filled = 0
+    for piece, marks in value_pieces(name, data):
+        if not nesting.takes(marks):
+            raise RequestError(error)
+        values = parsed_values(piece, marks)
+        if filled + len(values) > count:
+            raise RequestError(error)
+        if not kind.values.issuperset(map(type, values)):
+            raise RequestError(f"input '{name}': data: values of {kind.name} expected")
+        result[filled : filled + len(values)] = to_array(name, kind, values)
+        filled += len(values)
+    if filled != count or not nesting.is_whole:
+        raise RequestError(error)
+    return result.reshape(tuple(shape))
+
+
+def value_pieces(name: str, data: memoryview) -> Iterator[tuple[bytes, Marks]]:
+    """Yield the bytes of an array from one comma to another, the last one included.
+
+    Raises RequestError where one value is too long.
+    """
+    at, size = 0, PIECE_BYTES
+    while at < len(data):
+        piece = bytes(data[at : at + size])
+        marks = marks_of(piece, TextState())
+        if at + size < len(data):
+            commas = np.flatnonzero(marks.commas)
+            if not len(commas):
+                if size > MAX_VALUE_BYTES:
+                    raise RequestError(f"input '{name}': data: a value is too long", "too_large")
+                size *= 2
+                continue
+            end = int(commas[-1]) + 1
+            piece = piece[:end]
+            marks = Marks(marks.opens[:end], marks.closes[:end], marks.commas[:end],
+                          marks.outside[:end], marks.codes[:end])  # fmt: skip
+        yield piece, marks
+        at, size = at + len(piece), PIECE_BYTES
+
+
+def parsed_values(piece: bytes, marks: Marks) -> list[Any]:
+    """Return the values of a piece, whose brackets were looked at. Raises RequestError."""
+    codes = np.frombuffer(piece, np.uint8).copy()
+    # The brackets of a nested array are those between values: `1[,2]` is no JSON.
+    shown = np.where(marks.outside, marks.codes, _LETTER)
+    if _MISPLACED.search(shown.astype(np.uint8).tobytes()):
+        raise RequestError("the body is no JSON: a bracket stands beside a value")
+    codes[(marks.opens | marks.closes) & ((codes == 91) | (codes == 93))] = _BLANK
+    if len(codes) and marks.commas[-1]:
+        codes[-1] = _BLANK
+    try:
+        values: list[Any] = orjson.loads(b"[" + codes.tobytes() + b"]")
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is no JSON: {error.msg}") from None
+    return values
+
+
+class Nesting:
+    """How brackets must stand between the values of an array: not at all, or as its shape says.
+
+    Before the comma behind value i, in an array of the sizes (..., c, b, a), there are as many
+    closed brackets as i is multiples of a, of a b, and so on, and as many more open ones.
+    """
+
+    def __init__(self, shape: Sequence[int], count: int) -> None:
+        self._shape, self._count = shape, count
+        self._strides: list[int] | None = None
+        self._opens = self._closes = self._commas = 0
+
+    def takes(self, marks: Marks) -> bool:
+        """Hold one piece against the shape; return whether it fits."""
+        places = np.flatnonzero(marks.commas)
+        opens = np.cumsum(marks.opens) + self._opens
+        closes = np.cumsum(marks.closes) + self._closes
+        if self._strides is None and not self._begin(int(opens[places[0] if len(places) else -1])):
+            return False
+        assert self._strides is not None
+        numbers = np.arange(self._commas + 1, self._commas + len(places) + 1)
+        closed = sum((numbers // n for n in self._strides), np.zeros_like(numbers))
+        begun = sum(((numbers - 1) // n for n in self._strides), np.zeros_like(numbers))
+        depth = len(self._strides) + 1
+        fits = _same(closes[places], closed) and _same(opens[places], begun + depth)
+        self._opens, self._closes = int(opens[-1]), int(closes[-1])
+        self._commas += len(places)
+        return fits
+
+    def _begin(self, depth: int) -> bool:
+        """Take the brackets before the first value."""
+        if self._count == 0 or depth not in (1, len(self._shape)):
+            return False
+        sizes = self._shape[1:] if depth > 1 else ()
+        self._strides = [int(np.prod(sizes[n:])) for n in range(len(sizes))]
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all brackets are closed, and there were as many commas as there must be."""
+        return self._opens == self._closes and self._commas == self._count - 1
+
+
+def _same(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> bool:
+    return bool((found == expected).all())
+
+
+def json_pieces(name: str, kind: Datatype, array: Array) -> Iterator[bytes]:
+    """Yield a tensor as an array of JSON. Raises RequestError for values that JSON cannot say."""
+    flat = array.reshape(-1)
+    yield b"["
+    for begin in range(0, len(flat), LONG_TENSOR):
+        values = to_json(name, kind, flat[begin : begin + LONG_TENSOR])
+        text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        yield b"," + text if begin else text
+    yield b"]"
