@@ -207,15 +207,19 @@ class _Hoister:
         return self.scopes.visible.get(operand, self.scopes.root)
 
     def _note_aliases(self, value: RelayExpr) -> None:
-        """Note the names of a value that moves: they stand for it in what moves with it."""
+        """Note the names of a value that moves, and their names: all stand for it in what moves
+        with it."""
         place = self.places.get(self.aliases.get(value, value))
         if place is None or not place.moves or _is_free(value):
             return
-        for var in self.names.get(value, ()):
-            kind = var.checked_type_or_none()
-            if kind is None or structural_equal(kind, value.checked_type):
-                self.aliases[var] = self.aliases.get(value, value)
-                self._note_aliases(var)
+        unseen = [value]
+        while unseen:
+            named = unseen.pop()
+            for var in self.names.get(named, ()):
+                kind = var.checked_type_or_none()
+                if kind is None or structural_equal(kind, named.checked_type):
+                    self.aliases[var] = self.aliases.get(named, named)
+                    unseen.append(var)
 
     def _region(self, expr: RelayExpr, scope: Scope) -> _Place | None:
         """Return the place of a loop or a branch as a whole; None where it does not move: as the
