@@ -86,7 +86,7 @@ def test_values_that_turn_out_unsupported_are_listed_together() -> None:
     assert message(model, UnsupportedError) == (
         "import model: 2 nodes are not supported\n"
         "  ReduceSum 'one': without 'keepdims' the number of 'axes' must be known\n"
-        "  MaxPool 'three': expected an input of rank 3, 4 or 5, got 2"
+        "  MaxPool 'three': 'X' must have rank 3 or more, got 2"
     )
 
 

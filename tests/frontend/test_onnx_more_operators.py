@@ -10,7 +10,14 @@ from onnx import TensorProto, helper
 from onnx_models import Array, check_node, graph_model, interpret, ints, normal
 from test_onnx_operators import CASES, Case, case, scalar
 
-from ekiden.frontend.onnx.converters import control, ml_features, recurrent, sequence, text
+from ekiden.frontend.onnx.converters import (
+    control,
+    experimental,
+    ml_features,
+    recurrent,
+    sequence,
+    text,
+)
 from ekiden.frontend.onnx.registry import TABLE
 from long_runs import alike
 
@@ -329,7 +336,14 @@ def test_affine_grid_of_a_size_by_data() -> None:
 
 def test_every_converter_has_a_case() -> None:
     tested = {c.op_type for c in (*CASES, *MORE)} | {"Constant"} | NODE_TESTS | RANDOM
-    families = (*control.ROWS, *sequence.ROWS, *recurrent.ROWS, *text.ROWS, *ml_features.ROWS)
+    families = (
+        *experimental.ROWS,
+        *control.ROWS,
+        *sequence.ROWS,
+        *recurrent.ROWS,
+        *text.ROWS,
+        *ml_features.ROWS,
+    )
     tested |= {r.op_type for r in families if not r.domain}
     tested.add("SimplifiedLayerNormalization")  # ONNX Runtime's: test_onnx_contrib.py
     assert {name for domain, name in TABLE if domain == ""} == tested

@@ -115,14 +115,22 @@ def _unit(m: Maths, x: Value) -> Value:
 
 
 def _softplus(m: Maths, x: Value) -> Value:
-    """log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|))."""
+    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), where log1p(d) is log(u) + (d - (u - 1)) / u
+    with u = 1 + d as it is rounded: the quotient is what rounding took away.
+    """
     decay = m.call("exp", m.constant(0.0) - m.call("abs", x))
-    return _relu(m, x) + m.call("log", m.constant(1.0) + decay)
+    one = m.constant(1.0)
+    rounded = one + decay
+    lost = m.divide(decay - (rounded - one), rounded)
+    return _relu(m, x) + (m.call("log", rounded) + lost)
 
 
 def _elu(m: Maths, x: Value, alpha: float) -> Value:
-    """x, or alpha (exp(x) - 1) where x < 0."""
-    return _relu(m, x) + m.constant(alpha) * (m.call("exp", _negative(m, x)) - m.constant(1.0))
+    """x, or alpha (exp(x) - 1) where x < 0: exp(x) - 1 is 2 t / (1 - t) with t = tanh(x / 2), which
+    keeps the digits near 0.
+    """
+    t = m.call("tanh", m.constant(0.5) * _negative(m, x))
+    return _relu(m, x) + m.constant(2.0 * alpha) * m.divide(t, m.constant(1.0) - t)
 
 
 # fmt: off

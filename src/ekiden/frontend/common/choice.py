@@ -19,7 +19,7 @@ from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import Absent, joined
 from ekiden.frontend.common.value import Value, known
 from ekiden.ir.op import Op
-from ekiden.ir.type import Type
+from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Expr, If, Tuple
 from ekiden.runtime.errors import CompileError, UnsupportedError
 
@@ -74,6 +74,9 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     if any(isinstance(v, Absent) for s in sides for v in s.values):
         node.needs(0, "whether an optional value is there depends on data")
     kinds = [joined(a, b) for a, b in zip(sides[0].types, sides[1].types, strict=True)]
+    for a, b in zip(sides[0].types, sides[1].types, strict=True):
+        if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype != b.dtype:
+            node.unsupported(f"its branches give {a.dtype} and {b.dtype}")
     common = [k for k in kinds if k is not None]
     if len(common) < len(kinds):
         reason = "the rest of the model needs values of another rank"

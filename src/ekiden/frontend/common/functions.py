@@ -14,20 +14,21 @@ from ekiden.relay.expr import Expr, const
 
 
 def expm1(x: Expr, dtype: str) -> Expr:
-    """exp(x) - 1 without the loss near 0: (u - 1) x / log(u) with u = exp(x) (Kahan)."""
+    """exp(x) - 1 without the loss near 0: (u - 1) (x / log(u)) with u = exp(x) (Kahan). The
+    quotient is near 1, where a product of both small numbers would underflow in float16."""
     one = const(1, dtype)
     u = op.exp(x)
-    near = op.divide(op.multiply(op.subtract(u, one), x), op.log(u))
+    near = op.multiply(op.subtract(u, one), op.divide(x, op.log(u)))
     plain = op.subtract(u, one)
     far = op.logical_or(op.greater(op.abs(x), one), op.isnan(x))
     return op.where(op.equal(u, one), x, op.where(far, plain, near))
 
 
 def log1p(x: Expr, dtype: str) -> Expr:
-    """log(1 + x) without the loss near 0: log(u) x / (u - 1) with u = 1 + x (Kahan)."""
+    """log(1 + x) without the loss near 0: log(u) (x / (u - 1)) with u = 1 + x (Kahan), as above."""
     one = const(1, dtype)
     u = op.add(one, x)
-    near = op.divide(op.multiply(op.log(u), x), op.subtract(u, one))
+    near = op.multiply(op.log(u), op.divide(x, op.subtract(u, one)))
     far = op.logical_or(op.greater(op.abs(x), one), op.isnan(x))
     return op.where(op.equal(u, one), x, op.where(far, op.log(u), near))
 

@@ -5,8 +5,8 @@ Each frontend adds how attributes are read.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import NoReturn, Protocol, Self, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NoReturn, Protocol, Self, SupportsIndex, TypeAlias, overload
 
 from ekiden.frontend.common import sizes
 from ekiden.frontend.common.scope import Scope
@@ -36,6 +36,41 @@ class Body(Protocol):
         """Import its nodes for these inputs; its outputs."""
 
 
+MAX_DECLARED = 1 << 28
+"""Elements of a table that is made while importing, at most."""
+
+
+class Inputs(list[Value | None]):
+    """The inputs of a node, and which of them a converter has looked at."""
+
+    def __init__(self, values: Iterable[Value | None]) -> None:
+        super().__init__(values)
+        self.read: set[int] = set()
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Value | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Value | None]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Value | list[Value | None] | None:
+        """Return one input or several, which are read from here on."""
+        places = range(len(self))[index]
+        self.read.update(places if isinstance(places, range) else (places,))
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[Value | None]:
+        """Give all inputs, which are read from here on."""
+        self.read.update(range(len(self)))
+        return super().__iter__()
+
+    def peek(self, index: int) -> Value | None:
+        """Return an input that is not read thereby; None for one that is absent."""
+        return super().__getitem__(index) if index < len(self) else None
+
+    def unread(self) -> list[int]:
+        """Return the places of the inputs that are there and that nobody has read."""
+        return [i for i in range(len(self)) if i not in self.read and self.peek(i) is not None]
+
+
 class Node:
     """What a converter is given. Inputs that are absent are None.
 
@@ -51,12 +86,12 @@ class Node:
         output_names: Sequence[str] = ("",),
     ) -> None:
         self.name, self.scope, self.output_names = name, scope, output_names
-        self.inputs = [None if v is None else sizes.resolved(scope, v) for v in inputs]
+        self.inputs = Inputs(None if v is None else sizes.resolved(scope, v) for v in inputs)
 
     def with_inputs(self, inputs: Sequence[Value | None]) -> Self:
         """The same node of other inputs: for converters that are made of others."""
         made = copy.copy(self)
-        made.inputs = [None if v is None else sizes.resolved(self.scope, v) for v in inputs]
+        made.inputs = Inputs(None if v is None else sizes.resolved(self.scope, v) for v in inputs)
         return made
 
     def unsupported(self, reason: str) -> NoReturn:
@@ -73,6 +108,10 @@ class Node:
     def optional(self, index: int) -> Value | None:
         """An input, or None if it is absent."""
         return self.inputs[index] if index < len(self.inputs) else None
+
+    def peek(self, index: int) -> Value | None:
+        """Return an input, or None, for a check of it: it does not count as read."""
+        return self.inputs.peek(index)
 
     def value(self, index: int) -> Value:
         """An input that must be there."""
@@ -145,6 +184,15 @@ class Node:
             self.needs(index, "expected a vector of known length")
         each = [as_dim(e if isinstance(e, PrimExpr) else int(e)) for e in found.ravel()]
         return [e if sizes.is_dim(e) else None for e in each]
+
+    def believed(self, what: str, count: int) -> int:
+        """Return a size that the model declares, before that much is allocated.
+
+        Raises Unsupported where it is negative or beyond any model.
+        """
+        if not 0 <= count <= MAX_DECLARED:
+            self.unsupported(f"{what} must be in [0, {MAX_DECLARED}], got {count}")
+        return count
 
     def axis(self, axis: int, rank: int) -> int:
         """`axis` counted from the front."""

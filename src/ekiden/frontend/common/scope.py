@@ -317,6 +317,8 @@ class Scope:
     def _learn_number(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
         for symbol, number in ((x, y) for a, b in pairs for x, y in ((a, b), (b, a))):
             if self._facts.is_named(symbol) and isinstance(number, IntImm):
+                if number.value < 0:
+                    raise ImportModelError(f"dimension {symbol.name!r} would be {number.value}")
                 self._facts.settle(symbol.name, number.value)
 
     def _learn_bound(self, symbol: PrimExpr, other: PrimExpr) -> None:

@@ -14,6 +14,7 @@ from itertools import islice
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope, field_types
+from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.ir.prim import IntImm
@@ -21,7 +22,7 @@ from ekiden.ir.span import Span
 from ekiden.ir.text import type_text
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Expr, TupleGetItem
-from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
+from ekiden.runtime.errors import EkidenError, ImportModelError, InternalError, UnsupportedError
 
 CHAIN = 8
 """How many of the nodes that led to an error are shown."""
@@ -29,6 +30,18 @@ CHAIN = 8
 
 class NodeError(ImportModelError):
     """A node that cannot be imported; the message names it, the notes say how one got there."""
+
+
+class ConversionError(NodeError):
+    """A node at which its converter broke: the model says what no check expects, or the converter
+    is wrong.
+    """
+
+
+PYTHON_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError,
+)  # fmt: skip
+"""What code raises by itself on what it does not expect; ValueError is also raised on purpose."""
 
 
 class Walk:
@@ -54,7 +67,8 @@ class Walk:
         """A `with` block in which a node is converted, `inputs` by name; `made_by` gives the names
         of the nodes that led to it, the nearest first. Unsupported ends the block and is noted.
 
-        Raises NodeError for what is wrong with the node, with what is known of how it came to be.
+        Raises NodeError for what is wrong with the node, with what is known of how it came to be;
+        ConversionError where the code that converts it broke.
         """
         around, self.scope.span = self.scope.span, Span(name)
         try:
@@ -66,8 +80,16 @@ class Walk:
         except (NodeError, UnsupportedError) as error:
             error.add_note(f"inside {name}")
             raise
-        except (CompileError, ValueError) as error:
-            raise self._located(name, inputs, made_by, error) from error
+        except InternalError:
+            raise
+        except (EkidenError, ValueError) as error:
+            raise self._located(name, inputs, made_by, str(error)) from error
+        except PYTHON_ERRORS as error:
+            text = (
+                f"its inputs and attributes do not fit each other ({type(error).__name__}: "
+                f"{error}); if the model is valid, this is a fault of Ekiden's"
+            )
+            raise self._located(name, inputs, made_by, text, ConversionError) from error
         finally:
             self.scope.span = around
 
@@ -114,12 +136,13 @@ class Walk:
         name: str,
         inputs: Mapping[str, Value | None],
         made_by: Callable[[], Iterable[str]],
-        error: Exception,
+        reason: str,
+        kind: type[NodeError] = NodeError,
     ) -> NodeError:
-        found = NodeError(f"import {self.label}: {name}: {error}")
+        found = kind(f"import {self.label}: {name}: {reason}")
         for each, value in inputs.items():
             if value is not None:
-                found.add_note(f"its input {each!r} is {type_text(value.kind)}")
+                found.add_note(f"its input {each!r} is {_kind_text(value)}")
         chain = " <- ".join(islice(made_by(), CHAIN))
         if chain:
             found.add_note(f"made by {chain}")
@@ -134,6 +157,15 @@ class Walk:
         exprs = [v.expr for v in inputs if v is not None and v.expr is not None]
         made_of = dict.fromkeys(v for e in exprs for v in self.scope.sources(e))
         return [f"the input {names[v]!r}, {type_text(v.checked_type)}" for v in made_of]
+
+
+def _kind_text(value: Value) -> str:
+    """Return the type of a value; of a sequence of several types, those of its elements."""
+    try:
+        return type_text(value.kind)
+    except Unsupported:
+        items = value.items if isinstance(value, SequenceValue) else None
+        return f"[{', '.join(map(_kind_text, items or ()))}]"
 
 
 def _check_extents(name: str, kind: TensorType) -> None:

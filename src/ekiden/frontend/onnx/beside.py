@@ -10,6 +10,7 @@ either of these does not take is left to that package, whose errors say what is 
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import sys
@@ -24,10 +25,10 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """A pipe is opened without somebody at its other end, and refused."""
 
 
-def place_of(tensor: onnx.TensorProto) -> tuple[str, int, int | None] | None:
-    """The location of a tensor's bytes, where they begin there, and how many there are, None for
-    all up to the end. None for a tensor whose elements are not its bytes, and for numbers that are
-    none."""
+def place_of(tensor: onnx.TensorProto) -> tuple[str, int, int] | None:
+    """The location of a tensor's bytes, where they begin there, and how many there are: as many as
+    its shape says where the model does not. None for a tensor whose elements are not its bytes, and
+    for numbers that are none."""
     said = {each.key: each.value for each in tensor.external_data}
     is_known = said.keys() <= _KEYS and len(said) == len(tensor.external_data)
     if sys.byteorder != "little" or tensor.data_type not in PLAIN or not is_known:
@@ -35,7 +36,23 @@ def place_of(tensor: onnx.TensorProto) -> tuple[str, int, int | None] | None:
     begin, length = said.get("offset", "0"), said.get("length")
     if not _is_size(begin) or (length is not None and not _is_size(length)):
         return None
-    return said.get("location", ""), int(begin), None if length is None else int(length)
+    count = bytes_of(tensor) if length is None else int(length)
+    return (said.get("location", ""), int(begin), count) if count >= 0 else None
+
+
+_KIND = onnx.TensorProto
+_BITS = {
+    _KIND.INT4: 4, _KIND.UINT4: 4, _KIND.FLOAT4E2M1: 4, _KIND.INT2: 2, _KIND.UINT2: 2,
+    _KIND.BFLOAT16: 16, _KIND.COMPLEX64: 64, _KIND.COMPLEX128: 128,
+}  # fmt: skip
+"""Bits of elements that are not in PLAIN, unless they are bytes."""
+
+
+def bytes_of(tensor: onnx.TensorProto) -> int:
+    """Return how many bytes the elements of a tensor take."""
+    plain = PLAIN.get(tensor.data_type)
+    bits = _BITS.get(tensor.data_type, 8) if plain is None else 8 * plain[0]().itemsize
+    return (math.prod(tensor.dims) * bits + 7) // 8
 
 
 def _is_size(text: str) -> bool:

@@ -4,7 +4,7 @@ that no row of the converter table has, in the graph and in the graphs inside it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ekiden.frontend.common.unsupported import Unsupported, nearest
@@ -13,6 +13,7 @@ from ekiden.frontend.onnx.load import Functions, key_of, subgraphs, versions_of
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Row, check_kind, describe, read_attribute
 from ekiden.frontend.onnx.registry import TABLE
+from ekiden.frontend.onnx.signatures import Signature, signature, signature_problems
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
@@ -90,9 +91,10 @@ def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> Row | None:
 
 def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]:
     domain = domain_of(node)
+    declared = signature(domain, node.op_type, stated_version(node, versions))
     if (domain, node.op_type) not in TABLE:
         if function_body.has_function(node, domain, schema_version(node, versions)):
-            return []
+            return [] if declared is None else list(signature_problems(node, declared))
         near = nearest(node.op_type, (name for d, name in TABLE if d == domain), 0.6)
         teach = "; ekiden.frontend.onnx.register teaches one" if domain else ""
         return [f"unknown operator{near}{teach}"]
@@ -100,7 +102,20 @@ def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[st
     if row is None:
         oldest = min(r.since for r in TABLE[domain, node.op_type])
         return [f"opset {versions.get(domain, 1)} is not supported; expected {oldest} or newer"]
-    return _attribute_problems(node, row, versions)
+    problems = _attribute_problems(node, row, versions)
+    if declared is None or row.is_users:
+        return problems
+    problems += signature_problems(node, declared)
+    return [*dict.fromkeys(problems), *_unread_inputs(node, row, declared)]
+
+
+def _unread_inputs(node: onnx.NodeProto, row: Row, declared: Signature) -> Iterator[str]:
+    """Give the inputs of a node that its row does not read."""
+    if row.inputs:
+        for index, name in enumerate(node.input):
+            parameter = declared.name_of_input(index)
+            if name and parameter not in row.inputs.split():
+                yield f"input {index} ({parameter!r}) is not supported"
 
 
 def _attribute_problems(node: onnx.NodeProto, row: Row, versions: Mapping[str, int]) -> list[str]:

@@ -21,11 +21,12 @@ from ekiden.frontend.onnx.check import (
     stated_version,
 )
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.load import Functions, key_of, names_read, sorted_nodes
+from ekiden.frontend.onnx.load import Functions, initializers, key_of, names_read, sorted_nodes
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Attributes, Node, Row, describe
 from ekiden.frontend.onnx.shape_value import evaluate, fold, followed
-from ekiden.frontend.onnx.tensor import to_array
+from ekiden.frontend.onnx.signatures import Signature, check_limits, signature
+from ekiden.frontend.onnx.tensor import dense, to_array
 from ekiden.ir.span import Span
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.late import Late
@@ -63,7 +64,7 @@ class Graph:
         self.proto, self.shared, self.outer = proto, shared, outer
         self.versions = shared.versions if versions is None else versions
         self.values: dict[str, Value] = {}
-        self.weights = {t.name: t for t in proto.initializer}
+        self.weights = dict(initializers(proto))
         self.nodes = sorted_nodes(proto, shared.label)
         self._makers: dict[str, onnx.NodeProto] = {}
 
@@ -116,10 +117,14 @@ class Graph:
         UnsupportedError for a type without tensors here."""
         label, proto = self.shared.label, self.weights[name]
         try:
-            if proto.data_type == onnx.TensorProto.STRING:
+            if isinstance(proto, onnx.SparseTensorProto):
+                from_onnx_dtype(proto.values.data_type)
+                array = dense(proto)
+            elif proto.data_type == onnx.TensorProto.STRING:
                 return text_constant(to_array(proto))
-            from_onnx_dtype(proto.data_type)
-            array = to_array(proto)
+            else:
+                from_onnx_dtype(proto.data_type)
+                array = to_array(proto)
         except Unsupported as error:
             raise UnsupportedError(f"import {label}: initializer {name!r}: {error}") from error
         except (ValueError, TypeError) as error:
@@ -151,11 +156,6 @@ class Graph:
             self._expand(proto, local, versions)
             return
         row = find_row(proto, versions)
-        if row is None:
-            version = schema_version(proto, versions)
-            function = function_body.defined_by(proto, domain_of(proto), version, inputs)
-            self._expand(proto, function, versions)
-            return
         node = Node(
             proto,
             stated_version(proto, versions),
@@ -166,7 +166,19 @@ class Graph:
             self.value,
             self._makers,
         )
-        result = text.convert_text(node, row) if has_text(node) else _apply(row, node)
+        declared = None
+        if row is None or not row.is_users:
+            declared = signature(domain_of(proto), node.op_type, node.opset)
+        if declared is not None:
+            check_limits(node, declared)
+        if row is None:
+            version = schema_version(proto, versions)
+            function = function_body.defined_by(proto, domain_of(proto), version, inputs)
+            if not function.node:
+                raise Unsupported("ONNX does not define it for inputs of these types")
+            self._expand(proto, function, versions)
+            return
+        result = _converted(row, node, declared)
         self.values.update(self.shared.outputs(result, proto.output))
         first = proto.output[0] if proto.output else ""
         if first in self.values:
@@ -200,5 +212,17 @@ class Graph:
         return list(found)
 
 
-def _apply(row: Row, node: Node) -> Result:
-    return evaluate(node) or fold(node, row.convert(node))
+def _converted(row: Row, node: Node, declared: Signature | None) -> Result:
+    """Return what a row makes of a node. Raises Unsupported for an input that it would ignore."""
+    is_text = has_text(node)
+    known = None if is_text else evaluate(node)
+    if known is not None:
+        return known
+    node.inputs.read.clear()  # what was looked at so far says nothing about the converter
+    result = text.convert_text(node, row) if is_text else row.convert(node)
+    if declared is not None:
+        for index in node.inputs.unread():
+            name = declared.name_of_input(index)
+            if name not in row.may_ignore.split():
+                raise Unsupported(f"input {index} ({name!r}) is not supported beside the others")
+    return result if is_text else fold(node, result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ekiden.frontend.common.facts import Facts, settled
@@ -115,6 +115,7 @@ class _Import:
         if not self.proto.output:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
         outputs = {o.name: self.graph.output(o.name) for o in self.proto.output}
+        self._check_outputs(outputs)
         for each in self.proto.output:
             stated = each.type.tensor_type
             made = outputs[each.name]
@@ -139,6 +140,17 @@ class _Import:
             maps=tuple(maps),
             params=self.params,
         )
+
+    def _check_outputs(self, outputs: Mapping[str, Value]) -> None:
+        """Raise UnsupportedError for values that cannot leave a program."""
+        for name, value in outputs.items():
+            reason = "an optional value that is absent" if isinstance(value, Absent) else ""
+            try:
+                _ = value.kind
+            except Unsupported as error:
+                reason = str(error)
+            if reason:
+                raise UnsupportedError(f"import {self.label}: output {name!r}: {reason}")
 
     # Inputs and weights.
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from ekiden.frontend.onnx.beside import bytes_of
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
 from ekiden.frontend.onnx.weights import Weights, number_of
@@ -95,11 +96,20 @@ def _outside(model: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, str]]:
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """The initializers and the tensors of attributes, those inside nodes and functions too."""
     yield from model.graph.initializer
+    yield from _sparse_parts(model.graph)
     for node in _inside([*model.graph.node, *(n for f in model.functions for n in f.node)]):
         for attribute in node.attribute:
             yield from [attribute.t] if attribute.HasField("t") else attribute.tensors
         for inner in subgraphs(node):
             yield from inner.initializer
+            yield from _sparse_parts(inner)
+
+
+def _sparse_parts(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """The values and indices of sparse initializers."""
+    for sparse in graph.sparse_initializer:
+        yield sparse.values
+        yield sparse.indices
 
 
 def _check_weights_are_here(model: onnx.ModelProto) -> None:
@@ -128,6 +138,8 @@ def _find_external_data(
 
 
 def _load_external_data(weight: onnx.TensorProto, folder: str, label: str) -> None:
+    if all(entry.key != "length" for entry in weight.external_data):
+        weight.external_data.add(key="length", value=str(bytes_of(weight)))
     try:
         onnx.external_data_helper.load_external_data_for_tensor(weight, folder)
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
@@ -147,23 +159,31 @@ def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     if not model.opset_import:
         raise ImportModelError(f"import {label}: expected an 'opset_import', got none (cut short?)")
     _check_text(model, label)
-    if model.graph.sparse_initializer:
-        names = ", ".join(repr(s.values.name) for s in model.graph.sparse_initializer)
-        raise UnsupportedError(f"import {label}: sparse initializers are not supported: {names}")
     return model
+
+
+def initializers(
+    graph: onnx.GraphProto,
+) -> list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]]:
+    """Return the weights of a graph with their names; a sparse one has that of its values."""
+    found: list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]] = []
+    found += ((t.name, t) for t in graph.initializer)
+    found += ((t.values.name, t) for t in graph.sparse_initializer)
+    return found
 
 
 def _check_text(model: onnx.ModelProto, label: str) -> None:
     """Raise ImportModelError where a name is not text: such a one comes as bytes."""
     nodes = [*model.graph.node, *(n for f in model.functions for n in f.node)]
-    named = [*model.graph.input, *model.graph.output, *model.graph.initializer]
-    names = [v.name for v in named]
+    names = [v.name for v in (*model.graph.input, *model.graph.output)]
+    names += (name for name, _ in initializers(model.graph))
     while nodes:
         node = nodes.pop()
         names += (node.op_type, node.domain, node.name, *node.input, *node.output)
         names += (a.name for a in node.attribute)
         for graph in subgraphs(node):
-            names += (v.name for v in (*graph.input, *graph.output, *graph.initializer))
+            names += (v.name for v in (*graph.input, *graph.output))
+            names += (name for name, _ in initializers(graph))
             nodes.extend(graph.node)
     for name in names:
         if not isinstance(name, str):
@@ -251,7 +271,7 @@ def names_read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 def own_names(graph: onnx.GraphProto) -> set[str]:
     """What a graph names itself: inputs, initializers, results of its nodes."""
-    found = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    found = {i.name for i in graph.input} | {name for name, _ in initializers(graph)}
     return found | {o for n in graph.node for o in n.output if o}
 
 
@@ -271,14 +291,14 @@ def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = froz
     """Raise ImportModelError when two tensors have one name, or a node reads one that neither its
     graph nor one around it makes.
     """
-    weights = {t.name for t in graph.initializer}
+    weights = {name for name, _ in initializers(graph)}
     inputs = [i.name for i in graph.input]
     made = [o for n in graph.node for o in n.output if o]
     counts = Counter([*inputs, *(w for w in weights if w not in set(inputs)), *made])
     twice = [repr(name) for name, count in counts.items() if count > 1]
     twice += [
         repr(name)
-        for name, count in Counter(t.name for t in graph.initializer).items()
+        for name, count in Counter(name for name, _ in initializers(graph)).items()
         if count > 1
     ]
     if twice:

@@ -17,7 +17,7 @@ from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.tensor import to_array
+from ekiden.frontend.onnx.tensor import dense, to_array
 from ekiden.ir.op import Array
 from ekiden.runtime.late_methods import dataclass
 
@@ -43,7 +43,10 @@ class Row:
     `since` not above the model's opset is taken: one of those in which ONNX has changed what the
     operator means. attributes: the names it understands, separated by blanks. values: attribute ->
     what it may be, where not everything is supported. graphs: the attributes that are graphs, which
-    the node must have; what else is missing, converters say.
+    the node must have. inputs: the names of those that `convert` reads, where the operator has
+    further ones, which are refused. may_ignore: those that mean nothing beside some attributes or
+    other inputs; any other that is there and that `convert` did not read is an error.
+    is_users: the row comes from `register`, and its operator may have more than its signature says.
     """
 
     op_type: str
@@ -53,6 +56,9 @@ class Row:
     values: Mapping[str, tuple[Attribute, ...]] = field(default_factory=dict)
     domain: str = ""
     graphs: str = ""
+    inputs: str = ""
+    may_ignore: str = ""
+    is_users: bool = False
 
 
 def describe(proto: onnx.NodeProto) -> str:
@@ -67,7 +73,7 @@ def describe(proto: onnx.NodeProto) -> str:
 def read_attribute(proto: onnx.AttributeProto) -> Attribute:
     """An attribute as a Python value.
 
-    Raises Unsupported for sparse tensors, lists of graphs and the like.
+    Raises Unsupported for lists of graphs and the like.
     """
     kinds = onnx.AttributeProto
     match proto.type:
@@ -86,6 +92,8 @@ def read_attribute(proto: onnx.AttributeProto) -> Attribute:
         case kinds.TENSOR:
             tensor: Array = to_array(proto.t)
             return tensor
+        case kinds.SPARSE_TENSOR:
+            return dense(proto.sparse_tensor)
         case kinds.GRAPH:
             return proto.g
         case kinds.TYPE_PROTO:
@@ -95,7 +103,7 @@ def read_attribute(proto: onnx.AttributeProto) -> Attribute:
 
 
 def check_kind(proto: onnx.AttributeProto) -> None:
-    """Raise Unsupported for sparse tensors, lists of graphs and the like."""
+    """Raise Unsupported for lists of graphs and the like."""
     if proto.type not in KINDS:
         name = onnx.AttributeProto.AttributeType.Name(proto.type)
         raise Unsupported(f"attribute {proto.name!r} has the unsupported kind {name}")
@@ -104,9 +112,11 @@ def check_kind(proto: onnx.AttributeProto) -> None:
 _KIND = onnx.AttributeProto
 KINDS = (
     _KIND.INT, _KIND.FLOAT, _KIND.STRING, _KIND.INTS, _KIND.FLOATS, _KIND.STRINGS, _KIND.TENSOR,
-    _KIND.GRAPH, _KIND.TYPE_PROTO,
+    _KIND.GRAPH, _KIND.TYPE_PROTO, _KIND.SPARSE_TENSOR,
 )  # fmt: skip
 """The kinds of attributes that can be read."""
+LISTS = (_KIND.INTS, _KIND.FLOATS, _KIND.STRINGS)
+"""Those that are lists."""
 
 
 class Attributes(Mapping[str, Attribute]):
@@ -180,7 +190,9 @@ class Node(common.Node):
         return made
 
     def maker(self, index: int) -> onnx.NodeProto | None:
-        """The node of the same graph that made an input of the model's node, if one did."""
+        """The node of the same graph that made an input of the model's node, if one did. The input
+        counts as read: who asks takes what the node was made of."""
+        self.inputs.read.add(index)
         names = self.proto.input
         return self._makers.get(names[index]) if index < len(names) else None
 
@@ -193,6 +205,14 @@ class Node(common.Node):
     def op_type(self) -> str:
         """The operator's name."""
         return str(self.proto.op_type)
+
+    def length_of(self, name: str) -> int | None:
+        """Return the length of an attribute that is a list; None for one that is absent or none."""
+        lists = (a for a in self.proto.attribute if a.name == name)
+        attribute = next(lists, None) if name in self._attributes else None
+        if attribute is None or attribute.type not in LISTS:
+            return None
+        return len(attribute.ints) + len(attribute.floats) + len(attribute.strings)
 
     # Attributes: each reader gives the default when the attribute is absent.
 

@@ -1,15 +1,18 @@
 """Regular expressions as tables: a deterministic automaton over the bytes of UTF-8, so that
 matching takes time in proportion to the text whatever the pattern.
 
-The syntax is RE2's, less Unicode classes (\\p), \\Q and flags but i and s. What looks at neighbours
+The syntax is RE2's, less scripts (\\p{Greek}), \\Q and flags but i and s. What looks at neighbours
 (^, $, \\b, \\B) is a condition on the byte before and the one behind: a state remembers what kind
 the byte before was, and a move knows the one behind.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
+from functools import lru_cache
+from itertools import chain
 from typing import NoReturn, TypeAlias, TypeVar
 
 import numpy as np
@@ -46,6 +49,24 @@ _NAMED: dict[str, Ranges] = {
     "word": _WORD,
     "xdigit": ((48, 57), (65, 70), (97, 102)),
 }
+
+
+@lru_cache(64)
+def unicode_class(name: str) -> Ranges | None:
+    """Return the characters of a general category of Unicode, `Lu`, or of all that begin with a
+    letter, `L`; None for what is none.
+    """
+    every = map(unicodedata.category, map(chr, range(LAST + 1)))
+    found: list[tuple[int, int]] = []
+    start = -1
+    for point, category in enumerate(chain(every, ("",))):
+        is_in = category.startswith(name) and category != "Cs"  # surrogates are in no text
+        if is_in and start < 0:
+            start = point
+        elif not is_in and start >= 0:
+            found.append((start, point - 1))
+            start = -1
+    return tuple(found) or None
 
 
 _CONDITIONS = {"^": "^", "\\A": "^", "$": "$", "\\z": "$", "\\b": "b", "\\B": "B"}
@@ -222,6 +243,8 @@ class _Parser:
         if each.lower() in _CLASSES:
             found = _CLASSES[each.lower()]
             return found if each.islower() else _others(found)
+        if each in "pP":
+            return self.unicode(each == "P")
         if each == "x":
             end = self.pattern.find("}", self.at) if self.take("{") else self.at + 2
             digits = self.pattern[self.at : end]
@@ -236,6 +259,23 @@ class _Parser:
         if each.isalnum():
             self.fail(f"the unsupported escape '\\{each}'")
         return ((ord(each), ord(each)),)
+
+    def unicode(self, negated: bool) -> Ranges:
+        """The characters of a category of Unicode: \\pL, \\p{Lu}, \\p{^Lu}."""
+        name = self.next()
+        if name == "{":
+            end = self.pattern.find("}", self.at)
+            name = self.pattern[self.at : end] if end > 0 else ""
+            self.at = end + 1 if end > 0 else self.at
+        plain = name.removeprefix("^")
+        negated ^= name != plain
+        if plain == "Any":
+            found: Ranges | None = ((0, LAST),)
+        else:
+            found = unicode_class(plain) if 1 <= len(plain) <= 2 else None
+        if found is None:
+            self.fail(f"the unsupported class '\\p{{{name}}}'")
+        return _others(found) if negated else found
 
     def bracket(self) -> Ranges:
         """The characters of a class in brackets."""
@@ -331,14 +371,15 @@ class _Graph:
 
     def _set(self, ranges: Ranges, start: int) -> int:
         end = self.state()
+        behind: dict[tuple[tuple[int, int], ...], int] = {(): end}  # what is left: one state each
         for low, high in ranges:
             for sequence in byte_sequences(low, high):
-                at = start
-                for first, last in sequence[:-1]:
-                    next_ = self.state()
-                    self.moves[at].append((first, last, next_))
-                    at = next_
-                self.moves[at].append((*sequence[-1], end))
+                for cut in range(len(sequence) - 1, 0, -1):
+                    left = tuple(sequence[cut:])
+                    if left not in behind:
+                        behind[left] = self.state()
+                        self.moves[behind[left]].append((*left[0], behind[left[1:]]))
+                self.moves[start].append((*sequence[0], behind[tuple(sequence[1:])]))
         return end
 
     def _repeat(self, tree: Tree, start: int, least: int, most: int | None) -> int:

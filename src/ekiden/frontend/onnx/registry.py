@@ -78,7 +78,8 @@ def register(
                 "say override=True to replace it"
             )
         note_extension(convert)
-        TABLE[key] = (*others, Row(op, convert, since, attributes, domain=key[0]))
+        row = Row(op, convert, since, attributes, domain=key[0], is_users=True)
+        TABLE[key] = (*others, row)
         return convert
 
     return add

@@ -67,7 +67,7 @@ def _result_dtype(node: Node, inputs: Sequence[Value]) -> str:
     if node.op_type == "Cast":
         return from_onnx_dtype(node.get_int("to"))
     if node.op_type == "ConstantOfShape":
-        return dtype_name(_fill(node))
+        return dtype_name(fill_value(node))
     return inputs[1 if node.op_type == "Where" else 0].type.dtype
 
 
@@ -85,7 +85,16 @@ def _size(node: Node) -> Value | None:
 
 
 def _plain(rule: Rule) -> Evaluator:
-    return lambda node, inputs: rule(inputs)
+    def evaluator(node: Node, inputs: Sequence[Array]) -> Array | None:
+        """The rule, of inputs whose shapes broadcast."""
+        try:
+            np.broadcast_shapes(*(i.shape for i in inputs))
+        except ValueError:
+            shapes = " and ".join(str(i.shape) for i in inputs)
+            raise ImportModelError(f"shapes {shapes} do not broadcast") from None
+        return rule(inputs)
+
+    return evaluator
 
 
 def _modulo(node: Node, inputs: Sequence[Array]) -> Array | None:
@@ -156,11 +165,21 @@ def _concat(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 def _unsqueeze(node: Node, inputs: Sequence[Array]) -> Array | None:
     axes = _constant_axes(node, inputs)
-    return None if axes is None else np.expand_dims(inputs[0], axes)
+    if axes is None:
+        return None
+    return np.expand_dims(inputs[0], distinct_axes(node, axes, inputs[0].ndim + len(axes)))
+
+
+def distinct_axes(node: Node, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Return axes counted from the front. Raises Unsupported where one comes twice."""
+    at = tuple(node.axis(a, rank) for a in axes)
+    if len(set(at)) < len(at):
+        node.unsupported(f"'axes' must be distinct, got {tuple(axes)}")
+    return at
 
 
 def _squeeze(node: Node, inputs: Sequence[Array]) -> Array | None:
-    return np.squeeze(inputs[0], _constant_axes(node, inputs))
+    return np.squeeze(inputs[0], _constant_axes(node, inputs) or None)  # as of no axes: of all
 
 
 def check_reshape(wanted: Sequence[int | PrimExpr]) -> None:
@@ -172,7 +191,10 @@ def check_reshape(wanted: Sequence[int | PrimExpr]) -> None:
 
 
 def _reshape(node: Node, inputs: Sequence[Array]) -> Array | None:
-    data, wanted = inputs
+    data = inputs[0]
+    if not node.has("shape") and len(inputs) < 2:
+        return None
+    wanted = np.array(node.get_ints("shape")) if node.has("shape") else inputs[1]
     if wanted.dtype == np.object_:
         return None
     check_reshape([int(v) for v in wanted])
@@ -193,15 +215,23 @@ def _flatten(node: Node, inputs: Sequence[Array]) -> Array | None:
     return inputs[0].reshape(rows, inputs[0].size // rows if rows else 0)
 
 
-def _fill(node: Node) -> Array:
+def fill_value(node: Node) -> Array:
+    """Return the scalar of attribute `value`, 0 where it is absent. Raises Unsupported for a tensor
+    of another number of elements.
+    """
     fill = node.get_tensor("value")
+    if fill is not None and fill.size != 1:
+        node.unsupported(f"attribute 'value' must have 1 element, got {fill.size}")
     return np.zeros((), np.float32) if fill is None else fill.reshape(())
 
 
 def _constant_of_shape(node: Node, inputs: Sequence[Array]) -> Array | None:
     if inputs[0].dtype == np.object_:
         return None
-    return np.full([int(d) for d in inputs[0]], _fill(node))
+    shape = [int(d) for d in inputs[0]]
+    if min(shape, default=0) < 0:
+        raise ImportModelError(f"a tensor must have extents of at least 0, got {shape}")
+    return np.full(shape, fill_value(node)) if math.prod(shape) <= MAX_WEIGHT else None
 
 
 def _expand(node: Node, inputs: Sequence[Array]) -> Array | None:
@@ -217,13 +247,24 @@ def _tile(node: Node, inputs: Sequence[Array]) -> Array | None:
     if times.dtype == np.object_:
         return None
     counts = [int(t) for t in times]
+    if min(counts, default=0) < 0:
+        raise ImportModelError(f"'repeats' must be at least 0, got {counts}")
     return np.tile(data, counts) if data.size * math.prod(counts) <= SMALL else None
+
+
+def check_step(step: object) -> None:
+    """Raise ImportModelError for a range that would not end."""
+    if isinstance(step, (int, float)) and step == 0:
+        raise ImportModelError("'delta' must not be 0")
 
 
 def _range(node: Node, inputs: Sequence[Array]) -> Array | None:
     if any(i.dtype == np.object_ for i in inputs):
         return None
     start, limit, step = (i.item() for i in inputs)
+    check_step(step)
+    if abs(limit - start) > SMALL * abs(step):  # not allocated before its size is known
+        return None
     found = np.arange(start, limit, step, dtype=inputs[0].dtype)
     return found if found.size <= SMALL else None
 
@@ -245,6 +286,8 @@ def _reduce(function: Scalar) -> Evaluator:
     return evaluator
 
 
+MAX_WEIGHT = 1 << 24
+"""Elements of a tensor of one number that becomes a weight; larger ones are made by the run."""
 VIEWS = frozenset(
     ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "ConstantOfShape")
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from ekiden.frontend.onnx.check import domain_of, find_row, problems_of
 from ekiden.frontend.onnx.load import (
     Functions,
     Source,
+    initializers,
     key_of,
     local_functions,
     opsets,
@@ -38,7 +40,7 @@ def survey(model: Source, opset: int | None = None) -> Survey:
         Problem(describe(n), domain_of(n), n.op_type, versions.get(domain_of(n), 1), reason)
         for n, reason in problems_of(sorted_nodes(proto.graph, label), versions, functions)
     )
-    weights = {t.name: t for t in proto.graph.initializer}
+    weights = dict(initializers(proto.graph))
     counts = Counter((domain_of(n), n.op_type) for n in nodes)
     sample = {(domain_of(n), n.op_type): n for n in nodes}
     constants = [
@@ -78,12 +80,11 @@ def _how(node: onnx.NodeProto, versions: dict[str, int], functions: Functions) -
     return "function" if found else "none"
 
 
-def _size(tensor: onnx.TensorProto) -> tuple[int, int]:
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
+def _size(tensor: onnx.TensorProto | onnx.SparseTensorProto) -> tuple[int, int]:
+    count = math.prod(tensor.dims)
+    kind = tensor.values if isinstance(tensor, onnx.SparseTensorProto) else tensor
     try:
-        itemsize = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        itemsize = onnx.helper.tensor_dtype_to_np_dtype(kind.data_type).itemsize
     except (KeyError, ValueError, TypeError):
         itemsize = 0
     return count, count * itemsize

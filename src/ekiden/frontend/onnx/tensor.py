@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import numpy as np
@@ -14,12 +15,42 @@ from ekiden.ir.op import Array
 _KIND = onnx.TensorProto
 
 
+MAX_DENSE = 1 << 28
+"""Elements of a sparse tensor that becomes a dense one, at most."""
+
+
+def dense(proto: onnx.SparseTensorProto) -> Array:
+    """Return a sparse tensor with all its elements; those that it does not list are 0.
+
+    Raises ValueError or TypeError for one that is broken.
+    """
+    shape = tuple(proto.dims)
+    if any(extent < 0 for extent in shape) or math.prod(shape) > MAX_DENSE:
+        raise ValueError(f"a sparse tensor must have up to {MAX_DENSE} elements, got {shape}")
+    values = to_array(proto.values).ravel()
+    given = to_array(proto.indices) if proto.HasField("indices") else np.zeros(0, np.int64)
+    if given.ndim == 2 and given.shape[1] == len(shape):
+        inside = (given >= 0) & (given < np.array(shape, np.int64))
+        if not inside.all():
+            raise ValueError(f"its indices must be within {shape}")
+        given = np.ravel_multi_index(tuple(given.T), shape) if shape else given[:, 0]
+    if given.shape != values.shape:
+        raise ValueError(f"{len(values)} values need as many indices, got {given.shape}")
+    if given.size and not 0 <= given.min() <= given.max() < math.prod(shape):
+        raise ValueError(f"its indices must be below {math.prod(shape)}")
+    whole = np.zeros(math.prod(shape), values.dtype)
+    whole[given] = values
+    return whole.reshape(shape)
+
+
 def to_array(proto: onnx.TensorProto) -> Array:
     """A tensor as `onnx.numpy_helper.to_array` gives it, which is asked for those that are rare:
     its package takes longer to load than most models to import.
 
     Raises ValueError or TypeError for one that is broken.
     """
+    if any(extent < 0 for extent in proto.dims):
+        raise ValueError(f"its dimensions must be at least 0, got {list(proto.dims)}")
     kind, listed = PLAIN.get(proto.data_type, (None, ""))
     if kind is not None and (elements := outside(proto, kind)) is not None:
         return elements.reshape(proto.dims)

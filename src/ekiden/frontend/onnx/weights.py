@@ -58,7 +58,7 @@ class Weights:
         data = self._beside[location]
         if data is None:
             return False
-        end = len(data) if length is None else begin + length
+        end = begin + length
         if not begin <= end <= len(data):
             return False
         mark(tensor, len(self._parts))

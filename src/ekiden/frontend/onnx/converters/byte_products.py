@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.onnx.converters.window import auto_pad
 from ekiden.frontend.onnx.node import Node
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -82,7 +83,7 @@ def dequantized_dense(node: Node, data: Levels, weight: Levels, rows: Array) -> 
 def is_convolution(node: Node, data: Levels, weight: Levels) -> bool:
     """Whether a convolution can be one of bytes: over one or two axes, with a known border."""
     shape = data.value.type.shape
-    same = node.get_string("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    same = auto_pad(node) in ("SAME_UPPER", "SAME_LOWER")
     is_known = not same or all(known(d) is not None for d in shape[2:])
     return suits(data, weight) and len(shape) in (3, 4) and is_known
 

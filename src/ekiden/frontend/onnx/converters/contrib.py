@@ -16,6 +16,7 @@ from ekiden.frontend.onnx.converters import image, linear, movement, placing, sh
 from ekiden.frontend.onnx.converters.convolution import convolve
 from ekiden.frontend.onnx.converters.elementwise import gelu, note_broadcast, number
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
+from ekiden.frontend.onnx.converters.norm import spread
 from ekiden.frontend.onnx.node import Attribute, Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -115,7 +116,15 @@ def _skipped(node: Node, bias: int) -> Expr:
 
 def _skip_layer_norm(node: Node) -> Result:
     total = _skipped(node, 4)
-    return [_layer_norm(node, total, 2, 3), None, None, total]
+    found = _layer_norm(node, total, 2, 3)
+    if not node.wants(1) and not node.wants(2):
+        return [found, None, None, total]
+    wide = op.cast(total, "float32")
+    mean = op.mean(wide, axis=[-1], keepdims=True)
+    centred = op.subtract(wide, mean)
+    variance = op.mean(op.multiply(centred, centred), axis=[-1], keepdims=True)
+    epsilon = const(node.get_float("epsilon", _EPSILON), "float32")
+    return [found, mean, op.rsqrt(op.add(variance, epsilon)), total]
 
 
 def _layer_norm(node: Node, data: Expr, scale: int, bias: int) -> Expr:
@@ -128,12 +137,14 @@ def _layer_norm(node: Node, data: Expr, scale: int, bias: int) -> Expr:
     )
 
 
-def _rms_norm(node: Node, data: Expr, scale: Expr, epsilon: float) -> tuple[Expr, Expr]:
-    """data / sqrt(mean(data²) + epsilon) * scale over the last axis, and that factor; the mean in
-    float32.
+def _rms_norm(
+    node: Node, data: Expr, scale: Expr, epsilon: float, axes: Sequence[int] = (-1,)
+) -> tuple[Expr, Expr]:
+    """data / sqrt(mean(data²) + epsilon) * scale over the last axis, or others, and that factor;
+    the mean in float32.
     """
     wide = op.cast(data, "float32")
-    mean = op.mean(op.multiply(wide, wide), axis=[-1], keepdims=True)
+    mean = op.mean(op.multiply(wide, wide), axis=list(axes), keepdims=True)
     factor = op.rsqrt(op.add(mean, const(epsilon, "float32")))
     scaled = op.multiply(op.multiply(wide, factor), op.cast(scale, "float32"))
     return op.cast(scaled, node.typed(data).dtype), factor
@@ -152,10 +163,13 @@ def _skip_rms_norm(node: Node) -> Result:
 
 
 def _simplified_layer_norm(node: Node) -> Result:
-    if node.axis(node.get_int("axis", -1), node.rank(0)) != node.rank(0) - 1:
-        node.unsupported("'axis' must be the last")
     epsilon = node.get_float("epsilon", np.float32(1e-5))
-    return list(_rms_norm(node, node.expr(0), node.expr(1), epsilon))
+    axis = node.axis(node.get_int("axis", -1), node.rank(0))
+    scale = spread(node, 1, node.shape(0))
+    found, factor = _rms_norm(node, node.expr(0), scale, epsilon, range(axis, node.rank(0)))
+    if node.optional(2) is not None:
+        found = op.add(found, op.cast(spread(node, 2, node.shape(0)), node.typed(found).dtype))
+    return [found, None, factor]
 
 
 def _embed_layer_norm(node: Node) -> Result:
@@ -344,8 +358,9 @@ ROWS = (
     contrib_row("SkipSimplifiedLayerNormalization", _skip_rms_norm, "epsilon"),
     contrib_row("EmbedLayerNormalization", _embed_layer_norm, "epsilon mask_index_type"),
     Row("SimplifiedLayerNormalization", _simplified_layer_norm,
-        attributes="axis epsilon stash_type"),
-    contrib_row("SimplifiedLayerNormalization", _simplified_layer_norm, "axis epsilon stash_type"),
+        attributes="axis epsilon epsion stash_type"),
+    contrib_row("SimplifiedLayerNormalization", _simplified_layer_norm,
+        "axis epsilon epsion stash_type"),
     contrib_row("GroupNorm",            _group_norm, "activation channels_last epsilon groups"),
     contrib_row("SkipGroupNorm",        _group_norm, "activation channels_last epsilon groups"),
     contrib_row("FusedMatMul",          _fused_mat_mul, _PRODUCT),

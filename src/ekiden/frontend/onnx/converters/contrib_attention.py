@@ -17,11 +17,11 @@ from ekiden.frontend.onnx.converters.contrib import DOMAIN, rms_normalized
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
 from ekiden.frontend.onnx.converters.quantize import integer_product
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.ir.prim import PrimExpr, maximum
+from ekiden.ir.prim import LE, PrimExpr, binary, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.late_methods import dataclass
-from ekiden.topi.shape import as_dim, equal, known
+from ekiden.topi.shape import as_dim, equal, known, tidy
 
 HEADS_LAST = "bshd"
 HEADS_FIRST = "bhsd"
@@ -214,6 +214,13 @@ def _flat_scale(node: Node, index: int) -> Expr:
 
 def _split_packed(node: Node, heads: int) -> list[tuple[Expr, str]]:
     """Query, key and value of inputs that hold several of them."""
+    if node.rank(0) == 3 and node.optional(1) is None:
+        width = known(node.shape(0)[2])
+        if width is None or width % 3:
+            node.unsupported(f"expected query, key and value in 'query', got {width} columns")
+        cuts = [(i * width // 3, (i + 1) * width // 3) for i in range(3)]
+        slices = [op.strided_slice(node.expr(0), [b], [e], axes=[2]) for b, e in cuts]
+        return [(_with_bias(node, t, i), HEADS_LAST) for i, t in enumerate(slices)]
     if node.rank(0) == 5:
         parts = (op.take(node.expr(0), const(i, "int64"), axis=3) for i in range(3))
         return [(p, HEADS_LAST) for p in parts]
@@ -246,11 +253,18 @@ def _with_bias(node: Node, data: Expr, index: int) -> Expr:
 
 
 def _multi_head_attention(node: Node) -> Result:
-    parts = _split_packed(node, node.get_int("num_heads"))
-    if node.wants(3):
-        node.unsupported("output 3 (the scores) is not supported")
+    """Query, key and value, with keys and values of the past before the new ones. Where
+    `past_sequence_length` is there, `past_key` has room behind so many, which the new ones take.
+    """
+    heads = node.get_int("num_heads")
+    if heads < 1:
+        node.unsupported(f"attribute 'num_heads' must be at least 1, got {heads}")
+    parts = _split_packed(node, heads)
     (q, _), (k, k_layout), (v, v_layout) = parts
     new = node.typed(k).shape[k_layout.index("s")]
+    if (node.optional(6) is None) != (node.optional(7) is None):
+        node.unsupported("'past_key' and 'past_value' must come together")
+    present: list[Expr] = []
     if node.optional(6) is not None or node.wants(1) or node.wants(2):
         k, v = (
             t if layout == HEADS_FIRST else _moved(t)
@@ -258,12 +272,87 @@ def _multi_head_attention(node: Node) -> Result:
         )
         k_layout = v_layout = HEADS_FIRST
         if node.optional(6) is not None:
-            k, v = (op.concatenate([node.expr(i), t], axis=2) for i, t in ((6, k), (7, v)))
+            room = _room(node, new) if node.optional(8) is not None else None
+            present = [_in_room(node, i, t, room) for i, t in ((6, k), (7, v)) if room is not None]
+            k, v = (_with_past(node, i, t, room) for i, t in ((6, k), (7, v)))
     batch, rows = node.typed(q).shape[:2]
     keys = node.typed(k).shape[k_layout.index("s")]
     scores = _scores(node, 4, 5, (batch, rows, new, keys))
-    found = _attend(node, q, k, v, (HEADS_LAST, k_layout, v_layout), scores)
-    return [found, k, v]
+    layouts = (HEADS_LAST, k_layout, v_layout)
+    found = _attend(node, q, k, v, layouts, scores)
+    qk = _scaled_products(node, q, k, layouts, scores) if node.wants(3) else None
+    return [found, *(present or (k, v)), qk]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Of a buffer of keys: how many are there, and how many there will be."""
+
+    begin: PrimExpr
+    end: PrimExpr
+
+
+def _room(node: Node, new: PrimExpr) -> _Room:
+    begin = as_dim(node.dims(8, "past_sequence_length", 1)[0])
+    end = tidy(begin + new)
+    node.scope.require(binary(LE, end, node.shape(6)[2]), " ('past_key' has no room)")
+    return _Room(begin, end)
+
+
+def _in_room(node: Node, index: int, new: Expr, room: _Room) -> Expr:
+    """Return the buffer of an input with the new keys or values behind those of the past."""
+    buffer, length = node.expr(index), node.shape(index)[2]
+    before = op.strided_slice(buffer, begin=[0], end=[room.begin], axes=[2])
+    after = op.strided_slice(buffer, begin=[room.end], end=[length], axes=[2])
+    whole = op.concatenate([before, new, after], axis=2)
+    return op.reshape(whole, node.shape(index), allowzero=True)
+
+
+def _with_past(node: Node, index: int, new: Expr, room: _Room | None) -> Expr:
+    """Return the keys or values of the past and the new ones. `cache_indirection` says of which
+    beam of its batch each of the past is: [batch, beams, places].
+    """
+    past = node.expr(index)
+    if room is not None:
+        past = op.strided_slice(past, begin=[0], end=[room.begin], axes=[2])
+    if node.optional(9) is not None:
+        batch, heads, length, depth = node.typed(past).shape
+        groups, beams, _ = node.shape(9)
+        node.scope.same((batch,), (tidy(groups * beams),))
+        chosen = op.strided_slice(node.expr(9), begin=[0], end=[length], axes=[2])
+        first = op.arange(0, groups, 1, dtype="int32")
+        first = op.multiply(first, op.cast(node.scope.scalar(beams), "int32"))
+        rows = op.add(chosen, op.reshape(first, (groups, 1, 1)))
+        rows = op.reshape(rows, (batch, 1, length, 1), allowzero=True)
+        past = op.gather(past, 0, op.broadcast_to(rows, (batch, heads, length, depth)))
+    return op.concatenate([past, new], axis=2)
+
+
+def _scaled_products(node: Node, q: Expr, k: Expr, layouts: Sequence[str], scores: Scores) -> Expr:
+    """Return the scores before the softmax: [batch, heads, queries, keys]."""
+    if scores.causal:
+        node.unsupported("output 3 (the scores) of an attention with a triangle is not supported")
+    keys = layouts[1].replace("s", "t")
+    found: Expr = op.einsum((q, k), f"{layouts[0]},{keys}->bhst")
+    scale = node.get_float("scale", 0.0)
+    depth = known(node.typed(q).shape[layouts[0].index("d")])
+    if not scale and depth is None:
+        node.unsupported("the depth of a head must be constant")
+    factor = scale or float(depth or 1) ** -0.5
+    found = op.multiply(found, const(factor, node.typed(found).dtype))
+    return found if scores.bias is None else op.add(found, scores.bias)
+
+
+def _decoder_attention(node: Node) -> Result:
+    """One step of decoding: MultiHeadAttention by another order of inputs."""
+    order = (0, 1, 2, 10, 3, 4, 5, 6, 7, 9)
+    if node.optional(8) is not None and node.optional(9) is not None:
+        beams = as_dim(node.dims(8, "beam_width", 1)[0])
+        node.scope.same((beams,), node.shape(9)[1:2])
+    share = bool(node.get_int("past_present_share_buffer", 0))
+    if share != (node.optional(7) is not None) and node.optional(5) is not None:
+        node.unsupported("'past_sequence_length' must be there where the past has room behind it")
+    return _multi_head_attention(node.with_inputs([node.optional(i) for i in order]))
 
 
 # Rotary positions.
@@ -472,11 +561,13 @@ _NO = {"do_rotary": (0,), "past_present_share_buffer": (0,)}
 
 # fmt: off
 ROWS = (
-    Row("Attention", _attention, domain=DOMAIN, values=_NO,
+    Row("Attention", _attention, domain=DOMAIN, values=_NO, may_ignore="past_sequence_length",
         attributes=f"{_ONE} do_rotary past_present_share_buffer qkv_hidden_sizes"),
     Row("QAttention", _q_attention, domain=DOMAIN, values=_NO,
         attributes=f"{_ONE} do_rotary past_present_share_buffer"),
     Row("MultiHeadAttention", _multi_head_attention, domain=DOMAIN, attributes=_ONE),
+    Row("DecoderMaskedMultiHeadAttention", _decoder_attention, domain=DOMAIN,
+        attributes="mask_filter_value num_heads output_qk past_present_share_buffer scale"),
     Row("RotaryEmbedding", _rotary_embedding, domain=DOMAIN,
         values={"is_packed_batching": (0,), "scale": (1.0,)},
         attributes="interleaved is_packed_batching num_heads rotary_embedding_dim scale"),

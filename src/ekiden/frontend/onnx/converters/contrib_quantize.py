@@ -31,6 +31,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import products as qnn
+from ekiden.runtime.errors import ImportModelError
 from ekiden.topi.shape import known
 
 _NONE: Mapping[str, Attribute] = {}
@@ -226,19 +227,62 @@ def _in_bytes(node: Node, rows: int, blocks: int, bits: int) -> Expr | None:
     return op.nn.contrib_dense_nibbles(data, const(weight), const(scale), const(point))
 
 
+def _groups(given: Array, columns: int, blocks: int) -> Array:
+    """Return the block of each column. Raises ImportModelError for one that is not there."""
+    groups = given.ravel()[:columns].astype(np.int64)
+    if len(groups) < columns or groups.min(initial=0) < 0 or groups.max(initial=0) >= blocks:
+        raise ImportModelError(f"'g_idx' must have {columns} numbers below {blocks}")
+    return groups
+
+
+def _weight_of_data(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Expr:
+    """Return the weight [N, K] of bytes, scales, zero points or groups that the run says."""
+
+    def unpacked(index: int) -> Expr:
+        """The numbers in the bytes of an input, [N, all of a row]."""
+        packed = op.reshape(node.expr(index), (rows, -1))
+        shifts = const(np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))
+        parts = op.right_shift(op.expand_dims(packed, axis=2), shifts)
+        parts = op.bitwise_and(parts, const(np.uint8((1 << bits) - 1)))
+        return op.cast(op.reshape(parts, (rows, -1)), "float32")
+
+    places: Expr = const(np.arange(columns) // node.get_int("block_size"))
+    if node.optional(4) is not None:
+        places = op.strided_slice(node.expr(4), begin=[0], end=[columns], axes=[0])
+    points: Expr = const(np.full((rows, blocks), float(1 << (bits - 1)), np.float32))
+    if node.optional(3) is not None and node.dtype(3) == "uint8":
+        points = op.strided_slice(unpacked(3), begin=[0], end=[blocks], axes=[1])
+    elif node.optional(3) is not None:
+        points = op.cast(op.reshape(node.expr(3), (rows, blocks)), "float32")
+    scales = op.cast(op.reshape(node.expr(2), (rows, blocks)), "float32")
+    levels = op.strided_slice(unpacked(1), begin=[0], end=[columns], axes=[1])
+    by_column = [op.take(t, places, axis=1, mode="raise") for t in (points, scales)]
+    weight = op.multiply(op.subtract(levels, by_column[0]), by_column[1])
+    return op.cast(weight, node.dtype(0))
+
+
 def _mat_mul_n_bits(node: Node) -> Expr:
     """A product with weights [N, blocks, bytes of a block], which become numbers at import."""
     rows, columns, block = (node.get_int(n) for n in ("N", "K", "block_size"))
     bits = node.get_int("bits", 4)
+    if min(rows, columns, block) < 1:
+        node.unsupported(f"N, K and block_size must be at least 1, got {(rows, columns, block)}")
     blocks = -(-columns // block)
+    given = [node.optional(i) for i in range(1, 5)]
+    if any(v is not None and v.array is None for v in given):
+        right = node.value_of(op.transpose(_weight_of_data(node, rows, columns, blocks, bits)))
+        found = multiply_matrices(node.with_inputs([node.value(0), right]))
+        return found if node.optional(5) is None else op.add(found, node.expr(5))
     if (found := _in_bytes(node, rows, blocks, bits)) is not None:
         return found if node.optional(5) is None else op.add(found, node.expr(5))
     levels = _unpacked(node.numbers(1, "B").reshape(rows, blocks, -1), bits).astype(np.float32)
     points = _points(node, 3, rows, blocks, bits)
     scales = node.numbers(2, "scales").reshape(rows, blocks).astype(np.float32)
-    weight = ((levels - points[..., None]) * scales[..., None]).reshape(rows, -1)[:, :columns]
+    groups = np.arange(columns) // block
     if node.optional(4) is not None:
-        node.unsupported("input 4 ('g_idx') is not supported")
+        groups = _groups(node.numbers(4, "g_idx"), columns, blocks)
+    levels = levels.reshape(rows, -1)[:, :columns]
+    weight = (levels - points[:, groups]) * scales[:, groups]
     right = constant(np.ascontiguousarray(weight.T).astype(node.dtype(0)))
     found = multiply_matrices(node.with_inputs([node.value(0), right]))
     return found if node.optional(5) is None else op.add(found, node.expr(5))

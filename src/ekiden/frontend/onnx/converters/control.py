@@ -31,6 +31,8 @@ def _loop(node: Node) -> list[Value]:
     body = node.body("body")
     limit, go, start = node.optional(0), node.optional(1), node.inputs[2:]
     carried = [node.value(i) for i in range(2, 2 + len(start))]
+    if len(body.names) != 2 + len(carried):
+        node.unsupported(f"expected a body with {2 + len(carried)} inputs, got {len(body.names)}")
 
     def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
         """One turn of Loop: (condition, carried values, what is stacked). Refuses a body that has
@@ -56,6 +58,8 @@ def _loop(node: Node) -> list[Value]:
 def _scan(node: Node) -> list[Value]:
     body, count = node.body("body"), node.get_int("num_scan_inputs")
     states = len(node.inputs) - count
+    if len(body.names) != len(node.inputs):
+        node.unsupported(f"expected a body with {len(node.inputs)} inputs, got {len(body.names)}")
     if count < 1 or states < 0:
         node.unsupported(f"attribute 'num_scan_inputs' must be in [1, {len(node.inputs)}]")
     inputs = [node.value(states + i) for i in range(count)]

@@ -16,7 +16,7 @@ from ekiden.frontend.onnx.converters.byte_products import (
     dequantized_sides,
     is_convolution,
 )
-from ekiden.frontend.onnx.converters.window import Window, padded, read_window
+from ekiden.frontend.onnx.converters.window import AUTO_PADS, Window, auto_pad, padded, read_window
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
@@ -159,7 +159,7 @@ def _transposed_window(
     rank = len(kernel)
     strides, dilations = (node.get_ints(n, (1,) * rank) for n in ("strides", "dilations"))
     reach = [(as_dim(k) - 1) * d + 1 + e for k, d, e in zip(kernel, dilations, extra, strict=True)]
-    auto = node.get_string("auto_pad", "NOTSET")
+    auto = auto_pad(node)
     pads = node.get_ints("pads", (0,) * 2 * rank) if auto != "VALID" else (0,) * 2 * rank
     if node.has("output_shape"):
         rows = zip(
@@ -178,7 +178,7 @@ def _transposed_window(
     return Window(kernel, strides, dilations, before, after), room or (0,) * rank
 
 
-_PADS = {"auto_pad": ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")}
+_PADS = {"auto_pad": AUTO_PADS}
 _ATTRIBUTES = "auto_pad dilations group kernel_shape pads strides"
 
 # fmt: off

@@ -12,6 +12,7 @@ from functools import reduce
 
 import numpy as np
 
+from ekiden.frontend.common.functions import expm1, log1p
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Converter, Node, Row
@@ -199,9 +200,7 @@ def _exponential_below_0(node: Node, alpha: float, scale: float = 1.0) -> Expr:
     """scale * (x if x > 0 else alpha * (exp(x) - 1))"""
     x = node.expr(0)
     zero = number(node, 0)
-    below = op.multiply(
-        number(node, alpha), op.subtract(op.exp(op.minimum(x, zero)), number(node, 1))
-    )
+    below = op.multiply(number(node, alpha), expm1(op.minimum(x, zero), node.dtype(0)))
     found = op.where(op.greater(x, zero), x, below)
     return found if scale == 1 else op.multiply(number(node, scale), found)
 
@@ -221,15 +220,19 @@ def _selu(node: Node) -> Expr:
 def _celu(node: Node) -> Expr:
     x, zero = node.expr(0), number(node, 0)
     alpha = number(node, node.get_float("alpha", 1.0))
-    below = op.subtract(op.exp(op.divide(op.minimum(x, zero), alpha)), number(node, 1))
+    below = expm1(op.divide(op.minimum(x, zero), alpha), node.dtype(0))
     return op.add(op.maximum(x, zero), op.multiply(alpha, below))
 
 
+def softplus(x: Expr, dtype: str) -> Expr:
+    """log(1 + exp(x)), as max(x, 0) + log1p(exp(-|x|)): nothing overflows, and below 0 the digits
+    of exp(x) stay, which 1 + exp(x) would lose."""
+    tail = log1p(op.exp(op.negative(op.abs(x))), dtype)
+    return op.add(op.maximum(x, const(0, dtype)), tail)
+
+
 def _softplus_of(node: Node) -> Expr:
-    """log(1 + exp(x)), as max(x, 0) + log(1 + exp(-|x|)) so that nothing overflows."""
-    x = node.expr(0)
-    tail = op.log(op.add(number(node, 1), op.exp(op.negative(op.abs(x)))))
-    return op.add(op.maximum(x, number(node, 0)), tail)
+    return softplus(node.expr(0), node.dtype(0))
 
 
 def _mish(node: Node) -> Expr:

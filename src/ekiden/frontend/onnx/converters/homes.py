@@ -18,8 +18,9 @@ ROWS = {
         com.microsoft:Trilu
     """,
     "contrib_attention": """
-        com.microsoft:Attention com.microsoft:GroupQueryAttention
-        com.microsoft:MultiHeadAttention com.microsoft:QAttention com.microsoft:RotaryEmbedding
+        com.microsoft:Attention com.microsoft:DecoderMaskedMultiHeadAttention
+        com.microsoft:GroupQueryAttention com.microsoft:MultiHeadAttention
+        com.microsoft:QAttention com.microsoft:RotaryEmbedding
     """,
     "contrib_quantize": """
         com.microsoft:DequantizeLinear com.microsoft:DynamicQuantizeMatMul
@@ -43,6 +44,9 @@ ROWS = {
         GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean
         Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin
         Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor
+    """,
+    "experimental": """
+        Affine Crop ImageScaler ParametricSoftplus ScaledTanh
     """,
     "image": """
         AffineGrid Col2Im DeformConv GridSample NonMaxSuppression RoiAlign

@@ -144,7 +144,11 @@ def _scaled(node: Node, expr: Expr, factor: float) -> Expr:
 
 
 def _einsum(node: Node) -> Expr:
-    return op.einsum(node.exprs(), node.get_string("equation", ""))
+    equation = node.get_string("equation", "")
+    given, arrow, wanted = equation.partition("->")
+    if arrow and "..." in given and "..." not in wanted:
+        node.unsupported(f"the result of {equation!r} must name the axes of '...'")
+    return op.einsum(node.exprs(), equation)
 
 
 def _trilu(node: Node) -> Expr:

@@ -17,6 +17,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
+from ekiden.ir.prim import int_range
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
 from ekiden.runtime.text import encode, sorted_texts
@@ -41,12 +42,19 @@ def index_of(node: Node, given: Value, keys: Array | Sequence[int | float | str]
         found = op.reshape(found, given.shape, allowzero=True)
         return _taken([places[k] for k in order], found, -1)
     dtype = given.type.dtype
-    numbers = [k for k in places if k == k]
+    if any(isinstance(k, str) for k in places):
+        node.unsupported(f"strings cannot be looked up among elements of {dtype}")
+    ends = int_range(dtype)
+    numbers = [k for k in places if k == k and not isinstance(k, str)]
+    if ends is not None:  # what the type cannot hold is no element's
+        numbers = [k for k in numbers if ends[0] <= k <= ends[1]]
     table = np.unique(np.array(numbers, dtype))
+    if not table.size:
+        return op.full_like(op.cast(node.scope.expr(given), "int64"), const(np.int64(-1)))
     at = op.searchsorted(const(table), node.scope.expr(given), dtype="int64")
     at = op.minimum(at, const(np.int64(len(table) - 1)))
     same = op.equal(op.take(const(table), at, axis=0), node.scope.expr(given))
-    by_value = {np.array(k, dtype).item(): i for k, i in places.items()}
+    by_value = {np.array(k, dtype).item(): places[k] for k in numbers}
     absent = next((i for k, i in places.items() if k != k), -1)
     none: Expr = const(np.int64(-1))
     if absent >= 0:
@@ -149,9 +157,15 @@ def _one_hot(node: Node) -> Expr:
 # Numbers.
 
 
-def as_float(node: Node, index: int = 0) -> Expr:
-    """An input as float32, unless it is a float."""
+def as_rows(node: Node, index: int = 0) -> Expr:
+    """Return an input of rows [n, c]; a vector [c] is one row."""
     data = node.expr(index)
+    return op.expand_dims(data, axis=0) if node.rank(index) == 1 else data
+
+
+def as_float(node: Node, index: int = 0) -> Expr:
+    """Return an input of rows as float32, unless it is a float."""
+    data = as_rows(node, index)
     return data if is_float(node.dtype(index)) else op.cast(data, "float32")
 
 
@@ -192,10 +206,13 @@ def _imputer(node: Node) -> Expr:
 
 def _feature_vectorizer(node: Node) -> Expr:
     parts = []
-    for index, wanted in enumerate(node.get_ints("inputdimensions")):
-        data, width = op.cast(node.expr(index), "float32"), wanted
-        if node.rank(index) == 1:
-            data = op.expand_dims(data, axis=1)
+    widths = node.get_ints("inputdimensions")
+    if len(widths) != len(node.inputs):
+        node.unsupported(f"'inputdimensions' has {len(widths)} numbers for {len(node.inputs)}")
+    for index, width in enumerate(widths):
+        if node.rank(index) not in (1, 2):
+            node.unsupported(f"input {index} must have rank 1 or 2, got {node.rank(index)}")
+        data = op.cast(as_rows(node, index), "float32")
         have = known(node.typed(data).shape[1])
         if have is None:
             node.unsupported(f"the number of columns of input {index} must be known")
@@ -294,7 +311,8 @@ def _weighted(node: Node, parts: Sequence[Expr], used: Array, columns: Array) ->
             weights = np.array(node.get_floats("weights"), np.float32)
         base = counts if mode == "TFIDF" else op.minimum(counts, const(np.float32(1)))
         counts = op.multiply(base, const(weights[used]))
-    place = np.full(int(columns.max()) + 1, len(used), np.int64)
+    width = node.believed("a number of 'ngram_indexes'", int(columns.max()) + 1)
+    place = np.full(width, len(used), np.int64)
     place[columns[used]] = np.arange(len(used))
     padded = op.nn.pad(counts, [(0, 0), (0, 1)], const(np.float32(0)))
     return op.take(padded, const(place), axis=1)

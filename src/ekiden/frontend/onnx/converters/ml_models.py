@@ -10,13 +10,14 @@ from itertools import combinations
 import numpy as np
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.onnx.converters.ml_features import DOMAIN, as_float, looked_up
+from ekiden.frontend.onnx.converters.ml_features import DOMAIN, as_float, as_rows, looked_up
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.trees import MEMBER, MODES, Questions, Tables, forest
 from ekiden.ir.op import Array
 from ekiden.ir.prim import GT, IntImm, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
+from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import as_dim
 
@@ -111,7 +112,12 @@ def _threshold_labels(node: Node, scores: Expr, limit: float) -> Result:
 
 
 def _rows(values: Sequence[float], rows: int, width: int = -1) -> Array:
-    """A list of coefficients as a matrix of so many rows."""
+    """A list of coefficients as a matrix of so many rows. Raises ImportModelError where they are no
+    such matrix.
+    """
+    if (rows < 1 and width < 1) or len(values) % (rows if width < 1 else width):
+        wanted = f"rows of {width}" if width > 0 else f"{rows} rows"
+        raise ImportModelError(f"{len(values)} coefficients cannot be {wanted}")
     return np.array(values, np.float32).reshape(rows, width)
 
 
@@ -180,7 +186,7 @@ def _rho(node: Node, count: int) -> Expr:
 
 def _svm_regressor(node: Node) -> Expr:
     count = node.get_int("n_supports", 0)
-    data: Expr = op.cast(node.expr(0), "float32")
+    data: Expr = op.cast(as_rows(node), "float32")
     if count:
         data = _kernel(node, data, _rows(node.get_floats("support_vectors"), count))
     weights = _rows(node.get_floats("coefficients"), 1)
@@ -192,7 +198,7 @@ def _svm_regressor(node: Node) -> Expr:
 
 
 def _svm_classifier(node: Node) -> Result:
-    data, labels = op.cast(node.expr(0), "float32"), class_labels(node)
+    data, labels = op.cast(as_rows(node), "float32"), class_labels(node)
     classes = 1 if labels is None else len(labels)
     per_class = node.get_ints("vectors_per_class", ())
     positive = min(node.get_floats("coefficients")) >= 0
@@ -385,7 +391,9 @@ def _leaf_weights(
     leaf = np.where(at >= 0, trees.leaf[at], -1)
     reached = leaf >= 0  # weights of other nodes never are
     place = (leaf[reached], targets[reached])
-    table: Array = np.zeros((max(trees.leaves, 1), columns), dtype)
+    rows = max(trees.leaves, 1)
+    node.believed(f"{rows} leaves times the number of columns of '{prefix}_ids'", rows * columns)
+    table: Array = np.zeros((rows, columns), dtype)
     np.add.at(table, place, weights[reached])
     if empty:
         given = np.zeros(table.shape, np.bool_)
@@ -414,7 +422,7 @@ def _dtype(node: Node) -> type:
 
 
 def _data(node: Node) -> Expr:
-    return op.cast(node.expr(0), str(np.dtype(_dtype(node))))
+    return op.cast(as_rows(node), str(np.dtype(_dtype(node))))
 
 
 def _tree_regressor(node: Node) -> Expr:
@@ -466,18 +474,31 @@ def _tree_ensemble(node: Node) -> Expr:
     if splits is None or weights is None or modes is None:
         node.unsupported("attributes 'nodes_splits', 'nodes_modes' and 'leaf_weights' expected")
     dtype = splits.dtype.type if splits.dtype == np.float64 else np.float32
+    weights = weights.ravel()
     leaves, columns = len(weights), node.get_int("n_targets", 1)
-    how = MODE_OF_SUM[node.get_int("aggregate_function", 1)]
+    how = _choice(node, "aggregate_function", 1, MODE_OF_SUM)
+    post = _choice(node, "post_transform", 0, POSTS["post_transform"])
+    targets = node.int_array("leaf_targetids")
+    if len(targets) != leaves or (targets < 0).any() or (targets >= columns).any():
+        node.unsupported(f"'leaf_targetids' must be {leaves} numbers below {columns}")
+    node.believed(f"{leaves} leaves times 'n_targets'", leaves * columns)
     table: Array = np.full((leaves, columns), _EMPTY[how], dtype)
-    table[np.arange(leaves), node.int_array("leaf_targetids")] = weights
+    table[np.arange(leaves), targets] = weights
     asked = _questions(node, splits, modes)
     tables = forest(asked, node.int_array("tree_roots"), leaves, dtype)
-    data = op.cast(node.expr(0), str(np.dtype(dtype)))
+    data = op.cast(as_rows(node), str(np.dtype(dtype)))
     scores = _aggregated(node, _leaves(node, data, tables), table, how, len(tables.roots))
-    post = POSTS["post_transform"][(0, 1, 2, 3, 4)[node.get_int("post_transform", 0)]]
     if post != "NONE":
         node.unsupported(f"attribute 'post_transform' {post} of TreeEnsemble")
     return op.cast(scores, node.dtype(0))
+
+
+def _choice(node: Node, name: str, default: int, choices: Sequence[object]) -> str:
+    """Return what the number of an attribute stands for."""
+    number = node.get_int(name, default)
+    if not 0 <= number < len(choices):
+        node.unsupported(f"attribute {name!r} must be in [0, {len(choices)}), got {number}")
+    return str(choices[number])
 
 
 MODE_OF_SUM = ("AVERAGE", "SUM", "MIN", "MAX")

@@ -19,14 +19,14 @@ import numpy as np
 from ekiden.frontend.common.sizes import dims
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.axis import along_any, axes_by_data, is_data
-from ekiden.frontend.onnx.converters.resample import Number, as_dims, number_of, resample
+from ekiden.frontend.onnx.converters.resample import SIMPLE, Number, as_dims, number_of, resample
 from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, Tuple, const
+from ekiden.relay.expr import Constant, Expr, Tuple, const
 from ekiden.topi.shape import Dim, Shape, as_dim, equal, known, tidy
 
 _FAR = 10**9
@@ -63,17 +63,23 @@ def _split(node: Node) -> Expr | Value:
     """Split: by the attribute (to opset 12), by an input, or into equal parts. That given parts add
     up to the axis is proved or checked by the run."""
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
-    if len(node.proto.output) == 1:
-        return node.value(0)
-    extents: Sequence[Dim]
+    count = len(node.proto.output)
     if node.has("split"):
-        extents = node.get_ints("split")
+        extents: Sequence[Dim] = node.get_ints("split")
     elif node.optional(1) is not None:
-        extents = node.dims(1, "split", len(node.proto.output))
-        total = reduce(operator.add, map(as_dim, extents))
-        node.scope.require(prim.binary(prim.EQ, total, node.shape(0)[axis]))
+        extents = node.dims(1, "split", count)
+    elif count == 1 and not node.has("num_outputs"):
+        return node.value(0)
     else:
         extents = _even_parts(node, node.shape(0)[axis])
+    if len(extents) != count:
+        node.unsupported(f"'split' must have a size for each of {count} outputs: {extents}")
+    total = reduce(operator.add, map(as_dim, extents))
+    if _differ(total, node.shape(0)[axis]) or any((known(e) or 0) < 0 for e in extents):
+        node.unsupported(f"'split' must add up to {node.shape(0)[axis]}: {tuple(extents)}")
+    node.scope.require(prim.binary(prim.EQ, total, node.shape(0)[axis]))
+    if count == 1:
+        return node.value(0)
     cuts = [tidy(as_dim(c)) for c in accumulate(extents[:-1])]
     return op.split(node.expr(0), cuts, axis=axis)
 
@@ -82,7 +88,10 @@ def _even_parts(node: Node, extent: PrimExpr) -> list[Dim]:
     """Equal parts; since opset 18, which counts them itself, the last is smaller where the axis
     does not divide.
     """
-    count = node.get_int("num_outputs", len(node.proto.output))
+    outputs = len(node.proto.output)
+    count = node.get_int("num_outputs", outputs)
+    if count != outputs:
+        node.unsupported(f"attribute 'num_outputs' is {count}, and there are {outputs}")
     if not node.has("num_outputs"):
         node.scope.require(prim.binary(prim.EQ, extent % count, 0))
         return [tidy(extent // count)] * count
@@ -335,14 +344,18 @@ _METHODS = {
 
 
 def _upsample_attributes(node: Node) -> Expr | Value:
-    return _resized(node, node.get_floats("scales"), None, "asymmetric", "floor")
+    return _resized(node, node.get_floats("scales"), None, "asymmetric", SIMPLE)
 
 
 def _upsample(node: Node) -> Expr | Value:
-    """Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric."""
+    """Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric. Nearest rounds
+    down where an axis grows and up where it shrinks, as ONNX Runtime has it of these versions."""
     if node.value(1).array is None:
-        return _resized_by_data(node, 1, "asymmetric", "floor")
-    return _resized(node, _scales(node, 1), None, "asymmetric", "floor")
+        return _resized_by_data(node, 1, "asymmetric", SIMPLE)
+    scales = _scales(node, 1)
+    if len(scales) != node.rank(0):
+        node.unsupported(f"expected a scale for each of {node.rank(0)} axes, got {len(scales)}")
+    return _resized(node, scales, None, "asymmetric", SIMPLE)
 
 
 def _scales(node: Node, index: int) -> tuple[float, ...]:
@@ -413,6 +426,8 @@ def _resized(
     element each, where these are data, which the sizes follow from."""
     shape = node.shape(0)
     factors = None if scales is None else [_factor(s) for s in scales]
+    if rounding == SIMPLE:
+        rounding = _one_rounding(node, factors)
     wanted = (
         [_scaled(d, f) for d, f in zip(shape, factors, strict=True)]
         if factors
@@ -420,10 +435,49 @@ def _resized(
     )
     if node.get_int("antialias", 0) and node.get_string("mode", "nearest") == "nearest":
         node.unsupported("'antialias' has a meaning for 'mode' linear and cubic alone")
-    if _is_unusual(node, shape, wanted):
-        return _resampled(node, shape, wanted, _scale_numbers(len(shape), factors, by))
+    if rounding == SIMPLE or _is_unusual(node, shape, wanted):
+        numbers = _scale_numbers(len(shape), factors, by)
+        return _resampled(node, shape, wanted, numbers, mode, rounding)
+    found = _resized_in_space(node, wanted, factors, mode, rounding, by)
+    if by is not None and not _keeps_channels(node, by):
+        scales = [_scalar(s) for s in by[:2]] + [const(1.0, "float64")] * (len(shape) - 2)
+        inner = node.with_inputs([node.value_of(found)])
+        return resample(inner, wanted, scales, mode, rounding)
     for have, asked in zip(shape[:2], wanted[:2], strict=True):
         node.scope.require(prim.binary(prim.EQ, have, asked))
+    return found
+
+
+def _keeps_channels(node: Node, by: Sequence[Expr]) -> bool:
+    """Whether batch and channels are seen to stay: their scales are constant, or exporters have put
+    ones before those that are data."""
+    if all(isinstance(s, Constant) for s in by[:2]):
+        return True
+    index = 2 if node.op_type == "Resize" and node.opset > 10 else 1
+    maker = node.maker(index)
+    if maker is None or maker.op_type != "Concat" or not maker.input:
+        return False
+    first = node.named(maker.input[0]).array
+    return first is not None and first.ndim == 1 and len(first) > 1 and bool((first[:2] == 1).all())
+
+
+def _scalar(scale: Expr) -> Number:
+    """A scale, a vector of one element, as a float64 scalar."""
+    if isinstance(scale, Constant):
+        return const(float(scale.data.item()), "float64")
+    return op.cast(op.reshape(scale, ()), "float64")
+
+
+def _resized_in_space(
+    node: Node,
+    wanted: Sequence[PrimExpr],
+    factors: Sequence[float] | None,
+    mode: str,
+    rounding: str,
+    by: Sequence[Expr] | None,
+) -> Expr:
+    """Resized by the kernels of images, along all axes but batch and channels."""
+    shape = node.shape(0)
     size = [node.scope.resized(d) for d in wanted[2:]]
     steps: Sequence[Expr | float] | None = factors[2:] if factors is not None else by and by[2:]
     image = partial(_image, node, mode, rounding)
@@ -436,6 +490,17 @@ def _resized(
     return op.squeeze(found, axis=[2])
 
 
+def _one_rounding(node: Node, factors: Sequence[float] | None) -> str:
+    """Return the way of rounding that is SIMPLE on all axes; SIMPLE itself where there is none."""
+    if node.get_string("mode", "nearest") != "nearest":
+        return "floor"
+    if factors is None:
+        return SIMPLE
+    if all(f >= 1 for f in factors):
+        return "floor"
+    return "ceil" if all(f <= 1 for f in factors) else SIMPLE
+
+
 def _scale_numbers(
     rank: int, factors: Sequence[float] | None, by: Sequence[Expr] | None
 ) -> list[Number] | None:
@@ -444,7 +509,7 @@ def _scale_numbers(
         return [const(f, "float64") for f in factors]
     if by is None:
         return None
-    return [op.cast(op.reshape(s, ()), "float64") for s in by]
+    return [_scalar(s) for s in by]
 
 
 def _image(
@@ -523,12 +588,17 @@ def _differ(a: PrimExpr, b: PrimExpr) -> bool:
 
 
 def _resampled(
-    node: Node, shape: Shape, wanted: Sequence[PrimExpr], factors: Sequence[Number] | None
+    node: Node,
+    shape: Shape,
+    wanted: Sequence[PrimExpr],
+    factors: Sequence[Number] | None,
+    mode: str,
+    rounding: str,
 ) -> Expr:
     """A resize by any way there is; of sizes alone the scales are what `keep_aspect_ratio_policy`
     makes of their quotients."""
     if factors is not None:
-        return resample(node, wanted, factors)
+        return resample(node, wanted, factors, mode, rounding)
     one = const(1.0, "float64")
     ratios: list[Number] = [
         one
@@ -538,7 +608,7 @@ def _resampled(
     ]
     policy = node.get_string("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
-        return resample(node, wanted, ratios)
+        return resample(node, wanted, ratios, mode, rounding)
     axes = node.get_ints("axes", tuple(range(len(shape))))
     at = [node.axis(a, len(shape)) for a in axes]
     choose = op.minimum if policy == "not_larger" else op.maximum
@@ -548,7 +618,8 @@ def _resampled(
     found = as_dims(node, op.cast(op.stack(sizes, axis=0), "int64"))
     for axis, extent in zip(at, found, strict=True):
         extents[axis] = as_dim(extent)
-    return resample(node, extents, [scale if a in at else one for a in range(len(shape))])
+    steps = [scale if a in at else one for a in range(len(shape))]
+    return resample(node, extents, steps, mode, rounding)
 
 
 def _factor(scale: Dim | float) -> float:
@@ -611,7 +682,7 @@ ROWS = (
         values={"mode": _MODES}),
     Row("Upsample",       _upsample, since=9, attributes="mode", values={"mode": _MODES}),
     Row("Resize",         _upsample, since=10, attributes="mode", values={"mode": _MODES}),
-    Row("Resize",         _resize, since=11, attributes=_RESIZE,
+    Row("Resize",         _resize, since=11, attributes=_RESIZE, may_ignore="roi scales",
         values={"mode": _MODES, "coordinate_transformation_mode": _COORDINATES,
                 "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller")}),
 )

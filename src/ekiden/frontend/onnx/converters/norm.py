@@ -7,7 +7,7 @@ inputs, but for training_mode. Softmax before opset 13 took all axes from `axis`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -85,7 +85,18 @@ def _layer_norm(node: Node) -> Result:
 
 
 def _normalized(node: Node, shape: Shape, axis: int, epsilon: float) -> Expr:
-    """nn.layer_norm over the last axis; several axes are joined into one for it."""
+    """nn.layer_norm over the last axis; several axes are joined into one for it. A scale or bias
+    that also differs along the other axes comes after it, before anything is rounded."""
+    sides = [v for v in map(node.optional, (1, 2)) if v is not None]
+    if any(_is_along(v.type.shape, len(shape) - axis) for v in sides):
+        kind = node.dtype(0)
+        wide = "float32" if itemsize(kind) < 4 else kind
+        data = node.value_of(op.cast(node.expr(0), wide)) if wide != kind else node.value(0)
+        found = _normalized(node.with_inputs([data]), shape, axis, epsilon)
+        found = op.multiply(found, op.cast(spread(node, 1, shape), wide))
+        if node.optional(2) is not None:
+            found = op.add(found, op.cast(spread(node, 2, shape), wide))
+        return found if wide == kind else op.cast(found, kind)
     if axis == len(shape) - 1:
         return op.nn.layer_norm(
             node.expr(0),
@@ -101,12 +112,33 @@ def _normalized(node: Node, shape: Shape, axis: int, epsilon: float) -> Expr:
     return op.reshape(op.nn.layer_norm(flat, scale, bias, epsilon=epsilon), shape, allowzero=True)
 
 
+def _is_along(shape: Shape, count: int) -> bool:
+    """Whether a scale is more than one number for each place of the last `count` axes."""
+    return any(known(extent) != 1 for extent in shape[: max(len(shape) - count, 0)])
+
+
+def spread(node: Node, index: int, shape: Shape) -> Expr:
+    """Return an input that broadcasts to a shape, as ONNX's unidirectional broadcasting has it.
+
+    Raises Unsupported for one that has more axes, or an extent that is another and not 1.
+    """
+    have = node.shape(index)
+    if len(have) > len(shape):
+        node.unsupported(f"shape {have!r} does not broadcast to {shape!r}")
+    pairs = zip(shape[len(shape) - len(have) :], have, strict=True)
+    wide = [(a, b) for a, b in pairs if known(b) != 1]
+    node.scope.same([a for a, _ in wide], [b for _, b in wide])
+    return node.expr(index)
+
+
 def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
     """Scale or bias with all normalised axes; `fill` where it is absent."""
     value = node.optional(index)
     if value is None:
         # The scale's extents may be known where the data's are not; one of 1 is spread.
-        given = node.shape(1) if len(node.shape(1)) == len(shape) else shape
+        scale = node.optional(1)
+        is_whole = scale is not None and len(scale.type.shape) == len(shape)
+        given = scale.type.shape if is_whole and scale is not None else shape
         extents = tuple(
             b if known(b) not in (None, 1) else a for a, b in zip(shape, given, strict=True)
         )
@@ -114,6 +146,10 @@ def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
             return op.full(number(node, fill), extents, dtype=node.dtype(0))
         return const(np.full(as_ints(extents), fill, to_numpy(node.dtype(0))))
     have = value.type.shape
+    if len(have) > len(shape):  # axes of 1 before
+        extra = list(range(len(have) - len(shape)))
+        value = node.value_of(op.squeeze(node.scope.expr(value), axis=extra))
+        have = value.type.shape
     if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
         return node.scope.expr(value)
     return op.broadcast_to(node.scope.expr(value), shape)
@@ -259,18 +295,39 @@ def _rms_norm(node: Node) -> Expr:
     mean = op.mean(op.multiply(data, data), axis=axes, keepdims=True)
     epsilon = const(node.get_float("epsilon", np.float32(1e-5)), wide)
     scaled = op.multiply(data, op.rsqrt(op.add(mean, epsilon)))
-    return op.multiply(scaled if kind == wide else op.cast(scaled, kind), node.expr(1))
+    rounded = scaled if kind == wide else op.cast(scaled, kind)
+    return op.multiply(rounded, spread(node, 1, node.shape(0)))
 
 
 def _mean_variance(node: Node) -> Expr:
-    data = node.expr(0)
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", (0, 2, 3))]
-    centred = op.subtract(data, op.mean(data, axis=axes, keepdims=True))
-    deviation = op.sqrt(op.mean(op.multiply(centred, centred), axis=axes, keepdims=True))
+    return _mean_variance_normalized(node, axes)
+
+
+def _mean_variance_normalized(node: Node, axes: Sequence[int], by_variance: bool = True) -> Expr:
+    """Return the first input less its mean over axes, over the standard deviation if that is
+    asked."""
+    data = node.expr(0)
+    centred = op.subtract(data, op.mean(data, axis=list(axes), keepdims=True))
+    if not by_variance:
+        return centred
+    squares = op.multiply(centred, centred)
+    deviation = op.sqrt(op.mean(squares, axis=list(axes), keepdims=True))
     return op.divide(centred, op.add(deviation, number(node, 1e-9)))
 
 
-_STASH = {"stash_type": (1,)}
+def _mean_variance_by_channels(node: Node) -> Expr:
+    """Opset 1: over all of each channel, or over everything."""
+    axes = [0, *range(2, node.rank(0))]
+    if node.get_int("across_channels", 0):
+        axes = [1, *axes]
+    return _mean_variance_normalized(node, axes, bool(node.get_int("normalize_variance", 1)))
+
+
+# An exporter wrote `epsion`; ONNX Runtime takes no notice of it in LayerNormalization, whose
+# epsilon is then the default.
+_STASH = {"stash_type": (0, 1, 10, 16)}
+"""In what the statistics are: float32, or in less, of which float32 is as good."""
 
 # fmt: off
 ROWS = (
@@ -279,13 +336,15 @@ ROWS = (
     Row("BatchNormalization", _batch_norm_training, since=14,
         attributes="epsilon momentum training_mode"),
     Row("LayerNormalization", _layer_norm,  # ONNX Runtime puts it into older opsets, too
-        attributes="axis epsilon stash_type", values=_STASH),
+        attributes="axis epsilon epsion stash_type", values=_STASH),
     Row("InstanceNormalization", _instance_norm, since=6, attributes="epsilon"),
     Row("GroupNormalization", _group_norm_by_groups, since=18, attributes="epsilon num_groups"),
     Row("GroupNormalization", _group_norm, since=21,
         attributes="epsilon num_groups stash_type", values=_STASH),
     Row("RMSNormalization", _rms_norm, since=23,
         attributes="axis epsilon stash_type", values=_STASH),
+    Row("MeanVarianceNormalization", _mean_variance_by_channels,  # as ONNX Runtime has it
+        attributes="across_channels normalize_variance"),
     Row("MeanVarianceNormalization", _mean_variance, since=9, attributes="axes"),
     Row("LpNormalization", _lp_normalization, attributes="axis p", values={"p": (1, 2)}),
     Row("LRN", _lrn, attributes="alpha beta bias size"),
@@ -295,6 +354,6 @@ ROWS = (
     Row("LogSoftmax", _softmax(op.nn.log_softmax), since=13, attributes="axis"),
     Row("Hardmax", _flat(_hardmax), attributes="axis"),
     Row("Hardmax", _hardmax, since=13, attributes="axis"),
-    Row("Dropout", _dropout, since=6, attributes="ratio seed"),
+    Row("Dropout", _dropout, since=6, attributes="ratio seed", may_ignore="ratio"),
 )
 # fmt: on

@@ -16,7 +16,7 @@ from itertools import product as every
 import numpy as np
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.onnx.converters.window import Window, padded, read_window
+from ekiden.frontend.onnx.converters.window import AUTO_PADS, Window, padded, read_window
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
@@ -140,7 +140,7 @@ def _where_inside(
 
 def _lp_pool(node: Node) -> Expr:
     """The p-norm of each window: from the mean of the powers."""
-    window, power = _window(node), node.get_int("p", 2)
+    window, power = _window(node), _power(node)
     kind = node.dtype(0)
     raised: Expr = op.power(op.abs(node.expr(0)), const(power, kind))
     padding = window.padding
@@ -155,8 +155,16 @@ def _lp_pool(node: Node) -> Expr:
     return op.power(total, const(1 / power, kind))
 
 
+def _power(node: Node) -> int:
+    """Return the exponent of a norm."""
+    power = node.get_int("p", 2)
+    if power < 1:
+        node.unsupported(f"attribute 'p' must be at least 1, got {power}")
+    return power
+
+
 def _global_lp_pool(node: Node) -> Expr:
-    power, kind = node.get_int("p", 2), node.dtype(0)
+    power, kind = _power(node), node.dtype(0)
     raised = op.power(op.abs(node.expr(0)), const(power, kind))
     total = op.sum(raised, axis=list(range(2, node.rank(0))), keepdims=True)
     return op.power(total, const(1 / power, kind))
@@ -272,7 +280,7 @@ def _global(images: Callable[[Expr], Expr], other: Callable[..., Expr]) -> Calla
 
 global_average_pool = _global(op.nn.global_avg_pool2d, op.mean)
 """GlobalAveragePool."""
-_AUTO = {"auto_pad": ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")}
+_AUTO = {"auto_pad": AUTO_PADS}
 _ATTRIBUTES = "auto_pad ceil_mode dilations kernel_shape pads strides"
 
 # fmt: off

@@ -180,10 +180,8 @@ def _learn_batch(node: Node, axis: int) -> None:
 def _learn_hidden(node: Node, kind: Kind) -> None:
     """Weights have rows of as many hidden values as the node says, for each gate."""
     hidden, gates = node.get_int("hidden_size", 0), len(kind.gates)
-    if not hidden and known(node.shape(2)[-1]) is None:
-        node.unsupported("'hidden_size' must be given where the weights do not say it")
-    if not hidden:
-        return
+    if hidden < 1:
+        node.unsupported("attribute 'hidden_size' must be given, and at least 1")
     rows = ((1, 1, gates), (2, 1, gates), (2, 2, 1), (3, 1, 2 * gates), (5, 2, 1), (6, 2, 1))
     for index, axis, blocks in (*rows, (7, 1, 3)):
         node.learn(index, axis, blocks * hidden)

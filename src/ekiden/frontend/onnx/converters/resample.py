@@ -26,6 +26,8 @@ from ekiden.relay.visitor import free_vars
 from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import Dim, as_dim, equal, known, tidy
 
+SIMPLE = "simple"
+"""The rounding of nearest before opset 11: down on an axis that grows, up on one that shrinks."""
 Number: TypeAlias = Call | Constant
 """A scalar, or a tensor, that is being computed with."""
 
@@ -40,6 +42,8 @@ class _Axis:
     size: PrimExpr
     extent: PrimExpr
     scale: Number
+    mode: str
+    rounding: str
 
     @property
     def sizes(self) -> tuple[Number, Number]:
@@ -69,7 +73,10 @@ def _places(axis: _Axis) -> Expr:
     x = op.cast(op.arange(0, axis.extent, 1, "int64"), "float64")
     size, extent = axis.sizes
     scale = axis.scale
-    match axis.node.get_string("coordinate_transformation_mode", "half_pixel"):
+    match axis.mode:
+        case "asymmetric" if axis.rounding == SIMPLE:  # in float32, by which it may be whole
+            narrow = op.divide(op.cast(x, "float32"), op.cast(scale, "float32"))
+            return op.cast(narrow, "float64")
         case "asymmetric":
             return x / scale
         case "align_corners":
@@ -104,7 +111,10 @@ def _region(node: Node, axis: int) -> tuple[Number, Number]:
 
 
 def _nearest(axis: _Axis, places: Expr) -> Expr:
-    match axis.node.get_string("nearest_mode", "round_prefer_floor"):
+    match axis.rounding:
+        case "simple":
+            shrinks = op.less(axis.scale, _number(1))
+            found: Expr = op.where(shrinks, op.ceil(places), op.floor(places))
         case "round_prefer_ceil":
             found = op.floor(op.add(places, _number(0.5)))
         case "floor":
@@ -174,18 +184,23 @@ def _is_outside(axis: _Axis, places: Expr) -> Expr:
     return op.logical_or(op.less(places, _number(0)), op.greater(places, last))
 
 
-def resample(node: Node, extents: Sequence[PrimExpr], scales: Sequence[Number]) -> Expr:
+def resample(
+    node: Node,
+    extents: Sequence[PrimExpr],
+    scales: Sequence[Number],
+    mode: str = "half_pixel",
+    rounding: str = "round_prefer_floor",
+) -> Expr:
     """The first input with these extents; `scales`, float64 scalars, are those that coordinates go
-    by."""
+    by, as `mode` says; `rounding` is that of the nearest place."""
     data, kind = node.expr(0), node.dtype(0)
     wide = kind if kind in ("float32", "float64") else "float32"
     nearest = node.get_string("mode", "nearest") == "nearest"
     found: Expr = data if nearest or wide == kind else op.cast(data, wide)
-    mode = node.get_string("coordinate_transformation_mode", "half_pixel")
     cropped = mode == "tf_crop_and_resize"
     outside: Expr | None = None
     for at, (size, extent, scale) in enumerate(zip(node.shape(0), extents, scales, strict=True)):
-        axis = _Axis(node, at, size, extent, scale)
+        axis = _Axis(node, at, size, extent, scale, mode, rounding)
         if axis.is_kept() and not cropped:
             continue
         node.scope.require(binary(Or, binary(GE, size, 1), binary(EQ, extent, 0)))

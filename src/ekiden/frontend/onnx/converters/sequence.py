@@ -13,6 +13,7 @@ import numpy as np
 
 from ekiden.frontend.common.loop import Iteration, Loop, Parts, as_scalar, stacked
 from ekiden.frontend.common.sequence_value import Absent, SequenceValue
+from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
@@ -142,7 +143,10 @@ def _sizes(given: Value | None, extent: int) -> list[int]:
     if given is None or given.array is None:
         return [1] * extent
     if given.array.ndim:
-        return [int(n) for n in given.array]
+        sizes = [int(n) for n in given.array]
+        if min(sizes, default=0) < 0 or sum(sizes) != extent:
+            raise Unsupported(f"'split' must add up to an extent of {extent}, got {sizes}")
+        return sizes
     size = max(int(given.array), 1)
     return [min(size, extent - first) for first in range(0, extent, size)]
 

@@ -16,7 +16,7 @@ from ekiden.frontend.common.text_value import text_constant
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.whole import whole
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.shape_value import check_reshape
+from ekiden.frontend.onnx.shape_value import check_reshape, check_step, distinct_axes, fill_value
 from ekiden.ir.prim import EQ, GE, AnyDim, IntImm, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -28,6 +28,10 @@ def _identity(node: Node) -> Value:
 
 
 def _constant(node: Node) -> Value:
+    if node.has("sparse_value"):
+        sparse = node.get_tensor("sparse_value")
+        assert sparse is not None, "a sparse tensor is read as an array"
+        return constant(sparse)
     found = node.get_tensor("value")
     if found is not None:
         return text_constant(found) if found.dtype == np.object_ else constant(found)
@@ -68,6 +72,16 @@ def _reshape(node: Node) -> Expr | Value:
     return op.reshape(node.expr(0), wanted, allowzero=allow_zero)
 
 
+def _reshape_by_attribute(node: Node) -> Expr | Value:
+    """Before opset 5."""
+    if not node.has("shape"):
+        node.unsupported("attribute 'shape' is missing")
+    wanted = node.get_ints("shape")
+    check_reshape(wanted)
+    _require_same_count(node, wanted, False)
+    return op.reshape(node.expr(0), wanted)
+
+
 def _require_same_count(node: Node, wanted: tuple[Dim, ...], allow_zero: bool) -> None:
     """Note that the numbers of elements must agree, or divide where one dimension is -1."""
     shape = node.shape(0)
@@ -104,7 +118,9 @@ NO_AXES = ", which has no axes (compile with shape= where it drops this one),"
 
 def _squeeze(node: Node) -> Expr:
     axes = _axes(node)
-    if axes is None:  # the rank of the result cannot be known later: what may be 1 must not be
+    if not axes:
+        # None are given, or an empty list: all of extent 1 go. The rank of the result cannot be
+        # known later, so what may be 1 must not be.
         axes = tuple(i for i, d in enumerate(node.shape(0)) if known(d) == 1)
         for dim in node.shape(0):
             if known(dim) is None:
@@ -117,7 +133,7 @@ def _unsqueeze(node: Node) -> Expr:
     if axes is None:
         node.unsupported("'axes' is missing")
     data, rank = node.expr(0), node.rank(0) + len(axes)
-    for axis in sorted(node.axis(a, rank) for a in axes):
+    for axis in sorted(distinct_axes(node, axes, rank)):
         data = op.expand_dims(data, axis=axis)
     return data
 
@@ -163,8 +179,7 @@ def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | V
 
 
 def _constant_of_shape(node: Node) -> Expr:
-    fill = node.get_tensor("value")
-    number = np.zeros((), np.float32) if fill is None else fill.reshape(())
+    number = fill_value(node)
     shape = node.dims(0, "input")
     return op.full(
         const(number), shape, dtype="bool" if number.dtype == np.bool_ else str(number.dtype)
@@ -181,6 +196,7 @@ def _bound(value: Value) -> int | float | PrimExpr | None:
 
 def _range(node: Node) -> Expr:
     given = [_bound(node.value(i)) for i in range(3)]
+    check_step(given[2])
     numbers = [b for b in given if isinstance(b, (int, float))]
     if len(numbers) == len(given):
         return op.arange(numbers[0], numbers[1], numbers[2], dtype=node.dtype(0))
@@ -218,10 +234,11 @@ def _tile(node: Node) -> Expr:
 ROWS = (
     Row("Identity",        _identity),
     Row("Constant",        _constant,
-        attributes="value value_float value_floats value_int value_ints value_string "
+        attributes="sparse_value value value_float value_floats value_int value_ints value_string "
         "value_strings"),
     Row("Shape",           _shape, attributes="start end"),
     Row("Size",            _size),
+    Row("Reshape",         _reshape_by_attribute, attributes="consumed_inputs shape"),
     Row("Reshape",         _reshape, since=5, attributes="allowzero"),
     Row("Flatten",         _flatten, attributes="axis"),
     Row("Squeeze",         _squeeze, attributes="axes"),

@@ -24,6 +24,8 @@ else:
 def _groups(node: Node, states: int) -> list[list[Expr]]:
     """[tensor, gradient, states...] of each tensor that is trained."""
     many = [node.expr(i) for i in range(2, len(node.inputs))]
+    if len(many) % (states + 2):
+        node.unsupported(f"expected {states + 2} inputs for each tensor, got {len(many)}")
     count = len(many) // (states + 2)
     return [many[i::count] for i in range(count)]
 

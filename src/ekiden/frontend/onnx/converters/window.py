@@ -12,6 +12,14 @@ from ekiden.relay.expr import Expr, const
 from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import Dim, as_dim, as_ints, ceil_div, known, tidy, windows_fit
 
+AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER", "")
+"""What `auto_pad` may be; nothing is NOTSET, as ONNX Runtime reads it."""
+
+
+def auto_pad(node: Node) -> str:
+    """Return how borders follow from the shapes, one of AUTO_PADS; NOTSET where they do not."""
+    return node.get_string("auto_pad", "NOTSET") or "NOTSET"
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -47,7 +55,7 @@ def read_window(node: Node, kernel: Sequence[Dim]) -> Window:
         )
     strides = node.get_ints("strides", (1,) * rank)
     dilations = node.get_ints("dilations", (1,) * rank)
-    auto = node.get_string("auto_pad", "NOTSET")
+    auto = auto_pad(node)
     if auto in ("SAME_UPPER", "SAME_LOWER"):
         totals = [
             _same(d, k, s, e)

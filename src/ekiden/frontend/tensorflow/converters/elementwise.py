@@ -74,13 +74,13 @@ def _bias_add(node: Node) -> Expr:
 
 def _elu(node: Node) -> Expr:
     x = node.expr(0)
-    below = op.subtract(op.exp(op.minimum(x, _number(node, 0))), _number(node, 1))
+    below = expm1(op.minimum(x, _number(node, 0)), node.dtype(0))
     return op.where(op.less(x, _number(node, 0)), below, x)
 
 
 def _selu(node: Node) -> Expr:
     x, scale, alpha = node.expr(0), 1.0507009873554805, 1.6732632423543772
-    below = op.subtract(op.exp(op.minimum(x, _number(node, 0))), _number(node, 1))
+    below = expm1(op.minimum(x, _number(node, 0)), node.dtype(0))
     made = op.where(op.less(x, _number(node, 0)), op.multiply(below, _number(node, alpha)), x)
     return op.multiply(made, _number(node, scale))
 

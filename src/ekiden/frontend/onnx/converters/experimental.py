@@ -1,0 +1,71 @@
+"""Operators of ONNX's own domain that it dropped before they were finished, and that ONNX Runtime
+still runs: Affine, Crop, ImageScaler, ParametricSoftplus, ScaledTanh.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.frontend.onnx.converters.elementwise import number, softplus
+from ekiden.frontend.onnx.node import Node, Row
+from ekiden.ir.prim import GE, binary
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import as_dim, known, tidy
+
+
+def _affine(node: Node) -> Expr:
+    scaled = op.multiply(node.expr(0), number(node, node.get_float("alpha", 1.0)))
+    return op.add(scaled, number(node, node.get_float("beta", 0.0)))
+
+
+def _scaled_tanh(node: Node) -> Expr:
+    inner = op.multiply(node.expr(0), number(node, node.get_float("beta", 0.0)))
+    return op.multiply(op.tanh(inner), number(node, node.get_float("alpha", 0.0)))
+
+
+def _parametric_softplus(node: Node) -> Expr:
+    inner = op.multiply(node.expr(0), number(node, node.get_float("beta", 0.0)))
+    return op.multiply(softplus(inner, node.dtype(0)), number(node, node.get_float("alpha", 0.0)))
+
+
+def _image_scaler(node: Node) -> Expr:
+    """x * scale + a bias for each channel of [batch, channels, height, width]."""
+    bias = np.array(node.get_floats("bias"), np.float32)
+    channels = node.shape(0)[1]
+    if known(channels) != len(bias):
+        node.scope.same((channels,), (as_dim(len(bias)),))
+    scaled = op.multiply(node.expr(0), number(node, node.get_float("scale", 1.0)))
+    offset = const(bias.reshape(1, len(bias), 1, 1), "float32")
+    return op.add(scaled, op.cast(offset, node.dtype(0)))
+
+
+def _crop(node: Node) -> Expr:
+    """The middle of an image: `border` is left, top, right, bottom; `scale`, where it is there, the
+    height and width from the left and top border on.
+    """
+    left, top, right, bottom = node.get_ints("border", (0, 0, 0, 0))
+    height, width = node.shape(0)[2:]
+    ends = [tidy(height - bottom), tidy(width - right)]
+    if node.has("scale"):
+        rows, columns = node.get_ints("scale")
+        ends = [as_dim(top + rows), as_dim(left + columns)]
+    if min(left, top, right, bottom) < 0:
+        node.unsupported("'border' must be at least 0")
+    for begin, end, extent in zip((top, left), ends, (height, width), strict=True):
+        node.scope.require(binary(GE, extent, end))
+        node.scope.require(binary(GE, end, begin))
+        if known(extent) is not None and not begin <= (known(end) or 0) <= (known(extent) or 0):
+            node.unsupported(f"'border' and 'scale' leave nothing of an extent of {extent!r}")
+    return op.strided_slice(node.expr(0), begin=[top, left], end=ends, axes=[2, 3])
+
+
+# fmt: off
+ROWS = (
+    Row("Affine",             _affine, attributes="alpha beta"),
+    Row("Crop",               _crop, attributes="border scale"),
+    Row("ImageScaler",        _image_scaler, attributes="bias scale"),
+    Row("ParametricSoftplus", _parametric_softplus, attributes="alpha beta"),
+    Row("ScaledTanh",         _scaled_tanh, attributes="alpha beta"),
+)
+# fmt: on

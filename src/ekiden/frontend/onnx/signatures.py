@@ -1,0 +1,233 @@
+"""What a node's operator takes, and whether the node has it: the number of its inputs and outputs,
+its attributes and their kinds, the ranks and lengths of what it reads. Checked once for all
+operators, so that converters may rely on it.
+
+    signature("", "Clip", 13)  ->  inputs (input, min?, max?), outputs (output), no attributes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.text_value import TextValue
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.node import Node
+from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
+from ekiden.topi.shape import known
+
+if TYPE_CHECKING:
+    from ekiden.frontend.onnx import contrib_signatures, limits, signature_table
+else:
+    contrib_signatures = Late("ekiden.frontend.onnx.contrib_signatures")
+    limits = Late("ekiden.frontend.onnx.limits")
+    signature_table = Late("ekiden.frontend.onnx.signature_table")
+
+_PROTO = onnx.AttributeProto
+KINDS: Mapping[str, tuple[int, str]] = {
+    "i": (_PROTO.INT, "an integer"),
+    "f": (_PROTO.FLOAT, "a float"),
+    "s": (_PROTO.STRING, "a string"),
+    "t": (_PROTO.TENSOR, "a tensor"),
+    "g": (_PROTO.GRAPH, "a graph"),
+    "p": (_PROTO.TYPE_PROTO, "a type"),
+    "y": (_PROTO.SPARSE_TENSOR, "a sparse tensor"),
+    "I": (_PROTO.INTS, "a list of integers"),
+    "F": (_PROTO.FLOATS, "a list of floats"),
+    "S": (_PROTO.STRINGS, "a list of strings"),
+    "T": (_PROTO.TENSORS, "a list of tensors"),
+    "G": (_PROTO.GRAPHS, "a list of graphs"),
+}
+"""Letter of the tables -> the kind of an attribute, and its name in messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An input or output. repeats: how often it comes at least, where it may come several times."""
+
+    name: str
+    is_optional: bool = False
+    repeats: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute: a letter of KINDS, and whether every node must have it."""
+
+    kind: str
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What one version of an operator takes and gives."""
+
+    inputs: tuple[Parameter, ...]
+    outputs: tuple[Parameter, ...]
+    attributes: Mapping[str, Attribute]
+
+    def name_of_input(self, index: int) -> str:
+        """Return the name of an input; further ones of a repeated input have its name too."""
+        return self.inputs[min(index, len(self.inputs) - 1)].name if self.inputs else ""
+
+
+@lru_cache(1024)
+def signature(domain: str, op_type: str, version: int) -> Signature | None:
+    """Return the signature of an operator at a version; None where none is known."""
+    tables = (signature_table.SIGNATURES, contrib_signatures.SIGNATURES)
+    text = next((t[domain][op_type] for t in tables if op_type in t.get(domain, ())), None)
+    if text is None:
+        return None
+    rows = [row.split(" ", 1) for row in text.split(" ; ")]
+    # ONNX Runtime puts some operators into older opsets: the oldest row holds there
+    chosen = max(
+        (r for r in rows if int(r[0]) <= version), key=lambda r: int(r[0]), default=rows[0]
+    )
+    inputs, outputs, attributes = (part.split() for part in f" {chosen[1]} ".split(" - "))
+    pairs = (word.split(":") for word in attributes)
+    return Signature(
+        tuple(map(_parameter, inputs)),
+        tuple(map(_parameter, outputs)),
+        {name: Attribute(kind[0], kind.endswith("!")) for name, kind in pairs},
+    )
+
+
+def _parameter(word: str) -> Parameter:
+    name, star, repeats = word.partition("*")
+    if star:
+        return Parameter(name, repeats=int(repeats))
+    return Parameter(word.removesuffix("?"), word.endswith("?"))
+
+
+# What can be told from a node alone.
+
+
+def signature_problems(node: onnx.NodeProto, known_signature: Signature) -> Iterator[str]:
+    """Give what of a node its operator does not have: inputs, outputs, attributes."""
+    yield from _count_problems("input", node.input, known_signature.inputs)
+    yield from _count_problems("output", node.output, known_signature.outputs)
+    attributes = {a.name: a for a in node.attribute}
+    for name, declared in known_signature.attributes.items():
+        attribute = attributes.get(name)
+        if attribute is None:
+            if declared.is_required:
+                yield f"attribute {name!r} is missing"
+            continue
+        kind, words = KINDS[declared.kind]
+        if attribute.type != kind and not attribute.ref_attr_name:
+            yield f"attribute {name!r} must be {words}, got {_kind_name(attribute.type)}"
+
+
+def _kind_name(kind: int) -> str:
+    return next((words for k, words in KINDS.values() if k == kind), f"one of the kind {kind}")
+
+
+def _count_problems(
+    what: str, names: Sequence[str], parameters: Sequence[Parameter]
+) -> Iterator[str]:
+    is_open = bool(parameters) and parameters[-1].repeats is not None
+    if not is_open and any(names[len(parameters) :]):
+        yield f"expected at most {len(parameters)} {what}s, got {len(names)}"
+    for index, parameter in enumerate(parameters):
+        least = 1 if parameter.repeats is None else parameter.repeats
+        is_absent = len(names) < index + least or not all(names[index : index + least])
+        # results that nobody wants may be absent, whatever the operator says
+        if what == "input" and not parameter.is_optional and is_absent:
+            yield f"input {index} ({parameter.name!r}) is missing"
+
+
+# What needs the types of inputs.
+
+
+def check_limits(node: Node, known_signature: Signature) -> None:
+    """Raise Unsupported where an input has a rank or length that the operator refuses, or an
+    attribute a length that does not fit them.
+    """
+    rules = limits.LIMITS.get((_domain(node), node.op_type))
+    if rules is not None:
+        operands = _Operands(node, known_signature)
+        for rule in rules.split():
+            operands.check(rule)
+
+
+def _domain(node: Node) -> str:
+    return "" if node.proto.domain == "ai.onnx" else str(node.proto.domain)
+
+
+class _Operands:
+    """The ranks and lengths of a node's inputs and attributes, by name."""
+
+    def __init__(self, node: Node, known_signature: Signature) -> None:
+        self._node = node
+        self._places = {p.name: i for i, p in enumerate(known_signature.inputs)}
+
+    def check(self, rule: str) -> None:
+        """Raise Unsupported where one rule of ekiden.frontend.onnx.limits does not hold."""
+        if ":" in rule:
+            name, _, wanted = rule.partition(":")
+            rank = self._rank(name)
+            if rank is not None:
+                self._check_rank(name, rank, wanted)
+            return
+        name, _, wanted = rule.partition("#")
+        count, needed = self._count(name), self._length(wanted)
+        if count is not None and needed is not None and count != needed:
+            elements = "1 element" if needed == 1 else f"{needed} elements"
+            raise Unsupported(f"{name!r} must have {elements}, got {count}")
+
+    def _check_rank(self, name: str, rank: int, wanted: str) -> None:
+        if wanted in self._places:
+            other = self._rank(wanted)
+            if other is not None and rank != other:
+                raise Unsupported(
+                    f"{name!r} must have the rank of {wanted!r}, which is {other}, got {rank}"
+                )
+            return
+        if wanted.endswith("+"):
+            if rank < int(wanted[:-1]):
+                raise Unsupported(f"{name!r} must have rank {wanted[:-1]} or more, got {rank}")
+        elif str(rank) not in wanted.split("|"):
+            choice = " or ".join(wanted.split("|"))
+            raise Unsupported(f"{name!r} must have rank {choice}, got {rank}")
+
+    def _value(self, name: str) -> Value | None:
+        place = self._places.get(name)
+        inputs = self._node.proto.input
+        is_there = place is not None and place < len(inputs)
+        return self._node.peek(place) if is_there and place is not None else None
+
+    def _rank(self, name: str) -> int | None:
+        value = self._value(name)
+        if isinstance(value, TextValue):
+            return len(value.shape)
+        return None if value is None or isinstance(value, NoTensor) else len(value.type.shape)
+
+    def _count(self, name: str) -> int | None:
+        """Return how many elements an input or a list has; None where that is not known."""
+        value = self._value(name)
+        if value is None:
+            return self._node.length_of(name)
+        if isinstance(value, NoTensor):
+            return None
+        extents = [known(d) for d in value.type.shape]
+        return None if None in extents else math.prod(e for e in extents if e is not None)
+
+    def _length(self, wanted: str) -> int | None:
+        """Return what `2`, `3*x`, `x-2` or `2*x-4` is, x the rank of an input or the length of a
+        list; of `axes|x` the first that is there.
+        """
+        if wanted.lstrip("-").isdigit():
+            return int(wanted)
+        factor, star, rest = wanted.rpartition("*")
+        names, minus, less = rest.partition("-")
+        for name in names.split("|"):
+            number = self._count(name[1:]) if name.startswith("@") else self._rank(name)
+            if number is not None:
+                return (int(factor) if star else 1) * number - (int(less) if minus else 0)
+        return None
