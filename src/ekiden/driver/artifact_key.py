@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.table import frontend_of
+from ekiden.frontend.table import as_bytes, frontend_of
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.extensions import is_extended
 from ekiden.ir.hashes import sha256
@@ -172,6 +172,7 @@ def _model(model: object) -> tuple[list[str], Callable[[], str]]:
     of its bytes: a file is read then, other bytes need not be kept until then. Raises TypeError for
     what has no bytes that say what it is, OSError where there is no such file.
     """
+    model = as_bytes(model)
     row = frontend_of(model)
     if row is None:
         raise TypeError(f"no digest of {type(model).__name__}")

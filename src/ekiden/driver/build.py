@@ -19,7 +19,7 @@ from ekiden.codegen.build import generator_of
 from ekiden.codegen.parallel import Progress
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
-from ekiden.frontend.table import described, frontend_of, taken
+from ekiden.frontend.table import as_bytes, described, frontend_of, taken
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.installed import version_of
@@ -71,6 +71,7 @@ def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
             what = "an ekiden.IRModule" if isinstance(model, IRModule) else "a relay.Function"
             raise CompileError(f"compile: {what} takes no '{name}'")
         return _checked(module_of(model))
+    model = as_bytes(model)
     row = frontend_of(model)
     if row is None:
         raise CompileError(f"compile: expected {taken()}, got {described(model)}")

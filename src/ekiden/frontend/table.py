@@ -134,6 +134,8 @@ class Frontend:
     """How the names of its files end."""
     starts: tuple[tuple[int, bytes], ...] = ()
     """(offset, bytes): what stands in its files and bytes, where that tells them."""
+    is_own: Callable[[bytes], bool] | None = None
+    """Whether bytes are one of its models, where no fixed place in them says so."""
     holds: tuple[str, ...] = ()
     """The files of which one is in each of its folders."""
     members: tuple[str, ...] = ()
@@ -199,7 +201,7 @@ class Frontend:
         """Raise CompileError where `function`, which is one of this row, is given another's model
         or none.
         """
-        if isinstance(model, (str, os.PathLike, bytes)):
+        if isinstance(as_bytes(model), (str, os.PathLike, bytes)):
             return  # whoever reads it says what it is
         if frontend_of(model) is not self:
             text = f"expected {self.takes}, or a path or bytes of one, got {described(model)}"
@@ -217,6 +219,21 @@ def _numbers(text: str) -> tuple[int, ...]:
     """The version as numbers: "2.13.0+cpu" is (2, 13, 0)."""
     parts = text.partition("+")[0].split(".")
     return tuple(int(p) for p in parts if p.isdigit())
+
+
+def _is_exported(data: bytes) -> bool:
+    """Return whether bytes are what `jax.export.Exported.serialize` writes: a flatbuffer without an
+    identifier, in which there is a portable artifact of StableHLO.
+    """
+    root = int.from_bytes(data[:4], "little")
+    is_flatbuffer = 4 <= root <= _ROOT and root % 2 == 0
+    return is_flatbuffer and b"ML\xefR\rStableHLO_v" in data
+
+
+_MLIR_WORDS = (b"module {", b"module @", b"module attributes", b"func.func ", b"#loc", b"// ")
+"""How the text of a program in MLIR begins: what comes before it, or a comment."""
+_ROOT = 1024
+"""The largest offset of a root table that jax.export writes: its own fields are few."""
 
 
 FRONTENDS = (
@@ -273,19 +290,22 @@ FRONTENDS = (
     Frontend(
         "jax",
         model="a JAX program",
-        takes="a function of JAX with example_inputs, a jax.export.Exported",
+        takes="a function of JAX with example_inputs, a jax.export.Exported, StableHLO",
         packages=(Package("jax", ("jax",), "0.6"), Package("jaxlib", ("jaxlib",), "0.6")),
         extra="jax",
-        suffixes=(".jax",),
+        suffixes=(".jax", ".mlir", ".stablehlo", ".mlirbc"),
+        starts=((0, b"ML\xefR"), *((0, word) for word in _MLIR_WORDS)),
+        is_own=_is_exported,
         classes=(
             "jax.Exported",
+            "jaxlib.Module",
             "jaxlib.PjitFunction",
             "builtins.function",
             "builtins.method",
             "functools.partial",
         ),
         tensors=("jaxlib.ArrayImpl",),
-        options=frozenset(("example_inputs", "example_kwargs", "dynamic_shapes")),
+        options=frozenset(("example_inputs", "example_kwargs", "dynamic_shapes", "signature")),
         relay=("from_jax",),
     ),
     Frontend(
@@ -398,8 +418,6 @@ OTHERS = (
           classes=("openvino.Model", "openvino.CompiledModel")),
     Other("made for another engine", (".engine", ".plan", ".trt", ".pte", ".mnn"), _ORIGIN),
     Other("a model of Caffe", (".caffemodel", ".prototxt"), "convert it to ONNX"),
-    Other("a program of MLIR", (".mlir", ".stablehlo"), "give ekiden.compile the function of JAX, "
-          "or what its jax.export.export serializes"),
     Other("compressed", (".gz", ".tgz", ".xz", ".bz2", ".zst", ".zip", ".tar"),
           "unpack it, and give ekiden.compile the model that is in it",
           starts=((0, b"\x1f\x8b\x08"), (0, b"\xfd7zXZ"), (0, b"BZh"), (0, b"\x28\xb5\x2f\xfd"))),
@@ -420,12 +438,14 @@ def frontend_of(model: object) -> Frontend | None:
     """
     if isinstance(model, (str, os.PathLike)):
         return _of_path(os.fspath(model) or os.curdir)
+    model = as_bytes(model)
     if isinstance(model, bytes):
         found = _of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP else None
         for other in OTHERS:
             if _starts(other, model[:_HEAD]):
                 raise _turned_away("bytes", other)
-        return found or _of_bytes(model) or FRONTENDS[0]
+        own = (row for row in FRONTENDS if row.is_own is not None and row.is_own(model))
+        return found or _of_bytes(model) or next(own, FRONTENDS[0])
     for row in FRONTENDS:
         if _is_one_of(model, row.classes):
             return row
@@ -433,6 +453,11 @@ def frontend_of(model: object) -> Frontend | None:
         if _is_one_of(model, other.classes):
             raise _turned_away(f"an object of class {type(model).__name__!r}", other)
     return None
+
+
+def as_bytes(model: object) -> object:
+    """Return a buffer of bytes that may change as `bytes`, anything else as it is."""
+    return bytes(model) if isinstance(model, (bytearray, memoryview)) else model
 
 
 def _is_one_of(value: object, classes: Sequence[str]) -> bool:

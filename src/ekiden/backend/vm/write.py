@@ -181,8 +181,22 @@ def _json(metadata: dict[str, object]) -> bytes:
 
 def _constant(array: np.ndarray, is_made: bool, is_apart: bool) -> Constant:
     code, bits, _ = dtype_code(array.dtype.name)
-    data = None if is_made or is_apart else array
-    return Constant(code, bits, array.shape, array.nbytes, data, is_made)
+    stored = _packed(array, bits) if bits < _BYTE else array
+    data = None if is_made or is_apart else stored
+    return Constant(code, bits, array.shape, stored.nbytes, data, is_made)
+
+
+_BYTE = 8
+"""Bits of the smallest elements that have an address."""
+
+
+def _packed(array: np.ndarray, bits: int) -> np.ndarray:
+    """Return elements of less than a byte without gaps, low bits first, as tensors have them: NumPy
+    gives each a byte.
+    """
+    codes = np.ascontiguousarray(array).view(np.uint8).reshape(-1, 1)
+    single = np.unpackbits(codes, axis=1, count=bits, bitorder="little")
+    return np.packbits(single, bitorder="little")
 
 
 def _little_endian(constant: np.ndarray) -> np.ndarray:

@@ -187,12 +187,25 @@ def _numeric_divide(a: Array, b: Array) -> Array:
 
 
 def _symbolic_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Floor division where both sides are known not to be negative: there it is C's division, and
+    """Return C's division: by floor division where the signs of both sides are known, which
     simplifies further.
     """
-    if is_int(a.dtype) and is_not_negative(a) and is_not_negative(b):
-        return a // b
+    if is_int(a.dtype) and is_not_negative(b):
+        if is_not_negative(a):
+            return a // b
+        if is_not_negative(-a):
+            return -((-a) // b)
     return a / b
+
+
+def truncated_remainder(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """Return C's remainder, which has the sign of what is divided."""
+    if is_not_negative(b):
+        if is_not_negative(a):
+            return a % b
+        if is_not_negative(-a):
+            return -((-a) % b)
+    return a - b * _symbolic_divide(a, b)
 
 
 def is_not_negative(value: PrimExpr) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.waves import Parts
 from ekiden.relay import op
-from ekiden.relay.expr import Expr
+from ekiden.relay.expr import Expr, const
 from ekiden.runtime.late_methods import dataclass
 
 
@@ -46,3 +46,51 @@ def exponential(a: Expr, b: Expr) -> Parts:
     """exp(a) (cos b + i sin b)."""
     size = op.exp(a)
     return op.multiply(size, op.cos(b)), op.multiply(size, op.sin(b))
+
+
+def powered(size: Expr, angle: Expr, exponent: float, dtype: str) -> Parts:
+    """Return a real power of numbers in polar form: r^p (cos p a + i sin p a)."""
+    turned = op.multiply(angle, const(exponent, dtype))
+    length = op.sqrt(size) if exponent == _HALF else op.power(size, const(exponent, dtype))
+    return op.multiply(length, op.cos(turned)), op.multiply(length, op.sin(turned))
+
+
+_HALF = 0.5
+
+
+def sine(a: Expr, b: Expr) -> Parts:
+    """sin a cosh b + i cos a sinh b."""
+    return op.multiply(op.sin(a), op.cosh(b)), op.multiply(op.cos(a), op.sinh(b))
+
+
+def cosine(a: Expr, b: Expr) -> Parts:
+    """cos a cosh b - i sin a sinh b."""
+    return (
+        op.multiply(op.cos(a), op.cosh(b)),
+        op.negative(op.multiply(op.sin(a), op.sinh(b))),
+    )
+
+
+def hyperbolic_tangent(a: Expr, b: Expr) -> Parts:
+    """(t (1 + u u) + i u / cosh(a)^2) / (1 + t t u u), of t = tanh a and u = tan b: nothing in it
+    overflows where a is large.
+    """
+    t, u, one = op.tanh(a), op.tan(b), op.ones_like(a)
+    squares = op.multiply(u, u)
+    size = op.add(one, op.multiply(op.multiply(t, t), squares))
+    slope = op.divide(one, op.cosh(a))
+    real = op.divide(op.multiply(t, op.add(one, squares)), size)
+    return real, op.divide(op.multiply(u, op.multiply(slope, slope)), size)
+
+
+def tangent(a: Expr, b: Expr) -> Parts:
+    """-i tanh(i z)."""
+    real, imaginary = hyperbolic_tangent(op.negative(b), a)
+    return imaginary, op.negative(real)
+
+
+def logistic(a: Expr, b: Expr) -> Parts:
+    """1 / (1 + exp(-z))."""
+    real, imaginary = exponential(op.negative(a), op.negative(b))
+    one = op.ones_like(a)
+    return divided((one, op.zeros_like(a)), (op.add(one, real), imaginary))

@@ -28,6 +28,8 @@ class Places:
     batch: the shape of the indices. starts: for an axis of the tensor its positions, of that shape.
     sizes: the extents of a window. dropped: axes that have the extent 1 in a window and are not in
     the result; batching: those of them that go along with an axis of the indices, by that axis.
+    covering: positions along axes that a window has all of. A gather moves them to 0, a scatter
+    drops a window that does not begin there.
     """
 
     shape: tuple[PrimExpr, ...]
@@ -36,6 +38,7 @@ class Places:
     sizes: tuple[Dim, ...]
     dropped: tuple[int, ...]
     batching: dict[int, int]
+    covering: dict[int, Value]
 
     @property
     def moving(self) -> list[int]:
@@ -65,13 +68,14 @@ def places(
     """What the dimension numbers of a gather or scatter say."""
     shape, index_shape = node.shape(operand), node.shape(indices)
     batch = tuple(d for i, d in enumerate(index_shape) if i != vector)
-    starts = {}
+    starts: dict[int, Value] = {}
+    covering: dict[int, Value] = {}
     for number, axis in enumerate(start_map):
-        found = _component(node, node.value(indices), vector, number)
-        if not equal(as_dim(sizes[axis]), shape[axis]):
-            starts[axis] = found
+        is_whole = equal(as_dim(sizes[axis]), shape[axis])
+        found = covering if is_whole else starts
+        found[axis] = _component(node, node.value(indices), vector, number)
     along = {a: i - (i > vector) for a, i in zip(batching, index_batching, strict=True)}
-    return Places(shape, batch, starts, tuple(sizes), (*dropped, *batching), along)
+    return Places(shape, batch, starts, tuple(sizes), (*dropped, *batching), along, covering)
 
 
 def _component(node: Node, indices: Value, vector: int, number: int) -> Value:
@@ -107,7 +111,7 @@ def inside(node: Node, at: Places) -> Places:
         else:
             low = op.maximum(node.scope.expr(start), const(0, "int64"))
             moved[axis] = node.given(op.minimum(low, limits(node, at, axis)))
-    return Places(at.shape, at.batch, moved, at.sizes, at.dropped, at.batching)
+    return Places(at.shape, at.batch, moved, at.sizes, at.dropped, at.batching, {})
 
 
 def index_tensor(node: Node, at: Places) -> Expr:

@@ -58,7 +58,7 @@ def _nowhere(at: Places) -> Expr:
 def _valid(node: Node, at: Places) -> Expr | None:
     """Whether each window fits; None where all are known to."""
     tests: list[Expr] = []
-    for axis, start in at.starts.items():
+    for axis, start in (*at.starts.items(), *at.covering.items()):
         limit = known(tidy(at.shape[axis] - as_dim(at.sizes[axis])))
         found = start.array
         if found is not None and limit is not None and np.all((found >= 0) & (found <= limit)):

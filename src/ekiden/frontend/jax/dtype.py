@@ -9,25 +9,39 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.jax.narrow import NARROW, Narrow
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 
 DTYPES: Mapping[str, str] = {
-    "i1": "bool",
+    "i1": "bool", "index": "int64",
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"ui{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
     "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
-    "f8E4M3FN": "float8_e4m3fn", "f8E4M3FNUZ": "float8_e4m3fnuz",
-    "f8E5M2": "float8_e5m2", "f8E5M2FNUZ": "float8_e5m2fnuz",
+    **{name: narrow.carrier for name, narrow in NARROW.items()},
 }  # fmt: skip
+"""MLIR's name of an element type -> the dtype that its values have in Relay."""
 
 
 _PARTS: Mapping[str, str] = {"complex<f32>": "float32", "complex<f64>": "float64"}
 
 
+def own_dtype(name: str) -> str:
+    """Return a dtype of JAX in our spelling. Raises Unsupported for one that there is not."""
+    stored = [narrow.stored for narrow in NARROW.values() if narrow.stored]
+    if name not in DTYPES.values() and name not in stored:
+        raise Unsupported(f"dtype {name} is not supported")
+    return name
+
+
 def is_complex(kind: ir.Type) -> bool:
     """Whether a type is a tensor of complex numbers."""
     return isinstance(kind, ir.RankedTensorType) and str(kind.element_type) in _PARTS
+
+
+def is_token(kind: ir.Type) -> bool:
+    """Whether a type is that of tokens, which order what has effects and have no data."""
+    return str(kind) == "!stablehlo.token"
 
 
 def part_dtype_of(kind: ir.Type) -> str:
@@ -36,8 +50,8 @@ def part_dtype_of(kind: ir.Type) -> str:
 
 
 def dtype_of(kind: ir.Type) -> str:
-    """The dtype of a tensor type, in our spelling. Raises Unsupported for complex numbers, integers
-    of 2 and 4 bits, and what is no tensor.
+    """Return the dtype that the values of a tensor type have here; of narrow ones their carrier.
+    Raises Unsupported for complex numbers, and what is no tensor.
     """
     if not isinstance(kind, ir.RankedTensorType):
         raise Unsupported(f"values of the type {kind} are not supported")
@@ -47,6 +61,32 @@ def dtype_of(kind: ir.Type) -> str:
     return DTYPES[name]
 
 
+def narrow_of(kind: ir.Type) -> Narrow | None:
+    """Return the narrow dtype of a tensor type, None of any other."""
+    return NARROW.get(str(kind.element_type)) if isinstance(kind, ir.RankedTensorType) else None
+
+
+def stored_dtype_of(kind: ir.Type) -> str:
+    """Return the dtype of a tensor type outside of a program: in its inputs and outputs.
+    Raises Unsupported as `dtype_of`, and for narrow dtypes that tensors of ours do not have.
+    """
+    narrow = narrow_of(kind)
+    if narrow is None:
+        return dtype_of(kind)
+    if not narrow.stored:
+        raise Unsupported(f"dtype {narrow.name} is not supported")
+    return narrow.stored
+
+
+def bits_of(kind: ir.Type) -> int:
+    """Return the width of an element, of complex numbers of a part; 1 of truth values."""
+    narrow = narrow_of(kind)
+    dtype = part_dtype_of(kind)
+    if narrow is not None:
+        return narrow.bits
+    return 1 if dtype == "bool" else 8 * np.dtype(to_numpy(dtype)).itemsize
+
+
 def extents_of(kind: ir.Type) -> list[int | None]:
     """The extents of a tensor type, None for symbolic ones."""
     assert isinstance(kind, ir.RankedTensorType)
@@ -54,13 +94,17 @@ def extents_of(kind: ir.Type) -> list[int | None]:
 
 
 def array_of(attribute: ir.Attribute) -> Array:
-    """The elements of a constant; of one that repeats a number they share its memory."""
+    """Return the elements of a constant, narrow ones in their carrier; of one that repeats a number
+    they share its memory.
+    """
     kind = attribute.type
     wanted = to_numpy(dtype_of(kind))
     shape = tuple(kind.get_dim_size(i) for i in range(kind.rank))
     if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
         value = np.asarray(attribute.get_splat_value().value, wanted)
         return np.broadcast_to(value, shape)
+    if narrow_of(kind) is not None:
+        return _carried(attribute).astype(wanted).reshape(shape)
     try:
         return np.array(attribute, wanted)
     except TypeError:  # the buffer protocol has no such dtype
@@ -81,6 +125,22 @@ def parts_of(constant: ir.Operation) -> tuple[Array, Array]:
         part = ir.RankedTensorType.get(kind.shape, width.get())
         real, imaginary = _evaluated([part, part], parts)
         return real, imaginary
+
+
+def _carried(attribute: ir.Attribute) -> Array:
+    """Return the elements of a constant of a narrow dtype, converted by a program of StableHLO."""
+    with attribute.context, ir.Location.unknown():
+        narrow = narrow_of(attribute.type)
+        assert narrow is not None, "the constant has a narrow dtype"
+        element = {
+            "int8": lambda: ir.IntegerType.get_signless(8),
+            "uint8": lambda: ir.IntegerType.get_unsigned(8),
+            "float32": ir.F32Type.get,
+        }[narrow.carrier]()
+        kind = ir.RankedTensorType.get(attribute.type.shape, element)
+        value = lambda: [stablehlo.convert(kind, stablehlo.constant(attribute))]  # noqa: E731
+        (elements,) = _evaluated([kind], value)
+        return elements
 
 
 def _bits_of(attribute: ir.Attribute) -> Array:

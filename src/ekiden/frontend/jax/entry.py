@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from jax.export import Exported
+from jaxlib.mlir import ir
 
 from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.libraries import check_readable
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.jax.export import exported, label_of, loaded
-from ekiden.frontend.jax.program import import_program
+from ekiden.frontend.jax.export import argument_names, exported, label_of, loaded
+from ekiden.frontend.jax.program import import_program, import_stablehlo
+from ekiden.frontend.jax.stablehlo import bytecode_of, is_stablehlo, read
 from ekiden.runtime.errors import CompileError
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """A function with its example inputs, a program of jax.export, or one that was saved: a path or
-    bytes. Raises CompileError for examples that a function cannot be traced with, and for options
-    of a trace beside a program that is exported already."""
+    """Return the module of a function with its example inputs, of a program of jax.export or one
+    that was saved, or of StableHLO: a path, bytes, text, or a module of MLIR.
+
+    Raises CompileError for examples that a function cannot be traced with, and for options of a
+    trace beside a program that is exported already.
+    """
     label = label_of(model)
     if isinstance(model, (str, os.PathLike)):
         label = f"program {os.path.basename(os.fspath(model))!r}"
+        check_readable(model, label)
+        model = read(model)
+    if isinstance(model, ir.Module):
+        label, model = "a module of MLIR", bytecode_of(model)
+    if isinstance(model, (bytes, bytearray, str)):
+        label = label if label.startswith(("program", "a module")) else "a program of JAX"
+        model = model.encode() if isinstance(model, str) else bytes(model)
+        if is_stablehlo(model):
+            _refuse(options, label, ("signature",))
+            return import_stablehlo(model, label, options.signature)
         model = loaded(model, label)
-    elif isinstance(model, (bytes, bytearray)):
-        label = "a program of jax.export"
-        model = loaded(bytes(model), label)
     if isinstance(model, Exported):
-        for name in options.given():
-            raise CompileError(f"compile: {label} is exported already: it takes no '{name}'")
+        _refuse(options, label)
         return import_program(model, label)
+    _refuse(options, label, ("example_inputs", "example_kwargs", "dynamic_shapes"))
     if options.example_inputs is None and options.example_kwargs is None:
         text = "example_inputs are missing: compile(function, (x, ...))"
         raise CompileError(f"compile: {label}: {text}")
@@ -37,4 +50,16 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
     inputs = given if isinstance(given, (list, tuple)) else (given,)
     function = cast("Callable[..., object]", model)
     program = exported(function, inputs, options.example_kwargs, options.dynamic_shapes)
-    return import_program(program, label)
+    return import_program(program, label, argument_names(function, len(inputs)))
+
+
+def _refuse(options: ImportOptions, label: str, honoured: Sequence[str] = ()) -> None:
+    """Raise CompileError for an option that this kind of model does not honour."""
+    for name in options.given():
+        if name not in honoured:
+            reason = (
+                "is traced when it is compiled"
+                if "example_inputs" in honoured
+                else "is exported already"
+            )
+            raise CompileError(f"compile: {label} {reason}: it takes no '{name}'")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax import export
 
-from ekiden.frontend.common.libraries import check_readable, told_by
+from ekiden.frontend.common.libraries import told_by
 
 
 def label_of(model: object) -> str:
@@ -50,12 +50,25 @@ def _specs(given: object) -> object:
     return tuple(given) if isinstance(given, list) else given
 
 
-def loaded(model: str | os.PathLike[str] | bytes, label: str) -> export.Exported:
-    """A program that Exported.serialize gave. Raises ImportModelError for anything else."""
-    data = model
-    if not isinstance(data, bytes):
-        check_readable(data, label)
-        with open(data, "rb") as file:
-            data = file.read()
+def argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
+    """Return the names of the first `count` positional arguments of a function, as JAX has them;
+    none where Python does not know them.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    names: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = count - len(names)
+            names += [f"{parameter.name}[{i}]" for i in range(rest)]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return tuple(names[:count])
+
+
+def loaded(data: bytes, label: str) -> export.Exported:
+    """Return the program that Exported.serialize wrote. Raises ImportModelError for other bytes."""
     with told_by("no program of jax.export, or cut short", label, None):
         return export.deserialize(bytearray(data))

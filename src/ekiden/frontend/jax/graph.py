@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -13,14 +14,24 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.jax.dtype import array_of, is_complex, part_dtype_of, parts_of
+from ekiden.frontend.jax.dtype import (
+    array_of,
+    is_complex,
+    is_token,
+    narrow_of,
+    part_dtype_of,
+    parts_of,
+)
 from ekiden.frontend.jax.node import Many, Node, Pair, Row, describe, source
 from ekiden.frontend.jax.registry import TABLE, find
+from ekiden.frontend.jax.stablehlo import decomposed, functions_of
 from ekiden.ir.op import Array
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
+Held: TypeAlias = Value | Complex | tuple["Held", ...] | None
+"""What a value stands for: None where the operation that makes it has been reported."""
 CALLS = ("func.call", "stablehlo.while", "stablehlo.if", "stablehlo.case")
 _SUFFIXES = ("real", "imag")
 TERMINATORS = ("stablehlo.return", "func.return")
@@ -33,12 +44,13 @@ class Graph:
 
     def __init__(self, walk: Walk, module: ir.Module) -> None:
         self.walk, self.scope = walk, walk.scope
-        self.env: dict[ir.Value, Value | Complex | None] = {}
+        self.env: dict[ir.Value, Held] = {}
         self._functions: Mapping[str, ir.Block] = {
-            each.attributes["sym_name"].value: each.regions[0].blocks[0]
-            for each in module.body.operations
-            if each.operation.name == "func.func" and len(each.regions[0].blocks)
+            function.attributes["sym_name"].value: function.regions[0].blocks[0]
+            for function in functions_of(module)
         }
+        self._decomposed: list[ir.Module] = []
+        """Modules that operations were taken apart in; their values are keys of `env`."""
         self._count = 0
         self._place = ""
         """The line of the user's program that is being imported."""
@@ -69,7 +81,7 @@ class Graph:
             raise Unsupported("complex numbers are not supported here")
         return real
 
-    def results(self, block: ir.Block, inputs: Sequence[Value | Complex | None]) -> Many:
+    def results(self, block: ir.Block, inputs: Sequence[Held]) -> Many:
         """Import a block for these inputs; what it gives. Raises Unsupported where an operation of
         it has been reported.
         """
@@ -78,10 +90,9 @@ class Graph:
             operation = each.operation
             if operation.name in TERMINATORS:
                 found = [self.env[o] for o in operation.operands]
-                made = [v for v in found if v is not None]
-                if len(made) < len(found):
+                if any(v is None for v in found):
                     raise Unsupported("")
-                return made
+                return found  # type: ignore[return-value]  # none of them is None
             self._call(operation)
         raise Unsupported("a block without an end")
 
@@ -98,10 +109,23 @@ class Graph:
         with self.walk.at(describe(operation, around), labels):
             if operation.name not in CALLS:  # what is inside them is reported there
                 for value in (*operation.operands, *operation.results):
-                    part_dtype_of(value.type)
-            made = self._made(self._converted(operation, inputs, names), names)
-            self.env.update(zip(operation.results, made, strict=True))
+                    _check_type(value.type)
+            held = self._tuple(operation, inputs)
+            if held is None:
+                held = self._made(self._converted(operation, inputs, names), names)
+            self.env.update(zip(operation.results, held, strict=True))
         self._place = around
+
+    @staticmethod
+    def _tuple(operation: ir.Operation, inputs: Sequence[Held]) -> Sequence[Held] | None:
+        """Return the result of an operation that makes or reads a tuple, None of any other."""
+        if operation.name == "stablehlo.tuple":
+            return [tuple(inputs)]
+        if operation.name == "stablehlo.get_tuple_element":
+            whole = inputs[0]
+            assert isinstance(whole, tuple), "its operand is a tuple"
+            return [whole[operation.attributes["index"].value]]
+        return None
 
     def _made(
         self, result: Result | Many | Pair, names: Sequence[str]
@@ -138,13 +162,16 @@ class Graph:
     def _converted(
         self,
         operation: ir.Operation,
-        inputs: Sequence[Value | Complex | None],
+        inputs: Sequence[Held],
         names: Sequence[str],
     ) -> Result | Many | Pair:
         if operation.name == "stablehlo.constant":
             if _has_complex(operation):
                 return list[Value | Complex]([Complex(*map(constant, parts_of(operation)))])
             return self._constant(array_of(operation.attributes["value"]))
+        whole = self._apart(operation, inputs)
+        if whole is not None:
+            return whole
         row = find(operation.name)
         node = Node(operation, inputs, self.scope, names, self, str(self.scope.span))
         if _has_complex(operation):
@@ -152,15 +179,37 @@ class Graph:
                 raise Unsupported("complex numbers are not supported here")
             return row.on_complex(row.convert)(node)
         if row.rule is None:
-            return self._declared(node, fold(self.scope, node.inputs, row.convert(node)))
+            return self._declared(node, self._folded(node, row))
         return self._evaluated(node, row, row.rule(node))
+
+    def _apart(self, operation: ir.Operation, inputs: Sequence[Held]) -> Many | None:
+        """Return what an operation gives that has no row for its operands, but simpler operations
+        that it is made of; None for any other.
+        """
+        row = TABLE.get(operation.name)
+        is_known = row is not None and (not _has_complex(operation) or row.on_complex is not None)
+        if is_known or not operation.name.startswith(("chlo.", "stablehlo.")):
+            return None
+        if operation.name.startswith("stablehlo.") and operation.name not in _EXPANDED:
+            return None
+        module = decomposed(operation)
+        if module is None:
+            return None
+        self._decomposed.append(module)
+        (function,) = functions_of(module)
+        return self.results(function.regions[0].blocks[0], inputs)
+
+    def _folded(self, node: Node, row: Row) -> Result:
+        """Return what a row gives of real tensors, computed where its inputs are known."""
+        result = row.convert(node)
+        return fold(self.scope, node.inputs, result)  # type: ignore[arg-type]  # none is complex
 
     def _evaluated(self, node: Node, row: Row, rule: Rule) -> Result:
         dtype = node.out_dtype()
         known = evaluated(node.inputs, rule, dtype, row.is_view)
         if known is not None:
-            return known
-        result = self._declared(node, fold(self.scope, node.inputs, row.convert(node)))
+            return self._declared(node, known)
+        result = self._declared(node, self._folded(node, row))
         if isinstance(result, Expr):
             result = self.scope.bound(result)
         if not isinstance(result, Value):
@@ -168,18 +217,62 @@ class Graph:
         return followed(self.scope, node.inputs, rule, result)
 
     def _declared(self, node: Node, result: Result) -> Result:
-        """An output in the dtype that it is declared to have."""
-        if not isinstance(result, Expr) or len(node.operation.results) != 1:
+        """Return outputs in the dtypes that they are declared to have, rounded to narrow ones."""
+        if node.operation.name in _EXACT:
             return result
-        kind, wanted = self.scope.type_of(result), node.out_dtype()
-        if isinstance(kind, TensorType) and kind.dtype != wanted:
-            return op.cast(result, wanted)
+        count = len(node.operation.results)
+        if count == 1 and isinstance(result, (Expr, Value)):
+            return self._fitted(node, 0, result)
+        if isinstance(result, Sequence) and any(narrow_of(r.type) for r in node.operation.results):
+            return [
+                each if each is None else self._fitted(node, index, each)
+                for index, each in enumerate(result)
+            ]
         return result
+
+    def _fitted(self, node: Node, index: int, result: Expr | Value) -> Expr | Value:
+        if is_token(node.operation.results[index].type):
+            return result
+        wanted, narrow = node.out_dtype(index), narrow_of(node.operation.results[index].type)
+        if isinstance(result, Value):
+            if narrow is None or result.symbols is not None:
+                return result
+            if result.array is not None:
+                return constant(narrow.fitted_array(result.array))
+            result = self.scope.expr(result)
+        kind = self.scope.type_of(result)
+        if isinstance(kind, TensorType) and kind.dtype != wanted:
+            result = op.cast(result, wanted)
+        if narrow is None:
+            return result
+        return narrow.fitted(result, lambda expr: self.scope.expr(node.given(expr)))
 
     def _constant(self, array: Array) -> Result:
         if array.size > SMALL and not any(array.strides):
             return op.broadcast_to(const(array.flat[0]), array.shape)
         return constant(np.ascontiguousarray(array).reshape(array.shape))
+
+
+def _check_type(kind: ir.Type) -> None:
+    """Raise Unsupported for values that there are not here."""
+    if isinstance(kind, ir.TupleType):
+        for index in range(kind.num_types):
+            _check_type(kind.get_type(index))
+    elif not is_token(kind):
+        part_dtype_of(kind)
+
+
+_EXPANDED = tuple(
+    f"stablehlo.{name}"
+    for name in (
+        "sqrt", "log_plus_one",  # of complex numbers, without loss of digits
+        "broadcast", "dot", "create_token", "einsum", "unary_einsum", "torch_index_select",
+    )
+)  # fmt: skip
+"""Operations that jaxlib's passes take apart where they have no row: the second line is of those
+that StableHLO has had."""
+_EXACT = (*CALLS, "stablehlo.composite", "stablehlo.reshape", "stablehlo.transpose")
+"""Operations whose results are what they were computed as: never to be rounded again."""
 
 
 def _has_complex(operation: ir.Operation) -> bool:

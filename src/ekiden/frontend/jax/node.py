@@ -6,7 +6,7 @@ import linecache
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from jaxlib.mlir import ir
 
@@ -17,11 +17,11 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.waves import Parts
-from ekiden.frontend.jax.dtype import array_of, extents_of, part_dtype_of
+from ekiden.frontend.jax.dtype import array_of, bits_of, extents_of, is_complex, part_dtype_of
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.runtime.late_methods import dataclass
-from ekiden.topi.shape import Dim, known
+from ekiden.topi.shape import Dim, as_attr, as_dim, known
 
 if TYPE_CHECKING:
     from ekiden.frontend.jax.graph import Graph
@@ -58,19 +58,28 @@ class Node(common.Node):
     def __init__(
         self,
         operation: ir.Operation,
-        inputs: Sequence[Value | Complex | None],
+        inputs: Sequence[Any],
         scope: Scope,
         output_names: Sequence[str],
         graph: Graph,
         name: str = "",
     ) -> None:
-        """Of what is complex `inputs` has the real part, and `whole` both."""
-        plain = [v.real if isinstance(v, Complex) else v for v in inputs]
+        """Of what is complex `inputs` has the real part, of tuples None, and `whole` all."""
+        plain = [
+            v.real if isinstance(v, Complex) else None if isinstance(v, tuple) else v
+            for v in inputs
+        ]
         super().__init__(name or describe(operation), plain, scope, output_names)
         self.whole = inputs
         self.operation, self.graph = operation, graph
         self.composite: Mapping[str, Any] = {}
         """The attributes of a composite, where the node is one whose name has a row."""
+
+    def with_inputs(self, inputs: Sequence[Value | None]) -> Self:
+        """The same node of other inputs, none of which is complex."""
+        made = super().with_inputs(inputs)
+        made.whole = made.inputs
+        return made
 
     # Attributes.
 
@@ -118,7 +127,23 @@ class Node(common.Node):
         """The extents of an output, None for symbolic ones."""
         return extents_of(self.operation.results[index].type)
 
+    def bits(self, index: int) -> int:
+        """Return the width of an element of an input, of complex numbers of a part."""
+        return bits_of(self.operation.operands[index].type)
+
+    def out_bits(self, index: int = 0) -> int:
+        """Return the width of an element of an output, of complex numbers of a part."""
+        return bits_of(self.operation.results[index].type)
+
     # Complex numbers.
+
+    def part_dtype(self, index: int) -> str:
+        """Return the dtype of an input, of complex numbers that of their parts."""
+        return part_dtype_of(self.operation.operands[index].type)
+
+    def is_complex_out(self, index: int = 0) -> bool:
+        """Whether an output is of complex numbers."""
+        return is_complex(self.operation.results[index].type)
 
     def part(self, index: int, which: int) -> Value:
         """The real (0) or imaginary (1) part of an input; what is real stands for itself."""
@@ -147,11 +172,39 @@ class Node(common.Node):
         """Import a block for these inputs; what it gives."""
         return self.graph.run(block, inputs)
 
+    def run_flat(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
+        """Import a block for inputs of which complex ones are two, their parts; return what it
+        gives, in the same way.
+        """
+        return flat(self.graph.results(block, whole(block.arguments, inputs)))
+
+    def shared(self, expr: Expr) -> Expr:
+        """Return an expression that is computed once, however often it is read."""
+        return self.scope.expr(self.given(expr))
+
+    def per_part(self, value: Value | Complex, function: Callable[[Expr], Expr]) -> Value | Complex:
+        """Return what a function gives of a tensor, of a complex one of each part."""
+        if isinstance(value, Complex):
+            real, imaginary = (
+                self.given(function(self.scope.expr(v))) for v in (value.real, value.imaginary)
+            )
+            return Complex(real, imaginary)
+        return self.given(function(self.scope.expr(value)))
+
     # Expressions.
 
     def sizes(self, index: int) -> tuple[Dim, ...]:
         """An input of integers as dimensions."""
         return self.dims(index, "sizes")
+
+    def sizes_of_any_sign(self, index: int) -> list[Dim]:
+        """Return the elements of an input that must follow from shapes, negative ones too."""
+        given = self.value(index)
+        if not given.is_known:
+            self.needs(index, "padding must follow from shapes")
+        if given.array is not None:
+            return [int(number) for number in given.array.ravel()]
+        return [as_attr((as_dim(element),))[0] for element in given.elements.ravel()]
 
     def static(self, dims: Sequence[Dim], what: str) -> tuple[int, ...]:
         """Extents that must be numbers."""
@@ -172,14 +225,31 @@ class Node(common.Node):
         return expr
 
 
+def flat(values: Sequence[Value | Complex]) -> list[Value]:
+    """Return real tensors: of complex ones both parts."""
+    return [
+        part
+        for value in values
+        for part in ((value.real, value.imaginary) if isinstance(value, Complex) else (value,))
+    ]
+
+
+def whole(kinds: Sequence[ir.Value], parts: Sequence[Value]) -> Many:
+    """Return the tensors, as many and of the types of `kinds`, whose parts `flat` gave."""
+    left = iter(parts)
+    return [
+        Complex(next(left), next(left)) if is_complex(kind.type) else next(left) for kind in kinds
+    ]
+
+
 _BROADCAST = op.get("broadcast_to")
 
-Converter: TypeAlias = Callable[[Node], Result]
+Many: TypeAlias = list[Value | Complex]
+"""What a function gives."""
+Converter: TypeAlias = Callable[[Node], "Result | Many"]
 Pair: TypeAlias = tuple[Expr, Expr]
 """The two parts of what is complex."""
 PairRule: TypeAlias = Callable[[Node], Pair]
-Many: TypeAlias = list[Value | Complex]
-"""What a function gives."""
 ComplexRule: TypeAlias = Callable[[Node], "Pair | Result | Many"]
 
 
@@ -212,7 +282,9 @@ def per_part(convert: Converter) -> PairRule:
         """(real part, imaginary part) of what the converter gives for those of all inputs."""
         found = []
         for which in range(2):
-            made = convert(node.with_inputs([node.part(i, which) for i in range(len(node.whole))]))
+            inputs = [node.part(i, which) for i in range(len(node.whole))]
+            given = convert(node.with_inputs(inputs))
+            made = given[0] if isinstance(given, Sequence) else given
             found.append(node.scope.expr(made) if isinstance(made, Value) else made)
         real, imaginary = found
         assert isinstance(real, Expr) and isinstance(imaginary, Expr), "it gives one tensor"

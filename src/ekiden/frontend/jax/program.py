@@ -1,4 +1,4 @@
-"""From a program of jax.export to a module: its inputs, its operations, its outputs."""
+"""From a program of jax.export, or plain StableHLO, to a module: inputs, operations, outputs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 from jax import export
-from jax.interpreters import mlir
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 
 from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.facts import Facts, settled
@@ -20,47 +18,92 @@ from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name, constant
 from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.jax.dtype import dtype_of, extents_of
+from ekiden.frontend.jax.dtype import (
+    dtype_of,
+    extents_of,
+    is_complex,
+    narrow_of,
+    own_dtype,
+    stored_dtype_of,
+)
 from ekiden.frontend.jax.graph import Graph
 from ekiden.frontend.jax.node import Many
+from ekiden.frontend.jax.stablehlo import context, entry_of, functions_of, parsed
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.type import TensorType
+from ekiden.relay import op
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.runtime.late_methods import dataclass
 
 
-def import_program(program: export.Exported, label: str) -> ImportedModule:
-    """A module whose `main` computes a program of jax.export. Its inputs are the leaves of the
-    function's arguments, named as jax.tree_util.keystr does; symbolic dimensions keep their names.
+@dataclass(frozen=True)
+class Input:
+    """A leaf of the arguments of a program."""
+
+    name: str
+    dims: tuple[object, ...]
+    """Its extents: numbers, symbols of JAX, None for any."""
+    dtype: str
+    is_read: bool
+    """Whether the program has an argument for it: jax.export drops those that it does not read."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a program takes and gives, apart from its StableHLO."""
+
+    entry: str
+    """The function that it begins with."""
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    platforms: tuple[str, ...] = ("cpu",)
+    """Those it is for; where there are several, its first argument says which one it runs on."""
+
+
+def import_program(
+    program: export.Exported, label: str, arguments: Sequence[str] = ()
+) -> ImportedModule:
+    """Return a module whose `main` computes a program of jax.export. Its inputs are the leaves of
+    the function's arguments, named as jax.tree_util.keystr does, also those that it does not read;
+    `arguments` are the names of the positional ones, where they are known. Symbolic dimensions keep
+    their names.
 
     Raises UnsupportedError listing every operation that cannot be imported.
     """
-    with mlir.make_ir_context() as context:
-        try:
-            module = stablehlo.deserialize_portable_artifact(
-                context, program.mlir_module_serialized
-            )
-        except Exception as error:
-            text = str(error).strip().partition("\n")[0]
-            raise ImportModelError(f"import {label}: no StableHLO: {text}") from error
+    with context() as within:
+        module = parsed(bytes(program.mlir_module_serialized), label, within)
+        return _imported(module, _of_exported(program, module, label, arguments), label)
 
-        def attempt(facts: Facts) -> ImportedModule:
-            return _Program(program, module, label, facts).run()
 
-        try:
-            return settled(attempt)
-        except Unsupported as error:
-            raise UnsupportedError(f"import {label}: {error}", error.inputs) from error
+def import_stablehlo(data: str | bytes, label: str, function: str = "") -> ImportedModule:
+    """Return a module whose `main` computes a function of StableHLO, given as text or bytecode:
+    the one of that name, or else the one that the program begins with.
+
+    Raises ImportModelError for what is no StableHLO, UnsupportedError as `import_program`.
+    """
+    with context() as within:
+        module = parsed(data, label, within)
+        entry = entry_of(module, function, label)
+        return _imported(module, _of_module(module, entry, label), label)
+
+
+def _imported(module: ir.Module, signature: Signature, label: str) -> ImportedModule:
+    def attempt(facts: Facts) -> ImportedModule:
+        return _Program(signature, module, label, facts).run()
+
+    try:
+        return settled(attempt)
+    except Unsupported as error:
+        raise UnsupportedError(f"import {label}: {error}", error.inputs) from error
 
 
 class _Program:
     """One attempt with what is known so far about the dimensions."""
 
-    def __init__(
-        self, program: export.Exported, module: ir.Module, label: str, facts: Facts
-    ) -> None:
-        self.program = program
+    def __init__(self, signature: Signature, module: ir.Module, label: str, facts: Facts) -> None:
+        self.signature = signature
         self.scope = Scope(facts, set())
         self.walk = Walk(label, self.scope, "example_inputs=(...)")
         self.main = Main(self.scope)
@@ -68,14 +111,13 @@ class _Program:
 
     def run(self) -> ImportedModule:
         """Import everything, or raise."""
-        block = self.graph.function("main")
-        kept = self.program.module_kept_var_idx
-        which = self._platform()
-        arguments = list(block.arguments)[len(which) :]
-        names = _input_names(self.program, arguments)
-        inputs = which
-        for argument, index in zip(arguments, kept, strict=True):
-            inputs.append(self.main.tensor(names[index], self._type(argument, index, names[index])))
+        block = self.graph.function(self.signature.entry)
+        inputs = self._platform()
+        arguments = iter(list(block.arguments)[len(inputs) :])
+        for each in self.signature.inputs:
+            made = self.main.tensor(each.name, self._type(each))
+            if each.is_read:
+                inputs.append(self._carried(made, next(arguments)))
         reported: Unsupported | None = None
         given: Many = []
         try:
@@ -85,20 +127,36 @@ class _Program:
         self.walk.finish()
         if reported is not None:
             raise reported
-        outputs = self._real(given)
+        outputs = self._real(block, given)
         if not outputs:
             raise ImportModelError(f"import {self.walk.label}: it gives no tensor")
         functions: dict[GlobalVar | str, BaseFunc] = {"main": self.main.function(outputs)}
         return ImportedModule(
             IRModule(functions, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
-            output_names=tuple(_output_names(self.program)),
+            output_names=self.signature.outputs,
             constraints=tuple(self.scope.constraints.values()),
         )
 
+    def _carried(self, value: Value, argument: ir.Value) -> Value:
+        """Return an input in the dtype that the program computes with."""
+        dtype = dtype_of(argument.type)
+        if value.type.dtype == dtype:
+            return value
+        return self.scope.bound(op.cast(self.scope.expr(value), dtype))
+
+    def _stored(self, value: Value, kind: ir.Type) -> Value:
+        """Return an output in the dtype that the program declares."""
+        narrow = narrow_of(kind)
+        if narrow is None or not narrow.stored:
+            return value
+        return self.scope.bound(op.cast(self.scope.expr(value), narrow.stored))
+
     def _platform(self) -> list[Value]:
-        """What stands before the inputs of a program for several platforms: which of them it is."""
-        platforms = self.program.platforms
+        """Return what stands before the inputs of a program for several platforms: which of them
+        it runs on.
+        """
+        platforms = self.signature.platforms
         if len(platforms) == 1:
             return []
         if "cpu" not in platforms:
@@ -106,56 +164,105 @@ class _Program:
             raise UnsupportedError(f"import {self.walk.label}: {text}")
         return [constant(np.array(platforms.index("cpu"), np.int32))]
 
-    def _real(self, given: Many) -> list[Value]:
-        for name, each in zip(_output_names(self.program), given, strict=True):
+    def _real(self, block: ir.Block, given: Many) -> list[Value]:
+        """Return the outputs. Raises UnsupportedError for complex ones and those without data."""
+        *_, end = block.operations
+        kinds = [value.type for value in end.operation.operands]
+        for name, kind, each in zip(self.signature.outputs, kinds, given, strict=True):
+            try:
+                _ = is_complex(kind) or stored_dtype_of(kind)
+            except Unsupported as error:
+                text = f"import {self.walk.label}: output {name!r}: {error}"
+                raise UnsupportedError(text) from error
             if isinstance(each, Complex):
                 raise UnsupportedError(
                     f"import {self.walk.label}: output {name!r} is of complex numbers, of which "
                     "there are no tensors: give their parts, jnp.real and jnp.imag"
                 )
-        return [each for each in given if isinstance(each, Value)]
+        pairs = zip(given, kinds, strict=True)
+        return [self._stored(each, kind) for each, kind in pairs if isinstance(each, Value)]
 
-    def _type(self, argument: ir.Value, index: int, name: str) -> TensorType:
-        """The type of an input. A dimension that is one symbol has its name; of one that is
+    def _type(self, given: Input) -> TensorType:
+        """Return the type of an input. A dimension that is one symbol has its name; of one that is
         computed from symbols the program takes them back.
         """
-        stated = self.program.in_avals[index].shape
-        try:
-            dtype, extents = dtype_of(argument.type), extents_of(argument.type)
-        except Unsupported as error:
-            raise UnsupportedError(f"import {self.walk.label}: input {name!r}: {error}") from error
         dims: list[PrimExpr] = []
-        for axis, (extent, dim) in enumerate(zip(extents, stated, strict=True)):
-            if extent is not None:
-                dims.append(const(extent, "int64"))
-            elif str(dim).isidentifier():
+        for axis, dim in enumerate(given.dims):
+            if isinstance(dim, int):
+                dims.append(const(dim, "int64"))
+            elif str(dim).isidentifier() and dim is not None:
                 dims.append(self.scope.symbol(str(dim)))
             else:
-                dims.append(self.scope.symbol(f"{clean_name(name)}_dim{axis}"))
-        return TensorType(tuple(dims), dtype)
+                dims.append(self.scope.symbol(f"{clean_name(given.name)}_dim{axis}"))
+        return TensorType(tuple(dims), given.dtype)
 
 
-def _input_names(program: export.Exported, arguments: Sequence[ir.Value]) -> list[str]:
-    """`x`, `params['w']`: the leaves of the arguments as the function calls them, or, where it is
-    not known, by their positions.
+# The signature of a program of jax.export.
+
+
+def _of_exported(
+    program: export.Exported, module: ir.Module, label: str, arguments: Sequence[str]
+) -> Signature:
+    function = next(f for f in functions_of(module) if f.attributes["sym_name"].value == "main")
+    block = function.regions[0].blocks[0]
+    count = 0 if len(program.platforms) == 1 else 1
+    read = dict(zip(program.module_kept_var_idx, list(block.arguments)[count:], strict=True))
+    inputs = []
+    for index, name in enumerate(_input_names(program, read, arguments)):
+        aval = program.in_avals[index]
+        try:
+            dims, dtype = _stored(aval)
+        except Unsupported as error:
+            raise UnsupportedError(f"import {label}: input {name!r}: {error}") from error
+        inputs.append(Input(name, dims, dtype, index in read))
+    outputs = tuple(_output_names(program))
+    return Signature("main", tuple(inputs), outputs, tuple(program.platforms))
+
+
+def _stored(aval: jax.core.ShapedArray) -> tuple[tuple[object, ...], str]:
+    """Return the extents and the dtype of what an array is stored as: of random keys, their words.
+
+    Raises Unsupported for dtypes that there are not here.
+    """
+    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return tuple(aval.shape), own_dtype(str(aval.dtype))
+    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), aval.dtype))
+    return (*aval.shape, *words.shape), own_dtype(str(words.dtype))
+
+
+def _input_names(
+    program: export.Exported, read: dict[int, ir.Value], arguments: Sequence[str]
+) -> list[str]:
+    """Return `x`, `params['w']`: the leaves of the arguments as the function calls them, or, where
+    that is not known, by their positions.
     """
     tree = jax.tree_util.tree_unflatten(program.in_tree, [0] * program.in_tree.num_leaves)
-    names = [_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    for argument, index in zip(arguments, program.module_kept_var_idx, strict=True):
-        names[index] = _stated(argument) or names[index]
-    return names
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    heads = {f"arg{i}": name for i, name in enumerate(arguments)}
+    leaves = [_leaf(path) for path in paths]
+    for index, argument in read.items():
+        head, rest = leaves[index]
+        stated = _stated(argument)
+        if stated.endswith(rest) and head.startswith("arg"):
+            heads.setdefault(head, stated.removesuffix(rest))
+    return [heads.get(head, head) + rest for head, rest in leaves]
 
 
 def _stated(argument: ir.Value) -> str:
-    """The name of an argument in the program, or in the function that it is handed to."""
-    found = str(argument.location)
-    match = _NAME.fullmatch(found)
-    if match:
-        return match[1]
+    """Return the name of an argument in the program, or in the function that it is handed to."""
+    found = _named(argument)
+    if found:
+        return found
     for use in argument.uses:
         if use.owner.name == "func.call":
             return _of_callee(use.owner, use.operand_number)
     return ""
+
+
+def _named(argument: ir.Value) -> str:
+    """Return the name that an argument has by its location, "" where that is none."""
+    match = _NAME.fullmatch(str(argument.location))
+    return match[1].replace("\\22", '"') if match else ""
 
 
 _NAME = re.compile(r'loc\("([^"]+)"\)')
@@ -166,17 +273,18 @@ def _of_callee(call: ir.Operation, index: int) -> str:
     name = call.attributes["callee"].value
     for each in module.regions[0].blocks[0].operations if module is not None else ():
         if each.operation.name == "func.func" and each.attributes["sym_name"].value == name:
-            match = _NAME.fullmatch(str(each.regions[0].blocks[0].arguments[index].location))
-            return match[1] if match else ""
+            return _named(each.regions[0].blocks[0].arguments[index])
     return ""
 
 
-def _name(path: Sequence[object]) -> str:
-    """Of a leaf of (args, kwargs)."""
+def _leaf(path: Sequence[object]) -> tuple[str, str]:
+    """Return the argument that a leaf of (args, kwargs) is in, and where it is in that: `arg0` and
+    `['w']`.
+    """
     side, first, *rest = path
     key = getattr(first, "idx", getattr(first, "key", 0))
     head = f"arg{key}" if getattr(side, "idx", 0) == 0 else str(key)
-    return f"{head}{jax.tree_util.keystr(tuple(rest))}"
+    return head, jax.tree_util.keystr(tuple(rest))
 
 
 def _output_names(program: export.Exported) -> list[str]:
@@ -184,3 +292,35 @@ def _output_names(program: export.Exported) -> list[str]:
     tree = jax.tree_util.tree_unflatten(program.out_tree, [0] * count)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     return ["result" + jax.tree_util.keystr(path) for path in paths]
+
+
+# The signature of a function of StableHLO.
+
+
+def _of_module(module: ir.Module, entry: str, label: str) -> Signature:
+    function = next(f for f in functions_of(module) if f.attributes["sym_name"].value == entry)
+    inputs = []
+    for index, argument in enumerate(function.regions[0].blocks[0].arguments):
+        name = _named(argument) or f"arg{index}"
+        try:
+            dims, dtype = tuple(extents_of(argument.type)), stored_dtype_of(argument.type)
+        except Unsupported as error:
+            raise UnsupportedError(f"import {label}: input {name!r}: {error}") from error
+        inputs.append(Input(name, dims, dtype, True))
+    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    count = len(kind.results)
+    whole = ["result"] if count == 1 else [f"result[{i}]" for i in range(count)]
+    stated = [_result_info(function, index) for index in range(count)]
+    if len({*stated, ""}) == count + 1:
+        whole = stated
+    return Signature(entry, tuple(inputs), tuple(whole))
+
+
+def _result_info(function: ir.Operation, index: int) -> str:
+    """Return what JAX calls a result in its own programs, "" in others."""
+    attributes = function.attributes
+    found = attributes["res_attrs"][index] if "res_attrs" in attributes else {}
+    return found[_RESULT].value if _RESULT in found else ""
+
+
+_RESULT = "jax.result_info"

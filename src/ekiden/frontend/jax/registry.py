@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from ekiden.frontend.common.unsupported import Unsupported, nearest
 from ekiden.frontend.jax.converters import (
+    bits,
+    bodies,
     calls,
     complex,
     control,
@@ -25,8 +27,8 @@ from ekiden.frontend.jax.node import Converter, Row
 from ekiden.ir.extensions import note_extension
 
 FAMILIES = (
-    elementwise, movement, linear, convolution, reduction, windows, gathering, scattering, sorting,
-    random, control, calls, linalg, complex,
+    elementwise, bits, movement, linear, convolution, reduction, windows, gathering, scattering,
+    sorting, random, bodies, control, calls, linalg, complex,
 )  # fmt: skip
 TABLE: dict[str, Row] = {row.name: row for family in FAMILIES for row in family.ROWS}
 """"stablehlo.add" -> its row."""

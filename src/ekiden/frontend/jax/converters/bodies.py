@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.jax.node import Node
+from ekiden.frontend.jax.node import Many, Node, Row, own
+from ekiden.relay import op
+from ekiden.topi.shape import as_attr
 
 KINDS = {
     "stablehlo.add": "add", "stablehlo.multiply": "multiply", "stablehlo.maximum": "maximum",
@@ -69,8 +72,49 @@ def direction_of(comparison: ir.Operation) -> str:
     return str(comparison.attributes["comparison_direction"]).rstrip(">").rpartition(" ")[2]
 
 
+def is_total_order(comparison: ir.Operation) -> bool:
+    """Whether a comparison of floats orders NaN and the zeros too; what does not say does not."""
+    attributes = comparison.attributes
+    return "compare_type" in attributes and "TOTALORDER" in str(attributes["compare_type"])
+
+
 def combined(
-    node: Node, block: ir.Block, first: Sequence[Value], second: Sequence[Value]
+    node: Node,
+    block: ir.Block,
+    first: Sequence[Value | Complex],
+    second: Sequence[Value | Complex],
+) -> Many:
+    """Return what a body gives of tensors, each in the shape of the first: also where it gives a
+    number that depends on none.
+    """
+    shape = as_attr((first[0].real if isinstance(first[0], Complex) else first[0]).type.shape)
+
+    def wide(value: Value | Complex) -> Value | Complex:
+        real = value.real if isinstance(value, Complex) else value
+        if not shape or len(real.type.shape) == len(shape):
+            return value
+        return node.per_part(value, lambda expr: op.broadcast_to(expr, shape))
+
+    return [wide(value) for value in node.graph.results(block, [*first, *second])]
+
+
+def combined_real(
+    node: Node,
+    block: ir.Block,
+    first: Sequence[Value | Complex],
+    second: Sequence[Value | Complex],
 ) -> list[Value]:
-    """What a body gives of tensors."""
-    return node.run(block, [*first, *second])
+    """The same of bodies that give no complex numbers. Raises Unsupported for others."""
+    found = combined(node, block, first, second)
+    real = [value for value in found if isinstance(value, Value)]
+    if len(real) < len(found):
+        node.unsupported("its body gives complex numbers")
+    return real
+
+
+def _map(node: Node) -> Many:
+    """Return what a body gives of each element of tensors of one shape."""
+    return combined(node, node.region(), node.whole, [])
+
+
+ROWS: tuple[Row, ...] = (Row("stablehlo.map", _map, on_complex=own(_map)),)

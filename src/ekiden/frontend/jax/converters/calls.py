@@ -5,33 +5,26 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import Value
+from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.jax.converters.sorting import dynamic_top_k
 from ekiden.frontend.jax.converters.windows import dynamic_reduce_window
 from ekiden.frontend.jax.node import Many, Node, Row, own
 from ekiden.ir.prim import PrimExpr
 
 
-def _inputs(node: Node) -> list[Value]:
-    return [node.value(i) for i in range(len(node.inputs))]
-
-
-def _call(node: Node) -> list[Value]:
-    return node.run(node.graph.function(node.text("callee")), _inputs(node))
-
-
-def _whole_call(node: Node) -> Many:
+def _call(node: Node) -> Many:
     return node.graph.results(node.graph.function(node.text("callee")), node.whole)
 
 
-def _composite(node: Node) -> Result:
+def _composite(node: Node) -> Result | Many:
     """By the row of its name, where there is one; else by the function that it is made of."""
     row = node.graph.row(node.text("name"))
     if row is None:
-        return node.run(node.graph.function(node.text("decomposition")), _inputs(node))
+        return _whole_composite(node)
     inner = copy.copy(node)
     inner.composite = _attributes(node)
     return row.convert(inner)
@@ -48,7 +41,7 @@ def _attributes(node: Node) -> dict[str, Any]:
     return {each.name: each.attr.value for each in found if hasattr(each.attr, "value")}
 
 
-def _custom_call(node: Node) -> Result:
+def _custom_call(node: Node) -> Result | Many:
     name = node.text("call_target_name")
     row = node.graph.row(f"custom_call:{name}")
     if row is None:
@@ -73,20 +66,33 @@ def _assertion(node: Node) -> Result:
     return []
 
 
-def _same(node: Node) -> Result:
-    return list(node.inputs)
+def _same(node: Node) -> Many:
+    return list(node.whole)
+
+
+def _token(node: Node) -> Value:
+    """Return what stands for a token, which has no data: programs run in order anyway."""
+    return constant(np.zeros((), np.bool_))
+
+
+def _number_of_device(node: Node) -> Value:
+    """Return 0: a program runs on one device."""
+    return constant(np.zeros((), np.uint32))
 
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    Row("func.call",             _call,      on_complex=own(_whole_call)),
+    Row("func.call",             _call,      on_complex=own(_call)),
     Row("stablehlo.composite",   _composite, on_complex=own(_whole_composite)),
     Row("stablehlo.custom_call", _custom_call, on_complex=own(_custom_call)),
     Row("custom_call:shape_assertion",                 _assertion),
     Row("custom_call:stablehlo.dynamic_reduce_window", dynamic_reduce_window),
     Row("custom_call:stablehlo.dynamic_top_k",         dynamic_top_k),
-    Row("custom_call:annotate_device_placement",       _same),
-    Row("custom_call:Sharding",                        _same),
-    Row("sdy.sharding_constraint",                     _same),
+    Row("custom_call:annotate_device_placement",       _same, on_complex=own(_same)),
+    Row("custom_call:Sharding",                        _same, on_complex=own(_same)),
+    Row("sdy.sharding_constraint",                     _same, on_complex=own(_same)),
+    Row("stablehlo.after_all",                         _token),
+    Row("stablehlo.replica_id",                        _number_of_device),
+    Row("stablehlo.partition_id",                      _number_of_device),
 )
 # fmt: on

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ekiden.frontend.common.complex import modulus
-from ekiden.frontend.common.functions import atan2
+from ekiden.frontend.common.complex import divided, modulus, multiplied, powered
+from ekiden.frontend.common.functions import atan2, expm1
+from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.waves import Parts, along, mirrored
-from ekiden.frontend.jax.node import ComplexRule, Converter, Node, Pair, Row, own
+from ekiden.frontend.jax.node import ComplexRule, Converter, Many, Node, Pair, Row, own
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -45,10 +46,101 @@ def compare(node: Node) -> Expr:
     return op.logical_and(op.equal(p, r), op.equal(q, s))
 
 
-def convert(node: Node) -> Pair:
-    """From one width to another, or from what is real."""
-    real, imaginary = node.parts(0)
-    return op.cast(real, node.out_dtype()), op.cast(imaginary, node.out_dtype())
+def convert(plain: Converter) -> ComplexRule:
+    """Between widths, from what is real, and to it, which drops the imaginary part."""
+
+    def rule(node: Node) -> Pair | Result | Many:
+        if not node.is_complex_out():
+            return plain(node.with_inputs([node.part(0, 0)]))
+        real, imaginary = node.parts(0)
+        return op.cast(real, node.out_dtype()), op.cast(imaginary, node.out_dtype())
+
+    return rule
+
+
+def extreme(precedes: Callable[[Expr, Expr], Expr]) -> Rule:
+    """The larger or smaller of two by their real parts, by the imaginary ones where these tie."""
+
+    def rule(node: Node) -> Pair:
+        (p, q), (r, s) = node.parts(0), node.parts(1)
+        tie = op.logical_and(op.equal(p, r), precedes(q, s))
+        first = node.shared(op.logical_or(precedes(p, r), tie))
+        return op.where(first, p, r), op.where(first, q, s)
+
+    return own(rule)
+
+
+def _polar(node: Node, index: int) -> tuple[Expr, Expr]:
+    """Return sizes and angles of an input."""
+    a, b = node.parts(index)
+    return node.shared(modulus(a, b)), node.shared(atan2(b, a, node.part_dtype(index)))
+
+
+def rsqrt(node: Node) -> Pair:
+    """1 / sqrt(z), by the size and the angle."""
+    size, angle = _polar(node, 0)
+    return powered(size, angle, -0.5, node.out_dtype())
+
+
+def cbrt(node: Node) -> Pair:
+    """The principal third root."""
+    size, angle = _polar(node, 0)
+    return powered(size, angle, 1 / 3, node.out_dtype())
+
+
+def sign(node: Node) -> Pair:
+    """z / |z|, and 0 of 0."""
+    a, b = node.parts(0)
+    size = node.shared(modulus(a, b))
+    is_zero = op.equal(size, op.zeros_like(size))
+    found = (op.where(is_zero, part, op.divide(part, size)) for part in (a, b))
+    real, imaginary = found
+    return real, imaginary
+
+
+def expm1_of_complex(node: Node) -> Pair:
+    """expm1(a) cos b - 2 sin(b / 2)^2 + i exp(a) sin b: small numbers keep their digits."""
+    a, b = node.parts(0)
+    dtype = node.out_dtype()
+    half = op.sin(op.multiply(b, const(0.5, dtype)))
+    lost = op.multiply(op.multiply(half, half), const(2, dtype))
+    real = op.subtract(op.multiply(expm1(a, dtype), op.cos(b)), lost)
+    return real, op.multiply(op.exp(a), op.sin(b))
+
+
+def power(node: Node) -> Pair:
+    """x^y = r^c e^(-d t) (cos q + i sin q) of y = c + di and x = r e^(it), where q = ct + d ln r;
+    of x = 0 it is 1 where y is 0, else 0.
+    """
+    size, angle = _polar(node, 0)
+    c, d = node.parts(1)
+    zero, one = op.zeros_like(size), op.ones_like(size)
+    is_zero = node.shared(op.equal(size, zero))
+    logarithm = op.log(op.where(is_zero, one, size))
+    length = op.multiply(op.power(size, c), op.exp(op.negative(op.multiply(d, angle))))
+    turned = node.shared(op.add(op.multiply(c, angle), op.multiply(d, logarithm)))
+    is_one = op.logical_and(op.equal(c, zero), op.equal(d, zero))
+    of_zero = op.where(is_one, one, zero)
+    real = op.where(is_zero, of_zero, op.multiply(length, op.cos(turned)))
+    return real, op.where(is_zero, zero, op.multiply(length, op.sin(turned)))
+
+
+def atan2_of_complex(node: Node) -> Pair:
+    """-i log((x + iy) / sqrt(x x + y y))."""
+    y, x = node.parts(0), node.parts(1)
+    dtype = node.out_dtype()
+    (p, q), (r, s) = x, y
+    squares = [multiplied(each, each) for each in (x, y)]
+    both = [node.shared(op.add(*pair)) for pair in zip(*squares, strict=True)]
+    root = powered(modulus(*both), atan2(both[1], both[0], dtype), 0.5, dtype)
+    real, imaginary = map(node.shared, divided((op.subtract(p, s), op.add(q, r)), root))
+    return atan2(imaginary, real, dtype), op.negative(op.log(modulus(real, imaginary)))
+
+
+def is_finite(node: Node) -> Expr:
+    """Whether both parts are."""
+    a, b = node.parts(0)
+    return op.logical_and(op.isfinite(a), op.isfinite(b))
 
 
 def bilinear(product: Converter) -> ComplexRule:

@@ -12,36 +12,36 @@ from ekiden.frontend.common.choice import choose
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.bodies import operations
-from ekiden.frontend.jax.node import Node, Row
+from ekiden.frontend.jax.node import Many, Node, Row, flat, own, whole
 from ekiden.relay import op
-from ekiden.relay.expr import const
+from ekiden.relay.expr import Expr, const
 
 UNROLLED = 256
 """The most operations that a loop of a few known turns is written out to."""
 
 
-def _while(node: Node) -> list[Value]:
+def _while(node: Node) -> Many:
     test, body = node.region(0), node.region(1)
-    start = [node.value(i) for i in range(len(node.inputs))]
+    start = flat(node.whole)
     turns = _turns(node, test, body)
     if turns is not None and turns * _size(node, body) <= UNROLLED:
         for _ in range(turns):
-            start = node.run(body, start)
-        return start
+            start = node.run_flat(body, start)
+        return whole(node.operation.results, start)
     names = [f"carried{i}" for i in range(len(start))]
-    (go,) = node.run(test, start)
+    (go,) = node.run_flat(test, start)
     if go.array is not None and not go.array.item():
-        return start
+        return whole(node.operation.results, start)
 
     def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
         """One turn: the body's values, and whether there is another, which the test says of
         those."""
-        found = node.run(body, list(values))
-        (again,) = node.run(test, found)
+        found = node.run_flat(body, list(values))
+        (again,) = node.run_flat(test, found)
         return Iteration(again, found)
 
     last, _, _ = Loop(node, names, start, None, go, step).build()
-    return last
+    return whole(node.operation.results, last)
 
 
 def _turns(node: Node, test: ir.Block, body: ir.Block) -> int | None:
@@ -102,34 +102,48 @@ def _size(node: Node, block: ir.Block) -> int:
     return total
 
 
-def _if(node: Node) -> list[Value]:
-    runs = [partial(node.run, node.region(i), []) for i in (0, 1)]
-    return choose(node, node.value(0), runs, ("the true branch", "the false branch"))
+def _if(node: Node) -> Many:
+    runs = [partial(node.run_flat, node.region(i), []) for i in (0, 1)]
+    if node.rank(0):  # in a body that is run on tensors
+        return _of_each(node, node.expr(0), [run() for run in runs])
+    found = choose(node, node.value(0), runs, ("the true branch", "the false branch"))
+    return whole(node.operation.results, found)
 
 
-def _case(node: Node) -> list[Value]:
+def _of_each(node: Node, test: Expr, sides: Sequence[Sequence[Value]]) -> Many:
+    """Return what both branches give, chosen by element."""
+    pairs = zip(*([node.scope.expr(v) for v in side] for side in sides), strict=True)
+    chosen = [node.given(op.where(test, yes, no)) for yes, no in pairs]
+    return whole(node.operation.results, chosen)
+
+
+def _case(node: Node) -> Many:
     """An index that is out of range takes the last branch."""
     count = len(node.operation.regions)
     found = node.value(0).array
     if found is not None:
         index = int(found.item())
-        return node.run(node.region(index if 0 <= index < count else count - 1), [])
-    return _chosen(node, 0, count)
+        region = node.region(index if 0 <= index < count else count - 1)
+        return whole(node.operation.results, node.run_flat(region, []))
+    return whole(node.operation.results, _chosen(node, 0, count))
 
 
 def _chosen(node: Node, first: int, count: int) -> list[Value]:
     """The branch of the index, which is no earlier one."""
     if first == count - 1:
-        return node.run(node.region(first), [])
+        return node.run_flat(node.region(first), [])
     test = node.given(op.equal(node.expr(0), const(first, node.dtype(0))))
-    runs = [partial(node.run, node.region(first), []), partial(_chosen, node, first + 1, count)]
+    runs = [
+        partial(node.run_flat, node.region(first), []),
+        partial(_chosen, node, first + 1, count),
+    ]
     return choose(node, test, runs, (f"branch {first}", "a later branch"))
 
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    Row("stablehlo.while", _while),
-    Row("stablehlo.if",    _if),
-    Row("stablehlo.case",  _case),
+    Row("stablehlo.while", _while, on_complex=own(_while)),
+    Row("stablehlo.if",    _if,    on_complex=own(_if)),
+    Row("stablehlo.case",  _case,  on_complex=own(_case)),
 )
 # fmt: on

@@ -9,11 +9,12 @@ from jaxlib.mlir.dialects import stablehlo
 
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.jax.converters.complex import bilinear
 from ekiden.frontend.jax.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.late_methods import dataclass
-from ekiden.topi.shape import as_attr, tidy
+from ekiden.topi.shape import Dim, as_attr, tidy
 
 _CALLS: Mapping[int, tuple[Callable[..., Expr], str, str]] = {
     2: (op.nn.conv2d, "NCHW", "OIHW"),
@@ -60,11 +61,14 @@ def _convolution(node: Node) -> Expr:
 
 
 def _dynamic_convolution(node: Node) -> Expr:
-    flat = node.static(node.sizes(2), "padding")
+    """A convolution whose padding is an input: numbers, or sizes as SAME padding of symbolic
+    extents has them.
+    """
+    flat = node.sizes_of_any_sign(2)
     return _convolved(node, [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)])
 
 
-def _convolved(node: Node, padding: Sequence[tuple[int, int]]) -> Expr:
+def _convolved(node: Node, padding: Sequence[tuple[Dim, Dim]]) -> Expr:
     rank, axes = len(padding), _Axes.of(node)
     if rank not in (1, 2, 3):
         node.unsupported(f"expected 1 to 3 spatial axes, got {rank}")
@@ -80,12 +84,13 @@ def _convolved(node: Node, padding: Sequence[tuple[int, int]]) -> Expr:
     flips = [2 + i for i, f in enumerate(_flags(node, "window_reversal")) if f]
     if flips:
         kernel = node.given(op.reverse(node.scope.expr(kernel), flips))
-    if any(inner) or any(p < 0 for pair in padding for p in pair):
+    if any(inner) or any(not isinstance(p, int) or p < 0 for pair in padding for p in pair):
         low, high = ([0, 0, *(p[i] for p in padding)] for i in (0, 1))
         zero = const(0, data.type.dtype)
         data = node.given(pad(node, data, zero, low, high, [0, 0, *inner]))
         padding = [(0, 0)] * rank
-    found = _call(node, data, kernel, strides, padding, dilation, groups)
+    numbers = [(int(a), int(b)) for a, b in padding]  # type: ignore[arg-type]  # none is symbolic
+    found = _call(node, data, kernel, strides, numbers, dilation, groups)
     order = [axes.out.index(i) for i in range(rank + 2)]
     return found if order == list(range(rank + 2)) else op.transpose(found, order)
 
@@ -146,6 +151,6 @@ def _call(
 
 
 ROWS: tuple[Row, ...] = (
-    Row("stablehlo.convolution", _convolution),
-    Row("stablehlo.dynamic_conv", _dynamic_convolution),
+    Row("stablehlo.convolution", _convolution, on_complex=bilinear),
+    Row("stablehlo.dynamic_conv", _dynamic_convolution, on_complex=bilinear),
 )

@@ -7,11 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ekiden.frontend.common import arithmetic
+from ekiden.frontend.common import complex as complexes
 from ekiden.frontend.common.arithmetic import Rule
 from ekiden.frontend.common.complex import divided, exponential, multiplied
 from ekiden.frontend.common.functions import atan2, expm1, fmod, log1p, whole
+from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.jax.converters.complex import absolute, binary, compare, convert, log, unary
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.jax.converters.complex import (
+    absolute,
+    atan2_of_complex,
+    binary,
+    cbrt,
+    compare,
+    convert,
+    expm1_of_complex,
+    extreme,
+    is_finite,
+    log,
+    power,
+    rsqrt,
+    sign,
+    unary,
+)
 from ekiden.frontend.jax.node import ComplexRule, Converter, Node, Row, own, per_part
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float, itemsize
@@ -19,6 +37,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import int_range
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import as_attr
 
 Unary = Callable[[Expr], Expr]
 Binary = Callable[[Expr, Expr], Expr]
@@ -63,10 +82,10 @@ def _binary(function: Binary, of_truth: Binary | None = None) -> Converter:
 
 
 def _round_away(x: Expr, dtype: str) -> Expr:
-    """To the nearest integer, halves away from 0."""
+    """Return the nearest integer, halves away from 0; the sign of zero stays."""
     whole = op.trunc(x)
     is_half = op.greater_equal(op.abs(op.subtract(x, whole)), const(0.5, dtype))
-    return op.add(whole, op.where(is_half, op.sign(x), const(0, dtype)))
+    return op.where(is_half, op.add(whole, op.sign(x)), whole)
 
 
 def _sign(x: Expr, dtype: str) -> Expr:
@@ -118,8 +137,40 @@ def _power(node: Node) -> Expr:
         return op.power(x, y)
     exponent = node.value(1).array
     if exponent is None or exponent.size == 0 or exponent.min() != exponent.max():
-        node.unsupported("integers are raised to one constant power only")
+        return _power_of_any(node, x, y)
     return _integer_power(x, int(exponent.flat[0]), node.dtype(0))
+
+
+def _power_of_any(node: Node, x: Expr, y: Expr) -> Expr:
+    """Return integers to integer powers: squares for the bits that are set in the exponent, in a
+    loop over as many as it has; of negative powers as `_integer_power`.
+    """
+    scope, dtype, shape = node.scope, node.dtype(0), as_attr(node.shape(0))
+    one, zero = const(1, dtype), const(0, dtype)
+    wide = [scope.bound(op.broadcast_to(each, shape)) for each in (x, y)]
+
+    def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+        """Return the power by one more bit, the next square, and the bits that are left."""
+        found, square, left = map(scope.expr, carried)
+        is_set = op.equal(op.bitwise_and(left, one), one)
+        made = [
+            op.where(is_set, op.multiply(found, square), found),
+            op.multiply(square, square),
+            op.right_shift(left, one),
+        ]
+        return Iteration(go, [node.given(each) for each in made])
+
+    start = [node.given(op.full(one, shape, dtype=dtype)), *wide]
+    count = node.bits(1) - (not dtype.startswith("uint"))
+    limit = const(np.int64(count))
+    (found, *_), _, _ = Loop(node, ["power", "square", "left"], start, limit, None, step).build()
+    if dtype.startswith("uint"):
+        return scope.expr(found)
+    x, y = map(scope.expr, wide)
+    of_signs = op.where(op.equal(op.bitwise_and(y, one), one), x, one)
+    is_unit = op.equal(op.abs(x), one)
+    negative = op.where(is_unit, of_signs, zero)
+    return op.where(op.less(y, zero), negative, scope.expr(found))
 
 
 def _integer_power(x: Expr, exponent: int, dtype: str) -> Expr:
@@ -155,8 +206,10 @@ def _shift(function: Binary, is_logical: bool, is_kept: bool = False) -> Convert
         x, count = operands(node)
         dtype = node.dtype(0)
         plain = _unsigned(dtype) if is_logical else dtype.removeprefix("u")
-        width = _bits(dtype)
+        width = node.bits(0)
         given = node.value(1).array
+        if is_logical and width < _bits(dtype):  # the sign fills the carrier of a narrow dtype
+            x = op.bitwise_and(x, const((1 << width) - 1, dtype))
         x = x if plain == dtype else op.reinterpret(x, plain)
         inside = given is not None and bool(np.all((given >= 0) & (given < width)))
         by = count
@@ -171,6 +224,26 @@ def _shift(function: Binary, is_logical: bool, is_kept: bool = False) -> Convert
         return op.where(far, const(0, dtype), found)
 
     return convert
+
+
+def _popcount(node: Node) -> Expr:
+    """Return how many bits are set, of narrow integers those that they have."""
+    return _count_bits(_low_bits(node, 0), node.dtype(0))
+
+
+def _zeros_in_front(node: Node) -> Expr:
+    dtype, width = node.dtype(0), node.bits(0)
+    found = _leading_zeros(_low_bits(node, 0), dtype)
+    beyond = _bits(dtype) - width
+    return op.subtract(found, const(beyond, dtype)) if beyond else found
+
+
+def _low_bits(node: Node, index: int) -> Expr:
+    """Return an input of integers without what its carrier has above a narrow dtype."""
+    dtype, width = node.dtype(index), node.bits(index)
+    if width == _bits(dtype):
+        return node.expr(index)
+    return op.bitwise_and(node.expr(index), const((1 << width) - 1, dtype))
 
 
 def _count_bits(x: Expr, dtype: str) -> Expr:
@@ -198,13 +271,6 @@ def _leading_zeros(x: Expr, dtype: str) -> Expr:
     return op.cast(_count_bits(op.bitwise_not(found), plain), dtype)
 
 
-def _bitcast(node: Node) -> Expr:
-    dtype, wanted = node.dtype(0), node.out_dtype()
-    if "bool" in (dtype, wanted) or _bits(dtype) != _bits(wanted):
-        node.unsupported(f"the bits of {dtype} as {wanted}, which is of another width")
-    return op.reinterpret(node.expr(0), wanted)
-
-
 def _convert(node: Node) -> Result:
     dtype, wanted = node.dtype(0), node.out_dtype()
     if dtype == wanted:
@@ -212,24 +278,29 @@ def _convert(node: Node) -> Result:
     if wanted == "bool":
         return op.not_equal(node.expr(0), const(0, dtype))
     if is_float(dtype) and int_range(wanted) is not None:
-        return whole(node.expr(0), dtype, wanted)
+        data = node.expr(0)
+        width = node.out_bits()
+        if width < _bits(wanted):  # beyond the ends of a narrow dtype these are taken
+            low, high = (
+                (0, 2**width - 1)
+                if wanted == "uint8"
+                else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
+            )
+            data = op.where(op.isnan(data), data, op.clip(data, low, high))
+        return whole(data, dtype, wanted)
     return op.cast(node.expr(0), wanted)
 
 
-_NARROW: Mapping[tuple[int, int], str] = {(8, 7): "bfloat16", (5, 10): "float16"}
-
-
-def _reduce_precision(node: Node) -> Result:
-    bits = (node.integer("exponent_bits"), node.integer("mantissa_bits"))
-    whole = {"float32": (8, 23), "float64": (11, 52), "float16": (5, 10), "bfloat16": (8, 7)}
-    if whole.get(node.dtype(0)) == bits:
-        return node.value(0)
-    if bits not in _NARROW:
-        node.unsupported(f"{bits[0]} bits of exponent and {bits[1]} of mantissa")
-    return op.cast(op.cast(node.expr(0), _NARROW[bits]), node.dtype(0))
-
-
 # Choices.
+
+
+def _not_of_truth(inputs: Sequence[Array]) -> Array | None:
+    """Return the opposite of truth values; of integers `not` flips bits."""
+    if inputs[0].dtype == np.object_ and any(e.dtype != "bool" for e in inputs[0].ravel()):
+        return None
+    if inputs[0].dtype not in (np.object_, np.bool_):
+        return np.invert(inputs[0])
+    return arithmetic.logical_not(inputs)
 
 
 def _different(inputs: Sequence[Array]) -> Array | None:
@@ -257,7 +328,7 @@ def ordered(x: Expr, dtype: str) -> Expr:
 
 def _compare(node: Node) -> Expr:
     x, y = operands(node)
-    if node.word("compare_type") == "TOTALORDER":
+    if node.word("compare_type") == "TOTALORDER" and is_float(node.dtype(0)):
         x, y = ordered(x, node.dtype(0)), ordered(y, node.dtype(0))
     return _COMPARE[node.word("comparison_direction")][0](x, y)
 
@@ -295,9 +366,9 @@ def _remainders(inputs: Sequence[Array]) -> Array | None:
     if all(i.dtype != np.object_ for i in inputs):
         return np.asarray(np.fmod(inputs[0], np.where(inputs[1] == 0, 1, inputs[1])))
     lifted = [arithmetic.lift(i) for i in inputs]
-    if not all(arithmetic.is_not_negative(e) for i in lifted for e in i.ravel()):
+    if any(is_float(e.dtype) for i in lifted for e in i.ravel()):
         return None
-    return np.asarray(lifted[0] % lifted[1], object)
+    return np.asarray(np.frompyfunc(arithmetic.truncated_remainder, 2, 1)(*lifted), object)
 
 
 def _truth(numeric: Callable[..., Array], symbolic: Callable[..., object]) -> Rule:
@@ -326,6 +397,9 @@ _UNARY: Mapping[str, Unary] = {
 }  # fmt: skip
 _UNARY_COMPLEX: Mapping[str, Callable[[Converter], ComplexRule]] = {
     "negate": per_part, "exponential": unary(exponential), "log": own(log),
+    "sine": unary(complexes.sine), "cosine": unary(complexes.cosine),
+    "tan": unary(complexes.tangent), "tanh": unary(complexes.hyperbolic_tangent),
+    "logistic": unary(complexes.logistic), "rsqrt": own(rsqrt), "is_finite": own(is_finite),
 }  # fmt: skip
 _CHLO: Mapping[str, Unary] = {
     "acos": op.acos, "acosh": op.acosh, "asin": op.asin, "asinh": op.asinh, "atan": op.atan,
@@ -338,15 +412,15 @@ ROWS: tuple[Row, ...] = (
     *(Row(f"stablehlo.{name}", _unary(function), on_complex=_UNARY_COMPLEX.get(name))
       for name, function in _UNARY.items()),
     *(Row(f"chlo.{name}", _unary(function)) for name, function in _CHLO.items()),
-    Row("stablehlo.exponential_minus_one", _with_dtype(expm1)),
+    Row("stablehlo.exponential_minus_one", _with_dtype(expm1), on_complex=own(expm1_of_complex)),
     Row("stablehlo.log_plus_one",          _with_dtype(log1p)),
-    Row("stablehlo.cbrt",                  _with_dtype(_cbrt)),
-    Row("stablehlo.sign",                  _with_dtype(_sign), _fixed(_signs)),
+    Row("stablehlo.cbrt",                  _with_dtype(_cbrt), on_complex=own(cbrt)),
+    Row("stablehlo.sign",       _with_dtype(_sign), _fixed(_signs), on_complex=own(sign)),
     Row("stablehlo.abs",        _unary(op.abs), _fixed(_absolute), on_complex=own(absolute)),
     Row("stablehlo.round_nearest_afz",     _with_dtype(_round_away)),
-    Row("stablehlo.popcnt",                _with_dtype(_count_bits)),
-    Row("stablehlo.count_leading_zeros",   _with_dtype(_leading_zeros)),
-    Row("stablehlo.not",                   _not, _fixed(arithmetic.logical_not)),
+    Row("stablehlo.popcnt",                _popcount),
+    Row("stablehlo.count_leading_zeros",   _zeros_in_front),
+    Row("stablehlo.not",                   _not, _fixed(_not_of_truth)),
     Row("stablehlo.add",       _binary(op.add, op.logical_or),       _fixed(arithmetic.add),
         on_complex=per_part),
     Row("stablehlo.subtract",  _binary(op.subtract),                 _fixed(arithmetic.subtract),
@@ -356,10 +430,12 @@ ROWS: tuple[Row, ...] = (
     Row("stablehlo.divide",    _divide,                              _fixed(arithmetic.divide),
         on_complex=binary(divided)),
     Row("stablehlo.remainder", _remainder,                       _fixed(_remainders)),
-    Row("stablehlo.maximum",   _binary(op.maximum, op.logical_or),   _fixed(arithmetic.maximum)),
-    Row("stablehlo.minimum",   _binary(op.minimum, op.logical_and),  _fixed(arithmetic.minimum)),
-    Row("stablehlo.power",     _power),
-    Row("stablehlo.atan2",     _atan2),
+    Row("stablehlo.maximum",   _binary(op.maximum, op.logical_or),   _fixed(arithmetic.maximum),
+        on_complex=extreme(op.greater)),
+    Row("stablehlo.minimum",   _binary(op.minimum, op.logical_and),  _fixed(arithmetic.minimum),
+        on_complex=extreme(op.less)),
+    Row("stablehlo.power",     _power, on_complex=own(power)),
+    Row("stablehlo.atan2",     _atan2, on_complex=own(atan2_of_complex)),
     Row("stablehlo.and",       _binary(op.bitwise_and, op.logical_and),  _fixed(_and)),
     Row("stablehlo.or",        _binary(op.bitwise_or, op.logical_or),    _fixed(_or)),
     Row("stablehlo.xor",       _binary(op.bitwise_xor, op.logical_xor),  _fixed(_xor)),
@@ -370,8 +446,6 @@ ROWS: tuple[Row, ...] = (
     Row("stablehlo.select",    _select,   _fixed(arithmetic.where), on_complex=per_part),
     Row("stablehlo.clamp",     _clamp,    _fixed(_clamped)),
     Row("stablehlo.convert",   _convert,  lambda node: arithmetic.cast(node.out_dtype()),
-        on_complex=own(convert)),
-    Row("stablehlo.bitcast_convert",  _bitcast),
-    Row("stablehlo.reduce_precision", _reduce_precision),
+        on_complex=convert),
 )
 # fmt: on

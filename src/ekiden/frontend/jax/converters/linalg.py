@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
+from ekiden.frontend.common.complex import divided
 from ekiden.frontend.common.matrices import transposed
-from ekiden.frontend.jax.node import Converter, Node, Row
+from ekiden.frontend.jax.node import Converter, Node, Pair, Row, own
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, TupleGetItem, const
+from ekiden.topi.shape import as_attr, as_dim, tidy
 
 
 def _char(node: Node, name: str) -> str:
@@ -40,7 +42,17 @@ def _potrf(node: Node) -> list[Expr]:
 
 
 def _cholesky(node: Node) -> Expr:
-    return TupleGetItem(op.linalg.cholesky(node.expr(0)), 0)
+    """Of StableHLO: the lower factor, or the upper one."""
+    data, rank = _wide(node, 0), _rank(node)
+    if node.flag("lower"):
+        return TupleGetItem(op.linalg.cholesky(data), 0)
+    return transposed(TupleGetItem(op.linalg.cholesky(transposed(data, rank)), 0), rank)
+
+
+def _wide(node: Node, index: int) -> Expr:
+    """Return an input of floats in a dtype that is decomposed in."""
+    is_half = node.dtype(index) in ("float16", "bfloat16")
+    return op.cast(node.expr(index), "float32") if is_half else node.expr(index)
 
 
 def _trsm(node: Node) -> Expr:
@@ -58,12 +70,53 @@ def _triangular_solve(node: Node) -> Expr:
 
 def _solved(node: Node, left: bool, lower: bool, turn: bool, unit: bool) -> Expr:
     """op(a) x = b; of x op(a) = b both sides are transposed."""
-    a, b, rank = node.expr(0), node.expr(1), _rank(node)
+    a, b, rank = _wide(node, 0), _wide(node, 1), _rank(node)
     if turn == left:
         a, lower = transposed(a, rank), not lower
     if left:
         return op.linalg.solve_triangular(a, b, lower, unit)
     return transposed(op.linalg.solve_triangular(a, transposed(b, rank), lower, unit), rank)
+
+
+def _complex_triangular_solve(node: Node) -> Pair:
+    """The same of complex numbers, as a real system of twice the size: its rows are divided by the
+    diagonal, so that that of 2 x 2 blocks (re, -im; im, re) has ones, and is triangular too.
+    """
+    kind = node.word("transpose_a")
+    left, lower, unit = map(node.flag, ("left_side", "lower", "unit_diagonal"))
+    rank = _rank(node)
+    a, b = list(node.parts(0)), list(node.parts(1))
+    if kind == "ADJOINT":
+        a[1] = op.negative(a[1])
+    if (kind != "NO_TRANSPOSE") == left:
+        a, lower = [transposed(part, rank) for part in a], not lower
+    if not left:
+        b = [transposed(part, rank) for part in b]
+    extent = node.shape(0)[-1]
+    count = op.arange(0, extent, 1, dtype="int64")
+    row, column = op.expand_dims(count, axis=1), op.expand_dims(count, axis=0)
+    eye = op.cast(op.equal(row, column), node.dtype(0))
+    if not unit:
+        diagonal = [op.sum(op.multiply(p, eye), axis=[-1], keepdims=True) for p in a]
+        whole = (node.shared(diagonal[0]), node.shared(diagonal[1]))
+        a, b = list(divided((a[0], a[1]), whole)), list(divided((b[0], b[1]), whole))
+    others = op.subtract(op.ones_like(eye), eye)
+    a, b = [node.shared(op.multiply(p, others)) for p in a], [node.shared(p) for p in b]
+    top = op.stack([a[0], op.negative(a[1])], axis=rank)
+    bottom = op.stack([a[1], a[0]], axis=rank)
+    batch, twice = node.shape(0)[:-2], tidy(as_dim(extent) * 2)
+    columns = node.scope.typed(b[0]).shape[-1]
+    blocks = op.stack([top, bottom], axis=rank - 1)
+    system = op.reshape(blocks, as_attr((*batch, twice, twice)), allowzero=True)
+    sides = op.reshape(
+        op.stack(b, axis=rank - 1), as_attr((*batch, twice, columns)), allowzero=True
+    )
+    found = op.linalg.solve_triangular(system, sides, lower, True)
+    apart = node.shared(op.reshape(found, as_attr((*batch, extent, 2, columns)), allowzero=True))
+    real, imaginary = (op.take(apart, const(i, "int64"), axis=rank - 1) for i in (0, 1))
+    if left:
+        return real, imaginary
+    return transposed(real, rank), transposed(imaginary, rank)
 
 
 def _geqrf(node: Node) -> list[Expr]:
@@ -102,6 +155,10 @@ LAPACK: dict[str, Converter] = {
 """Of matrices of real numbers, by the name without its letter for the dtype."""
 ROWS: tuple[Row, ...] = (
     Row("stablehlo.cholesky", _cholesky),
-    Row("stablehlo.triangular_solve", _triangular_solve),
+    Row(
+        "stablehlo.triangular_solve",
+        _triangular_solve,
+        on_complex=own(_complex_triangular_solve),
+    ),
     *(Row(f"custom_call:lapack_{t}{name}_ffi", row) for name, row in LAPACK.items() for t in "sd"),
 )

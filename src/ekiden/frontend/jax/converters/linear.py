@@ -33,8 +33,9 @@ def contracted(
     on_left: tuple[Sequence[int], Sequence[int]],
     on_right: tuple[Sequence[int], Sequence[int]],
 ) -> Expr:
-    """The product of tensors over batching and contracting axes: the batch, what is left of the
-    first, what is left of the second.
+    """Return the product of tensors over batching and contracting axes: the batch, what is left of
+    the first, what is left of the second. Axes are grouped by what they are, never by how many
+    there are: there may be as many free and contracting ones as a product of matrices has.
     """
     (batch_x, sum_x), (batch_y, sum_y) = on_left, on_right
     shape_x, shape_y = left.type.shape, right.type.shape
@@ -42,37 +43,37 @@ def contracted(
         node.scope.same([shape_x[i] for i in a], [shape_y[i] for i in b])
     free_x = [i for i in range(len(shape_x)) if i not in batch_x and i not in sum_x]
     free_y = [i for i in range(len(shape_y)) if i not in batch_y and i not in sum_y]
-    batch, rows = [shape_x[i] for i in batch_x], [shape_x[i] for i in free_x]
     columns = [shape_y[i] for i in free_y]
-    depth = product(shape_x[i] for i in sum_x)
-    out = as_attr((*batch, *rows, *columns))
+    out = as_attr((*(shape_x[i] for i in (*batch_x, *free_x)), *columns))
     dtype = node.out_dtype()
-    if batch:
-        x = _shaped(node, left, [*batch_x, *free_x, *sum_x], (product(batch), product(rows), depth))
-        y = _shaped(
-            node, right, [*batch_y, *free_y, *sum_y], (product(batch), product(columns), depth)
-        )
+    if batch_x:
+        x = _grouped(node, left, (batch_x, free_x, sum_x))
+        y = _grouped(node, right, (batch_y, free_y, sum_y))
         found = op.nn.batch_matmul(_cast(x, left, dtype), _cast(y, right, dtype))
         return op.reshape(found, out, allowzero=True)
-    lead = rows if len(sum_x) == 1 and rows else [product(rows)]  # nn.dense takes any rank
-    x = _shaped(node, left, [*free_x, *sum_x], (*lead, depth))
-    y = _shaped(node, right, [*free_y, *sum_y], (product(columns), depth))
+    # nn.dense takes any number of axes before the one that is summed
+    lead = [[i] for i in free_x] if len(sum_x) == 1 and free_x else [free_x]
+    x = _grouped(node, left, (*lead, sum_x))
+    y = _grouped(node, right, (free_y, sum_y))
     found = op.nn.dense(_cast(x, left, dtype), _cast(y, right, dtype))
-    if len(lead) == len(rows) and len(columns) == 1:
+    if all(len(group) == 1 for group in (*lead, free_y)):
         return found
     return op.reshape(found, out, allowzero=True)
 
 
-def _shaped(node: Node, value: Value, order: Sequence[int], shape: Sequence[object]) -> Expr:
-    """A value with its axes in that order, some of them joined."""
+def _grouped(node: Node, value: Value, groups: Sequence[Sequence[int]]) -> Expr:
+    """Return a value with one axis for each group of its axes: their product, 1 for none."""
+    order = [axis for group in groups for axis in group]
     if value.array is not None:
         value = constant(value.array.transpose(order))
     data = node.scope.expr(value)
-    if value.array is None and list(order) != list(range(len(order))):
+    if value.array is None and order != list(range(len(order))):
         data = op.transpose(data, order)
-    if len(shape) == len(order):
+    if all(len(group) == 1 for group in groups):
         return data
-    return op.reshape(data, as_attr(shape), allowzero=True)  # type: ignore[arg-type]
+    shape = dict(zip(order, node.scope.typed(data).shape, strict=True))
+    extents = [product(shape[axis] for axis in group) for group in groups]
+    return op.reshape(data, as_attr(extents), allowzero=True)
 
 
 def _cast(data: Expr, value: Value, dtype: str) -> Expr:

@@ -12,7 +12,17 @@ from ekiden.frontend.common.arithmetic import SMALL, Rule
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.slices import pad, placed, start_of, window_at
 from ekiden.frontend.common.value import Value, constant, known
-from ekiden.frontend.jax.node import Node, Row, own, per_part
+from ekiden.frontend.jax.dtype import extents_of
+from ekiden.frontend.jax.node import (
+    ComplexRule,
+    Converter,
+    Many,
+    Node,
+    Pair,
+    Row,
+    own,
+    per_part,
+)
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -46,7 +56,15 @@ def spread(node: Node, value: Value, axes: Sequence[int], shape: Dims) -> Expr:
     return op.broadcast_to(data, as_attr(shape))
 
 
-def _broadcast(node: Node) -> Expr:
+def _stays(node: Node) -> bool:
+    """Whether a number stays one: in a body that is run on tensors, whatever their shape."""
+    rank = len(extents_of(node.operation.operands[0].type))
+    return rank == 0 and not node.out_extents()
+
+
+def _broadcast(node: Node) -> Result:
+    if _stays(node):
+        return node.value(0)
     return spread(node, node.value(0), node.ints("broadcast_dimensions"), _declared(node))
 
 
@@ -83,7 +101,9 @@ def _numbers(extents: Sequence[int | None]) -> tuple[int, ...] | None:
     return found if len(found) == len(extents) else None
 
 
-def _reshape(node: Node) -> Expr:
+def _reshape(node: Node) -> Result:
+    if _stays(node):
+        return node.value(0)
     return op.reshape(node.expr(0), _declared(node), allowzero=True)
 
 
@@ -127,6 +147,18 @@ def _extent(node: Node) -> Result:
 def _iota(node: Node, shape: Dims) -> Result:
     axis, dtype = node.integer("iota_dimension"), node.out_dtype()
     return iota(node, shape, axis, dtype)
+
+
+def _complex_iota(convert: Converter) -> ComplexRule:
+    """Positions as complex numbers."""
+
+    def rule(node: Node) -> Pair:
+        found = convert(node)
+        real = node.scope.expr(found) if isinstance(found, Value) else found
+        assert isinstance(real, Expr), "it gives one tensor"
+        return real, op.zeros_like(real)
+
+    return rule
 
 
 def iota(node: Node, shape: Dims, axis: int, dtype: str) -> Result:
@@ -234,8 +266,13 @@ def _dynamic_iota(node: Node) -> Result:
     return _iota(node, node.sizes(0))
 
 
-def _same(node: Node) -> Result:
-    return list(node.inputs)
+def _same(node: Node) -> Many:
+    return list(node.whole)
+
+
+def _shape_of(node: Node) -> Result:
+    """Return the extents of a tensor, which operations of CHLO ask for where they are symbolic."""
+    return known(np.array(node.shape(0), object), node.out_dtype())
 
 
 # fmt: off
@@ -248,14 +285,15 @@ ROWS: tuple[Row, ...] = (
     Row("stablehlo.reverse",                  _reverse,           on_complex=per_part),
     Row("stablehlo.concatenate",              _concatenate,       _concatenated, False, per_part),
     Row("stablehlo.get_dimension_size",       _extent,            on_complex=own(_extent)),
-    Row("stablehlo.iota",                     _static_iota),
-    Row("stablehlo.dynamic_iota",             _dynamic_iota),
+    Row("stablehlo.iota",                     _static_iota,       on_complex=_complex_iota),
+    Row("stablehlo.dynamic_iota",             _dynamic_iota,      on_complex=_complex_iota),
+    Row("shape.shape_of",                     _shape_of,          on_complex=own(_shape_of)),
     Row("stablehlo.slice",                    _slice,             _sliced,      True, per_part),
     Row("stablehlo.real_dynamic_slice",       _real_slice,        on_complex=per_part),
     Row("stablehlo.dynamic_slice",            _dynamic_slice,     on_complex=per_part),
     Row("stablehlo.dynamic_update_slice",     _dynamic_update_slice, on_complex=per_part),
     Row("stablehlo.pad",                      _pad,               on_complex=per_part),
     Row("stablehlo.dynamic_pad",              _dynamic_pad,       on_complex=per_part),
-    Row("stablehlo.optimization_barrier",     _same),
+    Row("stablehlo.optimization_barrier",     _same,              on_complex=own(_same)),
 )
 # fmt: on

@@ -8,18 +8,30 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from ekiden.frontend.common.combined import REDUCE, is_neutral
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.bodies import combined, kind_of, text_of
-from ekiden.frontend.jax.node import Converter, Node, Pair, PairRule, Row, per_part
+from ekiden.frontend.jax.node import (
+    ComplexRule,
+    Converter,
+    Many,
+    Node,
+    Pair,
+    Row,
+    flat,
+    per_part,
+    whole,
+)
 from ekiden.ir.dtype import is_float
+from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import as_attr, known
 
 
-def _reduce(node: Node) -> Result:
+def _reduce(node: Node) -> Result | Many:
     axes, block = list(node.ints("dimensions")), node.region()
     count = len(node.inputs) // 2
     kind = kind_of(node, block) if count == 1 else ""
@@ -76,72 +88,83 @@ def _is_iota(node: Node, axis: int) -> bool:
     return int(made.attributes["iota_dimension"].value) == axis
 
 
-def _folded(node: Node, block: ir.Block, axes: Sequence[int], count: int) -> list[Value]:
+def _folded(node: Node, block: ir.Block, axes: Sequence[int], count: int) -> Many:
     """By any body: halves of an axis are combined until one element is left of it."""
-    values = [node.value(i) for i in range(count)]
+    values = list(node.whole[:count])
+    shape = [d for axis, d in enumerate(node.shape(0)) if axis not in axes]
+    start = [
+        node.per_part(init, lambda expr: op.broadcast_to(expr, as_attr(shape)))
+        for init in node.whole[count:]
+    ]
+    if any(known(node.shape(0)[axis]) == 0 for axis in axes):
+        return start
     for axis in sorted(axes, reverse=True):
         values = _fold_axis(node, block, values, axis)
-    start = []
-    for value, init in zip(values, node.inputs[count:], strict=True):
-        assert init is not None
-        start.append(node.given(op.broadcast_to(node.scope.expr(init), as_attr(value.type.shape))))
     return combined(node, block, start, values)
 
 
-def _fold_axis(node: Node, block: ir.Block, values: Sequence[Value], axis: int) -> list[Value]:
-    extent = known(values[0].type.shape[axis])
+def _fold_axis(node: Node, block: ir.Block, values: Many, axis: int) -> Many:
+    first = values[0].real if isinstance(values[0], Complex) else values[0]
+    extent = known(first.type.shape[axis])
     if extent is None:
-        return _looped(node, block, values, axis)
-    if extent == 0:
-        node.unsupported("a reduction by a body of its own over no elements")
+        return _looped(node, block, values, axis, first.type.shape[axis])
     while extent > 1:
         half = extent // 2
-        first, second = (_part(node, values, axis, at, at + half) for at in (0, half))
-        made = combined(node, block, first, second)
+        left, right = (_part(node, values, axis, at, at + half) for at in (0, half))
+        made = combined(node, block, left, right)
         if extent % 2:
-            rest = _part(node, values, axis, extent - 1, extent)
-            made = [
-                node.given(op.concatenate([node.scope.expr(a), node.scope.expr(b)], axis=axis))
-                for a, b in zip(made, rest, strict=True)
-            ]
+            last = _part(node, values, axis, extent - 1, extent)
+            made = [joined(node, [a, b], axis) for a, b in zip(made, last, strict=True)]
         values, extent = made, half + extent % 2
-    return [node.given(op.squeeze(node.scope.expr(v), axis=[axis])) for v in values]
+    return [node.per_part(v, lambda expr: op.squeeze(expr, axis=[axis])) for v in values]
 
 
-def _part(node: Node, values: Sequence[Value], axis: int, begin: int, end: int) -> list[Value]:
+def joined(node: Node, values: Many, axis: int) -> Value | Complex:
+    """Return tensors one behind the other along an axis, complex ones part by part."""
+    sides = zip(*(flat([value]) for value in values), strict=True)
+    parts = [
+        node.given(op.concatenate([node.scope.expr(part) for part in side], axis=axis))
+        for side in sides
+    ]
+    return Complex(*parts) if len(parts) > 1 else parts[0]
+
+
+def _part(node: Node, values: Many, axis: int, begin: int, end: int) -> Many:
     return [
-        node.given(op.strided_slice(node.scope.expr(v), (begin,), (end,), axes=(axis,)))
+        node.per_part(v, lambda expr: op.strided_slice(expr, (begin,), (end,), axes=(axis,)))
         for v in values
     ]
 
 
-def _looped(node: Node, block: ir.Block, values: Sequence[Value], axis: int) -> list[Value]:
+def _looped(node: Node, block: ir.Block, values: Many, axis: int, extent: PrimExpr) -> Many:
     """Along an axis of symbolic extent: its elements one after the other."""
     scope = node.scope
+    kinds = node.operation.results
 
     def row(value: Value, at: Expr) -> Value:
         return node.given(op.take(scope.expr(value), at, axis=axis))
 
     def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         at = op.add(scope.expr(index), const(1, "int64"))
-        return Iteration(go, combined(node, block, carried, [row(v, at) for v in values]))
+        rows = whole(kinds, [row(v, at) for v in flat(values)])
+        return Iteration(go, flat(combined(node, block, whole(kinds, carried), rows)))
 
-    start = [row(v, const(0, "int64")) for v in values]
-    extent = values[0].type.shape[axis]
+    start = [row(v, const(0, "int64")) for v in flat(values)]
     limit = scope.spanned(op.subtract(scope.scalar(extent), const(1, "int64")))
-    names = [f"reduced{i}" for i in range(len(values))]
-    found, _, _ = Loop(node, names, start, limit, None, step).build()
-    return found
+    names = [f"reduced{i}" for i in range(len(start))]
+    last, _, _ = Loop(node, names, start, limit, None, step).build()
+    return whole(kinds, last)
 
 
-def _sum_of_parts(convert: Converter) -> PairRule:
-    def rule(node: Node) -> Pair:
-        """The sum of each part. Refuses other reductions, which are not of parts."""
-        if kind_of(node, node.region()) != "add":
-            node.unsupported("reductions of complex numbers other than sums")
-        return per_part(convert)(node)
+def _of_parts(convert: Converter) -> ComplexRule:
+    def rule(node: Node) -> Pair | Many:
+        """Return the sum of each part; other reductions by their bodies."""
+        count = len(node.whole) // 2
+        if count == 1 and kind_of(node, node.region()) == "add":
+            return per_part(convert)(node)
+        return _folded(node, node.region(), list(node.ints("dimensions")), count)
 
     return rule
 
 
-ROWS: tuple[Row, ...] = (Row("stablehlo.reduce", _reduce, on_complex=_sum_of_parts),)
+ROWS: tuple[Row, ...] = (Row("stablehlo.reduce", _reduce, on_complex=_of_parts),)

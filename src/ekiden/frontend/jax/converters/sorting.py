@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from jaxlib.mlir import ir
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.jax.converters.bodies import combined, direction_of, operations
+from ekiden.frontend.jax.converters.bodies import (
+    combined_real,
+    direction_of,
+    is_total_order,
+    operations,
+)
 from ekiden.frontend.jax.converters.elementwise import ordered
 from ekiden.frontend.jax.converters.movement import iota
-from ekiden.frontend.jax.node import Node, Row
+from ekiden.frontend.jax.node import Many, Node, Row, own
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import as_attr, as_dim
+from ekiden.topi.shape import Dim, as_attr, as_dim
 
 
-def _sort(node: Node) -> Result:
+def _sort(node: Node) -> Many:
     axis = node.axis(node.integer("dimension"), node.rank(0))
     block = node.region()
     keys = _keys(node, block)
     places = _by_keys(node, keys, axis) if keys is not None else _by_ranks(node, block, axis)
     at = node.scope.expr(node.given(op.cast(places, "int64")))
-    return [op.gather(each, axis, at) for each in node.exprs()]
+    return [node.per_part(v, lambda expr: op.gather(expr, axis, at)) for v in node.whole]
 
 
 Key = tuple[Expr, bool]
@@ -88,15 +94,13 @@ def _key(
     texts = [_text(block, makers, o) for o in maker.operands]
     if texts[0] != texts[1]:
         return None
-    inputs = [v for v in node.inputs if v is not None for _ in range(2)]
-    node.run(block, inputs)
+    node.graph.results(block, [value for value in node.whole for _ in range(2)])
     found = node.graph.real(maker.operands[0])
     if found is None:
         node.unsupported("its comparator is not supported")
     expr = node.scope.expr(found)
-    is_total = "TOTALORDER" in str(maker.attributes["compare_type"])
     dtype = found.type.dtype
-    key = ordered(expr, dtype) if is_total and is_float(dtype) else expr
+    key = ordered(expr, dtype) if is_total_order(maker) and is_float(dtype) else expr
     return key, (direction_of(maker) == "LT") == (first % 2 == 0)
 
 
@@ -143,16 +147,16 @@ def _by_keys(node: Node, keys: Sequence[Key], axis: int) -> Expr:
 
 def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
     """By a comparator of any form: how many elements come before each, every one with every one."""
-    pairs: list[Value] = []
+    pairs: Many = []
     shape = node.shape(0)
     wide = as_attr((*shape[: axis + 1], shape[axis], *shape[axis + 1 :]))
-    for expr in node.exprs():
+    for value in node.whole:
         for at in (axis + 1, axis):  # the other element, this one
-            pairs.append(node.given(op.broadcast_to(op.expand_dims(expr, axis=at), wide)))
+            pairs.append(node.per_part(value, partial(_repeated, axis=at, shape=wide)))
     turned = [pairs[i ^ 1] for i in range(len(pairs))]
-    (less,) = combined(node, block, pairs, [])
+    (less,) = combined_real(node, block, pairs, [])
     before = node.given(op.cast(node.scope.expr(less), "int64"))
-    (more,) = combined(node, block, turned, [])
+    (more,) = combined_real(node, block, turned, [])
     extent = as_dim(shape[axis])
     first = node.scope.expr(_value(node, iota(node, (extent, 1), 0, "int64")))
     second = node.scope.expr(_value(node, iota(node, (1, extent), 1, "int64")))
@@ -164,6 +168,11 @@ def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
     ties = op.cast(op.logical_and(tied, earlier), "int64")
     ranks = op.sum(op.add(node.scope.expr(before), ties), axis=[axis], keepdims=False)
     return op.argsort(ranks, axis=axis, is_ascend=True, dtype="int64")
+
+
+def _repeated(expr: Expr, axis: int, shape: Sequence[Dim]) -> Expr:
+    """Return a tensor with an axis more, along which it is repeated."""
+    return op.broadcast_to(op.expand_dims(expr, axis=axis), shape)
 
 
 def _value(node: Node, made: Result) -> Value:
@@ -194,6 +203,6 @@ def dynamic_top_k(node: Node) -> Result:
 
 
 ROWS: tuple[Row, ...] = (
-    Row("stablehlo.sort", _sort),
+    Row("stablehlo.sort", _sort, on_complex=own(_sort)),
     Row("chlo.top_k", _top_k),
 )

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 import numpy as np
+from jaxlib.mlir import ir
 
 from ekiden.frontend.common.combined import REDUCE, is_neutral, neutral
+from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.windows import Windows, padded, taps
-from ekiden.frontend.jax.converters.bodies import combined, kind_of
+from ekiden.frontend.jax.converters.bodies import combined, combined_real, kind_of
 from ekiden.frontend.jax.converters.movement import iota
-from ekiden.frontend.jax.node import Node, Row
+from ekiden.frontend.jax.node import (
+    ComplexRule,
+    Converter,
+    Many,
+    Node,
+    Pair,
+    Row,
+    flat,
+    per_part,
+)
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -38,18 +49,18 @@ def _static_windows(node: Node) -> Windows:
     )
 
 
-def _reduce_window(node: Node) -> Result:
+def _reduce_window(node: Node) -> Result | Many:
     return reduce_window(node, _static_windows(node), len(node.inputs) // 2)
 
 
-def dynamic_reduce_window(node: Node) -> Result:
+def dynamic_reduce_window(node: Node) -> Result | Many:
     """The function `stablehlo.dynamic_reduce_window`: behind the tensors and their initial values
     stand extents, strides, dilations of the tensor and of windows, and padding.
     """
     count = (len(node.inputs) - 5) // 2
     at = 2 * count
     inner, dilation = (node.static(node.sizes(at + i), "dilations") for i in (2, 3))
-    padding = _signed(node, at + 4)
+    padding = node.sizes_of_any_sign(at + 4)
     windows = Windows(
         node.sizes(at),
         node.static(node.sizes(at + 1), "strides"),
@@ -61,16 +72,18 @@ def dynamic_reduce_window(node: Node) -> Result:
     return reduce_window(node, windows, count)
 
 
-def _signed(node: Node, index: int) -> list[Dim]:
-    """The elements of an input, which may be negative."""
-    (values,) = (node.value(index),)
-    if not values.is_known:
-        node.needs(index, "padding must follow from shapes")
-    return list(as_attr(as_dim(e if hasattr(e, "dtype") and not isinstance(e, np.generic)
-                               else int(e)) for e in values.elements.ravel()))  # fmt: skip
+def _reduce_complex_window(convert: Converter) -> ComplexRule:
+    def rule(node: Node) -> Pair | Many:
+        """Return the sums of each part; other reductions by their bodies."""
+        count = len(node.whole) // 2
+        if count == 1 and kind_of(node, node.region()) == "add":
+            return per_part(convert)(node)
+        return _tapped(node, _static_windows(node), count, "")
+
+    return rule
 
 
-def reduce_window(node: Node, windows: Windows, count: int) -> Result:
+def reduce_window(node: Node, windows: Windows, count: int) -> Result | Many:
     """`count` tensors, then their initial values."""
     block = node.region()
     kind = kind_of(node, block) if count == 1 else ""
@@ -78,26 +91,64 @@ def reduce_window(node: Node, windows: Windows, count: int) -> Result:
         special = _running(node, windows, kind) or _pooled(node, windows, kind)
         if special is not None:
             return special
-    size = windows.numbers()
+    return _tapped(node, windows, count, kind)
+
+
+def _tapped(node: Node, windows: Windows, count: int, kind: str) -> Many:
+    """Element by element of a window, of all windows at once."""
+    block, size = node.region(), windows.numbers()
     if size is None or int(np.prod(size)) > MOST:
         node.unsupported("windows of symbolic or large extents of anything but running sums")
-    wide = [padded(node, windows, node.value(i), node.expr(count + i)) for i in range(count)]
-    pairs = [node.scope.typed(node.scope.expr(p)).shape for p in wide]
-    each = [taps(node, windows, p, s) for p, s in zip(wide, pairs, strict=True)]
+    wide = [_padded(node, windows, *node.whole[i::count][:2]) for i in range(count)]
+    each = [_taps(node, windows, p) for p in wide]
     made = [next(t) for t in each]
     while others := [t for t in (next(e, None) for e in each) if t is not None]:
-        if kind in REDUCE:
-            both = REDUCE[kind][1](node.scope.expr(made[0]), node.scope.expr(others[0]))
-            made = [node.given(both)]
-        else:
-            made = combined(node, block, made, others)
-    if all(is_neutral(node.value(count + i), kind) for i in range(count)):
+        made = _both(node, block, made, others, kind)
+    if kind and all(is_neutral(node.value(count + i), kind) for i in range(count)):
         return made
     start = [
-        node.given(op.full_like(node.scope.expr(m), node.expr(count + i)))
-        for i, m in enumerate(made)
+        _filled(node, value, init) for value, init in zip(made, node.whole[count:], strict=True)
     ]
-    return combined(node, block, start, made)
+    return _both(node, block, start, made, kind)
+
+
+def _both(node: Node, block: ir.Block, first: Many, second: Many, kind: str) -> Many:
+    """Return what a body gives of tensors, by the operator that it is where it is one: a sum of
+    complex numbers comes here as those of their parts.
+    """
+    (x, *_), (y, *_) = first, second
+    if kind in REDUCE and isinstance(x, Value) and isinstance(y, Value):
+        return [node.given(REDUCE[kind][1](node.scope.expr(x), node.scope.expr(y)))]
+    return combined(node, block, first, second)
+
+
+def _padded(
+    node: Node, windows: Windows, value: Value | Complex, init: Value | Complex
+) -> Value | Complex:
+    """Return a tensor with its padding, a complex one part by part."""
+    pairs = zip(flat([value]), flat([init]), strict=True)
+    parts = [padded(node, windows, part, node.scope.expr(fill)) for part, fill in pairs]
+    return Complex(*parts) if len(parts) > 1 else parts[0]
+
+
+def _taps(node: Node, windows: Windows, wide: Value | Complex) -> Iterator[Value | Complex]:
+    """Yield the first elements of all windows, then the second ones, and so on."""
+    sides = []
+    for part in flat([wide]):
+        shape = node.scope.typed(node.scope.expr(part)).shape
+        sides.append(taps(node, windows, part, shape))
+    for parts in zip(*sides, strict=True):
+        yield Complex(*parts) if len(parts) > 1 else parts[0]
+
+
+def _filled(node: Node, like: Value | Complex, init: Value | Complex) -> Value | Complex:
+    """Return an initial value in the shape of what is combined with it."""
+    pairs = zip(flat([like]), flat([init]), strict=True)
+    parts = [
+        node.given(op.full_like(node.scope.expr(part), node.scope.expr(fill)))
+        for part, fill in pairs
+    ]
+    return Complex(*parts) if len(parts) > 1 else parts[0]
 
 
 # Running sums.
@@ -188,55 +239,87 @@ _LAYOUTS = (("NHWC", (1, 2)), ("NCHW", (2, 3)))
 
 
 def _select_and_scatter(node: Node) -> Expr:
-    """(tensor, source, initial value): each element of the source is added where its window has the
-    element that is chosen.
+    """(tensor, source, initial value): each element of the source is combined, by the second body,
+    with the element of the result where its window has the one that the first body selects. What
+    pads a tensor is never selected.
     """
     windows, chosen = _static_windows(node), node.region(0)
-    if kind_of(node, node.region(1)) != "add":
-        node.unsupported("what is scattered can be added only")
-    size = windows.numbers()
-    assert size is not None, "the extents of windows are attributes"
-    fill = const(neutral("maximum", node.dtype(0)), node.dtype(0))
-    wide = padded(node, windows, node.value(0), fill)
+    zero = const(0, node.dtype(0))
+    wide = padded(node, windows, node.value(0), zero)
     shape = wide.type.shape
-    each = taps(node, windows, wide, shape)
-    best = next(each)
-    place = node.given(op.zeros_like(op.cast(node.scope.expr(best), "int32")))
-    for number, tap in enumerate(each, 1):
-        (keep,) = combined(node, chosen, [best], [tap])
-        test = node.scope.expr(keep)
-        best = node.given(op.where(test, node.scope.expr(best), node.scope.expr(tap)))
-        kept = op.where(test, node.scope.expr(place), const(number, "int32"))
-        place = node.given(kept)
-    whole = _spread_back(node, windows, place, shape)
+    best, place = _selected(node, windows, chosen, wide, _inside(node, windows, shape))
+    whole = _spread_back(node, windows, best, place, shape)
     begin = list(windows.low)
     end = as_attr(tidy(as_dim(b) + d) for b, d in zip(begin, node.shape(0), strict=True))
-    found = op.strided_slice(node.scope.expr(whole), begin, end)
-    return found if is_neutral(node.value(2), "add") else op.add(found, node.expr(2))
+    return op.strided_slice(node.scope.expr(whole), begin, end)
 
 
-def _spread_back(node: Node, windows: Windows, place: Value, shape: Sequence[Dim]) -> Value:
-    """The source on the padded tensor, element by element of a window."""
-    size = windows.numbers()
+def _inside(node: Node, windows: Windows, shape: Sequence[Dim]) -> Value | None:
+    """Return which elements of a padded tensor are its own; None where all are."""
+    if all(known(as_dim(p)) == 0 for p in (*windows.low, *windows.high)):
+        return None
+    ones = node.given(op.ones_like(op.cast(node.expr(0), "int8")))
+    return padded(node, windows, ones, const(0, "int8"))
+
+
+def _selected(
+    node: Node, windows: Windows, chosen: ir.Block, wide: Value, inside: Value | None
+) -> tuple[Value, Value]:
+    """Return the element that is selected of each window, and its number in it, -1 for none."""
+    shape = wide.type.shape
+    each = taps(node, windows, wide, shape)
+    masks = None if inside is None else taps(node, windows, inside, shape)
+    best = next(each)
+    start = op.zeros_like(op.cast(node.scope.expr(best), "int32"))
+    if masks is not None:
+        start = op.subtract(op.cast(node.scope.expr(next(masks)), "int32"), const(1, "int32"))
+    place = node.given(start)
+    for number, tap in enumerate(each, 1):
+        (keep,) = combined_real(node, chosen, [best], [tap])
+        test = node.scope.expr(keep)
+        if masks is not None:
+            is_first = op.less(node.scope.expr(place), const(0, "int32"))
+            is_pad = op.equal(node.scope.expr(next(masks)), const(0, "int8"))
+            test = op.logical_or(is_pad, op.logical_and(op.logical_not(is_first), test))
+            test = node.shared(test)
+        best = node.given(op.where(test, node.scope.expr(best), node.scope.expr(tap)))
+        place = node.given(op.where(test, node.scope.expr(place), const(number, "int32")))
+    return best, place
+
+
+def _spread_back(
+    node: Node, windows: Windows, best: Value, place: Value, shape: Sequence[Dim]
+) -> Value:
+    """Return the initial value with the source scattered on the padded tensor, element by element
+    of a window.
+    """
+    size, block = windows.numbers(), node.region(1)
     assert size is not None, "the extents of windows are attributes"
-    zero = const(0, node.dtype(1))
+    zero, dtype = const(0, node.dtype(1)), node.dtype(1)
+    is_sum = kind_of(node, block) == "add"
     counts = windows.counts(shape)
     inner = [s - 1 for s in windows.strides]
-    total: Value | None = None
+    total = node.given(op.full(node.expr(2), as_attr(shape), dtype=dtype))
     for number, tap in enumerate(product(*map(range, size))):
-        mine = op.equal(node.scope.expr(place), const(number, "int32"))
-        part = node.given(op.where(mine, node.expr(1), zero))
+        mine = node.shared(op.equal(node.scope.expr(place), const(number, "int32")))
         behind = as_attr(
             tidy(as_dim(n) - (as_dim(c) - 1) * s - 1 - t)
             for n, c, s, t in zip(shape, counts, windows.strides, tap, strict=True)
         )
-        wide = pad(node, part, zero, tap, behind, inner)
-        total = node.given(wide if total is None else op.add(node.scope.expr(total), wide))
-    assert total is not None, "a window has an element"
+        part = node.given(op.where(mine, node.expr(1), zero))
+        wide = node.given(pad(node, part, zero, tap, behind, inner))
+        if is_sum:
+            total = node.given(op.add(node.scope.expr(total), node.scope.expr(wide)))
+            continue
+        here = node.given(op.cast(mine, "int8"))
+        mask = pad(node, here, const(0, "int8"), tap, behind, inner)
+        (made,) = combined_real(node, block, [total], [wide])
+        chosen = op.not_equal(mask, const(0, "int8"))
+        total = node.given(op.where(chosen, node.scope.expr(made), node.scope.expr(total)))
     return total
 
 
 ROWS: tuple[Row, ...] = (
-    Row("stablehlo.reduce_window", _reduce_window),
+    Row("stablehlo.reduce_window", _reduce_window, on_complex=_reduce_complex_window),
     Row("stablehlo.select_and_scatter", _select_and_scatter),
 )

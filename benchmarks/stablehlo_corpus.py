@@ -1,0 +1,372 @@
+"""StableHLO's own programs beside their expected values.
+
+    git clone https://github.com/openxla/stablehlo
+    python benchmarks/stablehlo_corpus.py stablehlo/stablehlo [--match TEXT] [--workers N]
+                                          [--list FILE] [--limit SECONDS]
+
+FOLDER has `testdata` and `tests/interpret`. Every function that checks its results is a program:
+its checks are taken out and what they compare becomes its results; what `@inputs` gives of real
+numbers becomes its inputs, so that kernels run and nothing is folded. Each is compiled as bytecode
+by the general kernels and compared as the check says: `expect_eq` bit for bit (any NaN is NaN),
+`expect_close` within its units in the last place, `expect_almost_eq` within 1e-4. What is within
+REAL_TOLERANCE of its dtype though not within those units is counted as agreeing, and said apart.
+
+Left out are programs that jaxlib's parser refuses (quantised types, the dialects of the interpreter
+itself) and those that expect no value. Prints a line for each that does not agree, and the totals:
+agree, wrong, refused (an error of Ekiden's), raw (any other exception), ended (out of time, or the
+process died).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, stablehlo
+
+import ekiden
+from ekiden.frontend.jax.dtype import array_of, is_complex, narrow_of, stored_dtype_of
+from ekiden.frontend.jax.stablehlo import bytecode_of, context
+from ekiden.ir.dtype import to_numpy
+from ekiden.runtime.errors import EkidenError
+
+REAL_TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+"""Relative and absolute difference at most, of what is not within the units of its check."""
+ALMOST = 1e-4
+ULPS = 3
+"""What `expect_close` allows unless it says otherwise."""
+
+
+@dataclass
+class Check:
+    """A comparison of two results of a program."""
+
+    kind: str
+    """expect_eq, expect_close or expect_almost_eq."""
+    first: int
+    parts: int
+    """1, or 2 of complex numbers: results first... against results first + parts..."""
+    ulps: int = ULPS
+
+
+@dataclass
+class Case:
+    """A program that checks its results."""
+
+    name: str
+    program: bytes
+    inputs: list[Any]
+    checks: list[Check] = field(default_factory=list)
+
+
+# Reading.
+
+_CHECKED = re.compile(
+    r"(?<![\"@])check\.(expect_\w+?)_const\s+(%[\w#]+)\s*,\s*(dense<.*?>|true|false)\s*:\s*"
+    r"(tensor<[^\n]*>)\s*$",
+    re.MULTILINE | re.DOTALL,
+)
+_PAIR = re.compile(
+    r"(?<![\"@])check\.(expect_\w+)\s+(%[\w#]+)\s*,\s*(%[\w#]+)((?:\s*,\s*\w+ = \d+)*)\s*:\s*"
+    r"(tensor<[^\n]*?>)\s*(?:,\s*(tensor<[^\n]*>))?\s*$",
+    re.MULTILINE,
+)
+
+
+def generic(text: str) -> str:
+    """Return a program whose checks have MLIR's generic form: the parser has no such dialect."""
+
+    numbers = count()
+
+    def constant(found: re.Match[str]) -> str:
+        name, value, number, kind = found.groups()
+        wanted = f"%checked_{next(numbers)}"
+        made = f"{wanted} = stablehlo.constant {number} : {kind}"
+        return f'{made}\n"check.{name}"({value}, {wanted}) : ({kind}, {kind}) -> ()'
+
+    def pair(found: re.Match[str]) -> str:
+        name, first, second, stated, kind, other = found.groups()
+        items = [item.strip() for item in stated.split(",") if item.strip()]
+        attributes = ", ".join(f"{item} : i64" for item in items)
+        kinds = f"{kind}, {other or kind}"
+        return f'"check.{name}"({first}, {second}) {{{attributes}}} : ({kinds}) -> ()'
+
+    return _PAIR.sub(pair, _CHECKED.sub(constant, text))
+
+
+def cases_of(path: Path, root: Path) -> Iterator[Case | str]:
+    """Yield the programs of a file; the name of each part that cannot be parsed."""
+    parts = path.read_text().split("// -----")
+    for number, part in enumerate(parts):
+        name = f"{path.relative_to(root)}" + (f":{number}" if len(parts) > 1 else "")
+        with context() as within, ir.Location.unknown():
+            try:
+                module = ir.Module.parse(generic(part), within)
+            except Exception as error:
+                if "func" in part:
+                    lines = [line for line in str(error).splitlines() if "error:" in line]
+                    yield f"{name}: {(lines or [str(error)])[0][:160]}"
+                continue
+            names = [
+                each.operation.attributes["sym_name"].value
+                for each in module.body.operations
+                if each.operation.name == "func.func"
+            ]
+            for function in names:
+                made = _case(module, function, name)
+                if made is not None:
+                    yield made
+
+
+def _case(module: ir.Module, function: str, name: str) -> Case | None:
+    """Return a function of a module as a program; None for one that checks nothing."""
+    whole = ir.Module.parse(bytecode_of(module), module.context)
+    main = next(
+        each.operation
+        for each in whole.body.operations
+        if each.operation.name == "func.func"
+        and each.operation.attributes["sym_name"].value == function
+    )
+    if not len(main.regions[0].blocks):
+        return None
+    block = main.regions[0].blocks[0]
+    found = [each.operation for each in block.operations if _check_name(each.operation)]
+    if not found or any(c.name.endswith("serialized_eq") for c in found):
+        return None
+    inputs = _lifted(whole, main, block)
+    results, checks = _results(found, block)
+    end = block.operations[len(block.operations) - 1].operation
+    end.erase()
+    with ir.InsertionPoint(block):
+        func.return_(results)
+    for each in found:
+        each.erase()
+    kinds = ir.FunctionType.get([a.type for a in block.arguments], [r.type for r in results])
+    main.attributes["function_type"] = ir.TypeAttr.get(kinds)
+    for attribute in ("res_attrs", "arg_attrs"):
+        if attribute in main.attributes:
+            del main.attributes[attribute]
+    main.attributes["sym_name"] = ir.StringAttr.get("checked_program")
+    return Case(f"{name} @{function}", bytecode_of(whole), inputs, checks)
+
+
+def _check_name(operation: ir.Operation) -> str:
+    """Return which check an operation is, without its dialect; "" for any other."""
+    name = str(operation.name)
+    if name == "stablehlo.custom_call":
+        name = str(operation.attributes["call_target_name"].value)
+    if name == "check.eq":
+        return "expect_eq"
+    return name.partition("check.")[2].removesuffix("_const") if name.startswith("check.") else ""
+
+
+def _lifted(whole: ir.Module, main: ir.Operation, block: ir.Block) -> list[Any]:
+    """Make real tensors that `@inputs` gives inputs of the program; return their values."""
+    bodies = {
+        each.operation.attributes["sym_name"].value: each.operation.regions[0].blocks[0]
+        for each in whole.body.operations
+        if each.operation.name == "func.func" and len(each.operation.regions[0].blocks)
+    }
+    inputs = []
+    for operation in [each.operation for each in block.operations]:
+        if operation.name != "func.call" or operation.attributes["callee"].value != "inputs":
+            continue
+        *_, end = bodies["inputs"].operations
+        for result, source in zip(operation.results, end.operation.operands, strict=True):
+            maker = source.owner
+            if maker.name != "stablehlo.constant" or is_complex(source.type):
+                continue
+            try:
+                stored = to_numpy(stored_dtype_of(source.type))
+                inputs.append(np.array(array_of(maker.attributes["value"]), stored, order="C"))
+            except Exception:  # a dtype that there is not: the program is refused as it stands
+                continue
+            argument = block.add_argument(result.type, ir.Location.unknown())
+            result.replace_all_uses_with(argument)
+    return inputs
+
+
+def _results(found: Sequence[ir.Operation], block: ir.Block) -> tuple[list[ir.Value], list[Check]]:
+    """Return what checks compare, as results of the program, and the comparisons."""
+    results: list[ir.Value] = []
+    checks = []
+    for check in found:
+        with ir.InsertionPoint(check):
+            first = len(results)
+            parts = [_parts(value) for value in check.operands]
+        results += [part for side in parts for part in side]
+        stated = (
+            check.attributes["max_ulp_difference"].value
+            if "max_ulp_difference" in check.attributes
+            else ULPS
+        )
+        checks.append(Check(_check_name(check), first, len(parts[0]), stated))
+    return results, checks
+
+
+def _parts(value: ir.Value) -> list[ir.Value]:
+    """Return what a tensor is compared as: both parts of complex numbers, and float32 of floats
+    that no tensor of Ekiden's has.
+    """
+    narrow = narrow_of(value.type)
+    if narrow is not None and not narrow.stored:
+        return [
+            stablehlo.convert(ir.RankedTensorType.get(value.type.shape, ir.F32Type.get()), value)
+        ]
+    if not is_complex(value.type):
+        return [value]
+    return [stablehlo.real(value), stablehlo.imag(value)]
+
+
+# Running and comparing.
+
+
+def outcome(case: Case) -> tuple[str, str]:
+    """Return how a program fares: (kind, more)."""
+    try:
+        found = ekiden.compile(case.program, signature="checked_program", tier="quick")(
+            *case.inputs
+        )
+    except EkidenError as error:
+        return "refused", f"{type(error).__name__}: {error}"
+    except Exception as error:  # what the corpus looks for
+        return "raw", f"{type(error).__name__}: {error}"
+    results = [np.asarray(each) for each in (found if isinstance(found, tuple) else (found,))]
+    worst = "agree"
+    for check in case.checks:
+        for at in range(check.first, check.first + check.parts):
+            verdict, text = compared(results[at], results[at + check.parts], check)
+            if verdict == "wrong":
+                return verdict, text
+            worst = verdict if verdict == "near" else worst
+    return worst, ""
+
+
+def compared(mine: Any, wanted: Any, check: Check) -> tuple[str, str]:  # noqa: ANN401
+    """Return "agree", "near" (within REAL_TOLERANCE) or "wrong" of two arrays, and why."""
+    if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
+        return "wrong", f"{mine.dtype}{mine.shape} for {wanted.dtype}{wanted.shape}"
+    dtype = str(mine.dtype)
+    if "float" not in dtype:
+        same = mine.view(np.uint8) == wanted.view(np.uint8) if mine.shape else mine == wanted
+        return ("agree", "") if np.all(same) else ("wrong", _shown(mine, wanted))
+    x, y = mine.astype(np.float64), wanted.astype(np.float64)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    if check.kind == "expect_eq":
+        return ("agree", "") if np.all(same) else ("wrong", _shown(x, y))
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.abs(x - y)
+        bound = ALMOST * (1 + np.abs(y))
+        if check.kind == "expect_close" and dtype in REAL_TOLERANCE:
+            bound = check.ulps * np.abs(np.spacing(np.abs(wanted))).astype(np.float64)
+        if np.all(same | (distance <= bound)):
+            return "agree", ""
+        limit = REAL_TOLERANCE.get(dtype, ALMOST)
+        if np.all(same | (distance <= limit * (1 + np.abs(y)))):
+            return "near", ""
+    return "wrong", _shown(x, y)
+
+
+def _shown(mine: Any, wanted: Any) -> str:  # noqa: ANN401
+    """Return the first three elements that differ."""
+    differs = ~((mine == wanted) | ((mine != mine) & (wanted != wanted)))
+    at = np.argwhere(differs)
+    pairs = [f"{mine[tuple(i)]} for {wanted[tuple(i)]} at {tuple(map(int, i))}" for i in at[:3]]
+    return f"{len(at)} of {mine.size}: " + ", ".join(pairs)
+
+
+def work(paths: Sequence[str], root: str, connection: Connection) -> None:
+    """Send a message for each program of these files: its start, and how it fared."""
+    for path in paths:
+        for case in cases_of(Path(path), Path(root)):
+            if isinstance(case, str):
+                connection.send(("unparsed", case, "", path))
+                continue
+            connection.send(("start", case.name, "", path))
+            kind, text = outcome(case)
+            connection.send((kind, case.name, text, path))
+    connection.send(("end", "", "", ""))
+
+
+def sweep(paths: Sequence[Path], root: Path, limit: float) -> Iterator[tuple[str, str, str]]:
+    """Yield how each program of these files fares; a program out of time costs its process, and the
+    rest of its file.
+    """
+    left = [str(path) for path in paths]
+    spawn = multiprocessing.get_context("spawn")
+    while left:
+        mine, theirs = spawn.Pipe(duplex=False)
+        process = spawn.Process(target=work, args=(left, str(root), theirs))
+        process.start()
+        theirs.close()
+        name, path, ended = "", left[0], False
+        try:
+            while mine.poll(limit):
+                kind, told, text, where = mine.recv()
+                if kind == "end":
+                    ended = True
+                    break
+                name, path = told, where
+                if kind != "start":
+                    yield kind, told, text
+                    name = ""
+        except EOFError:
+            pass
+        if ended:
+            process.join()
+            return
+        process.kill()
+        process.join()
+        yield "ended", name or path, "out of time, or the process died"
+        left = left[left.index(path) + 1 :]
+
+
+def main() -> None:
+    """Run the corpus, and print what does not agree and the totals."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="the folder stablehlo of openxla/stablehlo")
+    parser.add_argument("--match", default="", help="only files whose path has this")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for a program")
+    parser.add_argument("--share", default="0/1", help="k/n: files k, k + n, ... of all")
+    parser.add_argument("--list", type=Path, help="a file for a line of JSON each")
+    options = parser.parse_args()
+    folders = [options.folder / "testdata", options.folder / "tests" / "interpret"]
+    paths = [p for f in folders for p in sorted(f.rglob("*.mlir")) if options.match in str(p)]
+    first, step = map(int, options.share.split("/"))
+    totals: Counter[str] = Counter()
+    begin = time.perf_counter()
+    for kind, name, text in sweep(paths[first::step], options.folder, options.limit):
+        totals[kind] += 1
+        if options.list is not None:
+            with options.list.open("a") as file:
+                file.write(json.dumps([kind, name, text]) + os.linesep)
+        if kind not in ("agree", "near", "unparsed"):
+            print(f"{kind:8} {name}\n         {text[:400]}", flush=True)
+    programs = sum(totals[kind] for kind in ("agree", "near", "wrong", "refused", "raw", "ended"))
+    agree = totals["agree"] + totals["near"]
+    print(f"{programs} programs, {totals['unparsed']} files or parts that the parser refuses")
+    print(
+        f"agree    {agree} ({agree / max(programs, 1):.1%}), {totals['near']} of them only nearly"
+    )
+    for kind in ("wrong", "refused", "raw", "ended"):
+        print(f"{kind:8} {totals[kind]}")
+    print(f"{time.perf_counter() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

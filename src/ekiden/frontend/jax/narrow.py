@@ -1,0 +1,132 @@
+"""Integers of 2 and 4 bits and floats of 4 to 8: computed in a wider dtype, their carrier, and
+after each operation rounded to what they can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import ml_dtypes
+import numpy as np
+
+from ekiden.ir.op import Array
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.runtime.late_methods import dataclass
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The numbers of a small float, subnormal ones too, in terms of float32."""
+
+    mantissa_bits: int
+    bias: int
+    largest: float
+    beyond: float | None
+    """What numbers above the largest become: inf, NaN, or None for the largest itself."""
+    is_signed_zero: bool = True
+
+    def nearest(self, x: Expr, keep: Callable[[Expr], Expr]) -> Expr:
+        """Return the nearest number, halves to even: x / q rounded, times q, where q is the
+        distance of neighbours, a power of two that the exponent of x says.
+        """
+        bits = keep(op.reinterpret(x, "int32"))
+        exponent = op.bitwise_and(op.right_shift(bits, const(_MANTISSA, "int32")), _int(0xFF))
+        least = op.maximum(exponent, _int(_BIAS + 1 - self.bias))
+        step = op.left_shift(op.subtract(least, _int(self.mantissa_bits)), _int(_MANTISSA))
+        quantum = keep(op.reinterpret(step, "float32"))
+        rounded = keep(op.multiply(op.round(op.divide(x, quantum)), quantum))
+        if self.beyond is None:
+            rounded = op.clip(rounded, -self.largest, self.largest)
+        else:
+            beyond = op.multiply(op.sign(x), const(self.beyond, "float32"))
+            is_far = op.greater(op.abs(rounded), const(self.largest, "float32"))
+            rounded = op.where(is_far, beyond, rounded)
+        rounded = op.where(op.isfinite(x), rounded, self._of_none(x))
+        if self.is_signed_zero:
+            return rounded
+        return op.where(op.equal(rounded, _zero()), _zero(), rounded)
+
+    def _of_none(self, x: Expr) -> Expr:
+        """Return what infinities and NaN become."""
+        if self.beyond is not None:
+            return op.multiply(x, const(self.beyond, "float32"))
+        # without NaN: ml_dtypes has the negative zero for it
+        ends = op.multiply(op.sign(x), const(self.largest, "float32"))
+        return op.where(op.isnan(x), const(-0.0, "float32"), ends)
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """A dtype that nothing computes in."""
+
+    name: str
+    """Its name in ml_dtypes."""
+    bits: int
+    carrier: str
+    """The dtype that holds its values: int8, uint8 or float32."""
+    stored: str = ""
+    """Its name in ours, for inputs and outputs; "" where there is none."""
+    grid: Grid | None = None
+    """The numbers that it holds, where no cast of ours gives them."""
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it holds integers."""
+        return self.carrier != "float32"
+
+    def fitted(self, x: Expr, keep: Callable[[Expr], Expr]) -> Expr:
+        """Return the nearest values that the dtype holds, integers by their low bits. `keep` binds
+        an expression that is read more than once.
+        """
+        if self.grid is not None:
+            return self.grid.nearest(x, keep)
+        return op.cast(op.cast(x, self.stored), self.carrier)
+
+    def fitted_array(self, array: Array) -> Array:
+        """Return the same of an array."""
+        if self.is_integer:
+            left = 8 - self.bits
+            low: Array = np.left_shift(array.astype(self.carrier), left)
+            return np.asarray(np.right_shift(low, left))
+        with np.errstate(over="ignore", invalid="ignore"):
+            held: Array = array.astype(getattr(ml_dtypes, self.name))
+            return held.astype(np.float32)
+
+
+def _int(number: int) -> Expr:
+    return const(number, "int32")
+
+
+def _zero() -> Expr:
+    return const(0.0, "float32")
+
+
+_MANTISSA, _BIAS = 23, 127
+"""The bits of float32's mantissa, and the bias of its exponent."""
+
+
+def _float(name: str, bits: int, stored: str = "", grid: Grid | None = None) -> Narrow:
+    return Narrow(name, bits, "float32", stored, grid)
+
+
+NARROW: Mapping[str, Narrow] = {
+    "i2": Narrow("int2", 2, "int8", "int2"),
+    "i4": Narrow("int4", 4, "int8", "int4"),
+    "ui2": Narrow("uint2", 2, "uint8", "uint2"),
+    "ui4": Narrow("uint4", 4, "uint8", "uint4"),
+    "f4E2M1FN": _float("float4_e2m1fn", 4, "float4_e2m1fn"),
+    "f6E2M3FN": _float("float6_e2m3fn", 6, grid=Grid(3, 1, 7.5, None)),
+    "f6E3M2FN": _float("float6_e3m2fn", 6, grid=Grid(2, 3, 28.0, None)),
+    "f8E3M4": _float("float8_e3m4", 8, grid=Grid(4, 3, 15.5, np.inf)),
+    "f8E4M3": _float("float8_e4m3", 8, grid=Grid(3, 7, 240.0, np.inf)),
+    "f8E4M3B11FNUZ": _float(
+        "float8_e4m3b11fnuz", 8, grid=Grid(3, 11, 30.0, np.nan, is_signed_zero=False)
+    ),
+    "f8E4M3FN": _float("float8_e4m3fn", 8, "float8_e4m3fn"),
+    "f8E4M3FNUZ": _float("float8_e4m3fnuz", 8, "float8_e4m3fnuz"),
+    "f8E5M2": _float("float8_e5m2", 8, "float8_e5m2"),
+    "f8E5M2FNUZ": _float("float8_e5m2fnuz", 8, "float8_e5m2fnuz"),
+    "f8E8M0FNU": _float("float8_e8m0fnu", 8, "float8_e8m0fnu"),
+}
+"""MLIR's name of an element type -> the dtype."""

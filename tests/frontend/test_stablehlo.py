@@ -1,0 +1,492 @@
+"""StableHLO as text and bytecode: what the specification says of its operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
+
+jax = pytest.importorskip("jax", reason="the package jax is not installed")
+jnp, lax, export = jax.numpy, jax.lax, pytest.importorskip("jax.export")
+Array: TypeAlias = "np.ndarray[Any, Any]"
+RNG = np.random.default_rng(0)
+
+
+def program(body: str, takes: str, gives: str) -> bytes:
+    """Return a function `main` of arguments %a, %b, ... as text; %r is its result."""
+    names = "abcdef"
+    kinds = [kind.strip() for kind in takes.split(";") if kind.strip()]
+    arguments = ", ".join(f"%{name}: {kind}" for name, kind in zip(names, kinds, strict=False))
+    return f"func.func @main({arguments}) -> {gives} {{\n{body}\nreturn %r : {gives}\n}}".encode()
+
+
+def run(body: str, takes: str, gives: str, *inputs: Any) -> Array:  # noqa: ANN401
+    """Return what such a program gives."""
+    return np.asarray(ekiden.compile(program(body, takes, gives))(*inputs))
+
+
+def _array(result: Any) -> Any:  # noqa: ANN401
+    return np.asarray(result)
+
+
+def values(compiled: Any, *inputs: Any) -> Any:  # noqa: ANN401
+    """Return the one result of a program as an array."""
+    return np.asarray(compiled(*inputs))
+
+
+def agree(function: Any, *given: Any, tolerance: float = 0.0) -> None:  # noqa: ANN401
+    """Compare a function with what XLA makes of it, equal NaN and signs of zero with it."""
+    found = ekiden.compile(function, given)(*given)
+    wanted = jax.tree_util.tree_leaves(jax.jit(function)(*given))
+    for mine, theirs in zip(found if isinstance(found, tuple) else (found,), wanted, strict=True):
+        x, y = _array(mine), _array(theirs)
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        if tolerance:
+            np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+        else:
+            np.testing.assert_array_equal(x, y)
+            np.testing.assert_array_equal(np.signbit(x), np.signbit(y))
+
+
+# What is taken.
+
+
+TANH = program("%r = stablehlo.tanh %a : tensor<?x3xf32>", "tensor<?x3xf32>", "tensor<?x3xf32>")
+
+
+def test_text_and_bytecode_of_any_kind_are_programs(tmp_path: Path) -> None:
+    from ekiden.frontend.jax.stablehlo import bytecode_of, context, parsed
+
+    x = np.ones((2, 3), np.float32)
+    with context() as within:
+        module = parsed(TANH, "tanh", within)
+        plain = bytecode_of(module)
+        paths = [tmp_path / "model.mlir", tmp_path / "model.stablehlo"]
+        for path, data in zip(paths, (b"// a comment\n" + TANH, plain), strict=True):
+            path.write_bytes(data)
+        for model in (TANH, plain, bytearray(plain), module, *paths):
+            compiled = ekiden.compile(model)
+            assert [str(i) for i in compiled.inputs] == ["arg0: float32[arg0_dim0, 3]"]
+            np.testing.assert_allclose(values(compiled, x), np.tanh(x), rtol=1e-6)
+
+
+def test_what_jax_serializes_is_a_program() -> None:
+    made = export.export(jax.jit(lambda x: {"y": jnp.tanh(x)}))(np.ones((2, 3), np.float32))
+    for model in (made, made.serialize(), bytes(made.serialize())):
+        assert [i.name for i in ekiden.compile(model).inputs] == ["x"]
+    for model in (made.mlir_module().encode(), bytes(made.mlir_module_serialized)):
+        assert [o.name for o in ekiden.compile(model).outputs] == ["result['y']"]
+
+
+def test_a_program_begins_where_it_is_told_to() -> None:
+    both = b"\n".join(
+        program("%r = stablehlo.abs %a : tensor<2xf32>", "tensor<2xf32>", "tensor<2xf32>").replace(
+            b"@main", name
+        )
+        for name in (b"@first", b"@second")
+    )
+    assert ekiden.compile(both, signature="second").inputs[0].shape == (2,)
+    with pytest.raises(ImportModelError, match="no function 'main'; there are 'first', 'second'"):
+        ekiden.compile(both)
+    with pytest.raises(ImportModelError, match="no function 'third'"):
+        ekiden.compile(both, signature="third")
+    with pytest.raises(CompileError, match="it takes no 'example_inputs'"):
+        ekiden.compile(both, (np.ones(2, np.float32),))
+
+
+@pytest.mark.parametrize("text", [b"module { func.func @main() { ", b"ML\xefR\rcut short"])
+def test_what_is_no_program_is_refused_in_one_line(text: bytes) -> None:
+    with pytest.raises(ImportModelError, match="no StableHLO: ") as found:
+        ekiden.compile(text)
+    assert "\n" not in str(found.value)
+
+
+def test_an_operation_without_a_row_is_named() -> None:
+    text = program(
+        '%r = "my.operation"(%a) : (tensor<2xf32>) -> tensor<2xf32>',
+        "tensor<2xf32>",
+        "tensor<2xf32>",
+    )
+    with pytest.raises(UnsupportedError, match=r"my\.operation.*the operation is not supported"):
+        ekiden.compile(text)
+
+
+def test_an_operation_without_a_rule_of_complex_numbers_is_named() -> None:
+    kind = "tensor<2x2xcomplex<f32>>"
+    text = f"""
+      %0 = stablehlo.complex %a, %a : {kind}
+      %1 = stablehlo.cholesky %0, lower = true : {kind}
+      %r = stablehlo.real %1 : ({kind}) -> tensor<2x2xf32>"""
+    with pytest.raises(UnsupportedError, match=r"cholesky.*complex numbers are not supported here"):
+        ekiden.compile(program(text, "tensor<2x2xf32>", "tensor<2x2xf32>"))
+
+
+# Arguments.
+
+
+def test_arguments_that_are_not_read_stay_inputs() -> None:
+    params = {"w": np.ones((3,), np.float32), "unused": np.ones(5, np.float32)}
+    x = np.arange(3, dtype=np.float32)
+
+    def model(params: Any, x: Any, seed: Any) -> Any:  # noqa: ANN401
+        return x * params["w"] * 2
+
+    compiled = ekiden.compile(model, (params, x, np.int32(0)))
+    names = [each.name for each in compiled.inputs]
+    assert names == ["params['unused']", "params['w']", "x", "seed"]
+    found = values(compiled, params["unused"], params["w"], x, np.int32(1))
+    np.testing.assert_array_equal(found, x * 2)
+    exported = export.export(jax.jit(model))(params, x, np.int32(0))
+    assert [each.name for each in ekiden.compile(exported).inputs] == [*names[:3], "arg2"]
+
+
+def test_random_keys_are_inputs() -> None:
+    x = np.ones((2, 3), np.float32)
+
+    def noisy(keys: Any, x: Any) -> Any:  # noqa: ANN401
+        return x + jax.vmap(lambda key: jax.random.normal(key, (3,)))(keys)
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    compiled = ekiden.compile(noisy, (keys, x))
+    assert str(compiled.inputs[0]) == "keys: uint32[2, 2]"
+    found = values(compiled, np.asarray(jax.random.key_data(keys)), x)
+    np.testing.assert_allclose(found, np.asarray(noisy(keys, x)), rtol=1e-5, atol=1e-6)
+
+
+# Products and scatters.
+
+PRODUCTS = [
+    ("abc,abc->abc", (2, 3, 3), (2, 3, 3)),
+    ("abi,abj->abij", (3, 4, 2), (3, 4, 2)),
+    ("bhd,bhd->bh", (2, 3, 4), (2, 3, 4)),
+    ("bij,bij->b", (2, 3, 4), (2, 3, 4)),
+    ("ij,ij->", (2, 3), (2, 3)),
+    ("ij,kl->ijkl", (2, 3), (4, 5)),
+    ("i,i->i", (3,), (3,)),
+    ("i,j->ij", (3,), (4,)),
+    ("abcd,abcd->ad", (2, 3, 2, 3), (2, 3, 2, 3)),
+    ("abc,dcb->ad", (2, 2, 2), (2, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("rule", "left", "right"), PRODUCTS, ids=[p[0] for p in PRODUCTS])
+def test_axes_of_products_are_grouped_by_what_they_are(
+    rule: str, left: tuple[int, ...], right: tuple[int, ...]
+) -> None:
+    x, y = (RNG.standard_normal(s).astype(np.float32) for s in (left, right))
+    compiled = ekiden.compile(lambda x, y: jnp.einsum(rule, x, y), (x, y))
+    np.testing.assert_allclose(values(compiled, x, y), np.einsum(rule, x, y), 1e-5, 1e-5)
+
+
+def test_products_of_vectors_in_batches_of_any_rank() -> None:
+    x, y = (RNG.standard_normal((2, 3, 4)).astype(np.float32) for _ in range(2))
+    agree(lambda x, y: (jax.vmap(jax.vmap(jnp.dot))(x, y), jnp.vecdot(x, y)), x, y, tolerance=1e-5)
+    agree(lambda x, y: jnp.tensordot(x, y, axes=0), x, y, tolerance=1e-5)
+
+
+def test_a_product_has_symbolic_axes_of_each_kind() -> None:
+    compiled = ekiden.compile(
+        lambda x, y: jnp.einsum("abc,abc->ab", x, y),
+        (np.ones((2, 3, 4), np.float32),) * 2,
+        dynamic_shapes=("a, b, c", "a, b, c"),
+    )
+    x, y = (RNG.standard_normal((3, 2, 5)).astype(np.float32) for _ in range(2))
+    np.testing.assert_allclose(values(compiled, x, y), np.einsum("abc,abc->ab", x, y), 1e-5, 1e-5)
+
+
+def test_windows_that_cover_an_axis_are_dropped_where_they_do_not_begin_at_0() -> None:
+    ids = np.array([0, 1, 2, 0, -1], np.int32)
+    agree(lambda i: jax.ops.segment_sum(jnp.ones(5, np.float32), i, num_segments=1), ids)
+    agree(lambda i: jnp.bincount(i, length=1), ids[:4])
+    agree(lambda i: jnp.zeros((1, 2)).at[i, 0].set(7.0), ids)
+    numbers = lax.ScatterDimensionNumbers((0,), (), (0,))
+    for at in (-1, 0, 1):
+        agree(
+            lambda x, i: lax.scatter(x, i, jnp.ones(2), numbers, mode="drop"),
+            np.zeros(2, np.float32),
+            np.array([at], np.int32),
+        )
+
+
+def test_scatters_by_any_body() -> None:
+    x = np.array([1, -2, 3, -4, 5], np.float32)
+    ids = np.array([[1], [1], [4], [9], [0], [1], [-1], [2], [3], [3]], np.int32)
+    updates = RNG.standard_normal(10).astype(np.float32)
+    text = """
+      %r = "stablehlo.scatter"(%a, %b, %c) ({
+        ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+          %0 = stablehlo.multiply %x, %x : tensor<f32>
+          %1 = stablehlo.subtract %0, %y : tensor<f32>
+          stablehlo.return %1 : tensor<f32>
+      }) {scatter_dimension_numbers = #stablehlo.scatter<inserted_window_dims = [0],
+          scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}
+        : (tensor<5xf32>, tensor<10x1xi32>, tensor<10xf32>) -> tensor<5xf32>"""
+    found = run(
+        text, "tensor<5xf32>; tensor<10x1xi32>; tensor<10xf32>", "tensor<5xf32>", x, ids, updates
+    )
+    wanted = x.copy()
+    for (at,), update in zip(ids, updates, strict=True):
+        if 0 <= at < 5:
+            wanted[at] = wanted[at] * wanted[at] - update
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_scatters_of_complex_numbers() -> None:
+    x = RNG.standard_normal((4, 2)).astype(np.float32)
+
+    def function(x: Any, i: Any) -> Any:  # noqa: ANN401
+        z = x[:, 0] + 1j * x[:, 1]
+        turned = z.at[i].multiply(2j), z.at[i].add(1 - 1j), z.at[i].set(3j)
+        return [part for each in turned for part in (each.real, each.imag)]
+
+    agree(function, x, np.array([1, 1, 3, 7], np.int32), tolerance=1e-6)
+
+
+def test_windows_are_selected_by_any_body() -> None:
+    """By the smallest element, which no padding is, and scattered by a product."""
+    text = """
+      %z = stablehlo.constant dense<2.0> : tensor<f32>
+      %r = "stablehlo.select_and_scatter"(%a, %b, %z) ({
+        ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+          %0 = stablehlo.compare LE, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
+          stablehlo.return %0 : tensor<i1>
+      }, {
+        ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+          %0 = stablehlo.multiply %x, %y : tensor<f32>
+          stablehlo.return %0 : tensor<f32>
+      }) {window_dimensions = array<i64: 3>, window_strides = array<i64: 2>,
+          padding = dense<[[1, 1]]> : tensor<1x2xi64>}
+        : (tensor<5xf32>, tensor<3xf32>) -> tensor<5xf32>""".replace(
+        "(tensor<5xf32>, tensor<3xf32>) ->", "(tensor<5xf32>, tensor<3xf32>, tensor<f32>) ->"
+    )
+    x, source = np.array([5, 4, 1, 2, 7], np.float32), np.array([3, 5, 7], np.float32)
+    found = run(text, "tensor<5xf32>; tensor<3xf32>", "tensor<5xf32>", x, source)
+    np.testing.assert_array_equal(found, [2, 2 * 3, 2 * 5, 2 * 7, 2])
+
+
+# Bits.
+
+
+@pytest.mark.parametrize("bits", [(5, 10), (8, 7), (4, 3), (3, 0), (8, 10), (2, 23), (11, 5)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_precision_is_reduced_as_xla_does_it(bits: tuple[int, int], dtype: type) -> None:
+    scales = np.exp2(RNG.integers(-30, 16, 200).astype(np.float32))
+    ends = [0, -0.0, np.inf, -np.inf, 65519, 65520, 3e-6, -3e-5, 6.1e-5, 5.96e-8]
+    with np.errstate(over="ignore"):
+        x: Array = np.concatenate([RNG.standard_normal(200) * scales, ends]).astype(dtype)
+    agree(lambda x: lax.reduce_precision(x, *bits), x)
+
+
+def test_rounding_keeps_the_sign_of_zero() -> None:
+    x = np.array([3e-6, -3e-5, -0.0, 0.0, -0.5, 0.5, 2.5, -2.5, 0.49999997, 8388609], np.float32)
+    agree(lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO), x)
+    agree(lambda x: (lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), jnp.trunc(x)), x)
+
+
+def test_bits_of_one_width_are_seen_in_another() -> None:
+    x = RNG.integers(0, 255, (3, 4)).astype(np.uint8)
+    for kinds in (("ui8", "ui32", 4), ("ui8", "f32", 4), ("i8", "ui16", 2)):
+        source, wanted, count = kinds
+        data = x[:, :count].astype(np.int8) if source == "i8" else x[:, :count]
+        dtypes = {"ui32": np.uint32, "f32": np.float32, "ui16": np.uint16}
+        ahead = f"(tensor<3x{count}x{source}>) -> tensor<3x{wanted}>"
+        found = run(f"%r = stablehlo.bitcast_convert %a : {ahead}",
+                    f"tensor<3x{count}x{source}>", f"tensor<3x{wanted}>", data)  # fmt: skip
+        whole = np.ascontiguousarray(data).view(dtypes[wanted])[:, 0]
+        np.testing.assert_array_equal(found.view(np.uint8), whole.view(np.uint8))
+        back = f"(tensor<3x{wanted}>) -> tensor<3x{count}x{source}>"
+        found = run(f"%r = stablehlo.bitcast_convert %a : {back}",
+                    f"tensor<3x{wanted}>", f"tensor<3x{count}x{source}>", whole)  # fmt: skip
+        np.testing.assert_array_equal(found, data)
+
+
+def test_not_flips_the_bits_of_constant_integers() -> None:
+    text = """
+      %0 = stablehlo.constant dense<[-128, 1]> : tensor<2xi8>
+      %r = stablehlo.not %0 : tensor<2xi8>"""
+    np.testing.assert_array_equal(run(text, "", "tensor<2xi8>"), [127, -2])
+
+
+@pytest.mark.parametrize("kind", ["i32", "ui8", "i8"])
+def test_integers_are_raised_to_powers_of_each_element(kind: str) -> None:
+    dtype = {"i32": np.int32, "ui8": np.uint8, "i8": np.int8}[kind]
+    some = np.array([0, 1, 2, 3, 5, 7, 100], dtype)
+    if kind != "ui8":
+        some = np.concatenate([some, -some[1:]])
+    x, y = np.repeat(some, some.size), np.tile(some, some.size)
+    shape = f"tensor<{x.size}x{kind}>"
+    found = run(f"%r = stablehlo.power %a, %b : {shape}", f"{shape}; {shape}", shape, x, y)
+    width = 8 * x.itemsize
+    wanted = []
+    for a, b in zip(x.tolist(), y.tolist(), strict=True):
+        exact = pow(a, b) if b >= 0 else (a ** (b % 2) if abs(a) == 1 else 0)
+        wanted.append(exact % (1 << width))
+    np.testing.assert_array_equal(found.astype(np.int64) % (1 << width), wanted)
+
+
+NARROW = [name for name in ("int4", "uint4", "int2", "uint2") if hasattr(ml_dtypes, name)]
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_integers_wrap_and_shift_in_their_width(name: str) -> None:
+    kind, width = ("ui" if name[0] == "u" else "i") + name[-1], int(name[-1])
+    dtype = getattr(ml_dtypes, name)
+    low = 0 if name[0] == "u" else -(1 << (width - 1))
+    some = np.arange(low, low + (1 << width))
+    x, y = np.repeat(some, some.size), np.tile(some, some.size)
+    shape = f"tensor<{x.size}x{kind}>"
+
+    def both(operation: str) -> Array:
+        found = run(f"%r = stablehlo.{operation} %a, %b : {shape}", f"{shape}; {shape}", shape,
+                    x.astype(dtype), y.astype(dtype))  # fmt: skip
+        assert found.dtype == dtype
+        return found.astype(np.int64)
+
+    def wrapped(exact: Array) -> Array:
+        return (exact - low) % (1 << width) + low
+
+    np.testing.assert_array_equal(both("add"), wrapped(x + y))
+    np.testing.assert_array_equal(both("multiply"), wrapped(x * y))
+    np.testing.assert_array_equal(both("maximum"), np.maximum(x, y))
+    inside = (y >= 0) & (y < width)
+    shifted = np.where(inside, (x % (1 << width)) >> np.where(inside, y, 0), 0)
+    np.testing.assert_array_equal(both("shift_right_logical"), wrapped(shifted))
+    one = run(f"%r = stablehlo.popcnt %a : {shape}", shape, shape, x.astype(dtype))
+    counts = np.array([bin(v % (1 << width)).count("1") for v in x.tolist()])
+    np.testing.assert_array_equal(one.astype(np.int64), wrapped(counts))
+
+
+@pytest.mark.parametrize(
+    "kind", ["f8E4M3FN", "f8E5M2", "f8E3M4", "f8E4M3B11FNUZ", "f6E2M3FN", "f4E2M1FN"]
+)
+def test_small_floats_are_rounded_after_each_operation(kind: str) -> None:
+    from ekiden.frontend.jax.narrow import NARROW as TABLE
+
+    dtype = getattr(ml_dtypes, TABLE[kind].name)
+    x, y = (RNG.standard_normal(64).astype(np.float32) * 2 for _ in range(2))
+    text = "\n".join(
+        [f"%x = stablehlo.convert %a : (tensor<64xf32>) -> tensor<64x{kind}>",
+         f"%y = stablehlo.convert %b : (tensor<64xf32>) -> tensor<64x{kind}>",
+         f"%z = stablehlo.multiply %x, %y : tensor<64x{kind}>",
+         f"%w = stablehlo.add %z, %y : tensor<64x{kind}>",
+         f"%r = stablehlo.convert %w : (tensor<64x{kind}>) -> tensor<64xf32>"]
+    )  # fmt: skip
+    found = run(text, "tensor<64xf32>; tensor<64xf32>", "tensor<64xf32>", x, y)
+
+    def fit(v: Array) -> Array:
+        held: Array = v.astype(dtype).astype(np.float32)
+        return held
+
+    np.testing.assert_array_equal(found, fit(fit(fit(x) * fit(y)) + fit(y)))
+
+
+# Complex numbers.
+
+
+def test_elementary_functions_of_complex_numbers() -> None:
+    x = (RNG.standard_normal((60, 2)) * 3).astype(np.float32)
+
+    def functions(x: Any) -> Any:  # noqa: ANN401
+        z = x[:, 0] + 1j * x[:, 1]
+        made = [jnp.sin, jnp.cos, jnp.tan, jnp.tanh, jnp.sinh, jnp.cosh, jnp.sqrt, jnp.log1p]
+        made += [jnp.expm1, jax.nn.sigmoid, jnp.sign, jnp.arcsin, jnp.arctan, jnp.arccosh]
+        found = [f(z) for f in made] + [z ** (1.5 - 0.5j), lax.rsqrt(z)]
+        return [part for each in found for part in (each.real, each.imag)]
+
+    agree(functions, x, tolerance=3e-4)
+
+
+def test_complex_numbers_in_control_flow_sorts_and_reductions() -> None:
+    x = RNG.standard_normal((7, 2)).astype(np.float32)
+
+    def function(x: Any, n: Any) -> Any:  # noqa: ANN401
+        z = x[:, 0] + 1j * x[:, 1]
+        turned = lax.fori_loop(0, n, lambda i, v: v * (0.5 + 1j) + i, z)
+        chosen = lax.cond(n > 2, lambda v: v * 1j, lambda v: v, turned)
+        found = [turned, chosen, jnp.sort(z), jnp.prod(z), jnp.cumprod(z), jnp.cumsum(z)]
+        found.append(lax.scan(lambda c, v: (c * v, c), 1 + 0j, z)[1])
+        return [part for each in found for part in (each.real, each.imag)]
+
+    agree(function, x, np.int32(3), tolerance=1e-4)
+
+
+# Others.
+
+
+def test_functions_of_chlo_are_taken_apart() -> None:
+    x = np.abs(RNG.standard_normal(20)).astype(np.float32) + 0.1
+    agree(
+        lambda x: (
+            lax.lgamma(x),
+            lax.digamma(x),
+            lax.erf_inv(x / 9),
+            lax.erfc(x),
+            lax.nextafter(x, -x),
+        ),
+        x,
+        tolerance=1e-5,
+    )
+    compiled = ekiden.compile(lax.lgamma, (x,), dynamic_shapes=("n",))
+    np.testing.assert_allclose(values(compiled, x[:7]), np.asarray(lax.lgamma(x[:7])), 1e-5, 1e-5)
+
+
+def test_a_comparison_need_not_say_of_which_type() -> None:
+    text = """
+      %r = "stablehlo.sort"(%a) ({
+        ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+          %0 = "stablehlo.compare"(%x, %y) {
+            comparison_direction = #stablehlo<comparison_direction LT>}
+            : (tensor<f32>, tensor<f32>) -> tensor<i1>
+          stablehlo.return %0 : tensor<i1>
+      }) {dimension = 0 : i64, is_stable = true} : (tensor<5xf32>) -> tensor<5xf32>"""
+    x = np.array([3, 1, 2, 5, 4], np.float32)
+    np.testing.assert_array_equal(run(text, "tensor<5xf32>", "tensor<5xf32>", x), np.sort(x))
+
+
+def test_a_body_is_mapped_over_elements() -> None:
+    text = """
+      %r = "stablehlo.map"(%a, %b) ({
+        ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+          %one = stablehlo.constant dense<1.0> : tensor<f32>
+          %0 = stablehlo.reshape %x : (tensor<f32>) -> tensor<f32>
+          %1 = stablehlo.multiply %0, %y : tensor<f32>
+          %2 = stablehlo.add %1, %one : tensor<f32>
+          stablehlo.return %2 : tensor<f32>
+      }) {dimensions = array<i64: 0, 1>}
+        : (tensor<2x3xf32>, tensor<2x3xf32>) -> tensor<2x3xf32>"""
+    x, y = (RNG.standard_normal((2, 3)).astype(np.float32) for _ in range(2))
+    kind = "tensor<2x3xf32>"
+    np.testing.assert_allclose(run(text, f"{kind}; {kind}", kind, x, y), x * y + 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(7, 8), (9, 5)])
+def test_same_padding_of_symbolic_sizes(size: tuple[int, int]) -> None:
+    kernel = RNG.standard_normal((4, 1, 3, 3)).astype(np.float32)
+
+    def convolved(x: Any) -> Any:  # noqa: ANN401
+        return lax.conv_general_dilated(x, kernel, (2, 2), "SAME")
+
+    example = np.ones((1, 1, 8, 8), np.float32)
+    compiled = ekiden.compile(convolved, (example,), dynamic_shapes=("b, 1, h, w",))
+    x = RNG.standard_normal((2, 1, *size)).astype(np.float32)
+    np.testing.assert_allclose(values(compiled, x), np.asarray(convolved(x)), 1e-4, 1e-5)
+
+
+def test_tuples_and_numbers_of_devices() -> None:
+    text = """
+      %0 = stablehlo.tuple %a, %b : tuple<tensor<2xf32>, tensor<2xf32>>
+      %1 = stablehlo.get_tuple_element %0[1]
+        : (tuple<tensor<2xf32>, tensor<2xf32>>) -> tensor<2xf32>
+      %2 = stablehlo.replica_id : tensor<ui32>
+      %3 = stablehlo.convert %2 : (tensor<ui32>) -> tensor<f32>
+      %4 = stablehlo.broadcast_in_dim %3, dims = [] : (tensor<f32>) -> tensor<2xf32>
+      %r = stablehlo.add %1, %4 : tensor<2xf32>"""
+    x, y = np.ones(2, np.float32), np.array([5, 6], np.float32)
+    kind = "tensor<2xf32>"
+    np.testing.assert_array_equal(run(text, f"{kind}; {kind}", kind, x, y), y)
