@@ -757,7 +757,7 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
         divides_by_zero = kind in (Div, FloorDiv, FloorMod) and b.value == 0
         if not divides_by_zero:
-            return const(fold_numbers(kind, a.value, b.value, a.dtype, result), result)
+            return const(_folded(kind, a, b, result), result)
     absorbed = _absorb(kind, a, b)
     return kind(a, b, result) if absorbed is None else absorbed
 
@@ -770,6 +770,20 @@ def int_range(dtype: str) -> tuple[int, int] | None:
         return None
     count = int(bits)
     return (0, 2**count - 1) if sign else (-(2 ** (count - 1)), 2 ** (count - 1) - 1)
+
+
+def _folded(
+    kind: type[BinaryExpr], a: IntImm | FloatImm, b: IntImm | FloatImm, result: str
+) -> int | float:
+    """Return what `kind` gives for two constants.
+
+    Sizes and indices are int64, and are whole numbers while they are computed: a reach of
+    (k - 1) * dilation + 1 that no int64 holds is larger than any axis, not a small number that is
+    left of it. A type of such a size, and code with such a number, are refused.
+    """
+    if result == a.dtype == "int64":
+        return kind.fold(a.value, b.value)
+    return fold_numbers(kind, a.value, b.value, a.dtype, result)
 
 
 # Double precision rounded once is what a machine computes in a narrower dtype: 53 bits are more

@@ -5,6 +5,7 @@ Tensors, tuples, functions, type variables, ADT instances, references, holes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import ClassVar
@@ -72,6 +73,18 @@ def _is_made_from_unknown(dim: PrimExpr) -> bool:
     return not isinstance(dim, _WHOLE) and any(isinstance(e, AnyDim) for e in post_order(dim))
 
 
+MAX_ELEMENTS = 2**59
+"""Elements of a tensor, at most: their bytes, 16 each at most, are numbers of int64."""
+
+
+def _fits_in_memory(shape: Sequence[PrimExpr]) -> bool:
+    """Return whether the product of the extents that are known, none of them 0, is a size that
+    addresses can have. An extent of 0 beside a larger one is no excuse: strides are products too.
+    """
+    sizes = (d.value for d in shape if isinstance(d, IntImm) and d.value > 1)
+    return math.prod(sizes) <= MAX_ELEMENTS
+
+
 @node("relay.TensorType")
 class TensorType(Type):
     """A tensor.
@@ -91,6 +104,11 @@ class TensorType(Type):
         if any(isinstance(d, IntImm) and d.value < 0 for d in self.shape):
             text = ", ".join(map(repr, self.shape))
             raise ValueError(f"a tensor's type: no dimension may be below 0, got ({text})")
+        if not _fits_in_memory(self.shape):
+            text = ", ".join(str(d.value) if isinstance(d, IntImm) else "?" for d in self.shape)
+            raise ValueError(
+                f"a tensor's type: no more than {MAX_ELEMENTS} elements fit in memory, got ({text})"
+            )
         if any(map(_is_made_from_unknown, self.shape)):
             dims = (AnyDim() if _is_made_from_unknown(d) else d for d in self.shape)
             freeze(self, shape=tuple(dims))

@@ -13,10 +13,12 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.shape import as_dim, ceil_div, expect_least, expect_shape
+from ekiden.topi.shape import as_dim, ceil_div, expect_least, expect_shape, known
 
 TREES = 8
 """Walked at once: a step is some four loads after each other, which as many steps fill."""
+MAX_DEPTH = 2**31 - 1
+"""Of a tree whose number of nodes is not known."""
 ROWS = 16
 """That go down the same trees in a piece of work, where there are as many."""
 STEPS = 512
@@ -42,6 +44,8 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
         expect_shape("tree_leaves", what, each.shape, wanted)
     expect_least("tree_leaves", "data", data.shape, (None, 1))
     expect_least("tree_leaves", "features", nodes[0].shape, (1,))
+    if not 0 <= depth <= (known(count) or MAX_DEPTH):
+        raise ValueError(f"tree_leaves: expected a depth of at most as many nodes, got {depth}")
     rows, trees = data.shape[0], roots.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:

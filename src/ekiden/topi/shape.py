@@ -40,6 +40,18 @@ OPEN_END = 2**30
 so in models)."""
 
 
+MAX_RANK = 64
+"""Dimensions of a tensor, at most: what the virtual machine's instructions take."""
+
+
+def expect_result_rank(rank: int, what: str) -> int:
+    """Return the rank of a result. Raises ValueError where no tensor has it: before as many
+    dimensions are made as an attribute says."""
+    if not 0 <= rank <= MAX_RANK:
+        raise ValueError(f"{what}: a result of 0 to {MAX_RANK} dimensions expected, got {rank}")
+    return rank
+
+
 def as_dim(value: ExprLike) -> PrimExpr:
     """A dimension as an expression."""
     return convert(value, "int64")

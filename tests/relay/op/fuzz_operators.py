@@ -21,6 +21,7 @@ import faulthandler
 import functools
 import hashlib
 import json
+import math
 import sys
 import time
 import traceback
@@ -472,11 +473,12 @@ def _plain(found: object) -> Array:
     return np.asarray(found.numpy() if hasattr(found, "numpy") else found)
 
 
-def _sizes(kind: Type) -> Iterator[int]:
+def result_sizes(kind: Type) -> Iterator[int]:
+    """Yield the elements of each tensor of a type, its symbols as large as extents are."""
     for each in kind.fields if isinstance(kind, TupleType) else (kind,):
         if isinstance(each, TensorType):
             extents = [d.value if isinstance(d, IntImm) else max(EXTENTS) for d in each.shape]
-            yield int(np.prod(extents))
+            yield math.prod(extents)
 
 
 @dataclass(slots=True)
@@ -503,13 +505,14 @@ class Variant:
         ]
         body = bind(main.body, dict(zip(main.params, params, strict=True)))
         try:
-            _typed(Function(params, body))
+            typed(Function(params, body))
         except CompileError:
             return True
         return False
 
 
-def _typed(main: Function) -> ekiden.IRModule:
+def typed(main: Function) -> ekiden.IRModule:
+    """Return a module of a function, with types. Raises CompileError."""
     lists = {op.sequence.LIST.header: op.sequence.LIST}
     return InferType()(ekiden.IRModule.from_expr(main, type_defs=lists))
 
@@ -552,7 +555,7 @@ class Fuzzer:
         shown = [f"{t}{list(s)}" for s, (_, t) in zip(shapes, types, strict=True)]
         text = f"{name}({', '.join(shown)}) {attrs!r} [number {number}]"
         try:
-            module = _typed(Function(params, call))
+            module = typed(Function(params, call))
         except CompileError:
             return None
         except Exception as error:
@@ -561,7 +564,7 @@ class Fuzzer:
         main = module["main"]
         assert isinstance(main, Function)
         result = main.body.checked_type
-        if any(size > LARGEST for size in _sizes(result)):
+        if any(size > LARGEST for size in result_sizes(result)):
             return None
         dynamic = OPS[name].dims is not None or OPS[name].padded is not None
         if dynamic and any(np.prod(s, dtype=float) > LONGEST for s, _ in types[1:] or types):
@@ -794,12 +797,12 @@ def _variant_of(sample: Case, shapes: Sequence[Sequence[int]]) -> Variant | None
     new = dict(zip(sample.params, params, strict=True))
     call = Call(sample.call.op, tuple(bind(a, new) for a in sample.call.args), sample.call.attrs)
     try:
-        module = _typed(Function(params, call))
+        module = typed(Function(params, call))
     except CompileError:
         return None
     main = module["main"]
     assert isinstance(main, Function)
-    if any(size > LARGEST for size in _sizes(main.body.checked_type)):
+    if any(size > LARGEST for size in result_sizes(main.body.checked_type)):
         return None
     dynamic = OPS[sample.name].dims is not None or OPS[sample.name].padded is not None
     text = f"{sample.name}({shapes}) {sample.call.attrs!r}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ekiden.arith import Analyzer, prove_equal, simplify, substitute
+from ekiden.backend.kernels.checked_sizes import MAX_EXTENT, size_conditions
 from ekiden.backend.kernels.lower import Check, shape_function
 from ekiden.backend.vm.dims import Dims, Plan, Stage
 from ekiden.ir.expr import RelayExpr
@@ -191,7 +192,9 @@ def stage_kernel(plan: Plan, stage: Stage) -> PrimFunc:
     if stage is plan.entry:
         found = entry_sources(plan)
         params = [Buffer(f"p{i}", t.kind.shape, t.kind.dtype) for i, t in enumerate(found.tensors)]
-        return shape_function(params, found.exprs, found.checks, name)
+        conditions = [check.condition for check in found.checks]
+        checks = (*_size_checks((*found.exprs, *conditions)), *found.checks)
+        return shape_function(params, found.exprs, checks, name)
     return _StageKernel(stage).build(name)
 
 
@@ -230,6 +233,11 @@ class _StageKernel:
         )
         wanted = [*self.checks, *map(Check.of, dims.constraints)]
         checks = [check.map(lambda e: substitute(e, known)) for check in wanted]
+        conditions = [check.condition for check in checks[len(self.checks) :]]
+        computed = [e for e, dim in zip(exprs, dims.exprs, strict=True) if dim not in self.defined]
+        extents = (*self.vectors, self.result)
+        checks = [*checks[: len(self.checks)], *_size_checks((*computed, *conditions), extents),
+                  *checks[len(self.checks) :]]  # fmt: skip
         params = [*self.buffers, *self.vectors]
         first = len(self.stage.symbols)
         return shape_function(params, exprs, checks, name, self.result, first)
@@ -251,6 +259,7 @@ class _StageKernel:
             values: Sequence[PrimExpr]
             values, conditions = rule(attrs.attrs, buffers)
             name = f"run: {attrs.operator}{where}"
+            self.checks.extend(_size_checks(values, name=name))
             self.checks.extend(Check(c, f"{name}: {text}", shown) for c, text, shown in conditions)
         else:
             values = [cast(buffers[0][i], "int64") for i in range(len(attrs.symbols))]
@@ -259,6 +268,8 @@ class _StageKernel:
                 self.defined[symbol] = value
                 text = f"run: {attrs.operator}{where}: a dimension of the result is negative"
                 self.checks.append(Check(symbol >= 0, text, {"it": value}))
+                text = f"run: {attrs.operator}{where}: a dimension of the result is too large"
+                self.checks.append(Check(symbol <= MAX_EXTENT, text, {"it": value}))
 
     def _match(self, wanted: PrimExpr, dim: PrimExpr, text: str) -> None:
         if isinstance(wanted, Var) and wanted in self.stage.symbols and wanted not in self.defined:
@@ -266,6 +277,14 @@ class _StageKernel:
         elif not isinstance(wanted, AnyDim) and wanted is not dim:
             shown = {v.name: v for v in free_vars(wanted)}
             self.checks.append(Check(dim.equal(wanted), text, {**shown, "it": dim}))
+
+
+def _size_checks(
+    exprs: Sequence[PrimExpr], extents: Sequence[Buffer] = (), name: str = "run"
+) -> list[Check]:
+    """Return the checks that no size wraps; see `size_conditions`. `name` begins what they say."""
+    rows = size_conditions(exprs, extents)
+    return [Check(condition, f"{name}: {text}", shown) for condition, text, shown in rows]
 
 
 def _own_shape(kind: TensorType, number: int) -> tuple[PrimExpr, ...]:

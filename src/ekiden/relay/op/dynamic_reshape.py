@@ -17,7 +17,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, Wanted
 from ekiden.ir.prim import NE, Or, PrimExpr, binary, cast, const
 from ekiden.ir.type import TensorType
-from ekiden.relay.op._declare import fail
+from ekiden.relay.op._declare import attempt, fail
 from ekiden.relay.op.dynamic import (
     Dims,
     DynamicAttrs,
@@ -29,7 +29,7 @@ from ekiden.relay.op.dynamic import (
     unknown_shape,
 )
 from ekiden.tir.expr import Buffer
-from ekiden.topi.shape import normalize_axis, product
+from ekiden.topi.shape import expect_result_rank, normalize_axis, product
 
 
 @node("relay.attrs.DynReshapeAttrs")
@@ -115,7 +115,9 @@ def _expanded_dims(attrs: DynExpandDimsAttrs, buffers: Sequence[Buffer]) -> Dims
 def _expanded_type(attrs: DynExpandDimsAttrs, types: Sequence[TensorType]) -> TensorType:
     if attrs.num_newaxis < 0:
         fail("dyn.expand_dims", f"num_newaxis must not be negative, got {attrs.num_newaxis}")
-    return unknown_shape(len(types[0].shape) + attrs.num_newaxis, types[0].dtype)
+    rank = len(types[0].shape) + attrs.num_newaxis
+    attempt("dyn.expand_dims", expect_result_rank, rank, "num_newaxis")
+    return unknown_shape(rank, types[0].dtype)
 
 
 def _expanded(attrs: DynExpandDimsAttrs, data: Array, axis: Array) -> Array:

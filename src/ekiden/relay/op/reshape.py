@@ -30,6 +30,7 @@ from ekiden.topi.shape import (
     as_ints,
     as_shape,
     assume,
+    expect_result_rank,
     infer_reshape,
     known,
     normalize_axes,
@@ -131,6 +132,7 @@ def _expand_dims_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("expand_dims", types, 1)
     wanted = attrs_of(ExpandDimsAttrs, attrs)
     at = attempt("expand_dims", _expanded, wanted, len(data.shape))
+    attempt("expand_dims", expect_result_rank, len(data.shape) + wanted.num_newaxis, "num_newaxis")
     return TensorType(
         (*data.shape[:at], *(as_dim(1),) * wanted.num_newaxis, *data.shape[at:]), data.dtype
     )

@@ -151,6 +151,10 @@ def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Te
     return te.extern_op([shape], inputs, build, [data.dtype], name="bsr_dense", attrs=attrs)[0]
 
 
+WINDOWS = range(1, 2**10, 2)
+"""The extents of windows of sparse convolutions."""
+
+
 def sparse_conv2d(
     data: Tensor, sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor,
     layout: str = "NHWC", kernel_size: int | Sequence[int] = 1,
@@ -161,7 +165,7 @@ def sparse_conv2d(
     (channel, row, column) for NCHW. Raises ValueError for another layout, and for a window that is
     not square or of an even extent."""
     sizes = {kernel_size} if isinstance(kernel_size, int) else set(kernel_size)
-    if layout not in ("NHWC", "NCHW") or len(sizes) != 1 or min(sizes) % 2 != 1:
+    if layout not in ("NHWC", "NCHW") or len(sizes) != 1 or min(sizes) not in WINDOWS:
         raise ValueError(
             "sparse_conv2d: expected the layout NHWC or NCHW and a square window of an odd extent,"
             f" got {layout} and {kernel_size}"
