@@ -165,9 +165,10 @@ class Graph:
             return None  # made by a node that has already been reported
         self._makers.update((o, proto) for o in proto.output)
         named = dict(zip(proto.input, inputs, strict=True))
+        called: Body | None = None  # also of a node that is noted as not supported
         with shared.at(describe(proto), named, lambda: self._chain(proto)):
-            return self._convert(proto, versions, inputs)
-        return None
+            called = self._convert(proto, versions, inputs)
+        return called
 
     def _convert(
         self, proto: onnx.NodeProto, versions: Mapping[str, int], inputs: Sequence[Value | None]

@@ -198,10 +198,15 @@ def _fill(node: Node) -> Array:
     return np.zeros((), np.float32) if fill is None else fill.reshape(())
 
 
+MAX_FILLED = 1 << 20
+"""Elements of one value that are made at import; more is left to the program."""
+
+
 def _constant_of_shape(node: Node, inputs: Sequence[Array]) -> Array | None:
     if inputs[0].dtype == np.object_:
         return None
-    return np.full([int(d) for d in inputs[0]], _fill(node))
+    shape = [int(d) for d in inputs[0]]
+    return np.full(shape, _fill(node)) if math.prod(shape) <= MAX_FILLED else None
 
 
 def _expand(node: Node, inputs: Sequence[Array]) -> Array | None:
@@ -224,6 +229,8 @@ def _range(node: Node, inputs: Sequence[Array]) -> Array | None:
     if any(i.dtype == np.object_ for i in inputs):
         return None
     start, limit, step = (i.item() for i in inputs)
+    if step and abs((limit - start) / step) > SMALL:
+        return None
     found = np.arange(start, limit, step, dtype=inputs[0].dtype)
     return found if found.size <= SMALL else None
 
