@@ -14,6 +14,7 @@ EKIDEN_MAX_DEPTH     calls inside each other; read when a virtual machine is mad
 EKIDEN_MAX_STEPS     instructions of bytecode that a run may take; read when a virtual machine is
                      made (default: no limit)
 EKIDEN_COMPILE_JOBS  processes that compile kernels (default: the cores this process may use)
+EKIDEN_COMPILE_TIMEOUT  most seconds that compiling a model may take (default: no limit)
 EKIDEN_RECORDS       files of records of tuning, with ':' between them, that models are compiled by
                      where `compile` is given none (default: none)
 EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text the lines are of, of
@@ -80,6 +81,17 @@ def compile_jobs() -> int:
     if not chosen.isdecimal() or int(chosen) == 0:
         raise _wrong("EKIDEN_COMPILE_JOBS", "a whole number above 0", chosen)
     return int(chosen)
+
+
+def compile_timeout() -> float | None:
+    """Return the most seconds of a compilation, None for any. Raises InputError for what is no
+    number above 0."""
+    chosen = os.environ.get("EKIDEN_COMPILE_TIMEOUT", "")
+    if not chosen:
+        return None
+    if not re.fullmatch(r"\d+(\.\d+)?", chosen) or float(chosen) == 0:
+        raise _wrong("EKIDEN_COMPILE_TIMEOUT", "seconds above 0", chosen)
+    return float(chosen)
 
 
 def _wrong(name: str, wanted: str, got: str) -> InputError:
