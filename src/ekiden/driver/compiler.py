@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ekiden.backend.kernels.tiers import Tiers
     from ekiden.codegen import worker_process
     from ekiden.codegen.parallel import Progress
-    from ekiden.driver import library
+    from ekiden.driver import library, time_limit
     from ekiden.driver.build import Compiled, Model
     from ekiden.driver.tiers import Upgrade
     from ekiden.frontend.common.options import Shapes
@@ -61,6 +61,7 @@ else:
     artifact = Late("ekiden.runtime.artifact")
     worker_process = Late("ekiden.codegen.worker_process")
     library = Late("ekiden.driver.library")
+    time_limit = Late("ekiden.driver.time_limit")
     target_values = Late("ekiden.target")
     virtual_device = Late("ekiden.target.virtual_device")
 
@@ -86,6 +87,7 @@ def compile(
     records: RecordsLike = None,
     byoc: str = "",
     devices: str = "",
+    timeout: float | None = None,
 ) -> Executable:
     """Compile a model: a path, bytes, an object of a framework (docs/frontends.md), a function
     of Relay, or an IRModule with a function `main`: `compile(model)`, `compile(model, target)`,
@@ -136,6 +138,10 @@ def compile(
     and over the host and each of them, with operators placed by what they cost, and gives the
     fastest (docs/vm.md). Options and instruments come from the current PassContext.
 
+    `timeout` is the most seconds that it may take, else `EKIDEN_COMPILE_TIMEOUT` says it: then it
+    is stopped with a CompileLimitError, within moments, or when the step ends that waits outside
+    of Python (one kernel's code, one constant).
+
     A model in a file or bytes that was compiled before, by the same compiler with the same options,
     is mapped from the cache (EKIDEN_CACHE_LIMIT), unless instruments watch.
     Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
@@ -144,6 +150,7 @@ def compile(
     """
     target, example_inputs = _placed(model, given, target, example_inputs)
     asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
+    seconds = _time_limit(timeout)
     if tier not in TIERS:
         raise CompileError(f"compile: tier 'full' or 'quick' expected, got {tier!r}")
     if devices not in DEVICES:
@@ -157,11 +164,17 @@ def compile(
         if not devices and not is_this_machine(to):  # `devices` says itself what is not here
             check_here(each.device for each in virtual_device.compilation_config(to).devices)
         if devices:
-            made = compile_fastest(model, target, asked, executor, progress)
+            made = time_limit.call_within(
+                seconds, lambda: compile_fastest(model, target, asked, executor, progress)
+            )
         elif tier == "quick":
-            made, upgrade = compile_quick(model, to, asked, executor, progress)
+            made, upgrade = time_limit.call_within(
+                seconds, lambda: compile_quick(model, to, asked, executor, progress)
+            )
         else:
-            made = compile_artifact(model, to, asked, executor, progress)
+            made = time_limit.call_within(
+                seconds, lambda: compile_artifact(model, to, asked, executor, progress)
+            )
     found = made if isinstance(made, runtime.Executable) else artifact.executable_of(made)
     try:
         if num_threads is not None:
@@ -171,6 +184,17 @@ def compile(
         if upgrade is not None:
             upgrade.stop()
         raise
+
+
+def _time_limit(timeout: float | None) -> float | None:
+    """Return the most seconds of a compilation, None for any. Raises CompileError for what is no
+    number above 0."""
+    seconds = environment.compile_timeout() if timeout is None else timeout
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise CompileError(f"compile: timeout: seconds above 0 expected, got {seconds!r}")
+    return float(seconds)
 
 
 def export(

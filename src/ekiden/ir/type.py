@@ -73,6 +73,8 @@ def _is_made_from_unknown(dim: PrimExpr) -> bool:
     return not isinstance(dim, _WHOLE) and any(isinstance(e, AnyDim) for e in post_order(dim))
 
 
+MAX_RANK = 64
+"""The most dimensions of a tensor, EK_MAX_NDIM of the runtime."""
 MAX_ELEMENTS = 2**59
 """Elements of a tensor, at most: their bytes, 16 each at most, are numbers of int64."""
 
@@ -101,6 +103,10 @@ class TensorType(Type):
         shape = self.shape
         if type(shape) is not tuple or any(not isinstance(d, PrimExpr) for d in shape):
             freeze(self, shape=tuple(convert(d, "int64") for d in shape))
+        if len(self.shape) > MAX_RANK:
+            raise ValueError(
+                f"a tensor's type: at most {MAX_RANK} dimensions, got {len(self.shape)}"
+            )
         if any(isinstance(d, IntImm) and d.value < 0 for d in self.shape):
             text = ", ".join(map(repr, self.shape))
             raise ValueError(f"a tensor's type: no dimension may be below 0, got ({text})")

@@ -26,6 +26,7 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeVar, tensor_type
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.runtime.late import Late
+from ekiden.runtime.memory import hold_array
 from ekiden.target.virtual_device import RESULT_PLACE
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class ConstantData(np.ndarray[tuple[int, ...], np.dtype[np.generic]]):
     source: RelayExpr | None = None
     """The call of constants that gave it, where an artifact is to hold those and not it. It is of
     this array alone: views of it have none."""
+    origin_bytes: int = -1
+    """The bytes of the constants that it was folded from, below 0 for one that was not."""
 
     def numpy(self) -> Array:
         """The plain array, sharing memory."""
@@ -220,6 +223,7 @@ class Constant(ExprWithOp):
         """An array is kept as a view of itself that has TVM's `numpy()`."""
         if type(self.data) is not ConstantData:
             data = self.data.numpy() if hasattr(self.data, "numpy") else np.asarray(self.data)
+            hold_array(data)
             freeze(self, data=data.view(ConstantData))
 
 

@@ -15,6 +15,7 @@ EKIDEN_MAX_STEPS     instructions of bytecode that a run may take; read when a v
                      made (default: no limit)
 EKIDEN_COMPILE_JOBS  processes that compile kernels (default: the cores this process may use)
 EKIDEN_KERNEL_TIMEOUT  seconds that one kernel may take in a process that compiles (default: 600)
+EKIDEN_COMPILE_TIMEOUT  most seconds that compiling a model may take (default: no limit)
 EKIDEN_RECORDS       files of records of tuning, with ':' between them, that models are compiled by
                      where `compile` is given none (default: none)
 EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text the lines are of, of
@@ -23,7 +24,6 @@ EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text 
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from typing import TYPE_CHECKING
@@ -88,16 +88,22 @@ def compile_jobs() -> int:
 def kernel_timeout() -> float:
     """Return how many seconds one kernel may take to compile. Raises InputError for what is no
     number above 0."""
-    text = os.environ.get("EKIDEN_KERNEL_TIMEOUT", "")
+    return _seconds("EKIDEN_KERNEL_TIMEOUT") or DEFAULT_KERNEL_TIMEOUT_S
+
+
+def compile_timeout() -> float | None:
+    """Return the most seconds of a compilation, None for any. Raises InputError for what is no
+    number above 0."""
+    return _seconds("EKIDEN_COMPILE_TIMEOUT")
+
+
+def _seconds(name: str) -> float | None:
+    text = os.environ.get(name, "")
     if not text:
-        return DEFAULT_KERNEL_TIMEOUT_S
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < math.inf:
-        raise _wrong("EKIDEN_KERNEL_TIMEOUT", "a number of seconds above 0", text)
-    return seconds
+        return None
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
+        raise _wrong(name, "seconds above 0", text)
+    return float(text)
 
 
 def _wrong(name: str, wanted: str, got: str) -> InputError:

@@ -82,6 +82,10 @@ class CompileError(EkidenError):
     """A program cannot be compiled; the message names the node of the model."""
 
 
+class CompileLimitError(CompileError, TimeoutError):
+    """A compilation was stopped at its limit of time; the message names the limit."""
+
+
 class ImportModelError(CompileError):
     """A model file cannot be imported: broken file, cycle, missing initializer."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ekiden.runtime._core import _pool_stats, get_global_func
+from ekiden.runtime.errors import MemoryLimitError
 from ekiden.runtime.forks import Lock
 
 
@@ -79,6 +82,76 @@ def bounded_memory(most: int) -> Iterator[None]:
         yield
     finally:
         _BOUNDS.change(lambda: _BOUNDS.active.remove(most))
+
+
+class _HostArrays:
+    """Bytes of the arrays that a compiler holds: constants of programs, and what is made of them.
+
+    The limit of compiled programs holds them too. Files that are mapped do not count, nor does what
+    is smaller than COUNTED_BYTES.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._sizes: dict[int, int] = {}
+        """Identity of the array that owns memory -> its bytes."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(list(self._sizes.values()))
+
+    def hold(self, array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
+        """Count an array as long as it lives. Raises MemoryLimitError where that is too much."""
+        owner = _owner(array)
+        if owner is None:
+            return
+        key = id(owner)
+        with self._lock:
+            if key in self._sizes:
+                return
+            self._sizes[key] = 0
+        weakref.finalize(owner, self._sizes.pop, key, None).atexit = False
+        check_room(owner.nbytes, "a constant")
+        self._sizes[key] = owner.nbytes
+
+
+def _owner(array: Any) -> Any:  # noqa: ANN401  # NumPy need not be imported here
+    """Return the array whose memory another one shows; None for memory of a mapped file."""
+    kind = type(array).__mro__[-2]  # ndarray, of which some have classes of their own
+    while isinstance(array.base, kind):
+        array = array.base
+    memory = array.base
+    if isinstance(memory, memoryview):
+        memory = memory.obj
+    return None if isinstance(memory, mmap.mmap) else array
+
+
+COUNTED_BYTES = 1 << 16
+"""Bytes of the smallest array that counts."""
+_HOST_ARRAYS = _HostArrays()
+
+
+def hold_array(array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
+    """Count an array of a program that is compiled, as long as it lives.
+
+    Raises MemoryLimitError where such arrays and what runs hold would pass the limit.
+    """
+    if array.nbytes >= COUNTED_BYTES:
+        _HOST_ARRAYS.hold(array)
+
+
+def check_room(size: int, what: str) -> None:
+    """Raises MemoryLimitError where `size` more bytes, of `what`, would pass the limit."""
+    if size < COUNTED_BYTES:
+        return
+    limit = memory_limit()
+    held = _HOST_ARRAYS.total + memory_stats().held
+    if limit and held + size > limit:
+        raise MemoryLimitError(
+            f"compile: {what} takes {size} bytes beside {held} that are held, and the limit is"
+            f" {limit} (EKIDEN_MEMORY_LIMIT)"
+        )
 
 
 def free_memory() -> int | None:

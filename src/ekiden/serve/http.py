@@ -75,6 +75,8 @@ async def read_body(
         whole: bytes = message["body"]
         if len(whole) > most:
             raise RequestError(f"the body: at most {most} bytes expected", "too_large")
+        if not is_brief(whole):
+            hold(len(whole))
         return whole
     body = bytearray()  # grown, so that no second copy of the whole is made
     try:

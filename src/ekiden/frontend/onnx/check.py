@@ -36,10 +36,14 @@ def check_operators(
 
 
 def problems_of(
-    nodes: Sequence[onnx.NodeProto], versions: Mapping[str, int], functions: Functions
+    nodes: Sequence[onnx.NodeProto],
+    versions: Mapping[str, int],
+    functions: Functions,
+    inside_functions: bool = True,
 ) -> list[tuple[onnx.NodeProto, str]]:
     """Each node that cannot be imported and why, those in nested graphs after the node around
-    them, those in functions of the model after the first node that calls it.
+    them, those in functions of the model after the first node that calls it, if they are not known
+    already.
     """
     found: list[tuple[onnx.NodeProto, str]] = []
     waiting, seen = [(n, versions) for n in reversed(nodes)], set()
@@ -47,7 +51,7 @@ def problems_of(
         each, stated = waiting.pop()
         local = functions.get(key_of(each))
         if local is not None:
-            if key_of(each) not in seen:
+            if inside_functions and key_of(each) not in seen:
                 seen.add(key_of(each))
                 inner = versions_of(local.opset_import)
                 waiting.extend((n, inner) for n in reversed(local.node))

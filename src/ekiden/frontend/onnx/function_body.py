@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 from ekiden.frontend.common.value import Value
@@ -11,6 +12,9 @@ from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
+
+MAX_PREFIX = 200
+"""Letters of a call that the names inside it begin with."""
 
 
 def has_function(proto: onnx.NodeProto, domain: str, version: int) -> bool:
@@ -50,7 +54,7 @@ def body(
     """The nodes of a function's body as they stand for a node that calls it, and the versions of
     their operators. Tensors inside are named after the node; absent inputs and outputs stay absent.
     """
-    prefix = f"{describe(proto)}/"
+    prefix = _prefix(describe(proto))
     names = dict(zip(function.input, proto.input, strict=False))
     names.update(dict.fromkeys(function.input[len(proto.input) :], ""))
     names.update({f: o for f, o in zip(function.output, proto.output, strict=False) if o})
@@ -67,6 +71,15 @@ def body(
     for each in _passed_through(function, proto):
         graph.node.append(each)
     return sorted_nodes(graph, label), versions_of(function.opset_import)
+
+
+def _prefix(call: str) -> str:
+    """Return what the names of a body begin with. In deep chains of calls a digest stands for most
+    of it: whole, all names together would grow by the square of the depth."""
+    if len(call) <= MAX_PREFIX:
+        return f"{call}/"
+    digest = hashlib.sha256(call.encode()).hexdigest()[:16]
+    return f"{call[: MAX_PREFIX // 2]}...{digest}/"
 
 
 def _rename_all(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> None:

@@ -4,7 +4,7 @@ in order, each through its row of the converter table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ekiden.frontend.common.node import Result
@@ -12,7 +12,7 @@ from ekiden.frontend.common.scope import Scope, with_span
 from ekiden.frontend.common.text_value import has_text, text_constant
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.common.walk import CHAIN, Walk
+from ekiden.frontend.common.walk import CHAIN, NodeError, Walk
 from ekiden.frontend.onnx.check import (
     domain_of,
     find_row,
@@ -30,6 +30,7 @@ from ekiden.frontend.onnx.tensor import dense, to_array
 from ekiden.ir.span import Span
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import function_body
@@ -48,6 +49,16 @@ class Shared(Walk):
         """`functions` are those of the model."""
         super().__init__(label, scope)
         self.versions, self.functions = versions, functions
+
+
+@dataclass(slots=True, eq=False)
+class Body:
+    """The nodes of a function that are left to be imported in the place of a call."""
+
+    call: str
+    """The node that calls it; empty for the graph itself."""
+    nodes: Iterator[onnx.NodeProto]
+    versions: Mapping[str, int]
 
 
 class Graph:
@@ -88,9 +99,22 @@ class Graph:
         return [self.output(o.name) for o in self.proto.output]
 
     def walk(self) -> None:
-        """Import the nodes."""
-        for node in self.nodes:
-            self._node(node, self.versions)
+        """Import the nodes, those of a function in the place of each that calls it."""
+        bodies = [Body("", iter(self.nodes), self.versions)]
+        while bodies:
+            node = next(bodies[-1].nodes, None)
+            if node is None:
+                bodies.pop()
+                continue
+            try:
+                called = self._node(node, bodies[-1].versions)
+            except (NodeError, UnsupportedError) as error:
+                for body in bodies[: -CHAIN - 1 : -1]:
+                    if body.call:
+                        error.add_note(f"inside {body.call}")
+                raise
+            if called is not None:
+                bodies.append(called)
 
     # Names.
 
@@ -138,23 +162,25 @@ class Graph:
 
     # Nodes.
 
-    def _node(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> None:
+    def _node(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> Body | None:
+        """Import a node; return the body of the function that it calls, which stands for it."""
         shared = self.shared
         inputs = [self.value(i) if i else None for i in proto.input]
         if any(i and v is None for i, v in zip(proto.input, inputs, strict=True)):
-            return  # made by a node that has already been reported
+            return None  # made by a node that has already been reported
         self._makers.update((o, proto) for o in proto.output)
         named = dict(zip(proto.input, inputs, strict=True))
+        called: Body | None = None  # also of a node that is noted as not supported
         with shared.at(describe(proto), named, lambda: self._chain(proto)):
-            self._convert(proto, versions, inputs)
+            called = self._convert(proto, versions, inputs)
+        return called
 
     def _convert(
         self, proto: onnx.NodeProto, versions: Mapping[str, int], inputs: Sequence[Value | None]
-    ) -> None:
+    ) -> Body | None:
         local = self.shared.functions.get(key_of(proto))
         if local is not None:
-            self._expand(proto, local, versions)
-            return
+            return self._expand(proto, local, versions)
         row = find_row(proto, versions)
         node = Node(
             proto,
@@ -176,28 +202,30 @@ class Graph:
             function = function_body.defined_by(proto, domain_of(proto), version, inputs)
             if not function.node:
                 raise Unsupported("ONNX does not define it for inputs of these types")
-            self._expand(proto, function, versions)
-            return
+            return self._expand(proto, function, versions)
         result = _converted(row, node, declared)
         self.values.update(self.shared.outputs(result, proto.output))
         first = proto.output[0] if proto.output else ""
         if first in self.values:
             self.values[first] = followed(node, self.values[first])
+        return None
 
     def _expand(
         self, proto: onnx.NodeProto, function: onnx.FunctionProto, around: Mapping[str, int]
-    ) -> None:
-        """Import the nodes of the function that defines an operator; domains that it gives no
-        version of have that of the graph `around` it.
+    ) -> Body | None:
+        """Return the nodes of the function that defines an operator; domains that it gives no
+        version of have that of the graph `around` it. None where there are some that it cannot
+        import, which are noted.
         """
         nodes, stated = function_body.body(function, proto, self.shared.label)
         versions = {**around, **stated}
-        found = problems_of(nodes, versions, self.shared.functions)
+        # Functions that it calls are looked at when their bodies come here: a chain of them is so
+        # looked at once.
+        found = problems_of(nodes, versions, self.shared.functions, inside_functions=False)
         problems = [f"{describe(n)}: {p}" for n, p in found]
         self.shared.problems += problems
         self.shared.scope.used |= names_read(nodes)
-        for node in () if problems else nodes:
-            self._node(node, versions)
+        return None if problems else Body(describe(proto), iter(nodes), versions)
 
     def _chain(self, proto: onnx.NodeProto) -> list[str]:
         """The nodes that led to one, the nearest first."""

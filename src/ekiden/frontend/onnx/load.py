@@ -195,7 +195,10 @@ def versions_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in imports}
 
 
-Functions = Mapping[tuple[str, str, str], onnx.FunctionProto]
+MAX_EXPANDED = 250_000
+"""Nodes that a model may have when the bodies of its functions stand for their calls."""
+Key = tuple[str, str, str]
+Functions = Mapping[Key, onnx.FunctionProto]
 """(domain, name, overload) -> a function of the model."""
 
 
@@ -204,15 +207,37 @@ def local_functions(model: onnx.ModelProto, label: str) -> Functions:
     found = {
         ("" if f.domain == "ai.onnx" else f.domain, f.name, f.overload): f for f in model.functions
     }
-    left = {key: [key_of(n) for n in _inside(f.node)] for key, f in found.items()}
-    while left:
-        leaves = [key for key, called in left.items() if not any(c in left for c in called)]
-        if not leaves:
-            names = ", ".join(repr(name) for _, name, _ in left)
-            raise ImportModelError(f"import {label}: functions must not call themselves: {names}")
-        for key in leaves:
-            del left[key]
+    sizes = _sizes({key: Counter(map(key_of, _inside(f.node))) for key, f in found.items()}, label)
+    size = sum(1 + sizes.get(key_of(n), 0) for n in _inside(model.graph.node))
+    if found and size > MAX_EXPANDED:
+        raise ImportModelError(
+            f"import {label}: its functions stand for {size} nodes, at most {MAX_EXPANDED} expected"
+        )
     return found
+
+
+def _sizes(calls: Mapping[Key, Counter[Key]], label: str) -> dict[Key, int]:
+    """Return how many nodes each function stands for, those that it calls included: `calls` are the
+    operators of its nodes. Raises ImportModelError where functions call themselves."""
+    inner = {key: [c for c in called if c in calls] for key, called in calls.items()}
+    callers: dict[Key, list[Key]] = {key: [] for key in calls}
+    for key, called in inner.items():
+        for each in called:
+            callers[each].append(key)
+    left = {key: len(called) for key, called in inner.items()}
+    ready = [key for key, count in left.items() if count == 0]
+    sizes: dict[Key, int] = {}
+    while ready:
+        key = ready.pop()
+        sizes[key] = sum(n * (1 + sizes.get(each, 0)) for each, n in calls[key].items())
+        for caller in callers[key]:
+            left[caller] -= 1
+            if left[caller] == 0:
+                ready.append(caller)
+    if len(sizes) < len(calls):
+        names = ", ".join(repr(key[1]) for key in calls if key not in sizes)
+        raise ImportModelError(f"import {label}: functions must not call themselves: {names}")
+    return sizes
 
 
 def key_of(node: onnx.NodeProto) -> tuple[str, str, str]:

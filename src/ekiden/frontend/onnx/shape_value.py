@@ -225,13 +225,17 @@ def fill_value(node: Node) -> Array:
     return np.zeros((), np.float32) if fill is None else fill.reshape(())
 
 
+MAX_FILLED = 1 << 20
+"""Elements of one value that are made at import; more is left to the program."""
+
+
 def _constant_of_shape(node: Node, inputs: Sequence[Array]) -> Array | None:
     if inputs[0].dtype == np.object_:
         return None
     shape = [int(d) for d in inputs[0]]
     if min(shape, default=0) < 0:
         raise ImportModelError(f"a tensor must have extents of at least 0, got {shape}")
-    return np.full(shape, fill_value(node)) if math.prod(shape) <= MAX_WEIGHT else None
+    return np.full(shape, fill_value(node)) if math.prod(shape) <= MAX_FILLED else None
 
 
 def _expand(node: Node, inputs: Sequence[Array]) -> Array | None:

@@ -48,6 +48,7 @@ from ekiden.relay.visitor import closed
 from ekiden.runtime import environment, mapped
 from ekiden.runtime.errors import IndexRangeError, LinAlgError
 from ekiden.runtime.late import Late
+from ekiden.runtime.memory import check_room
 
 if TYPE_CHECKING:
     from concurrent import futures
@@ -117,8 +118,11 @@ def _constant(data: Array, kind: TensorType, span: Span | None) -> Constant:
     return made
 
 
-def _foldable(call: Call, kind: Type | None, is_passing: bool = False) -> list[TensorType] | None:
-    """The tensors that a call gives, None where it is not to be computed."""
+def _foldable(
+    call: Call, kind: Type | None, is_passing: bool = False, given: int | None = None
+) -> list[TensorType] | None:
+    """The tensors that a call gives, None where it is not to be computed; `given` are the bytes of
+    the constants that it is made of, its arguments where None."""
     if not isinstance(call.op, Op):
         return None
     if call.op.definition.shape_only:
@@ -128,7 +132,9 @@ def _foldable(call: Call, kind: Type | None, is_passing: bool = False) -> list[T
     if not can_compute(call.op, call.attrs):
         return None
     kinds = _leaves(kind)
-    fits = kinds is not None and (is_passing or _fits(kinds, _given(call)))
+    fits = kinds is not None and (
+        is_passing or _fits(kinds, _given(call) if given is None else given)
+    )
     return kinds if fits else None
 
 
@@ -222,11 +228,18 @@ def _of_type(expr: RelayExpr) -> Array:
 
 
 def _fold_call(
-    call: Call, kind: Type | None, begun: dict[RelayExpr, Values], is_passing: bool = False
+    call: Call,
+    kind: Type | None,
+    begun: dict[RelayExpr, Values],
+    is_passing: bool = False,
+    given: int | None = None,
 ) -> RelayExpr:
-    kinds = _foldable(call, kind, is_passing)
+    kinds = _foldable(call, kind, is_passing, given)
     if kinds is None:
         return call
+    assert isinstance(call.op, Op)
+    if not call.op.definition.shape_only:
+        check_room(sum(map(_bytes, kinds)), f"the value of '{call.op.name}'")
     try:
         value = begun.pop(call)() if call in begun else _computed(call)
     except (IndexRangeError, LinAlgError):  # of a program that fails, if it comes here at all
@@ -312,6 +325,9 @@ def _later(call: Call, pool: futures.ThreadPoolExecutor) -> Values:
     found = known(what, arrays)
     if found is not None:
         return lambda: found
+    kinds = _leaves(call.checked_type_or_none())
+    assert isinstance(call.op, Op)
+    check_room(sum(map(_bytes, kinds or ())), f"the value of '{call.op.name}'")
     begun = pool.submit(_evaluate, call)
     return lambda: kept(what, arrays, begun.result())
 
@@ -324,7 +340,10 @@ def _fold(root: RelayExpr, begun: dict[RelayExpr, Values]) -> RelayExpr:
         """Folds a node, and notes whether anything in it has an effect: what has is not evaluated,
         nor what holds it. A function value has none of its body's.
         """
-        made = _rewrite(old, new, effects, begun, old in passing)
+        if isinstance(new, Call) and not any(a in effects for a in new.args):
+            made = _fold_made(old, new, begun, old in passing)
+        else:
+            made = _rewrite(new, effects)
         inside = operands(made) if isinstance(made, Function) else [*operands(made), *bodies(made)]
         if has_effect(made) or any(e in effects for e in inside):
             effects.add(made)
@@ -333,16 +352,35 @@ def _fold(root: RelayExpr, begun: dict[RelayExpr, Values]) -> RelayExpr:
     return rewrite_graph(root, rewrite)
 
 
-def _rewrite(
+def _fold_made(
     old: RelayExpr,
-    new: RelayExpr,
-    effects: set[RelayExpr],
+    new: Call,
     begun: dict[RelayExpr, Values],
     is_passing: bool,
 ) -> RelayExpr:
+    """Fold a call. What it may grow to is measured by the constants that all began with: step by
+    step, and pass by pass, a value that doubles would have no bound."""
+    if not all(map(_is_constant, new.args)):
+        return _fold_call(new, old.checked_type_or_none(), begun, is_passing)
+    leaves = {f for a in new.args for f in (a.fields if isinstance(a, Tuple) else (a,))}
+    given = sum(map(_origin, leaves))
+    folded = _fold_call(new, old.checked_type_or_none(), begun, is_passing, given)
+    if folded is not new:
+        for each in folded.fields if isinstance(folded, Tuple) else (folded,):
+            if isinstance(each, Constant) and isinstance(each.data, ConstantData):
+                each.data.origin_bytes = given
+    return folded
+
+
+def _origin(constant: RelayExpr) -> int:
+    """Return the bytes of the constants that a constant was made of: its own, if of none."""
+    assert isinstance(constant, Constant)
+    made_of = getattr(constant.data, "origin_bytes", -1)
+    return constant.data.nbytes if made_of < 0 else made_of
+
+
+def _rewrite(new: RelayExpr, effects: set[RelayExpr]) -> RelayExpr:
     match new:
-        case Call() if not any(a in effects for a in new.args):
-            return _fold_call(new, old.checked_type_or_none(), begun, is_passing)
         case TupleGetItem(tuple_value=Tuple(fields=fields) as made, index=index):
             return new if made in effects else fields[index]
         case If(cond=Constant(data=data), true_branch=yes, false_branch=no):

@@ -220,17 +220,21 @@ def _keep_what_many_read(graph: dict[RelayExpr, _Node]) -> None:
 
 
 def _is_short(node: _Node, graph: dict[RelayExpr, _Node]) -> bool:
-    """Whether few operators, each on elements, lead to one; another kind is kept anyhow."""
+    """Whether few operators, each on elements, lead to one; another kind is kept anyhow. A tuple is
+    no operator, and passed through: `concatenate((t, t))` of such leads to more and more."""
     if node.pattern > OpPattern.INJECTIVE:
         return True
-    seen, stack = {node}, [node]
-    while stack and len(seen) <= FEW:
+    seen, stack, count = {node}, [node], 1
+    while stack and count <= FEW:
         for operand in operands(stack.pop().expr):
             before = graph.get(operand)
-            if before is not None and before.pattern <= OpPattern.INJECTIVE and before not in seen:
+            if before is None or before in seen:
+                continue
+            if before.pattern <= OpPattern.INJECTIVE or before.pattern == OpPattern.TUPLE:
                 seen.add(before)
                 stack.append(before)
-    return len(seen) <= FEW
+                count += before.pattern != OpPattern.TUPLE
+    return count <= FEW
 
 
 def _common_dominator(a: _Node | None, b: _Node | None) -> tuple[_Node | None, OpPattern]:
