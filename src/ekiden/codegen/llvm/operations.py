@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ekiden.codegen.llvm.builder import Builder, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.float_math import FloatMath
-from ekiden.codegen.llvm.types import register_type
+from ekiden.codegen.llvm.types import is_nan_constant, register_type
 from ekiden.ir import dtype as dt
 from ekiden.ir import prim
 
@@ -142,7 +142,7 @@ def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> Emit:
 
     def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
         """For floats one comparison that keeps a NaN of x, and a second for one of y, which is left
-        out where y is a constant or NaNs are excluded (flag nnan).
+        out where y is a constant, of which that is known, or NaNs are excluded (flag nnan).
         """
         lanes = dt.lanes(dtype)
         if dt.element(dtype) == "bool":
@@ -152,6 +152,8 @@ def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> Emit:
             return b.select(test, dtype, x, y, lanes)
         if x[0] != "%":
             x, y = y, x
+        if is_nan_constant(y, dtype):
+            return y
         # one vmaxps: the first operand unless y is beyond it, so a NaN in x stays
         best = b.select(b.compare(ordered, dtype, x, y), dtype, y, x, lanes)
         if y[0] != "%" or "nnan" in b.flags:

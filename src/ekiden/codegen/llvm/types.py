@@ -6,6 +6,7 @@ compiler library is called); in memory bool is a byte.
 
 from __future__ import annotations
 
+import re
 import struct
 from functools import cache
 
@@ -64,6 +65,21 @@ def constant(value: int | float, dtype: str) -> str:
     if dt.lanes(dtype) == 1:
         return scalar
     return f"splat ({REGISTER[dt.element(dtype)]} {scalar})"
+
+
+_EXPONENTS = {"bfloat16": (0x7F80, 16), "float16": (0x7C00, 16)}
+"""Bits of the exponent in how constants are written, and how many bits they have: double, for
+float32 too, unless they are here."""
+
+
+def is_nan_constant(operand: str, dtype: str) -> bool:
+    """Return whether an operand of a float type is written as a constant that is NaN."""
+    number = re.fullmatch(r"(?:splat \(\w+ )?(?:0xH?([0-9A-F]+)|(\d+))\)?", operand)
+    if number is None:
+        return False
+    bits = int(number[1], 16) if number[1] else int(number[2])
+    exponent, width = _EXPONENTS.get(dt.element(dtype), (0x7FF << 52, 64))
+    return bits & ((1 << (width - 1)) - 1) > exponent
 
 
 def _scalar_constant(value: int | float, dtype: str) -> str:

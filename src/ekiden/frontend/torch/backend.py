@@ -27,8 +27,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ekiden import runtime
 from ekiden.frontend.torch.aot import ImportedGraph, import_graph
+from ekiden.frontend.torch.draws import with_own_draws
 from ekiden.frontend.torch.export import decompositions
-from ekiden.frontend.torch.layers import keep_layers, wants_gradients
+from ekiden.frontend.torch.layers import keep_layers, pass_idle_dropouts, wants_gradients
 from ekiden.frontend.torch.run_sizes import RunSizes
 from ekiden.runtime.errors import CompileError, InternalError, LinAlgError
 from ekiden.runtime.late import import_late
@@ -58,6 +59,7 @@ def ekiden(
     if options:
         raise CompileError(f"torch.compile: backend 'ekiden' takes no options, got {list(options)}")
     keep_layers(module, example_inputs)
+    pass_idle_dropouts(module)
     said = torch._dynamo.utils.counters
     if any(BREAKS in each for kind in ("graph_break", "unimplemented") for each in said[kind]):
         _say_of_layers()
@@ -72,7 +74,7 @@ def ekiden(
         fw_compiler=lambda graph, inputs: compiled(graph, {}, "forward"),
         bw_compiler=lambda graph, inputs: compiled(graph, {}, "backward"),
         inference_compiler=for_inference,
-        decompositions=decompositions(),
+        decompositions=with_own_draws(decompositions()),
         partition_fn=min_cut_rematerialization_partition,
     )
     with sdpa_kernel(INFERENCE if not wants_gradients(example_inputs) else SDPBackend.MATH):

@@ -2,7 +2,8 @@
 order, before a graph runs, and they are arguments of it. So they are those of eager PyTorch.
 
 That is done for operators of which the sizes alone say what is drawn: rand, randn_like, randint,
-randperm, bernoulli by a number. Numbers whose chances are data (multinomial) are not drawn ahead.
+randperm, bernoulli by a number, and so dropout, whose mask PyTorch draws by that. Numbers whose
+chances are data (multinomial) are not drawn ahead.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, _prims_common
 
 from ekiden.frontend.torch.run_sizes import RunSizes
 from ekiden.runtime.late_methods import dataclass
+
+Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
 
 def is_random(node: torch.fx.Node) -> bool:
@@ -46,8 +50,39 @@ def is_draw(node: torch.fx.Node) -> bool:
     return not of_data or target._opname.endswith("_like") or target in _OF_SIZES
 
 
-_OF_SIZES = (torch.ops.aten.bernoulli.p,)
+aten = torch.ops.aten
+_OF_SIZES = (
+    aten.bernoulli.p,
+    aten.cauchy.default,
+    aten.exponential.default,
+    aten.geometric.default,
+    aten.log_normal.default,
+    aten.normal_functional.default,
+    aten.uniform.default,
+)
 """Operators that take a tensor whose sizes alone they look at, beside those that are named so."""
+_COMPOSED = (aten.dropout.default, aten.alpha_dropout.default)
+"""Operators that PyTorch composes in C++ of draws, and in Python, for compilers, of others."""
+
+
+def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """Return a dropout as the CPU computes it, (what is kept and scaled, the mask): numbers are
+    drawn in the order that the input has in memory, and none where all is dropped."""
+    if train is False or x.numel() == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return x * 0.0, torch.zeros_like(x, dtype=torch.bool)
+    order = _prims_common.compute_elementwise_output_logical_to_physical_perm(x)[0]
+    moved = x.permute(order)
+    drawn = torch.bernoulli(torch.empty(moved.shape, dtype=torch.bool), 1 - p)
+    mask = drawn.permute([order.index(axis) for axis in range(x.dim())])
+    return x * mask * (1 / (1 - p)), mask
+
+
+def with_own_draws(decompositions: Decompositions) -> Decompositions:
+    """Return the decompositions without those that draw other numbers than eager PyTorch."""
+    kept = {t: f for t, f in decompositions.items() if t not in (*_OF_SIZES, *_COMPOSED)}
+    return {**kept, aten.native_dropout.default: native_dropout}
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,4 +172,27 @@ def keep_layers(module: torch.fx.GraphModule, inputs: Sequence[object]) -> None:
                 part.recompile()
 
 
-__all__ = ["keep_layers", "wants_gradients", "whole_layers"]
+_DROPOUTS = (torch.nn.functional.dropout, torch.dropout)
+
+
+def pass_idle_dropouts(module: torch.fx.GraphModule) -> None:
+    """Take dropouts that drop nothing out of a graph of TorchDynamo: they give their input itself,
+    of which PyTorch's compilers make a copy."""
+    for part in module.modules():
+        if not isinstance(part, torch.fx.GraphModule):
+            continue
+        for node in part.graph.nodes:
+            if node.target in _DROPOUTS and _drops_nothing(node):
+                node.replace_all_uses_with(node.args[0])
+                part.graph.erase_node(node)
+        part.recompile()
+
+
+def _drops_nothing(node: torch.fx.Node) -> bool:
+    names = ("input", "p", "training" if node.target is _DROPOUTS[0] else "train")
+    given = {"p": 0.5, "training": True, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    is_input = bool(node.args) and isinstance(node.args[0], torch.fx.Node)
+    return is_input and bool(given["p"] == 0 or given[names[2]] is False)
+
+
+__all__ = ["keep_layers", "pass_idle_dropouts", "wants_gradients", "whole_layers"]

@@ -38,6 +38,10 @@ from ekiden.topi.shape import as_dim
 GENERATOR = "random_generator"
 """The state that random numbers are drawn from, among the buffers that a program changes."""
 
+_CHANGES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+"""Outputs that are what a module's own tensor is after a run: a buffer, or a parameter, which
+programs without gradients may write too."""
+
 
 def import_program(
     program: ExportedProgram,
@@ -182,7 +186,7 @@ class _Program(Importer):
         given = [*input_names, *(s.arg.name for _, s in inputs[len(input_names) :])]
         for (node, _), name in zip(inputs, given, strict=True):
             self.graph.env[node] = self.input(node, name)
-        changed = {s.target for s in signature.output_specs if s.kind == OutputKind.BUFFER_MUTATION}
+        changed = {s.target for s in signature.output_specs if s.kind in _CHANGES}
         for node, spec in pairs:
             if spec.kind != InputKind.USER_INPUT and spec.target not in changed and node.users:
                 self.graph.env[node] = self._weight(str(spec.target))
@@ -274,7 +278,7 @@ class _Program(Importer):
             if spec.kind == OutputKind.USER_INPUT_MUTATION:
                 text = f"it changes its input {spec.target!r}: let it give the changed one"
                 raise UnsupportedError(f"import {self.walk.label}: {text}")
-            if spec.kind == OutputKind.BUFFER_MUTATION:
+            if spec.kind in _CHANGES:
                 assert value is not None and spec.target is not None, "a buffer is a tensor"
                 after[spec.target] = value
             elif value is not None:

@@ -9,7 +9,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import tidy
+from ekiden.topi.shape import equal, tidy
 
 _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 _RESIZE = {1: op.image.resize1d, 2: op.image.resize2d, 3: op.image.resize3d}
@@ -60,6 +60,10 @@ def _resized(
 
     out, data = node.out_shape, node.of(x)
     made: Expr
+    # linear along an axis that keeps its size: a copy, whatever its scale (ATen/native/UpSample.h)
+    if scales is not None and method == "linear":
+        pairs = zip(scales, x.type.shape[2:], out[2:], strict=True)
+        scales = [1.0 if equal(before, after) else s for s, before, after in pairs]
     if scales is None:
         return resized(data, rank, out[2:])
     if rank == 2:

@@ -511,7 +511,7 @@ ROWS: tuple[Row, ...] = (
     ("prims::fma", lambda node, a, b, c: op.add(op.multiply(node.of(a), node.of(b)), node.of(c))),
     *((name, same, per_part) for name in (
         "alias", "clone", "contiguous", "detach", "lift_fresh_copy", "lift_fresh", "resolve_neg",
-        "resolve_conj")),
+        "resolve_conj", "prims::copy_strided")),
     ("copy", lambda node, to, source, non_blocking=False: op.broadcast_to(
         node.of(source, node.out_dtype), to.type.shape)),
 )
