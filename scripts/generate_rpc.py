@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Write what C, JavaScript and the documentation say of messages, from the tables in
-src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, bindings/web/rpc_table.js, docs/rpc.md.
+src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, bindings/web/rpc_table.js, docs/rpc.md;
+and of the system calls of sessions, from src/ekiden/rpc/calls.py: runtime/rpc/ek_rpc_calls.h,
+docs/sandbox-calls.md.
 
 scripts/generate_rpc.py           write the files
 scripts/generate_rpc.py --check   write nothing; fail if a file is out of date
@@ -16,6 +18,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from ekiden.rpc import messages as table  # noqa: E402
+from ekiden.rpc.calls import (  # noqa: E402
+    CALLS,
+    DEVICE_IOCTLS,
+    FALLBACKS,
+    GROUPS,
+    OWN_PROCESS,
+    Call,
+    Test,
+)
 from ekiden.rpc.messages import FIELDS, MESSAGES, VALUES, Kind, Tag  # noqa: E402
 
 HEADER = ROOT / "runtime/rpc/ek_rpc_table.h"
@@ -32,6 +43,40 @@ SCRIPT_LIMITS = (
     "VERSION HEADER HELLO_LIMIT FRAME_LIMIT LEAST_LIMIT DEPTH_LIMIT HANDLE_LIMIT".split()
 )
 PAGE = ROOT / "docs/rpc.md"
+CALLS_HEADER = ROOT / "runtime/rpc/ek_rpc_calls.h"
+CALLS_HEAD = """\
+/* The system calls of sessions, as docs/sandbox-calls.md has them.
+**
+** Generated from src/ekiden/rpc/calls.py by scripts/generate_rpc.py. Do not edit. */
+#ifndef EK_RPC_CALLS_H_
+#define EK_RPC_CALLS_H_
+
+/* A test of an argument: its bits of 'mask' are one of 'values', or with 'forbids' none of them. */
+typedef struct rpc_test {
+  unsigned char argument, is_upper, forbids, count;
+  unsigned mask, values[6];
+} rpc_test;
+
+/* A call, and its tests: 'count' of rpc_tests from 'first' on, all of which must hold. */
+typedef struct rpc_call {
+  unsigned number;
+  unsigned char first, count;
+} rpc_call;
+
+enum { RPC_OWN_PROCESS = 0x7FFFFFFF }; /* among values: the number of the session's process */
+"""
+CALLS_PAGE = ROOT / "docs/sandbox-calls.md"
+CALLS_PAGE_HEAD = """\
+# System calls of a session
+
+<!-- Generated from src/ekiden/rpc/calls.py by scripts/generate_rpc.py. Do not edit. -->
+
+A session of either server, in Python or C, may make these calls of Linux and no others: what is
+not listed fails with EPERM. A row with a condition passes where all of its conditions hold;
+arguments count from 0. The list is for all processors: names that one lacks count for nothing
+there. `tests/security` calls every number from inside a session, and compares what passes with this
+table. [What a session may do](security.md#servers).
+"""
 
 
 def messages() -> str:
@@ -110,6 +155,90 @@ def script() -> str:
     return "\n".join((*lines, "};", ""))
 
 
+def _system_number(name: str) -> str:
+    """Return the macro of a system call's number."""
+    return name if name.startswith("__") else f"SYS_{name}"
+
+
+def _c_test(test: Test) -> str:
+    """Return a test as an initialiser of C."""
+    names = ("RPC_OWN_PROCESS" if value == OWN_PROCESS else value for value in test.values)
+    values = ", ".join(f"(unsigned)({name})" if "_" in name else name for name in names)
+    mask = f"(unsigned)({test.mask})" if test.mask else "0xFFFFFFFF"
+    flags = f"{test.argument}, {test.is_upper:d}, {test.forbids:d}, {len(test.values)}"
+    return f"    {{{flags}, {mask}, {{{values}}}}},"
+
+
+def calls_header() -> str:
+    """Return the whole header of system calls."""
+    tests: list[Test] = []
+    rows: list[str] = []
+    for call in CALLS:
+        begin = next((at for at in range(len(tests)) if _stands_at(tests, at, call)), len(tests))
+        if call.tests and begin == len(tests):
+            tests += call.tests
+        first = begin if call.tests else 0
+        macro = _system_number(call.name)
+        rows += [f"#ifdef {macro}", f"    {{{macro}, {first}, {len(call.tests)}}},", "#endif"]
+    refused = [
+        line for name in FALLBACKS for line in (f"#ifdef SYS_{name}", f"    SYS_{name},", "#endif")
+    ]
+    return "\n".join(
+        (
+            CALLS_HEAD,
+            "static const rpc_test rpc_tests[] = {", *map(_c_test, tests), "};\n",
+            "static const rpc_call rpc_calls[] = {", *rows, "};\n",
+            "/* Refused as if the kernel had none. */",
+            "static const unsigned rpc_fallbacks[] = {", *refused, "};\n",
+            "/* Requests of ioctl to devices: one of these tests holds. */",
+            "static const rpc_test rpc_device_requests[] = {", *map(_c_test, DEVICE_IOCTLS), "};\n",
+            "#endif /* EK_RPC_CALLS_H_ */",
+            "",
+        )
+    )  # fmt: skip
+
+
+def _stands_at(tests: list[Test], begin: int, call: Call) -> bool:
+    """Return whether a call's tests are among those before, from there on."""
+    return bool(call.tests) and tuple(tests[begin : begin + len(call.tests)]) == call.tests
+
+
+def _condition(test: Test) -> str:
+    """Return a test as text of the page."""
+    half = "upper half of " if test.is_upper else ""
+    values = " or ".join(f"`{value}`" for value in test.values)
+    mask = test.mask.replace("|", r"\|")
+    bits = f" & `{mask}`" if mask else ""
+    return f"{half}argument {test.argument}{bits} is {'not ' if test.forbids else ''}{values}"
+
+
+def calls_page() -> str:
+    """Return the whole page of system calls."""
+    lines = [CALLS_PAGE_HEAD]
+    for group, calls in GROUPS.items():
+        plain = ", ".join(f"`{call.name}`" for call in calls if not call.tests)
+        lines += [f"## {group.capitalize()}", ""]
+        if plain:
+            lines += [f"Always: {plain}.", ""]
+        limited = [call for call in calls if call.tests]
+        if limited:
+            lines += ["| call | passes where | |", "|---|---|---|"]
+            lines += [
+                f"| `{call.name}` | {'; '.join(map(_condition, call.tests))} | {call.why} |"
+                for call in limited
+            ]
+            lines.append("")
+    names = ", ".join(f"`{name}`" for name in FALLBACKS)
+    requests = "; or ".join(map(_condition, DEVICE_IOCTLS))
+    lines += [
+        "## Otherwise", "",
+        f"{names} fail with ENOSYS, so that libraries use the older calls that a filter can read.",
+        f"A session whose machine has a GPU also passes `ioctl` where {requests}: for drivers.",
+        "Calls of another ABI (x32, 32-bit) end the session.", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
 def page() -> str:
     """The page with its tables as they have to be."""
     text = PAGE.read_text(encoding="utf-8")
@@ -126,7 +255,11 @@ def page() -> str:
 
 def main() -> int:
     """Write or check; the exit status."""
-    return write_or_check({HEADER: header(), SCRIPT: script(), PAGE: page()}, Path(__file__).name)
+    files = {
+        HEADER: header(), SCRIPT: script(), PAGE: page(),
+        CALLS_HEADER: calls_header(), CALLS_PAGE: calls_page(),
+    }  # fmt: skip
+    return write_or_check(files, Path(__file__).name)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-/* The sandbox of a session's process, by the kernel's own calls. */
+/* The walls of a session's process that need no new namespace: landlock, limits, the filter of
+** system calls. */
 #include "ek_rpc_sandbox.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -17,113 +19,160 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 
-#ifndef CLONE_THREAD
-#define CLONE_THREAD 0x00010000
+/* Numbers that headers of some libraries and processors do not have. */
+#ifndef CLONE_DETACHED
+#define CLONE_DETACHED 0x00400000
+#endif
+#ifndef PR_SET_VMA
+#define PR_SET_VMA 0x53564d41
+#endif
+#ifndef ARCH_SET_FS
+#define ARCH_SET_FS 0x1002
+#define ARCH_GET_FS 0x1003
+#endif
+#ifndef ARCH_REQ_XCOMP_PERM
+#define ARCH_GET_XCOMP_SUPP 0x1021
+#define ARCH_GET_XCOMP_PERM 0x1022
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#endif
+#ifndef SECCOMP_FILTER_FLAG_TSYNC
+#define SECCOMP_FILTER_FLAG_TSYNC 1
 #endif
 
-enum { LANDLOCK_CREATE = 444, LANDLOCK_ADD = 445, LANDLOCK_RESTRICT = 446 };
-enum { RIGHTS_EXECUTE = 1, RIGHTS_READ = 4, RIGHTS_LIST = 8, MAX_FILES = 256 };
+#include "ek_rpc_calls.h"
 
 #if defined(__x86_64__)
 #define ARCHITECTURE AUDIT_ARCH_X86_64
 #elif defined(__aarch64__)
 #define ARCHITECTURE AUDIT_ARCH_AARCH64
-#elif defined(__riscv)
+#elif defined(__riscv) && __riscv_xlen == 64
 #define ARCHITECTURE AUDIT_ARCH_RISCV64
 #elif defined(__arm__)
 #define ARCHITECTURE AUDIT_ARCH_ARM
 #else
-#error "the sandbox does not know this processor"
+#define ARCHITECTURE 0
 #endif
 
-static const int refused[] = {
-    SYS_socket, SYS_connect, SYS_accept, SYS_accept4, SYS_bind, SYS_listen, SYS_execve, SYS_execveat,
-    SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_mount, SYS_umount2, SYS_unshare,
-    SYS_setns, SYS_pivot_root, SYS_chroot, SYS_bpf, SYS_perf_event_open, SYS_keyctl, SYS_add_key,
-    SYS_request_key, 425 /* io_uring_setup */, SYS_init_module, SYS_finit_module, SYS_userfaultfd,
-    SYS_tkill, 438 /* pidfd_getfd */, 424 /* pidfd_send_signal */, SYS_rt_sigqueueinfo,
-#ifdef SYS_fork
-    SYS_fork, SYS_vfork,
-#endif
-    /* Rights and owners of files, which landlock does not know of. */
-    SYS_fchmod, SYS_fchmodat, 452 /* fchmodat2 */, SYS_fchown, SYS_fchownat, SYS_setxattr,
-    SYS_lsetxattr, SYS_fsetxattr,
-#ifdef SYS_chmod
-    SYS_chmod, SYS_chown, SYS_lchown,
-#endif
-#ifdef SYS_chown32
-    SYS_chown32, SYS_lchown32, SYS_fchown32,
-#endif
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+const char *const rpc_system_paths[] = {
+    "/usr", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
+    "/etc/OpenCL", "/etc/vulkan", "/sys/devices", "/sys/bus/pci", "/sys/class/drm",
+    "/sys/module/nvidia", NULL};
+const char *const rpc_device_paths[] = {
+    "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/nvidiactl",
+    "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps", "/dev/nvidia0", "/dev/nvidia1",
+    "/dev/nvidia2", "/dev/nvidia3", "/dev/nvidia4", "/dev/nvidia5", "/dev/nvidia6", "/dev/nvidia7",
+    "/dev/dri", "/dev/kfd", "/dev/mali0", NULL};
+
+/* Files ---------------------------------------------------------------------------------------- */
+
+enum { LANDLOCK_CREATE = 444, LANDLOCK_ADD = 445, LANDLOCK_RESTRICT = 446 };
+enum {
+  FILE_EXECUTE = 1 << 0, FILE_WRITE = 1 << 1, FILE_READ = 1 << 2, FOLDER_LIST = 1 << 3,
+  FILE_REMOVE = 1 << 5, FILE_MAKE = 1 << 8, FILE_TRUNCATE = 1 << 14, DEVICE_IOCTL = 1 << 15,
 };
 
-/* Calls that are held to values of an argument, the process's own number where 'own': those get
-** 'these', all others the contrary. */
-typedef struct limited {
-  uint32_t call;
-  uint8_t argument, own, allows, count;
-  uint32_t values[3];
-} limited;
+/* What a ruleset governs, as the kernel has it: files (ABI 1), TCP (4), what is reached without a
+** file (6: abstract sockets and signals). */
+typedef struct landlock_rules {
+  uint64_t files, tcp, scopes;
+} landlock_rules;
 
-static const limited held[] = {
-    {SYS_kill, 0, 1, 1, 0, {0}},
-    {SYS_tgkill, 0, 1, 1, 0, {0}},
-    {SYS_rt_tgsigqueueinfo, 0, 1, 1, 0, {0}},
-    {SYS_prlimit64, 0, 1, 1, 1, {0}},
-    /* who gets which signal when data come */
-    {SYS_fcntl, 1, 0, 0, 3, {8 /* F_SETOWN */, 10 /* F_SETSIG */, 15 /* F_SETOWN_EX */}},
-#ifdef SYS_fcntl64
-    {SYS_fcntl64, 1, 0, 0, 3, {8, 10, 15}},
-#endif
-    {SYS_ioctl, 1, 0, 0, 2, {0x8901 /* FIOSETOWN */, 0x8902 /* SIOCSPGRP */, 0}},
-};
-
-void rpc_die_with_parent(int parent) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-  if (getppid() != parent) _exit(1);
+int rpc_landlock(int max_landlock) {
+  long version = syscall(LANDLOCK_CREATE, NULL, 0, 1);
+  if (version < 0) return 0;
+  return max_landlock >= 0 && max_landlock < version ? max_landlock : (int)version;
 }
 
-static int limit(int kind, rlim_t most) {
-  struct rlimit now;
-  if (getrlimit(kind, &now) != 0) return -1;
-  if (now.rlim_max != RLIM_INFINITY && now.rlim_max < most) most = now.rlim_max;
-  now.rlim_cur = now.rlim_max = most;
-  return setrlimit(kind, &now);
+/* The rights to files that an ABI knows. */
+static uint64_t known_rights(int version) {
+  static const int counts[] = {0, 13, 14, 15, 15, 16};
+  return (UINT64_C(1) << counts[version < 5 ? version : 5]) - 1;
 }
 
-/* Lets everything below a path that exists be used by 'rights'. */
+/* Lets what is at a path, or below it, be used by 'rights'; a path that is not there is none. */
 static int allow(int rules, const char *path, uint64_t rights) {
   struct __attribute__((packed)) {
     uint64_t rights;
     int32_t place;
   } rule = {rights, open(path, O_PATH | O_CLOEXEC)};
-  struct stat found;
-  if (rule.place < 0) return errno == ENOENT ? 0 : -1;
-  if (fstat(rule.place, &found) == 0 && !S_ISDIR(found.st_mode)) rule.rights &= ~(uint64_t)RIGHTS_LIST;
+  struct stat about;
+  if (rule.place < 0) return errno == ENOENT || errno == ENOTDIR || errno == EACCES ? 0 : -1;
+  if (fstat(rule.place, &about) == 0 && !S_ISDIR(about.st_mode)) {
+    rule.rights &= FILE_EXECUTE | FILE_WRITE | FILE_READ | FILE_TRUNCATE | DEVICE_IOCTL;
+  }
   long code = syscall(LANDLOCK_ADD, rules, 1, &rule, 0);
   close(rule.place);
   return code == 0 ? 0 : -1;
 }
 
-static const char *confine_files(const char *folder) {
-  static const char *const readable[] = {"/lib", "/lib64", "/usr/lib", "/etc/ld.so.cache",
-                                         "/sys/devices/system", "/proc/self", "/proc/cpuinfo",
-                                         "/proc/meminfo", "/proc/stat", "/dev/null",
-                                         "/dev/urandom"};
-  static const int known[] = {0, 13, 14, 15, 15, 16};
-  long version = syscall(LANDLOCK_CREATE, NULL, 0, 1);
-  if (version < 1) return "the kernel has no landlock";
-  uint64_t rights = (UINT64_C(1) << known[version < 5 ? version : 5]) - 1;
-  int rules = (int)syscall(LANDLOCK_CREATE, &rights, sizeof rights, 0);
-  if (rules < 0 || allow(rules, folder, rights) != 0) return "landlock refuses the folder";
-  for (size_t i = 0; i < sizeof readable / sizeof *readable; i++) {
-    if (allow(rules, readable[i], RIGHTS_EXECUTE | RIGHTS_READ | RIGHTS_LIST) != 0) {
-      return "landlock refuses a folder of the system";
-    }
+static int allow_all(int rules, const char *const *paths, uint64_t rights) {
+  for (; paths != NULL && *paths != NULL; paths++) {
+    if (allow(rules, *paths, rights) != 0) return -1;
   }
-  long code = syscall(LANDLOCK_RESTRICT, rules, 0);
-  close(rules);
-  return code == 0 ? NULL : "landlock refuses";
+  return 0;
 }
+
+/* A session's folder is flat: it makes files there, no folders, links, sockets or nodes. */
+int rpc_confine_files(const rpc_program *program, const char *const *devices, int has_own_proc) {
+  static const char *const own[] = {"/proc", NULL};
+  static const char *const shared[] = {"/proc/self", "/proc/cpuinfo", "/proc/meminfo",
+                                       "/proc/stat", NULL};
+  int version = rpc_landlock(program->max_landlock);
+  uint64_t known = known_rights(version), read = FILE_EXECUTE | FILE_READ | FOLDER_LIST;
+  uint64_t use = (FILE_READ | FILE_WRITE | FOLDER_LIST | DEVICE_IOCTL) & known;
+  uint64_t all = (read | FILE_WRITE | FILE_REMOVE | FILE_MAKE | FILE_TRUNCATE) & known;
+  landlock_rules governed = {known, version >= 4 ? 3 : 0, version >= 6 ? 3 : 0};
+  size_t size = version >= 6 ? 24 : version >= 4 ? 16 : 8;
+  int rules = (int)syscall(LANDLOCK_CREATE, &governed, size, 0);
+  if (rules < 0) return -1;
+  int code = allow(rules, program->folder, all);
+  if (code == 0) code = allow_all(rules, rpc_system_paths, read);
+  if (code == 0) code = allow_all(rules, program->readable, read);
+  if (code == 0) code = allow_all(rules, devices, use);
+  if (code == 0) code = allow_all(rules, has_own_proc ? own : shared, read & ~(uint64_t)FILE_EXECUTE);
+  if (code == 0) code = (int)syscall(LANDLOCK_RESTRICT, rules, 0);
+  close(rules);
+  return code;
+}
+
+/* Limits --------------------------------------------------------------------------------------- */
+
+static int limit(int kind, uint64_t most) {
+  struct rlimit now;
+  if (getrlimit(kind, &now) != 0) return -1;
+  if ((rlim_t)most != most) most = RLIM_INFINITY; /* more than this processor can have */
+  if (now.rlim_max != RLIM_INFINITY && now.rlim_max < most) most = now.rlim_max;
+  now.rlim_cur = now.rlim_max = (rlim_t)most;
+  return setrlimit(kind, &now);
+}
+
+/* Bytes of the address space that the process has. */
+static uint64_t address_space(void) {
+  char text[64];
+  unsigned long pages = 0;
+  int file = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+  ssize_t count = file < 0 ? -1 : read(file, text, sizeof text - 1);
+  if (file >= 0) close(file);
+  for (ssize_t i = 0; i < count && text[i] >= '0' && text[i] <= '9'; i++) {
+    pages = pages * 10 + (unsigned long)(text[i] - '0');
+  }
+  return (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The number of a user's threads is one for all of its programs, but inside a namespace of users. */
+static int set_limits(const rpc_limits *limits, unsigned walls) {
+  int code = limit(RLIMIT_AS, address_space() + limits->memory);
+  if (code == 0) code = limit(RLIMIT_FSIZE, limits->file);
+  if (code == 0) code = limit(RLIMIT_CORE, 0);
+  if (code == 0) code = limit(RLIMIT_MSGQUEUE, 0);
+  if (code == 0) code = limit(RLIMIT_NOFILE, limits->open_files);
+  if (code == 0 && (walls & RPC_USER_NAMESPACE)) code = limit(RLIMIT_NPROC, limits->threads);
+  return code;
+}
+
+/* System calls --------------------------------------------------------------------------------- */
 
 typedef struct sock_filter row;
 
@@ -132,58 +181,100 @@ static row *statement(row *at, uint16_t code, uint32_t operand) {
   return at + 1;
 }
 
-/* Skips 'over' rows unless the number is 'operand'. */
-static row *unless(row *at, uint32_t operand, uint8_t over) {
-  *at = (row){BPF_JMP | BPF_JEQ | BPF_K, 0, over, operand};
+/* Goes over 'yes' rows if the loaded number is 'operand', over 'no' rows if not. */
+static row *compare(row *at, uint32_t operand, uint8_t yes, uint8_t no) {
+  *at = (row){BPF_JMP | BPF_JEQ | BPF_K, yes, no, operand};
   return at + 1;
 }
 
-static const char *filter_calls(void) {
-  enum { LOAD = BPF_LD | BPF_W | BPF_ABS, GIVE = BPF_RET | BPF_K };
-  const uint32_t number = offsetof(struct seccomp_data, nr), first = offsetof(struct seccomp_data, args);
-  const uint32_t no = SECCOMP_RET_ERRNO | EPERM;
-  row rows[32 + 2 * sizeof refused / sizeof *refused + 7 * sizeof held / sizeof *held];
-  row *at = statement(rows, LOAD, offsetof(struct seccomp_data, arch));
-  *at++ = (row){BPF_JMP | BPF_JEQ | BPF_K, 1, 0, ARCHITECTURE};
-  at = statement(at, GIVE, SECCOMP_RET_KILL_PROCESS);
-  at = statement(at, LOAD, number);
-  *at++ = (row){BPF_JMP | BPF_JGE | BPF_K, 0, 1, 0x40000000}; /* the calls of another ABI */
-  at = statement(at, GIVE, SECCOMP_RET_KILL_PROCESS);
-  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-    at = unless(at, (uint32_t)refused[i], 1);
-    at = statement(at, GIVE, no);
-  }
-  at = unless(at, 435, 1); /* clone3: its flags lie in memory; libraries fall back to clone */
-  at = statement(at, GIVE, SECCOMP_RET_ERRNO | ENOSYS);
-  at = unless(at, SYS_clone, 4);
-  at = statement(at, LOAD, first);
-  *at++ = (row){BPF_JMP | BPF_JSET | BPF_K, 1, 0, CLONE_THREAD};
-  at = statement(at, GIVE, no);
-  at = statement(at, GIVE, SECCOMP_RET_ALLOW);
-  for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
-    const limited *each = &held[i];
-    uint8_t left = (uint8_t)(each->count + each->own);
-    at = unless(at, each->call, (uint8_t)(left + 3));
-    at = statement(at, LOAD, first + 8 * each->argument);
-    for (int k = 0; left > 0; k++, left--) {
-      uint32_t value = k < each->count ? each->values[k] : (uint32_t)getpid();
-      *at++ = (row){BPF_JMP | BPF_JEQ | BPF_K, left, 0, value};
-    }
-    at = statement(at, GIVE, each->allows ? no : SECCOMP_RET_ALLOW);
-    at = statement(at, GIVE, each->allows ? SECCOMP_RET_ALLOW : no);
-  }
-  at = statement(at, GIVE, SECCOMP_RET_ALLOW);
-  struct sock_fprog program = {(unsigned short)(at - rows), rows};
-  return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0 ? NULL : "seccomp refuses";
+enum {
+  LOAD = BPF_LD | BPF_W | BPF_ABS,
+  GIVE = BPF_RET | BPF_K,
+  PASS = SECCOMP_RET_ALLOW,
+  ROWS_OF_TEST = 10, /* load, mask, six values, two answers */
+};
+#define REFUSE(error) (SECCOMP_RET_ERRNO | (error))
+
+static row *load_argument(row *at, const rpc_test *test) {
+  uint32_t place = (uint32_t)offsetof(struct seccomp_data, args) + 8u * test->argument;
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+  at = statement(at, LOAD, place + 4u * test->is_upper);
+#else
+  at = statement(at, LOAD, place + 4u * !test->is_upper);
+#endif
+  return statement(at, BPF_ALU | BPF_AND | BPF_K, test->mask);
 }
 
-const char *rpc_sandbox(const char *folder) {
-  const rlim_t most = (rlim_t)8 << 30;
-  if (limit(RLIMIT_AS, most) != 0 || limit(RLIMIT_FSIZE, most) != 0 || limit(RLIMIT_CORE, 0) != 0
-      || limit(RLIMIT_NOFILE, MAX_FILES) != 0) {
-    return "a limit cannot be set";
+/* A test: one that holds goes on behind these rows, one that does not refuses the call. */
+static row *require(row *at, const rpc_test *test, uint32_t own) {
+  at = load_argument(at, test);
+  for (uint8_t i = 0; i < test->count; i++) {
+    uint32_t value = test->values[i] == RPC_OWN_PROCESS ? own : test->values[i];
+    uint8_t left = (uint8_t)(test->count - i - 1);
+    at = compare(at, value, (uint8_t)(left + 1), 0);
   }
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return "no_new_privs cannot be set";
-  const char *wrong = confine_files(folder);
-  return wrong != NULL ? wrong : filter_calls();
+  if (test->forbids) *at++ = (row){BPF_JMP | BPF_JA, 0, 0, 1};
+  return statement(at, GIVE, REFUSE(EPERM));
+}
+
+/* Calls of ioctl that pass by one test, before those that all tests must hold for. */
+static row *pass_devices(row *at) {
+  row *begin = at++;
+  for (size_t i = 0; i < COUNT(rpc_device_requests); i++) {
+    const rpc_test *test = &rpc_device_requests[i];
+    at = load_argument(at, test);
+    for (uint8_t k = 0; k < test->count; k++) {
+      at = compare(at, test->values[k], 0, 1);
+      at = statement(at, GIVE, PASS);
+    }
+  }
+  at = statement(at, LOAD, offsetof(struct seccomp_data, nr));
+  compare(begin, SYS_ioctl, 0, (uint8_t)(at - begin - 1));
+  return at;
+}
+
+static row *pass_call(row *at, const rpc_call *call, uint32_t own) {
+  row *begin = at++;
+  for (uint8_t i = 0; i < call->count; i++) at = require(at, &rpc_tests[call->first + i], own);
+  at = statement(at, GIVE, PASS);
+  compare(begin, call->number, 0, (uint8_t)(at - begin - 1));
+  return at;
+}
+
+static const char *filter_calls(int has_devices) {
+  row rows[64 + 2 * COUNT(rpc_fallbacks) + 2 * COUNT(rpc_calls) + 3 * ROWS_OF_TEST * COUNT(rpc_tests)];
+  uint32_t own = (uint32_t)getpid();
+  row *at = statement(rows, LOAD, offsetof(struct seccomp_data, arch));
+  at = compare(at, ARCHITECTURE, 1, 0);
+  at = statement(at, GIVE, SECCOMP_RET_KILL_PROCESS);
+  at = statement(at, LOAD, offsetof(struct seccomp_data, nr));
+  *at++ = (row){BPF_JMP | BPF_JGE | BPF_K, 0, 1, 0x40000000}; /* the calls of another ABI */
+  at = statement(at, GIVE, SECCOMP_RET_KILL_PROCESS);
+  if (has_devices) at = pass_devices(at);
+  for (size_t i = 0; i < COUNT(rpc_calls); i++) at = pass_call(at, &rpc_calls[i], own);
+  for (size_t i = 0; i < COUNT(rpc_fallbacks); i++) {
+    at = compare(at, rpc_fallbacks[i], 0, 1);
+    at = statement(at, GIVE, REFUSE(ENOSYS));
+  }
+  at = statement(at, GIVE, REFUSE(EPERM));
+  struct sock_fprog program = {(unsigned short)(at - rows), rows};
+  long code = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program);
+  return code == 0 ? NULL : "the kernel refuses the filter of system calls (seccomp)";
+}
+
+/* ---------------------------------------------------------------------------------------------- */
+
+const char *rpc_lack(void) {
+  const uint32_t refusal = SECCOMP_RET_ERRNO;
+  if (ARCHITECTURE == 0) return "no filter of system calls for this processor";
+  if (rpc_landlock(-1) < 1) return "the kernel has no landlock";
+  if (syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &refusal) != 0) {
+    return "the kernel has no filters of system calls (seccomp)";
+  }
+  return NULL;
+}
+
+const char *rpc_close(const rpc_limits *limits, unsigned walls, int has_devices) {
+  if (set_limits(limits, walls) != 0) return "the kernel refuses a limit";
+  return filter_calls(has_devices);
 }

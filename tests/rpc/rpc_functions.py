@@ -19,6 +19,11 @@ def wait_until(holds: Callable[[], bool], said: Callable[[], object] = str) -> N
         time.sleep(0.02)
 
 
+def children(pid: int) -> list[int]:
+    """The processes of a server's sessions, and of those that wait for a client."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class CServer:
     """`ekiden-rpc` as a process, with a key."""
 

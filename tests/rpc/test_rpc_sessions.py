@@ -1,18 +1,16 @@
 """What a session does, with this process and with a server's: both the same."""
 
-import errno
 import gc
 import os
 import signal
 import socket
-import tempfile
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rpc_functions import function, wait_until
+from rpc_functions import children, function, wait_until
 
 import ekiden
 from ekiden import relay, rpc
@@ -374,13 +372,18 @@ def test_a_session_has_its_time(server: rpc.Server, seconds: float) -> None:
 def test_what_runs_is_stopped_when_its_client_goes(server: rpc.Server) -> None:
     """From another thread, while the server's process sleeps in a function of C."""
     session = rpc.connect("127.0.0.1", server.port, "board")
-    getpid = session.get_function("tests.rpc.pid")
-    pid = getpid()
+    session.upload(b"here", "mark")
+    (pid,) = (child for child in children(server.pid) if _folder_has(child, "mark"))
     sleep = session.get_function("tests.rpc.sleep")
     threading.Timer(0.2, session.close).start()
     with pytest.raises(rpc.RPCError, match="gone"):
         sleep(3600.0)
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def _folder_has(pid: int, name: str) -> bool:
+    """Whether a file of that name is in the folder of a session's process."""
+    return Path(f"/proc/{pid}/cwd", name).exists()
 
 
 def test_multiple_hops(server: rpc.Server) -> None:
@@ -454,21 +457,16 @@ def test_a_port_that_cannot_be_is_an_error_of_sessions() -> None:
         rpc.connect("127.0.0.1", 70000)
 
 
-def _no_room_at_first() -> None:
-    """In a server's process: its first session gets no folder."""
-    made = tempfile.mkdtemp
-
-    def fail(*_: object, **__: object) -> str:
-        tempfile.mkdtemp = made
-        raise OSError(errno.ENOSPC, "no space left")
-
-    tempfile.mkdtemp = fail  # type: ignore[assignment]
-
-
-def test_a_server_goes_on_where_a_session_has_no_room() -> None:
-    server = rpc.Server(port=0, server_init_callback=_no_room_at_first)
-    with pytest.raises(rpc.RPCError):
+def test_a_server_goes_on_where_a_session_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder cannot be made at first."""
+    room = tmp_path / "room"
+    monkeypatch.setenv("TMPDIR", str(room))
+    server = rpc.Server(port=0)
+    with pytest.raises(rpc.RPCError, match=r"no session|gone"):
         rpc.connect("127.0.0.1", server.port)
+    room.mkdir()
     with rpc.connect("127.0.0.1", server.port) as session:
         assert session.get_function("tests.rpc.echo")(5) == 5
     server.terminate()

@@ -293,7 +293,7 @@ def _serve_here(stream: socket.socket) -> None:
     folder = tempfile.TemporaryDirectory(prefix="ekiden-rpc-")
     with folder as path, stream, suppress(RPCError):  # who asks hears of it
         endpoint, *_ = hear(stream)
-        serve(endpoint, Path(path), "")
+        serve(stream.fileno(), endpoint.peer_limit, Path(path), "")
 
 
 def _opened(path: PathName) -> FileIO:

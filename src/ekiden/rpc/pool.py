@@ -9,12 +9,14 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import import_module
 
 from ekiden.rpc.errors import FrameError, RPCError
+from ekiden.rpc.fresh import FIRST_DESCRIPTOR, Background, has_parent, start
 from ekiden.rpc.keys import Key
 from ekiden.rpc.messages import HEADER, HELLO_LIMIT, MAGIC, VERSION, Kind
-from ekiden.rpc.server import Background, fork, has_parent, listen
+from ekiden.rpc.server import listen
 from ekiden.rpc.wire import Plain, read_body, read_head, write_body
 from ekiden.runtime.files import PathName
 
@@ -80,20 +82,38 @@ class Peer:
 
 
 class Hub(Background):
-    """A process that listens and talks to whoever connects: `serve(peer)` of a class made there."""
+    """A program that listens and talks to whoever connects: by `serve(peer)`, which `make`, a
+    function by its `module:name`, gives there. It gets the listener, plain `arguments`, and what
+    else of `listeners` is open.
+    """
 
     def __init__(
         self,
         what: str,
         where: tuple[str, int, int],
         credentials: PathName | None,
-        make: Callable[[socket.socket], Callable[[Peer], Awaitable[None]]],
+        make: str,
+        arguments: Sequence[object] = (),
+        listeners: Sequence[socket.socket] = (),
     ) -> None:
         listener, self.port = listen(what, *where, credentials)
         self.host = where[0]
         secret = None if credentials is None else Key.read(credentials)
-        super().__init__(fork(lambda: asyncio.run(_serve(listener, make(listener), secret))))
-        listener.close()
+        numbers = [each.fileno() for each in (listener, *listeners)]
+        try:
+            task = (make, tuple(arguments), len(numbers), secret)
+            super().__init__(start("ekiden.rpc.pool:serve_program", task, numbers))
+        finally:
+            listener.close()
+
+
+def serve_program(make: str, arguments: Sequence[object], count: int, secret: Key | None) -> None:
+    """Do what a hub's program does, from its first line to its end."""
+    module, _, name = make.partition(":")
+    numbers = range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + count)
+    listener, *others = (socket.socket(fileno=number) for number in numbers)
+    serve = getattr(import_module(module), name)(listener, *arguments, *others)
+    asyncio.run(_serve(listener, serve, secret))
 
 
 async def _serve(

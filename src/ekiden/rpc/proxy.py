@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 
 from ekiden.rpc.client import dial, open_session
 from ekiden.rpc.endpoint import Endpoint
@@ -43,20 +44,30 @@ class Proxy(Hub):
         *,
         credentials: PathName | None = None,
     ) -> None:
-        web = None if not web_port else _listen_to_pages(host, web_port, credentials)
+        web = [] if not web_port else [_listen_to_pages(host, web_port, credentials)]
+        path = None if credentials is None else os.path.abspath(os.fspath(credentials))
+        try:
+            super().__init__(
+                "rpc.Proxy", (host, port, port_end), credentials, "ekiden.rpc.proxy:meet",
+                (host, tracker_addr, path), web,
+            )  # fmt: skip
+        finally:
+            for listener in web:
+                listener.close()
 
-        def make(listener: socket.socket) -> object:
-            """The service of clients and servers, and the one of pages if they are asked for: in
-            the proxy's own process, as threads do not survive a fork.
-            """
-            port = listener.getsockname()[1]
-            if web is not None:
-                start_web(web, (host, port))
-            return _Meeting((host, port), tracker_addr, credentials).serve
 
-        super().__init__("rpc.Proxy", (host, port, port_end), credentials, make)  # type: ignore[arg-type]  # closures
-        if web is not None:
-            web.close()
+def meet(
+    listener: socket.socket,
+    host: str,
+    tracker: tuple[str, int] | None,
+    credentials: str | None,
+    web: socket.socket | None = None,
+) -> Callable[[Peer], Awaitable[None]]:
+    """Return what serves a proxy's clients and servers; pages too, where they have a listener."""
+    port = listener.getsockname()[1]
+    if web is not None:
+        start_web(web, (host, port))
+    return _Meeting((host, port), tracker, credentials).serve
 
 
 def _listen_to_pages(host: str, port: int, credentials: PathName | None) -> socket.socket:

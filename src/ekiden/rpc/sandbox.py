@@ -1,114 +1,78 @@
-"""What a session's process may not do: new privileges, files, network, processes, memory.
+"""What a session's program may do: limits, the walls around it, and its environment.
 
-By the kernel's own calls: landlock for files, seccomp for the rest. What a session is to use must
-be open or imported before; after `enter` there is no way back.
+The walls are runtime/rpc/ek_rpc_start.c and ek_rpc_sandbox.c, which `ekiden-rpc` has too, and the
+system calls are those of calls.py.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import platform
-import resource
 import signal
-import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import ekiden
 from ekiden.rpc.errors import RPCError
+from ekiden.runtime import close_sandbox, library_path, sandbox_lack, start_session
 from ekiden.runtime.late_methods import dataclass
 
-__all__ = ["Limits", "die_with_parent", "enter", "missing"]
+__all__ = ["Limits", "Walls", "close_walls", "die_with_parent", "missing", "start_behind_walls"]
+
+DAY_SECONDS = 86_400.0
+MAX_LANDLOCK_VARIABLE = "EKIDEN_RPC_MAX_LANDLOCK"
+"""The newest ABI of landlock that servers use: tests have those of older kernels by it."""
+NAMESPACES_VARIABLE = "EKIDEN_RPC_NAMESPACES"
+"""0: servers use no namespaces, as where a kernel or a container gives none."""
+_KEPT_VARIABLES = frozenset(
+    "LANG LC_ALL LC_CTYPE TZ LD_LIBRARY_PATH OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS"
+    " EKIDEN_NUM_THREADS EKIDEN_MEMORY_LIMIT EKIDEN_DRIVERS EKIDEN_ENGINES EKIDEN_NVRTC"
+    " CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES OCL_ICD_VENDORS OCL_ICD_FILENAMES"
+    " POCL_DEVICES POCL_MAX_PTHREAD_COUNT VK_ICD_FILENAMES VK_DRIVER_FILES".split()
+)
+"""Of the environment a session has these, and a HOME and TMPDIR of its own."""
+_FOLDER_VARIABLES = ("LD_LIBRARY_PATH", "EKIDEN_DRIVERS", "EKIDEN_ENGINES")
+"""Variables of folders with libraries, which a session may read."""
+_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG."""
+_USER_NAMESPACE, _NAMESPACES = 1, 2
+"""Bits of `start_session`'s walls."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a session may take: bytes of memory and of a file beyond what the process has when it
-    begins, open files, and how many sessions there may be at once.
+    begins, open files, threads, bytes of its whole folder, seconds; and how many sessions there may
+    be at once. A client may ask for fewer seconds, never for more.
     """
 
     memory: int = 8 << 30
     file: int = 8 << 30
     open_files: int = 256
     sessions: int = 16
+    threads: int = 1024
+    disk: int = 16 << 30
+    seconds: float = DAY_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class _Machine:
-    """A processor's numbers: AUDIT_ARCH, and of the calls that are refused."""
+class Walls:
+    """What a session's program was started behind, as `start_session`'s bits."""
 
-    audit: int
-    refused: dict[str, int]
-    clone: int
-    clone3: int
-    signals: tuple[int, ...]
-    """Of kill, tgkill and rt_tgsigqueueinfo, whose first argument is a process."""
-    prlimit: int
-    fcntl: int
-    ioctl: int
+    bits: int = 0
 
+    @property
+    def has_namespaces(self) -> bool:
+        """Return whether it has its own view of files, processes, IPC and network."""
+        return bool(self.bits & _NAMESPACES)
 
-_NAMES = (
-    "socket connect accept accept4 bind listen execve execveat ptrace"
-    " process_vm_readv process_vm_writev mount umount2 unshare setns pivot_root chroot bpf"
-    " perf_event_open keyctl add_key request_key io_uring_setup init_module finit_module"
-    " kexec_load userfaultfd tkill pidfd_getfd pidfd_send_signal rt_sigqueueinfo"
-    " fchmod fchmodat fchmodat2 fchown fchownat setxattr lsetxattr fsetxattr"
-).split()
-_X86 = (
-    41, 42, 43, 288, 49, 50, 59, 322, 101, 310, 311, 165, 166, 272, 308, 155, 161,
-    321, 298, 250, 248, 249, 425, 175, 313, 246, 323, 200, 438, 424, 129,
-    91, 268, 452, 93, 260, 188, 189, 190,
-)  # fmt: skip
-_ARM = (
-    198, 203, 202, 242, 200, 201, 221, 281, 117, 270, 271, 40, 39, 97, 268, 41, 51,
-    280, 241, 219, 217, 218, 425, 105, 273, 104, 282, 130, 438, 424, 138,
-    52, 53, 452, 55, 54, 5, 6, 7,
-)  # fmt: skip
-_MACHINES = {
-    "x86_64": _Machine(
-        audit=0xC000003E,
-        refused=dict(zip(_NAMES, _X86, strict=True))
-        | {"fork": 57, "vfork": 58, "chmod": 90, "chown": 92, "lchown": 94},
-        clone=56,
-        clone3=435,
-        signals=(62, 234, 297),
-        prlimit=302,
-        fcntl=72,
-        ioctl=16,
-    ),
-    "aarch64": _Machine(
-        audit=0xC00000B7,
-        refused=dict(zip(_NAMES, _ARM, strict=True)),
-        clone=220,
-        clone3=435,
-        signals=(129, 131, 240),
-        prlimit=261,
-        fcntl=25,
-        ioctl=29,
-    ),
-}
-"""A session keeps the one connection it has, on which it may send and receive. Rights and owners of
-files are refused as such: landlock does not know of them."""
-
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_READ = 1 << 0 | 1 << 2 | 1 << 3
-"""Landlock's rights to execute (map code), read a file, list a folder."""
-_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Version of landlock -> how many rights to files it knows."""
-_DEATH_SIGNAL, _NO_NEW_PRIVS, _SET_SECCOMP, _SECCOMP_FILTER = 1, 38, 22, 2
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_EPERM, _ENOSYS = 1, 38
-_THREAD = 0x00010000
-"""CLONE_THREAD."""
-_SET_OWNER = (8, 10, 15)
-"""F_SETOWN, F_SETSIG, F_SETOWN_EX: who gets which signal when data come."""
-_SET_OWNER_OF_DEVICE = (0x8901, 0x8902)
-"""FIOSETOWN, SIOCSPGRP: the same for sockets."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
+    @property
+    def has_user_namespace(self) -> bool:
+        """Return whether it is nobody outside, whoever it is inside."""
+        return bool(self.bits & _USER_NAMESPACE)
 
 
 def die_with_parent() -> None:
@@ -120,114 +84,75 @@ def die_with_parent() -> None:
 
 
 def missing() -> str:
-    """What this machine lacks for it; nothing where all is there."""
-    if platform.machine() not in _MACHINES:
-        return f"no table of calls for {platform.machine()}"
-    if _landlock_version() < 1:
-        return "the kernel has no landlock"
-    return ""
+    """Return what this machine lacks for the sandbox; nothing where all is there."""
+    return sandbox_lack()
 
 
-def enter(folder: Path, limits: Limits) -> None:
-    """Hold this process, and the threads it will start, to its folder and limits. Raises RPCError
-    where the kernel refuses.
+def start_behind_walls(
+    command: Sequence[str],
+    folder: str,
+    descriptors: Sequence[int],
+    output: int,
+    libraries: Sequence[str] = (),
+    has_sandbox: bool = True,
+) -> tuple[int, Walls]:
+    """Start the program of a session, whose folder is the only one that it may write: its process,
+    and what it is behind. Raises RPCError where a wall cannot be built.
+
+    It ends with the thread that calls this. `descriptors` become 3 and so on; `output` takes what
+    it prints, `libraries` are files that it may read.
+    """
+    newest = os.environ.get(MAX_LANDLOCK_VARIABLE, "")
+    pid, bits, wrong = start_session(
+        [os.fsencode(word) for word in command],
+        [f"{name}={value}".encode() for name, value in _environment(folder).items()],
+        os.fsencode(folder),
+        [os.fsencode(path) for path in _readable(libraries)],
+        tuple(descriptors),
+        output,
+        has_sandbox,
+        int(newest) if newest else -1,
+        0 if os.environ.get(NAMESPACES_VARIABLE) == "0" else -1,
+    )
+    if pid < 0:
+        raise RPCError(f"rpc: a session cannot be started: {wrong}")
+    return pid, Walls(bits)
+
+
+def close_walls(limits: Limits, walls: int) -> None:
+    """Close the last walls around this process, the program of a session, all of its threads.
+    Raises RPCError where the kernel refuses.
     """
     sys.dont_write_bytecode = True  # beside sources, which lie outside
-    _limit(limits)
-    _call("prctl", _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
-    _confine_files(folder)
-    _filter_calls()
+    wrong = close_sandbox(
+        limits.memory, limits.file, limits.open_files, limits.threads, walls, _has_devices()
+    )
+    if wrong:
+        raise RPCError(f"rpc: no sandbox: {wrong}")
 
 
-def _call(what: str, result: int) -> int:
-    if result < 0:
-        raise RPCError(f"sandbox: {what}: {os.strerror(ctypes.get_errno())}")
-    return result
+def _has_devices() -> bool:
+    """Return whether a driver may speak to a device here."""
+    nodes = ("/dev/nvidiactl", "/dev/dri", "/dev/kfd", "/dev/mali0")
+    return any(os.path.exists(node) for node in nodes)
 
 
-def _limit(limits: Limits) -> None:
-    """Limits of memory and files."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    for kind, most in (
-        (resource.RLIMIT_AS, pages * resource.getpagesize() + limits.memory),
-        (resource.RLIMIT_FSIZE, limits.file),
-        (resource.RLIMIT_NOFILE, limits.open_files),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(kind)[1]
-        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (bound, bound))
+def _environment(folder: str) -> dict[str, str]:
+    """Return the environment of a session."""
+    kept = {name: value for name, value in os.environ.items() if name in _KEPT_VARIABLES}
+    places = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR"), folder)
+    return {**kept, **places, "PATH": "/usr/bin"}
 
 
-def _landlock_version() -> int:
-    return int(_libc.syscall(_LANDLOCK_CREATE, None, 0, 1))
+def _readable(libraries: Iterable[str]) -> list[str]:
+    """Return what programs of Python read beside the system's libraries."""
+    packages = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
+    python = (sys.base_prefix, sys.prefix, os.path.realpath(sys.executable), sys.executable)
+    paths = [*python, *packages, *ekiden.__path__, str(Path(library_path()).parent), *libraries]
+    return [os.path.abspath(path) for path in (*paths, *_folders_of_variables())]
 
 
-def _readable() -> Iterable[Path]:
-    """What programs need: libraries, Python's own files, what the kernel says of the machine."""
-    system = ("/lib", "/lib64", "/usr", "/etc/ld.so.cache", "/sys/devices/system")
-    process = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat")
-    devices = ("/dev/null", "/dev/urandom", "/dev/zero")
-    python = (sys.base_prefix, sys.prefix, *ekiden.__path__)
-    packages = (p for p in sys.path if p.endswith(("site-packages", "dist-packages")))
-    return {Path(p) for p in (*system, *process, *devices, *python, *packages) if os.path.exists(p)}
-
-
-def _confine_files(folder: Path) -> None:
-    """Landlock: everything in `folder`, reading of what programs need, nothing else."""
-    rights = (1 << _RIGHTS.get(_landlock_version(), 16)) - 1
-    asked = struct.pack("<Q", rights)
-    rules = _call("landlock", _libc.syscall(_LANDLOCK_CREATE, asked, len(asked), 0))
-    for path, right in [(folder, rights), *((p, _READ) for p in _readable())]:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        allowed = right if path.is_dir() else right & ~(1 << 3)
-        rule = struct.pack("<Qi", allowed, place)
-        _call(f"landlock '{path}'", _libc.syscall(_LANDLOCK_ADD, rules, 1, rule, 0))
-        os.close(place)
-    _call("landlock", _libc.syscall(_LANDLOCK_RESTRICT, rules, 0))
-    os.close(rules)
-
-
-def _filter_calls() -> None:
-    """Seccomp: no sockets, programs, processes, nor signals to others."""
-    code = _program(_MACHINES[platform.machine()], os.getpid())
-    buffer = ctypes.create_string_buffer(code, len(code))
-    head = struct.pack("<HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
-    _call("seccomp", _libc.prctl(_SET_SECCOMP, _SECCOMP_FILTER, head, 0, 0))
-
-
-def _program(machine: _Machine, pid: int) -> bytes:
-    """The filter, in the kernel's instructions: (code, jump if true, jump if false, operand)."""
-    load, equal, at_least, bits, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    number, arch, first, second = 0, 4, 16, 24
-    rows = [
-        (load, 0, 0, arch),
-        (equal, 1, 0, machine.audit),
-        (give, 0, 0, _KILL),
-        (load, 0, 0, number),
-        (at_least, 0, 1, 0x40000000),  # the calls of another ABI
-        (give, 0, 0, _KILL),
-    ]
-    for call in machine.refused.values():
-        rows += [(equal, 0, 1, call), (give, 0, 0, _ERRNO | _EPERM)]
-    rows += [(equal, 0, 1, machine.clone3), (give, 0, 0, _ERRNO | _ENOSYS)]
-    rows += [
-        (equal, 0, 4, machine.clone),
-        (load, 0, 0, first),
-        (bits, 1, 0, _THREAD),
-        (give, 0, 0, _ERRNO | _EPERM),
-        (give, 0, 0, _ALLOW),
-    ]
-    no = _ERRNO | _EPERM
-    limited = [  # (call, argument, its values, what these get, what others get)
-        *((call, first, (pid,), _ALLOW, no) for call in machine.signals),
-        (machine.prlimit, first, (0, pid), _ALLOW, no),
-        (machine.fcntl, second, _SET_OWNER, no, _ALLOW),
-        (machine.ioctl, second, _SET_OWNER_OF_DEVICE, no, _ALLOW),
-    ]
-    for call, argument, values, these, others in limited:
-        rows += [(equal, 0, len(values) + 3, call), (load, 0, 0, argument)]
-        rows += [(equal, len(values) - at, 0, value) for at, value in enumerate(values)]
-        rows += [(give, 0, 0, others), (give, 0, 0, these)]
-    rows.append((give, 0, 0, _ALLOW))
-    return b"".join(struct.pack("<HBBI", *row) for row in rows)
+def _folders_of_variables() -> Iterator[str]:
+    """Yield the folders of libraries that the environment names."""
+    for name in _FOLDER_VARIABLES:
+        yield from filter(None, os.environ.get(name, "").split(":"))

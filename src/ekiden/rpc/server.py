@@ -1,9 +1,10 @@
-"""The server: a process that waits, and one for each session.
+"""The server: a program of its own that waits, and one for each session.
 
-    server = rpc.Server(port=9090)            a process of its own, which forks one for each session
+    server = rpc.Server(port=9090)
     remote = rpc.connect("127.0.0.1", server.port)
 
-Sessions see the functions that are registered in the process that makes the server.
+Both are started afresh, never by fork. Sessions have the functions of Python that are registered in
+the process that makes the server, as far as these can be sent to another program.
 """
 
 from __future__ import annotations
@@ -11,96 +12,68 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import resource
 import secrets
 import select
-import shutil
 import signal
 import socket
-import ssl
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import field
-from pathlib import Path
 from typing import NoReturn
 
 from ekiden.rpc.client import dial, open_session
+from ekiden.rpc.door import Door, Guest, relay, run_in_thread
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
-from ekiden.rpc.keys import Key, is_loopback, server_socket
+from ekiden.rpc.fresh import FIRST_DESCRIPTOR, Background, has_parent, start
+from ekiden.rpc.keys import Key, is_loopback
 from ekiden.rpc.messages import HELLO_LIMIT, MAGIC, VERSION, Kind
-from ekiden.rpc.sandbox import Limits, die_with_parent, enter, missing
-from ekiden.rpc.services import hear, serve
+from ekiden.rpc.portable import pack_function
+from ekiden.rpc.sandbox import Limits, missing
+from ekiden.rpc.session import Task
+from ekiden.rpc.spares import Program, start_program
 from ekiden.rpc.wire import Plain, write_body
-from ekiden.runtime import load_module, memory_limit
+from ekiden.runtime import registered_callables
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
-from ekiden.runtime.forks import forking
 from ekiden.runtime.late_methods import dataclass
 
-__all__ = ["Background", "Limits", "Server", "fork", "has_parent", "listen"]
+__all__ = ["Background", "Limits", "Server", "listen", "serve_program"]
 
 _log = logging.getLogger("ekiden.rpc")
-_HELLO_SECONDS = 20.0
+_ANSWER_SECONDS = 20.0
+"""How long a tracker may take to answer."""
 _AGAIN = 6.0
 """How often a free server tells its tracker so: a client may have been lost that was to come."""
 _GRACE = 1.0
 """How long a session may go on when its client has gone."""
-RELAY_BYTES = 1 << 18
-"""Most that is read at once of what is passed on."""
 _TICK = 1.0
 """How often a server looks whether who started it is still there, and for its tracker."""
+_WATCH = 0.25
+"""How often it looks at what its sessions use, while there are any."""
+SPARES = 2
+"""Programs that are ready before a client comes: one comes while the next one starts."""
+_AFTER_FAILURE = 1.0
+"""Seconds before another program is started where one has failed, unless a client comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a server was asked for."""
+    """What a server was asked for, as plain data."""
 
-    key: str
     tracker: tuple[str, int] | None
     address: str
     """What clients of the tracker are told to connect to."""
-    credentials: PathName | None
-    limits: Limits
-    sandbox: bool
-    libraries: Sequence[str]
-    proxy: tuple[str, int] | None = None
+    credentials: str | None
+    proxy: tuple[str, int] | None
+    is_silent: bool
+    task: Task
+    """What each session's program gets, with a folder of its own."""
 
     @property
     def secret(self) -> Key | None:
         """The key."""
         return None if self.credentials is None else Key.read(self.credentials)
-
-
-# A copy of this object in a forked process must not end the process that it names: the finalizer
-# remembers whose it is.
-class Background:
-    """A process that was forked; it ends with `terminate`, with this object, with this process."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._end = weakref.finalize(self, _end, pid, os.getpid())
-
-    def terminate(self) -> None:
-        """End it, and what it has started."""
-        self._end()
-
-    def wait(self) -> None:
-        """Wait until it ends."""
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-
-
-def _end(pid: int, owner: int) -> None:
-    if os.getpid() != owner:  # a copy of the object, in a process that was forked
-        return
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    with suppress(ChildProcessError):
-        os.waitpid(pid, 0)
 
 
 class Server(Background):
@@ -110,7 +83,11 @@ class Server(Background):
     must be of this machine alone. `key` is the name of the device for clients and trackers; with
     `tracker_addr` the server tells a tracker when it is free, by `custom_addr` where that is given,
     and takes one session at a time. With `is_proxy`, `host` and `port` are those of a proxy.
-    `load_library` has libraries to load first. `server_init_callback` is called in the server.
+
+    A session is a program of its own, which loads `load_library`'s libraries, has the functions of
+    Python that are registered here now, and calls `server_init_callback` before its client comes.
+    Functions and callback go there as they are, with the plain data that they use; a function that
+    cannot is an RPCError of its caller, a callback that cannot is one here.
 
     Sessions are held to `limits`, and with `sandbox` to their folder, without network and other
     processes. Raises InputError for what cannot be had, ValueError where no port is free.
@@ -137,31 +114,50 @@ class Server(Background):
         sandbox: bool = True,
     ) -> None:
         if no_fork or timeout is not None:
-            raise InputError("rpc.Server: no_fork and timeout cannot be had: sessions are forked")
+            raise InputError("rpc.Server: no_fork and timeout cannot be had: sessions are programs")
         if sandbox and (lack := missing()):
             raise InputError(f"rpc.Server: no sandbox here: {lack}; or: sandbox=False")
         libraries = load_library.split(":") if isinstance(load_library, str) else load_library or ()
         tracker = None if tracker_addr is None else (tracker_addr[0], int(tracker_addr[1]))
+        paths = tuple(os.path.abspath(library) for library in libraries)
+        task = _task(key, limits or Limits(), sandbox, paths, server_init_callback)
         options = Options(
-            key, tracker, custom_addr or host, credentials, limits or Limits(), sandbox, libraries,
-            (host, port) if is_proxy else None,
+            tracker, custom_addr or host,
+            None if credentials is None else os.path.abspath(os.fspath(credentials)),
+            (host, port) if is_proxy else None, silent, task,
         )  # fmt: skip
         listener = None
         if not is_proxy:
             listener, port = listen("rpc.Server", host, port, port_end, credentials, reuse_addr)
         self.host, self.port = host, port
+        descriptors = [] if listener is None else [listener.fileno()]
+        try:
+            pid = start("ekiden.rpc.server:serve_program", (options, not is_proxy), descriptors)
+        finally:
+            if listener is not None:
+                listener.close()
+        super().__init__(pid)
 
-        def run() -> None:
-            """The server's process from its first line to its end."""
-            if silent:
-                _log.setLevel(logging.ERROR)
-            if server_init_callback is not None:
-                server_init_callback()
-            _Loop(listener, options).run()
 
-        super().__init__(fork(run))
-        if listener is not None:
-            listener.close()
+def _task(
+    key: str,
+    limits: Limits,
+    has_sandbox: bool,
+    libraries: tuple[str, ...],
+    prepare: Callable[[], object] | None,
+) -> Task:
+    """Return what each session's program gets. Raises RPCError for a callback that cannot go."""
+    functions: dict[str, bytes] = {}
+    refused: dict[str, str] = {}
+    for name, function in registered_callables().items():
+        if str(getattr(function, "__module__", None)).partition(".")[0] == "ekiden":
+            continue  # a session has these, or what it needs of them
+        try:
+            functions[name] = pack_function("a function of the server's process", function)
+        except RPCError as error:
+            refused[name] = str(error)
+    packed = None if prepare is None else pack_function("server_init_callback", prepare)
+    return Task(key, "", limits, has_sandbox, libraries, functions, refused, packed)
 
 
 def listen(
@@ -195,152 +191,213 @@ def listen(
     raise ValueError(f"{what}: no port of {port} to {end} is free")
 
 
-# A process for each session: what a client uploads runs there, and may crash it, fill its memory or
-# never come back, while the server stays as it is.
-def fork(run: Callable[[], object]) -> int:
-    """The number of a new process that runs a function and ends. Raises OSError."""
-    with forking():  # what runs there starts threads of its own
-        pid = os.fork()
-    if pid == 0:
-        _run_child(run)
-    return pid
+def serve_program(options: Options, has_listener: bool) -> None:
+    """Do what a server's program does, from its first line to its end."""
+    listener = socket.socket(fileno=FIRST_DESCRIPTOR) if has_listener else None
+    if options.is_silent:
+        _log.setLevel(logging.ERROR)
+    _Loop(listener, options).run()
 
 
-def _run_child(run: Callable[[], object]) -> NoReturn:
-    code = 1
-    try:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_DFL)
-        run()
-        code = 0
-    except (RPCError, OSError) as error:
-        _log.info("%s", error)
-    except BaseException:
-        _log.exception("a process of ekiden.rpc failed")
-    finally:
-        os._exit(code)
-
-
-def has_parent(parent: int) -> bool:
-    """Whether who started this process is still there."""
-    return os.getppid() == parent
-
-
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Session:
-    """A session that runs: its process, and the connection while its client is there."""
+    """A session that runs: its program, and its client, whose connection ends with `guest`."""
 
-    pid: int
-    process: int
-    """The file descriptor of the process, readable when it has ended."""
-    connection: socket.socket
-    folder: str
-    gone: float | None = field(default=None)
+    program: Program
+    guest: Guest
+    ends: float
+    gone: float | None = None
     """When the client was found to have gone."""
 
 
 class _Loop:
-    """What a server's process does: accepts, watches sessions, tells its tracker."""
+    """What a server's program does: greets, starts and watches sessions, tells its tracker."""
 
     def __init__(self, listener: socket.socket | None, options: Options) -> None:
-        self.listener, self.options = listener, options
+        self.listener, self.options, self.limits = listener, options, options.task.limits
+        self.door = Door(options.secret)
+        self.waiting: list[Guest] = []
+        self.spares: dict[int, Program] = {}
         self.sessions: dict[int, _Session] = {}
+        self.relays = 0
         self._parent = os.getppid()
         self._tracker: Endpoint | None = None
         self._is_put, self._put_at = False, 0.0
         self._match = ""
-        for each in options.libraries:
-            load_module(each)
+        self._rests_until = 0.0
         signal.signal(signal.SIGTERM, lambda number, frame: self._end())
 
     def run(self) -> None:
         """Until whoever started the server ends."""
         try:
             while has_parent(self._parent):
+                self._start_spares()
                 self._tell_tracker()
-                if self.options.proxy is not None and not self.sessions:
+                if self.options.proxy is not None and self._is_idle:
                     self._wait_at_proxy()
                 self._wait()
+                self._watch()
         finally:
             self._end()
 
+    @property
+    def _most(self) -> int:
+        """Sessions at once."""
+        return 1 if self.options.tracker is not None else self.limits.sessions
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nobody is here or comes."""
+        return not (self.sessions or self.relays or self.waiting or self.door.is_busy)
+
     def _end(self) -> NoReturn:
-        for each in self.sessions.values():
-            with suppress(ProcessLookupError):
-                os.kill(each.pid, signal.SIGKILL)
-            os.waitpid(each.pid, 0)
-            shutil.rmtree(each.folder, ignore_errors=True)
+        programs = [*self.spares.values(), *(s.program for s in self.sessions.values())]
+        for program in programs:
+            program.kill()
+        for program in programs:
+            program.bury()
         os._exit(0)
 
+    def _start_spares(self) -> None:
+        """Have programs ready for those who wait, and for the next."""
+        room = self._most - len(self.sessions) - self.relays
+        wanted = min(room, max(SPARES, len(self.waiting)))
+        if not self.waiting and time.monotonic() < self._rests_until:
+            return
+        while len(self.spares) < wanted:
+            try:
+                program = start_program(self.options.task)
+            except (OSError, RPCError) as error:  # no room for a folder, no more processes
+                self._fail(str(error))
+                return
+            self.spares[program.process] = program
+
+    def _fail(self, reason: str) -> None:
+        """A program could not be started, or not get ready: those who wait hear of it, and the next
+        may have better luck.
+        """
+        _log.warning("no session: %s", reason)
+        for guest in self.waiting:
+            guest.refuse(f"rpc: no session: {reason}")
+        self.waiting.clear()
+        self._rests_until = time.monotonic() + _AFTER_FAILURE
+
     def _wait(self) -> None:
-        """Wait for what comes first: a client, the end of a session, of a client, of time."""
+        """Wait for what comes first: a client, a program, the end of a session, of time."""
+        actions: dict[int, Callable[[], object]] = {self.door.wake: self._take_guests}
         poll = select.poll()
-        most = 1 if self.options.tracker is not None else self.options.limits.sessions
-        is_full = len(self.sessions) >= most
-        if self.listener is not None and not is_full:
-            poll.register(self.listener, select.POLLIN)
-        for number, session in self.sessions.items():
+        if self.listener is not None and len(self.waiting) < self._most:
+            actions[self.listener.fileno()] = self._accept
+        for spare in self.spares.values():
+            self._add_program(actions, spare)
+            if spare.control is not None and not spare.is_ready:
+                actions[spare.control.fileno()] = lambda spare=spare: self._hear(spare)
+        for number in actions:
             poll.register(number, select.POLLIN)
-            if session.gone is None:
-                poll.register(session.connection, select.POLLRDHUP)
-        now = time.monotonic()
-        for number, _ in poll.poll(_TICK * 1000):
-            if self.listener is not None and number == self.listener.fileno():
-                self._accept()
-            elif number in self.sessions:
-                self._reap(self.sessions.pop(number))
-            else:
-                for session in self.sessions.values():
-                    if session.connection.fileno() == number:
-                        session.gone = now
         for session in self.sessions.values():
-            if session.gone is not None and now > session.gone + _GRACE:
-                with suppress(ProcessLookupError):
-                    os.kill(session.pid, signal.SIGKILL)
+            self._add_program(actions, session.program)
+            poll.register(session.program.process, select.POLLIN)
+            if session.program.output >= 0:
+                poll.register(session.program.output, select.POLLIN)
+            if session.gone is None:
+                actions[session.guest.stream.fileno()] = lambda session=session: _note_gone(session)
+                poll.register(session.guest.stream, select.POLLRDHUP)
+        seconds = _WATCH if self.sessions or self.door.is_busy else _TICK
+        for number, _ in poll.poll(seconds * 1000):
+            actions[number]()
+        self._seat()
+
+    def _add_program(self, actions: dict[int, Callable[[], object]], program: Program) -> None:
+        """What to do when a program ends or prints."""
+        actions[program.process] = lambda: self._reap(program)
+        if program.output >= 0:
+            actions[program.output] = program.take_output
 
     def _accept(self) -> None:
         assert self.listener is not None
-        try:
+        with suppress(OSError):  # it has gone already
             connection, address = self.listener.accept()
-        except OSError:  # it has gone already
+            _log.info("a session of %s", address)
+            self.door.greet(connection)
+
+    def _take_guests(self) -> None:
+        """Those who have said their first message wait for a program, or another server."""
+        wanted = f"{self.options.task.key}:{self._match}" if self._match else self.options.task.key
+        for guest in self.door.take():
+            if guest.key not in (wanted, f"client:{wanted}"):
+                guest.refuse(f"rpc: the key {guest.key!r} is not that of this server")
+            elif guest.constructor and self.relays + len(self.sessions) < self._most:
+                self.relays += 1
+                run_in_thread(lambda guest=guest: self._relay(guest))
+            elif guest.constructor:
+                guest.refuse("rpc: this server has as many sessions as it may")
+            else:
+                self.waiting.append(guest)
+
+    def _hear(self, spare: Program) -> None:
+        """A program is ready, or says why not."""
+        if spare.process not in self.spares:
             return
-        _log.info("a session of %s", address)
-        try:
-            self._start(connection)
-        except OSError as error:  # no room for a folder, no more processes: the next may have some
-            _log.warning("no session of %s: %s", address, error)
-            connection.close()
+        if reason := spare.hear():
+            spare.kill()
+            self._reap(spare)
+            self._fail(reason)
 
-    def _start(self, connection: socket.socket) -> None:
-        """Fork a process for a session."""
-        folder = tempfile.mkdtemp(prefix="ekiden-rpc-")
-        wanted = f"{self.options.key}:{self._match}" if self._match else self.options.key
-        try:
-            pid = fork(lambda: self._serve(connection, Path(folder), wanted))
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        process = os.pidfd_open(pid)
-        self.sessions[process] = _Session(pid, process, connection, folder)
+    def _seat(self) -> None:
+        """Give those who wait to programs that are ready."""
+        for guest in list(self.waiting):
+            ready = next((p for p in self.spares.values() if p.is_ready), None)
+            if ready is None or len(self.sessions) + self.relays >= self._most:
+                return
+            self.waiting.remove(guest)
+            del self.spares[ready.process]
+            self._begin(guest, ready)
 
-    def _serve(self, connection: socket.socket, folder: Path, wanted: str) -> None:
-        """What the process of a session does."""
-        if self.listener is not None:
-            self.listener.close()
-        for each in self.sessions.values():
-            each.connection.close()
-            os.close(each.process)
-        if self._tracker is not None:
-            self._tracker.channel.stream.close()
-        die_with_parent()
-        Session(self.options, folder, wanted).run(connection)
+    def _begin(self, guest: Guest, program: Program) -> None:
+        """A session begins: the program gets the connection, or the end of one behind which this
+        process speaks TLS, so that no session has the key in its memory.
+        """
+        ends = time.monotonic() + self.limits.seconds
+        if guest.seconds:  # which its client counts from before it was heard
+            ends = min(ends, guest.heard_at + guest.seconds)
+        session = _Session(program, guest, ends)
+        self.sessions[program.process] = session
+        with suppress(OSError):  # the program has ended, and is reaped
+            if guest.is_plain:
+                program.give(guest.stream, guest.endpoint.peer_limit)
+                return
+            here, there = socket.socketpair()
+            with there:
+                program.give(there, guest.endpoint.peer_limit)
+            run_in_thread(lambda: _pass_on(guest.stream, here))
 
-    def _reap(self, session: _Session) -> None:
-        os.waitpid(session.pid, 0)
-        os.close(session.process)
-        session.connection.close()
-        shutil.rmtree(session.folder, ignore_errors=True)
-        self._is_put = False
+    def _reap(self, program: Program) -> None:
+        """A program has ended; another action of the same moment may have seen to it already."""
+        if program.process < 0:
+            return
+        self.spares.pop(program.process, None)
+        session = self.sessions.pop(program.process, None)
+        is_lost = session is None and not program.is_ready and program.control is not None
+        program.bury()
+        if session is not None:
+            session.guest.endpoint.close()
+            self._is_put = False
+        elif is_lost:
+            self._rests_until = time.monotonic() + _AFTER_FAILURE
+
+    def _watch(self) -> None:
+        """End sessions whose client has gone, whose time is over, or that take too much."""
+        now = time.monotonic()
+        self.door.send_away_late()
+        for session in self.sessions.values():
+            reason = session.program.excess()
+            if now > session.ends:
+                reason = "its time is over"
+            elif session.gone is not None and now > session.gone + _GRACE:
+                reason = "its client has gone"
+            if reason:
+                _log.info("session %d ends: %s", session.program.pid, reason)
+                session.program.kill()
 
     def _tell_tracker(self) -> None:
         """Put this server where it is free; again where the tracker began anew."""
@@ -349,18 +406,19 @@ class _Loop:
         if self._tracker is not None and _has_ended(self._tracker):
             self._tracker = None
         is_known = self._is_put and self._tracker is not None
-        if self.sessions or (is_known and time.monotonic() < self._put_at + _AGAIN):
+        is_taken = bool(self.sessions or self.relays or self.waiting)
+        if is_taken or (is_known and time.monotonic() < self._put_at + _AGAIN):
             return
         assert self.listener is not None
         try:
             if self._tracker is None:
                 channel = dial(*self.options.tracker, self.options.credentials)
-                self._tracker = open_session(channel, f"server:{self.options.key}", 0)
+                self._tracker = open_session(channel, f"server:{self.options.task.key}", 0)
             if not self._is_put:
                 self._match = secrets.token_hex(8)
             port = self.listener.getsockname()[1]
-            where = (self.options.key, self.options.address, port, self._match)
-            self._tracker.request(Kind.PUT, *where, seconds=_HELLO_SECONDS)
+            where = (self.options.task.key, self.options.address, port, self._match)
+            self._tracker.request(Kind.PUT, *where, seconds=_ANSWER_SECONDS)
             self._is_put, self._put_at = True, time.monotonic()
         except RPCError as error:
             _log.info("no tracker: %s", error)
@@ -371,15 +429,35 @@ class _Loop:
         assert self.options.proxy is not None
         try:
             channel = dial(*self.options.proxy, self.options.credentials)
-            key = f"server:{self.options.key}"
+            key = f"server:{self.options.task.key}"
             said = (MAGIC, VERSION, HELLO_LIMIT, 0, key, ())
             channel.send(write_body(Kind.HELLO, said, Plain()))
         except RPCError as error:
             _log.info("no proxy: %s", error)
             return
-        stream = channel.stream
-        assert isinstance(stream, socket.socket)
-        self._start(stream)
+        assert isinstance(channel.stream, socket.socket)
+        self.door.greet(channel.stream, is_known=True)
+
+    def _relay(self, guest: Guest) -> None:
+        """Connect to another server, which serves the session: frames pass as they are."""
+        try:
+            other = _other_server(guest, self.options.credentials)
+            guest.endpoint.say_hello(self.options.task.key, limit=other.peer_limit)
+            assert isinstance(other.channel.stream, socket.socket)
+            relay(guest.stream, other.channel.stream)
+        except RPCError as error:
+            guest.refuse(str(error))
+        except OSError as error:
+            _log.info("%s", error)
+        finally:
+            guest.endpoint.close()
+            self.relays -= 1
+            self._is_put = False
+            self.door.tell()
+
+
+def _note_gone(session: _Session) -> None:
+    session.gone = time.monotonic()
 
 
 def _has_ended(endpoint: Endpoint) -> bool:
@@ -389,75 +467,20 @@ def _has_ended(endpoint: Endpoint) -> bool:
     return not endpoint.channel.is_open or bool(select.select([stream], [], [], 0)[0])
 
 
-class Session:
-    """What the process of one session does."""
-
-    def __init__(self, options: Options, folder: Path, wanted: str) -> None:
-        self.options, self.folder, self.wanted = options, folder, wanted
-
-    def run(self, connection: socket.socket) -> None:
-        """Shake hands, hear HELLO, and serve until the session ends."""
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        secret = self.options.secret
-        is_done = self.options.proxy is not None  # the proxy is who was shaken hands with
-        stream = connection if secret is None or is_done else server_socket(connection, secret)
-        seconds = None if is_done else _HELLO_SECONDS
-        endpoint, timeout, key, constructor = hear(stream, seconds)
-        if key not in (self.wanted, f"client:{self.wanted}"):
-            endpoint.refuse(RPCError(f"rpc: the key {key!r} is not that of this server"))
-            return
-        if timeout:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, timeout / 1000)
-        if constructor:
-            self._relay(endpoint, stream, constructor)
-            return
-        self._confine(stream)
-        serve(endpoint, self.folder, self.options.key)
-
-    def _confine(self, stream: socket.socket) -> None:
-        """Leave what the server had open, then the rest of the machine."""
-        os.chdir(self.folder)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        kept = stream.fileno()
-        os.closerange(3, kept)
-        os.closerange(kept + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        if self.options.sandbox:
-            memory_limit(self.options.limits.memory)
-            enter(self.folder, self.options.limits)
-
-    def _relay(
-        self, endpoint: Endpoint, stream: socket.socket, constructor: Sequence[object]
-    ) -> None:
-        """Connect to another server, which serves the session: frames pass as they are."""
-        try:
-            name, *arguments = constructor
-            if name != "rpc.Connect" or len(arguments) not in (2, 3, 4):
-                raise RPCError(
-                    f"rpc: a session is made by rpc.Connect, url, port and key; got {name!r}"
-                )
-            url, port, key = (*arguments[:3], "")[:3]
-            if not isinstance(url, str) or not isinstance(port, int) or not isinstance(key, str):
-                raise RPCError("rpc: rpc.Connect takes url, port and key")
-            other = dial(url, port, self.options.credentials)
-            inner = open_session(other, key, 0)
-        except RPCError as error:
-            endpoint.refuse(error)
-            return
-        endpoint.say_hello(self.options.key, limit=inner.peer_limit)
-        assert isinstance(other.stream, socket.socket)
-        relay(stream, other.stream)
+def _pass_on(stream: socket.socket, session: socket.socket) -> None:
+    """Pass what a client says under TLS to its session, and back, until a side ends."""
+    with suppress(OSError), session:
+        relay(stream, session)
+    with suppress(OSError):
+        stream.shutdown(socket.SHUT_RDWR)
 
 
-def relay(one: socket.socket, other: socket.socket) -> None:
-    """Pass bytes both ways until a side ends."""
-    sides = {one: other, other: one}
-    while True:
-        for each in select.select(list(sides), [], [])[0]:
-            data = each.recv(RELAY_BYTES)
-            if not data:
-                return
-            sides[each].sendall(data)
-            while isinstance(each, ssl.SSLSocket) and each.pending():
-                sides[each].sendall(each.recv(RELAY_BYTES))
+def _other_server(guest: Guest, credentials: str | None) -> Endpoint:
+    """Return a session with the server that a client asks for. Raises RPCError."""
+    name, *arguments = guest.constructor
+    if name != "rpc.Connect" or len(arguments) not in (2, 3, 4):
+        raise RPCError(f"rpc: a session is made by rpc.Connect, url, port and key; got {name!r}")
+    url, port, key = (*arguments[:3], "")[:3]
+    if not isinstance(url, str) or not isinstance(port, int) or not isinstance(key, str):
+        raise RPCError("rpc: rpc.Connect takes url, port and key")
+    return open_session(dial(url, port, credentials), key, 0)

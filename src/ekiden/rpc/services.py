@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,18 +26,12 @@ def hear(stream: Stream, seconds: float | None = None) -> tuple[Endpoint, int, s
     return (endpoint, *endpoint.hear_hello(*channel.receive(seconds)))
 
 
-def serve(endpoint: Endpoint, folder: Path, key: str) -> None:
-    """Answer HELLO, and serve until the session ends. Raises FrameError where its client breaks a
-    rule of the messages.
+def serve(stream: int, peer_limit: int, folder: Path, key: str) -> None:
+    """Answer HELLO on a descriptor, and serve until the session ends. Raises FrameError where its
+    client breaks a rule of the messages.
     """
-    stream = endpoint.channel.stream
-    served: object = stream
-    if isinstance(stream, socket.socket) and not isinstance(stream, ssl.SSLSocket):
-        served = stream.fileno()
-    serve_session(
-        served, os.fsencode(folder), key.encode(), FRAME_LIMIT,
-        endpoint.peer_limit, _by_tvms_names(folder),
-    )  # fmt: skip
+    functions = _by_tvms_names(folder)
+    serve_session(stream, os.fsencode(folder), key.encode(), FRAME_LIMIT, peer_limit, functions)
 
 
 def _by_tvms_names(folder: Path) -> dict[str, Callable[..., object]]:

@@ -12,9 +12,10 @@ import heapq
 import itertools
 import json
 import math
+import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self, TypedDict, TypeVar, cast
 
@@ -56,9 +57,13 @@ class Tracker(Hub):
         *,
         credentials: PathName | None = None,
     ) -> None:
-        super().__init__(
-            "rpc.Tracker", (host, port, port_end), credentials, lambda listener: _Books().serve
-        )
+        where = (host, port, port_end)
+        super().__init__("rpc.Tracker", where, credentials, "ekiden.rpc.tracker:keep_books")
+
+
+def keep_books(listener: socket.socket) -> Callable[[Peer], Awaitable[None]]:
+    """Return what serves a tracker's clients and devices."""
+    return _Books().serve
 
 
 @dataclass(frozen=True, slots=True)

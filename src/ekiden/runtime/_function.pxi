@@ -211,6 +211,10 @@ def convert_to_function(function):
     return _wrap(PackedFunc, _function_from(function))
 
 
+_callables = {}
+"""Callables of Python by the name that they were registered under last."""
+
+
 def register_func(func_name, f=None, bint override=False):
     """Make a function known to all languages under a name.
 
@@ -223,6 +227,7 @@ def register_func(func_name, f=None, bint override=False):
     def register(function):
         cdef PackedFunc packed = convert_to_function(function)
         _check(ek_registry_set(func_name.encode(), packed.handle, override))
+        _callables[func_name] = function
         return function
 
     return register if f is None else register(f)
@@ -243,7 +248,13 @@ def get_global_func(str name not None, bint allow_missing=False):
 
 def remove_global_func(str name not None):
     """Take a name out of the registry; whether it was there."""
+    _callables.pop(name, None)
     return bool(ek_registry_remove(name.encode()))
+
+
+def registered_callables():
+    """Return the callables of Python that are registered, by name."""
+    return dict(_callables)
 
 
 def list_global_func_names():

@@ -20,6 +20,21 @@ cdef extern from "ek_rpc.h" nogil:
         uint32_t heard
     int ek_rpc_serve(const ek_rpc_stream *stream, const ek_rpc_options *options)
 
+cdef extern from "ek_rpc_sandbox.h" nogil:
+    ctypedef struct rpc_program:
+        const char **words
+        const char **environment
+        const char *folder
+        const char **readable
+        const int *descriptors
+        int descriptor_count, output, has_sandbox, max_landlock, max_namespaces
+    ctypedef struct rpc_limits:
+        uint64_t memory, file
+        uint32_t open_files, threads
+    const char *rpc_lack()
+    int rpc_start(const rpc_program *program, unsigned *walls, char *wrong, size_t size)
+    const char *rpc_close(const rpc_limits *limits, unsigned walls, int has_devices)
+
 cdef extern from *:
     """static inline ek_rpc_ends ends_of(int number) { return (ek_rpc_ends){number, number}; }"""
     ek_rpc_ends ends_of(int number)
@@ -85,3 +100,66 @@ def serve_session(stream, bytes folder not None, bytes key not None, uint32_t li
     set_released(outer)
     PyEval_RestoreThread(mine)
     _check(status)
+
+
+def sandbox_lack():
+    """Return what this machine lacks for the sandbox of sessions, "" where it lacks nothing."""
+    cdef const char *lack = rpc_lack()
+    return "" if lack == NULL else lack.decode()
+
+
+cdef const char **_texts(list texts) except NULL:
+    """Return the addresses of byte strings, which their owner holds, and NULL behind them."""
+    cdef const char **made = <const char **>malloc((len(texts) + 1) * sizeof(char *))
+    if made == NULL:
+        raise MemoryError
+    for i, text in enumerate(texts):
+        made[i] = <const char *>text
+    made[len(texts)] = NULL
+    return made
+
+
+def start_session(list words not None, list environment not None, bytes folder not None,
+                  list readable not None, tuple descriptors not None, int output,
+                  bint has_sandbox, int max_landlock, int max_namespaces):
+    """Start the program of a session behind its walls (runtime/rpc/ek_rpc_sandbox.h has the
+    meaning of each argument): its process, or -1; the walls as bits; what went wrong.
+
+    It ends with the thread that calls this.
+    """
+    cdef rpc_program program
+    cdef int numbers[8]
+    cdef char wrong[256]
+    cdef unsigned walls = 0
+    cdef int pid
+    if len(descriptors) > 8:
+        raise ValueError(f"start_session: at most 8 descriptors expected, got {len(descriptors)}")
+    memset(&program, 0, sizeof(program))
+    for i, number in enumerate(descriptors):
+        numbers[i] = number
+    program.folder, program.descriptors = folder, numbers
+    program.descriptor_count, program.output = len(descriptors), output
+    program.has_sandbox, program.max_landlock = has_sandbox, max_landlock
+    program.max_namespaces = max_namespaces
+    wrong[0] = 0
+    try:
+        program.words = _texts(words)
+        program.environment = _texts(environment)
+        program.readable = _texts(readable)
+        with nogil:
+            pid = rpc_start(&program, &walls, wrong, sizeof(wrong))
+    finally:
+        free(program.words)
+        free(program.environment)
+        free(program.readable)
+    return pid, walls, wrong.decode("utf-8", "replace")
+
+
+def close_sandbox(uint64_t memory, uint64_t file, uint32_t open_files, uint32_t threads,
+                  unsigned walls, bint has_devices):
+    """Close the last walls around this process: limits and the filter of system calls. Return ""
+    or what the kernel refuses.
+    """
+    cdef rpc_limits limits = rpc_limits(memory, file, open_files, threads)
+    cdef const char *wrong = rpc_close(&limits, walls, has_devices)
+    return "" if wrong == NULL else wrong.decode()

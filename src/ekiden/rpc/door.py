@@ -1,0 +1,162 @@
+"""The door of a server: who connects is heard there before there is a session of theirs.
+
+Handshakes and first messages run in threads of the server, so many at once and so long; of more,
+the oldest are sent away. So whoever only knocks, or speaks a byte a minute, holds no session.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ekiden.rpc.endpoint import Endpoint
+from ekiden.rpc.errors import RPCError
+from ekiden.rpc.keys import Key, server_socket
+from ekiden.rpc.services import hear
+from ekiden.runtime.late_methods import dataclass
+
+__all__ = ["Door", "Guest", "relay", "run_in_thread"]
+
+_log = logging.getLogger("ekiden.rpc")
+MAX_GREETED = 64
+"""Connections that are greeted at once: that of the oldest ends for one more."""
+GREETING_SECONDS = 10.0
+"""How long a handshake and the first message may take together, however they trickle."""
+RELAY_BYTES = 1 << 18
+"""Most that is read at once of what is passed on."""
+
+
+@dataclass(eq=False, slots=True)
+class Guest:
+    """A client whose first message has been heard."""
+
+    endpoint: Endpoint
+    stream: socket.socket
+    seconds: float
+    """How long its session may last at most; 0: as long as the server lets it."""
+    key: str
+    constructor: Sequence[object]
+    heard_at: float
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether its connection can be given to another process as it is."""
+        return not isinstance(self.stream, ssl.SSLSocket)
+
+    def refuse(self, text: str) -> None:
+        """Tell it why there is no session."""
+        with suppress(RPCError, OSError):  # it has gone
+            self.endpoint.refuse(RPCError(text))
+
+
+@dataclass(eq=False, slots=True)
+class _Greeting:
+    """A connection whose first message is awaited; `ends` when it is sent away."""
+
+    connection: socket.socket
+    ends: float | None
+
+
+class Door:
+    """Greets connections. `wake` is readable when there is news for `take`."""
+
+    def __init__(self, secret: Key | None) -> None:
+        self._secret = secret
+        self._greetings: dict[int, _Greeting] = {}
+        self._lock = threading.Lock()
+        self._heard: deque[Guest] = deque()
+        self.wake, self._news = os.pipe()
+        os.set_blocking(self._news, False)
+        os.set_blocking(self.wake, False)
+
+    def greet(self, connection: socket.socket, *, is_known: bool = False) -> None:
+        """Begin to greet a connection; one that `is_known` has been shaken hands with and may take
+        its time, as that to a proxy where clients are to come.
+        """
+        ends = None if is_known else time.monotonic() + GREETING_SECONDS
+        greeting = _Greeting(connection, ends)
+        with self._lock:
+            bounded = [g for g in self._greetings.values() if g.ends is not None]
+            self._greetings[id(greeting)] = greeting
+        if len(bounded) >= MAX_GREETED:
+            _cut(bounded[0].connection)
+        run_in_thread(lambda: self._greet(greeting, is_known))
+
+    def _greet(self, greeting: _Greeting, is_known: bool) -> None:
+        """Shake hands and hear the first message, in a thread of its own."""
+        connection = greeting.connection
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            has_lock = self._secret is not None and not is_known
+            stream = server_socket(connection, self._secret) if has_lock else connection
+            greeting.connection = stream
+            seconds = None if is_known else GREETING_SECONDS
+            endpoint, milliseconds, key, constructor = hear(stream, seconds)
+            stream.settimeout(None)
+            now = time.monotonic()
+            guest = Guest(endpoint, stream, milliseconds / 1000, key, constructor, now)
+            self._heard.append(guest)
+        except (RPCError, OSError, ValueError) as error:
+            _log.info("%s", error)
+            with suppress(OSError):
+                greeting.connection.close()
+        finally:
+            with self._lock:
+                del self._greetings[id(greeting)]
+            self.tell()
+
+    def tell(self) -> None:
+        """Make `wake` readable."""
+        with suppress(BlockingIOError):  # it is already
+            os.write(self._news, b"!")
+
+    def take(self) -> list[Guest]:
+        """Return who has been heard since the last time."""
+        with suppress(BlockingIOError):
+            os.read(self.wake, 4096)
+        return [self._heard.popleft() for _ in range(len(self._heard))]
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether anyone is being greeted."""
+        return bool(self._greetings)
+
+    def send_away_late(self) -> None:
+        """End the connections whose time is over."""
+        now = time.monotonic()
+        with self._lock:
+            late = [g for g in self._greetings.values() if g.ends is not None and g.ends < now]
+        for greeting in late:
+            _cut(greeting.connection)
+
+
+def _cut(connection: socket.socket) -> None:
+    """End a connection that another thread waits for."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def run_in_thread(run: Callable[[], object]) -> None:
+    """Run something in a thread that ends with the process."""
+    threading.Thread(target=run, daemon=True).start()
+
+
+def relay(one: socket.socket, other: socket.socket) -> None:
+    """Pass bytes both ways until a side ends."""
+    sides = {one: other, other: one}
+    while True:
+        for source in select.select(list(sides), [], [])[0]:
+            data = source.recv(RELAY_BYTES)
+            if not data:
+                return
+            sides[source].sendall(data)
+            while isinstance(source, ssl.SSLSocket) and source.pending():
+                sides[source].sendall(source.recv(RELAY_BYTES))

@@ -1,0 +1,139 @@
+"""Programs of Python that are started afresh: servers, trackers, proxies and sessions.
+
+Never by fork: what runs there begins with nothing of this process but what it is given, as data in
+an open file and as descriptors. The user's own main module is not run again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from importlib import import_module
+from typing import NoReturn
+
+from ekiden.rpc.errors import RPCError
+
+__all__ = ["FIRST_DESCRIPTOR", "Background", "has_parent", "run", "start", "task_file", "words"]
+
+FIRST_DESCRIPTOR = 4
+"""Of those that a program is given: 3 is the file of its task."""
+_ABOVE = 64
+"""Descriptors are moved here before they get the numbers of a program, which others may have."""
+_BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
+    " from ekiden.rpc.fresh import run; run(int(sys.argv[2]))"
+)
+
+
+class Background:
+    """A program of its own; it ends with `terminate`, with this object, with this process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._end = weakref.finalize(self, _end, pid, os.getpid())
+
+    def terminate(self) -> None:
+        """End it, and what it has started."""
+        self._end()
+
+    def wait(self) -> None:
+        """Wait until it ends."""
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+# A copy of the object in a forked process must not end the process that it names: the finalizer
+# remembers whose it is.
+def _end(pid: int, owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def has_parent(parent: int) -> bool:
+    """Return whether the process that started this one is still there."""
+    return os.getppid() == parent
+
+
+def task_file(entry: str, *arguments: object) -> int:
+    """Return a descriptor of a file that tells a program what to call: `module:function`, and the
+    arguments, which are plain data.
+    """
+    level = logging.getLogger("ekiden.rpc").getEffectiveLevel()
+    with tempfile.TemporaryFile() as file:
+        pickle.dump((entry, arguments, level), file)
+        file.flush()
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        return os.dup(file.fileno())
+
+
+def words(task: int) -> list[str]:
+    """Return the command of a program whose task lies in that descriptor. Raises RPCError where
+    this process has no interpreter that it could start.
+    """
+    if not sys.executable or not os.path.isfile(sys.executable):
+        raise RPCError(
+            f"rpc: a Python interpreter expected in sys.executable, got {sys.executable!r}:"
+            " servers and sessions are programs of their own"
+        )
+    folders = [os.path.abspath(folder) for folder in sys.path]
+    return [sys.executable, "-I", "-c", _BOOT, json.dumps(folders), str(task)]
+
+
+def start(entry: str, arguments: Sequence[object], descriptors: Sequence[int] = ()) -> int:
+    """Start a program that calls `module:function` with plain data, and ends: its process.
+    `descriptors` become FIRST_DESCRIPTOR and so on there. Raises OSError, RPCError.
+    """
+    with ExitStack() as opened:
+        moved = []
+        task = task_file(entry, *arguments)
+        opened.callback(os.close, task)
+        for number in (task, *descriptors):
+            moved.append(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _ABOVE))
+            opened.callback(os.close, moved[-1])
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        opened.callback(os.close, nothing)
+        actions = [(os.POSIX_SPAWN_DUP2, nothing, 0)]
+        actions += [
+            (os.POSIX_SPAWN_DUP2, number, FIRST_DESCRIPTOR - 1 + at)
+            for at, number in enumerate(moved)
+        ]
+        command = words(FIRST_DESCRIPTOR - 1)
+        return os.posix_spawn(
+            command[0], command, os.environ, file_actions=actions, setsigmask=(),
+            setsigdef=(signal.SIGTERM, signal.SIGINT),
+        )  # fmt: skip
+
+
+def run(task: int) -> NoReturn:
+    """Do the task of a descriptor, and end the process. What goes wrong is logged."""
+    code = 1
+    log = logging.getLogger("ekiden.rpc")
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        with open(task, "rb") as file:
+            entry, arguments, level = pickle.load(file)
+        logging.basicConfig(format="%(message)s", level=level)
+        module, _, function = entry.partition(":")
+        getattr(import_module(module), function)(*arguments)
+        code = 0
+    except (RPCError, OSError) as error:
+        log.info("%s", error)
+    except BaseException:
+        log.exception("a program of ekiden.rpc failed")
+    finally:
+        logging.shutdown()
+        os._exit(code)

@@ -1,0 +1,132 @@
+"""Functions of a program as data, for another process of the same Python.
+
+A function of a library that is installed goes by its name, any other by what it is: its code, its
+defaults, what it closes over, and the globals that it uses, which are data, modules and functions
+of the same kinds. Functions of one module share their globals there, too.
+"""
+
+from __future__ import annotations
+
+import dis
+import io
+import marshal
+import pickle
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from ekiden.rpc.errors import RPCError
+
+__all__ = ["pack_function", "unpack_function"]
+
+_namespaces: dict[int, dict[str, object]] = {}
+"""Globals of functions by the number that they had where they come from."""
+
+
+def pack_function(what: str, function: Callable[..., object]) -> bytes:
+    """Return a function as bytes. Raises RPCError, with what of it cannot leave its process."""
+    file = io.BytesIO()
+    try:
+        _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(function)
+    except (pickle.PicklingError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise RPCError(
+            f"{what}: a session is a program of its own, to which this function cannot go:"
+            f" {error}; functions, modules and plain data can, or what a library has"
+        ) from error
+    return file.getvalue()
+
+
+def unpack_function(data: bytes) -> Callable[..., object]:
+    """Return the function of such bytes. Raises whatever importing its modules does."""
+    function: Callable[..., object] = pickle.loads(data)
+    return function
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles functions of programs by value, modules by name."""
+
+    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401  # pickle's own protocol
+        """Return how a value is made again, where pickle itself does not say."""
+        if isinstance(value, ModuleType):
+            return import_module, (value.__name__,)
+        if isinstance(value, FunctionType) and not _is_of_library(value):
+            return _reduce_function(value)
+        if isinstance(value, type) and not _is_of_library(value):
+            raise pickle.PicklingError(f"the class '{value.__qualname__}' of a program")
+        return NotImplemented
+
+
+def _library_folders() -> Iterator[str]:
+    """Yield the folders of installed packages, and of Ekiden itself."""
+    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
+        yield sysconfig.get_path(name) + "/"
+    yield str(Path(__file__).parents[1]) + "/"
+
+
+def _is_of_library(value: Any) -> bool:  # noqa: ANN401  # a function or class
+    """Return whether another process finds a function or class by its name."""
+    module = sys.modules.get(value.__module__ or "")
+    if module is None or module.__name__ == "__main__":
+        return False
+    found: object = module
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    file = getattr(module, "__file__", None)
+    return found is value and (file is None or file.startswith(tuple(_library_folders())))
+
+
+def _used_globals(code: CodeType) -> set[str]:
+    """Return the names of globals that code reads, functions inside of it included."""
+    names: set[str] = set()
+    codes = [code]
+    while codes:
+        now = codes.pop()
+        codes += (item for item in now.co_consts if isinstance(item, CodeType))
+        loads = (i for i in dis.get_instructions(now) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        names.update(str(i.argval) for i in loads)
+    return names
+
+
+def _reduce_function(function: FunctionType) -> tuple[object, ...]:
+    """Return how a function is made: first empty, as what it uses may lead back to it."""
+    names = _used_globals(function.__code__) & function.__globals__.keys()
+    state = {
+        "globals": {name: function.__globals__[name] for name in sorted(names)},
+        "cells": [_content(cell) for cell in function.__closure__ or ()],
+        "defaults": function.__defaults__,
+        "keyword_defaults": function.__kwdefaults__,
+        "names": (function.__name__, function.__qualname__, function.__doc__),
+        "attributes": function.__dict__,
+    }
+    key = (marshal.dumps(function.__code__), id(function.__globals__))
+    return _make_function, key, state, None, None, _fill_function
+
+
+def _content(cell: CellType) -> tuple[object, ...]:
+    """Return the value of a variable, in a tuple that is empty where it has none yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _make_function(code: bytes, namespace: int) -> FunctionType:
+    """Return a function without what it uses."""
+    made = marshal.loads(code)
+    values = _namespaces.setdefault(namespace, {"__builtins__": __builtins__})
+    return FunctionType(made, values, closure=tuple(CellType() for _ in made.co_freevars))
+
+
+def _fill_function(function: FunctionType, state: dict[str, Any]) -> None:
+    """Give a function what it uses."""
+    function.__globals__.update(state["globals"])
+    for cell, content in zip(function.__closure__ or (), state["cells"], strict=True):
+        for value in content:
+            cell.cell_contents = value
+    function.__defaults__, function.__kwdefaults__ = state["defaults"], state["keyword_defaults"]
+    function.__name__, function.__qualname__, function.__doc__ = state["names"]
+    function.__dict__.update(state["attributes"])

@@ -1,0 +1,96 @@
+"""The program of one session: started afresh, ahead of its client, behind its walls.
+
+It gets ready (imports, libraries, functions of the server's owner, drivers of devices), closes the
+last walls, says so, and waits for a connection; what its client sends reaches nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ekiden.rpc.errors import RPCError
+from ekiden.rpc.portable import unpack_function
+from ekiden.rpc.sandbox import Limits, close_walls
+from ekiden.rpc.services import serve
+from ekiden.runtime import device, load_module, memory_limit, register_func
+from ekiden.runtime.late_methods import dataclass
+
+__all__ = ["FAILED", "NUMBER", "READY", "Task", "run_session"]
+
+READY, FAILED = b"ready", b"failed:"
+"""What the program says when it waits for a client, or why it does not."""
+NUMBER = struct.Struct("<I")
+"""What the program is told: first its walls, then with the connection the largest message that the
+client takes."""
+_CONTROL = 3
+_DRIVERS = ("cuda", "opencl", "vulkan", "rocm", "metal")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a session's program needs to know: all of it plain data."""
+
+    key: str
+    folder: str
+    limits: Limits
+    has_sandbox: bool
+    libraries: tuple[str, ...]
+    functions: dict[str, bytes]
+    """Functions of the server's owner by name, as `portable.pack_function` has them."""
+    refused: dict[str, str]
+    """Those that cannot be had here, and why."""
+    prepare: bytes | None
+    """The owner's `server_init_callback`."""
+
+
+def run_session(task: Task) -> None:
+    """Get ready, wait for a client, serve it until the session ends."""
+    control = socket.socket(fileno=_CONTROL)
+    try:
+        _get_ready(task, *NUMBER.unpack(control.recv(NUMBER.size)))
+    except BaseException as error:
+        control.send(FAILED + f"{type(error).__name__}: {error}".encode()[:4000])
+        raise
+    control.send(READY)
+    data, numbers, _, _ = socket.recv_fds(control, NUMBER.size, 1)
+    control.close()
+    if data and numbers:
+        serve(numbers[0], NUMBER.unpack(data)[0], Path(task.folder), task.key)
+
+
+def _get_ready(task: Task, walls: int) -> None:
+    for library in task.libraries:
+        load_module(library)
+    for name, data in task.functions.items():
+        try:
+            function = unpack_function(data)
+        except Exception as error:  # of a module that a session cannot import
+            function = _refusing(name, f"{type(error).__name__}: {error}")
+        register_func(name, function, override=True)
+    for name, reason in task.refused.items():
+        register_func(name, _refusing(name, reason), override=True)
+    if task.prepare is not None:
+        unpack_function(task.prepare)()
+    os.environ["EKIDEN_CACHE_DIR"] = task.folder
+    if task.has_sandbox:
+        for name in _DRIVERS:  # what they open, they could not open later
+            with suppress(Exception):
+                _ = device(name, 0).exist
+        for left in Path(task.folder).iterdir():  # by a driver: a client finds an empty folder
+            left.unlink()
+        memory_limit(task.limits.memory)
+        close_walls(task.limits, walls)
+
+
+def _refusing(name: str, reason: str) -> Callable[..., object]:
+    """Return what stands for a function that is not here."""
+
+    def refuse(*_: object) -> object:
+        raise RPCError(f"'{name}': {reason}")
+
+    return refuse

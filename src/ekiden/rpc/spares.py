@@ -1,0 +1,158 @@
+"""Programs of sessions from the server's side: started ahead, watched, ended.
+
+A program takes as long to start as Python does, so there is one that waits already when a client
+comes. The server holds its limits: what a session does to itself does not move them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ekiden.rpc.fresh import FIRST_DESCRIPTOR, task_file, words
+from ekiden.rpc.sandbox import Limits, start_behind_walls
+from ekiden.rpc.session import FAILED, NUMBER, READY, Task
+from ekiden.runtime.late_methods import dataclass
+
+__all__ = ["Program", "start_program"]
+
+_log = logging.getLogger("ekiden.rpc")
+LOGGED_BYTES = 64 << 10
+"""Most that is logged of what a session prints; the rest is read and dropped."""
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`."""
+_THREADS_FIELD = 17
+"""Where /proc/PID/stat has the number of threads, counted behind the name."""
+
+
+@dataclass(eq=False, slots=True)
+class Program:
+    """The program of a session, which waits for a client or has one."""
+
+    pid: int
+    process: int
+    """The file descriptor of the process, readable when it has ended."""
+    control: socket.socket | None
+    """Where it says that it is ready, and gets its client; None then."""
+    output: int
+    """What it prints, to be read."""
+    folder: str
+    limits: Limits
+    is_ready: bool = False
+    logged: int = 0
+
+    def hear(self) -> str:
+        """Take what it says of itself: why it cannot have a client, or nothing."""
+        assert self.control is not None
+        said = self.control.recv(8192)
+        self.is_ready = said == READY
+        if self.is_ready:
+            return ""
+        return said.removeprefix(FAILED).decode(errors="replace") or "its program ended"
+
+    def give(self, connection: socket.socket, peer_limit: int) -> None:
+        """Let it serve a client. Raises OSError where it has ended."""
+        assert self.control is not None
+        control, self.control = self.control, None
+        with control:
+            socket.send_fds(control, [NUMBER.pack(peer_limit)], [connection.fileno()])
+
+    def take_output(self) -> bool:
+        """Log what it prints, escaped: a terminal would obey it. False at its end."""
+        if self.output < 0:
+            return False
+        data = os.read(self.output, 1 << 14)
+        if not data:
+            os.close(self.output)
+            self.output = -1
+        left = LOGGED_BYTES - self.logged
+        self.logged += len(data)
+        for line in data[: max(left, 0)].decode(errors="replace").splitlines():
+            _log.info("session %d: %s", self.pid, line.encode("unicode_escape").decode())
+        return bool(data)
+
+    def excess(self) -> str:
+        """Return which of its limits it has passed."""
+        if _threads_of(self.pid) > self.limits.threads:
+            return f"more than {self.limits.threads} threads"
+        if _disk_of(self.pid, self.folder) > self.limits.disk:
+            return f"more than {self.limits.disk} bytes in its folder"
+        return ""
+
+    def kill(self) -> None:
+        """End it now, whatever it does."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.process, signal.SIGKILL)
+
+    def bury(self) -> None:
+        """Wait for its end, and remove what it leaves; `process` is negative then."""
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        while self.take_output():  # its last words
+            continue
+        os.close(self.process)
+        self.process = -1
+        if self.control is not None:
+            self.control.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def start_program(template: Task) -> Program:
+    """Start the program of a session, for the next client. Raises OSError, RPCError."""
+    folder = tempfile.mkdtemp(prefix="ekiden-rpc-")
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    source, output = os.pipe()
+    task = -1
+    try:
+        task = task_file("ekiden.rpc.session:run_session", replace(template, folder=folder))
+        descriptors = (there.fileno(), task)
+        pid, walls = start_behind_walls(
+            words(FIRST_DESCRIPTOR), folder, descriptors, output, template.libraries,
+            template.has_sandbox,
+        )  # fmt: skip
+    except BaseException:
+        here.close()
+        os.close(source)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        there.close()
+        os.close(output)
+        if task >= 0:
+            os.close(task)
+    here.send(NUMBER.pack(walls.bits))
+    return Program(pid, os.pidfd_open(pid), here, source, folder, template.limits)
+
+
+def _threads_of(pid: int) -> int:
+    """Return how many threads a process has; 0 of one that has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[_THREADS_FIELD])
+
+
+def _disk_of(pid: int, folder: str) -> int:
+    """Return the bytes that a session has on the disk: those of files that it has removed, too."""
+    total = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # removed meanwhile
+                total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+    removed = {}
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with suppress(OSError):  # closed meanwhile
+                about = entry.stat()
+                if about.st_nlink == 0 and stat.S_ISREG(about.st_mode):
+                    removed[about.st_dev, about.st_ino] = about.st_blocks * _BLOCK_BYTES
+    return total + sum(removed.values())
