@@ -19,8 +19,9 @@ from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Cancellation, CancelledError, Task, compile_tasks
 from ekiden.codegen.worker_process import compile_isolated, setup_frame, start_workers
+from ekiden.driver.time_limit import call_within
 from ekiden.ir.pass_context import PassContext, PassInstrument
-from ekiden.runtime.errors import CompileError
+from ekiden.runtime.errors import CompileError, CompileLimitError
 
 SOURCES = Path(worker_process.__file__).parents[1]
 NO_CACHE = KernelCache(None)
@@ -276,3 +277,8 @@ def test_an_instrument_sees_passes_whose_result_a_cache_has(tmp_path: Path) -> N
             compile_tasks(tasks(os.getcwdb), cache)
         seen.append(watch.phases)
     assert seen[0] == seen[1] and len(seen[0]) == COUNT
+
+
+def test_a_limit_of_time_ends_a_wait_for_workers() -> None:
+    with pytest.raises(CompileLimitError, match=r"at its limit of 0\.2 s"):
+        call_within(0.2, lambda: compile_tasks(tasks(time.sleep, 300), NO_CACHE))

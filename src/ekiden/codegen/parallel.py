@@ -44,6 +44,9 @@ BACKGROUND_NICENESS = 5
 """How much nicer background workers are than the program: where both want a core they have a
 quarter of it, by the weights of Linux. At 0, general kernels answer at half the speed until all are
 compiled; at 10, a program that does not rest has its own code three times later."""
+INTERRUPT_CHECK_S = 0.1
+"""A wait for workers returns to Python so often: an exception that another thread has set, as the
+limit of time of a compilation does, is raised there only."""
 LOCK = Lock()
 """Held while this process itself compiles a kernel: one thread at a time."""
 
@@ -144,7 +147,9 @@ class _Pool:
         if self._cancellation is not None:
             sources.append(self._cancellation)
         deadline = min(running.deadline for running in self._running.values())
-        ready, _, _ = select.select(sources, [], [], max(0.0, deadline - time.monotonic()))
+        ready: list[Worker | Cancellation] = []
+        while not ready and (left := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select(sources, [], [], min(left, INTERRUPT_CHECK_S))
         if self._cancellation is not None:
             self._cancellation.check()
         if not ready:
