@@ -147,14 +147,15 @@ def test_a_child_imports_what_a_thread_was_importing(
 
 def test_a_fork_waits_while_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of a whole compiler do on a busy machine, one after the other."""
-    looks = ["first", "first", "second", "second", "third", "third"]
+    looks = ["ekiden.first"] * 2 + ["ekiden.second"] * 2 + ["ekiden.third"] * 2
     monkeypatch.setattr(forks, "PATIENCE", 0)
     monkeypatch.setattr(forks, "_owners", lambda: [(looks.pop(0), 0)] if looks else [])
-    with forks.forking():
-        assert looks == []
-    looks = ["first", "first", "first", "first"]
-    with pytest.raises(BlockingIOError, match="no fork while another thread imports first"):
-        forks._hold(lambda name, owner: True)
+    forks._hold()
+    forks._release()
+    assert looks == []
+    looks = ["ekiden.first"] * 4
+    with pytest.raises(BlockingIOError, match=r"while another thread imports ekiden\.first"):
+        forks._hold()
 
 
 def test_a_fork_waits_for_that_of_another_thread() -> None:
@@ -162,9 +163,10 @@ def test_a_fork_waits_for_that_of_another_thread() -> None:
     entered, done = threading.Event(), threading.Event()
 
     def fork() -> None:
-        with forks.forking():
-            entered.set()
-            done.wait(20)
+        forks.before_fork()
+        entered.set()
+        done.wait(20)
+        forks._in_parent()
 
     thread = threading.Thread(target=fork)
     thread.start()

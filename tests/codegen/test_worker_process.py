@@ -161,14 +161,14 @@ def test_the_process_that_forks_has_no_threads() -> None:
 def test_only_processes_started_fresh_fork() -> None:
     """Another process may have threads, whose locks a child finds closed, or libraries whose exit
     handlers wait for such threads."""
-    allowed = {"codegen/worker_server.py", "tune/worker.py", "rpc/server.py"}
+    allowed = {"codegen/worker_server.py", "tune/worker.py"}
     forks = re.compile(r"os\.fork\(|os\.forkpty\(|get_context\(\"fork\"\)")
     found = {
         str(path.relative_to(SOURCES))
         for path in SOURCES.rglob("*.py")
         if forks.search(path.read_text())
     }
-    assert found <= allowed
+    assert found == allowed
 
 
 def test_a_server_that_has_ended_is_started_again() -> None:

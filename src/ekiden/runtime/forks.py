@@ -1,9 +1,9 @@
-"""Forks of a process that has threads.
+"""Forks that a program makes of a process with threads. Ekiden itself makes none.
 
 The child of a fork has one thread. What others held stays closed in it for ever: each lock of ours
-is renewed in the child (`Lock`) or is held by who forks; those of importlib, which nobody can
-renew, as what they guard is half a module, are why a fork waits: one of ours until no other thread
-imports anything, one of the program's until none imports a module of Ekiden's or for Ekiden.
+is renewed in the child (`Lock`) or is held by who forks. Those of importlib cannot be renewed, as
+what they guard is half a module, so a fork waits until no other thread imports a module of Ekiden's
+or for Ekiden.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import os
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from importlib import _bootstrap as importing
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -25,16 +24,14 @@ if TYPE_CHECKING:
 else:
     imp = sys.modules["_imp"]  # the module `imp` is gone since Python 3.12, this stays
 
-__all__ = ["Lock", "before_fork", "forking", "hold_at_forks", "imports_here"]
+__all__ = ["Lock", "before_fork", "hold_at_forks", "imports_here"]
 
 PATIENCE = 1000
-"""How often a fork looks for imports of other threads while none of them ends and none begins. They
-may be waiting for the one that forks, as where a module compiles while it is imported: then one of
-ours is not made, and one of the program's is. Not a time: a process may be stopped for longer."""
+"""Polls before a fork gives up on other threads' imports while none of them ends and none begins:
+they may be waiting for the one that forks. Counted, not timed, so that a suspended process does not
+time out."""
 FOR_US: list[int] = []
 """Threads that import a module of others late, as Ekiden uses it: each as often as it does."""
-Meant = Callable[[str, int], bool]
-"""Whether a fork waits for a module, which a thread imports."""
 _PAUSE = 0.001
 """Seconds between two looks."""
 _holder: int | None = None
@@ -79,19 +76,20 @@ def imports_here() -> bool:
     return any(owner == own for _, owner in _owners())
 
 
-def _imported_elsewhere(is_meant: Meant) -> list[str]:
+def _imported_elsewhere() -> list[str]:
+    """Return the modules of Ekiden's, and those for Ekiden, that other threads import."""
     own = threading.get_ident()
-    return sorted(n for n, owner in _owners() if owner != own and is_meant(n, owner))
+    return sorted(n for n, owner in _owners() if owner != own and _is_ours(n, owner))
 
 
-def _hold(is_meant: Meant) -> None:
-    """Wait until no other thread imports such a module, and let none begin. Raises BlockingIOError
-    where others still do after PATIENCE, with their modules."""
+def _hold() -> None:
+    """Wait until no other thread imports a module of Ekiden's or for Ekiden, and let none begin to
+    import any. Raises BlockingIOError where others still do after PATIENCE, with their modules."""
     global _holder
     seen: list[tuple[str, int]] = []
     left = PATIENCE
     imp.acquire_lock()
-    while others := _imported_elsewhere(is_meant):
+    while others := _imported_elsewhere():
         now = _owners()
         imp.release_lock()  # which they need to end
         if now != seen:
@@ -109,23 +107,6 @@ def _release() -> None:
     if _holder is not None:
         _holder = None
         imp.release_lock()
-
-
-@contextmanager
-def forking() -> Iterator[None]:
-    """While this is entered no other thread imports a module, and Python does not warn of forks
-    beside threads (3.12) or beside JAX's: who forks here answers for the other locks.
-
-    Raises BlockingIOError where others go on importing, as PATIENCE says, with their modules.
-    """
-    _hold(lambda name, owner: True)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-            yield
-    finally:
-        _release()
 
 
 _GUARDS: list[Callable[[], AbstractContextManager[object]]] = []
@@ -151,7 +132,7 @@ def before_fork() -> None:
     with ExitStack() as held:
         if _holder != threading.get_ident():
             with suppress(BlockingIOError):
-                _hold(_is_ours)
+                _hold()
                 held.callback(_release)
         for guard in _GUARDS:
             held.enter_context(guard())
@@ -163,7 +144,6 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    """A child of `multiprocessing` never leaves `forking`."""
     _in_parent()
     _FORKS.clear()
     _release()
