@@ -165,9 +165,7 @@ def compile(
                 seconds, lambda: compile_quick(model, to, asked, executor, progress)
             )
         else:
-            made = time_limit.call_within(
-                seconds, lambda: compile_artifact(model, to, asked, executor, progress)
-            )
+            made = compile_artifact(model, to, asked, executor, progress, seconds)
     found = made if isinstance(made, runtime.Executable) else artifact.executable_of(made)
     try:
         if num_threads is not None:
@@ -406,10 +404,26 @@ def compile_artifact(
     options: ImportOptions = NO_OPTIONS,
     executor: str = "vm",
     progress: Progress | None = None,
+    seconds: float | None = None,
 ) -> memoryview | runtime.Executable:
     """What `compile` makes: as it was found in the cache, or the bytes of the artifact, which need
-    not be for this machine.
+    not be for this machine. Raises CompileLimitError after `seconds`, or as many as the environment
+    says.
     """
+    if seconds is None:
+        seconds = environment.compile_timeout()
+    return time_limit.call_within(
+        seconds, lambda: _artifact_of(model, target, options, executor, progress)
+    )
+
+
+def _artifact_of(
+    model: Model,
+    target: Targets,
+    options: ImportOptions,
+    executor: str,
+    progress: Progress | None,
+) -> memoryview | runtime.Executable:
     cache, wanted, found = _cached(model, target, options, executor)
     if found is not None:
         return found
