@@ -183,7 +183,8 @@ def _time_limit(timeout: float | None) -> float | None:
     seconds = environment.compile_timeout() if timeout is None else timeout
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+    given: object = seconds  # whatever the caller's types say
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
         raise CompileError(f"compile: timeout: seconds above 0 expected, got {seconds!r}")
     return float(seconds)
 
