@@ -172,9 +172,7 @@ def compile(
                 seconds, lambda: compile_quick(model, to, asked, executor, progress)
             )
         else:
-            made = time_limit.call_within(
-                seconds, lambda: compile_artifact(model, to, asked, executor, progress)
-            )
+            made = compile_artifact(model, to, asked, executor, progress, seconds)
     found = made if isinstance(made, runtime.Executable) else artifact.executable_of(made)
     try:
         if num_threads is not None:
@@ -192,7 +190,8 @@ def _time_limit(timeout: float | None) -> float | None:
     seconds = environment.compile_timeout() if timeout is None else timeout
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+    given: object = seconds  # whatever the caller's types say
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
         raise CompileError(f"compile: timeout: seconds above 0 expected, got {seconds!r}")
     return float(seconds)
 
@@ -435,10 +434,26 @@ def compile_artifact(
     options: ImportOptions = NO_OPTIONS,
     executor: str = "vm",
     progress: Progress | None = None,
+    seconds: float | None = None,
 ) -> memoryview | runtime.Executable:
     """What `compile` makes: as it was found in the cache, or the bytes of the artifact, which need
-    not be for this machine.
+    not be for this machine. Raises CompileLimitError after `seconds`, or as many as the environment
+    says.
     """
+    if seconds is None:
+        seconds = environment.compile_timeout()
+    return time_limit.call_within(
+        seconds, lambda: _artifact_of(model, target, options, executor, progress)
+    )
+
+
+def _artifact_of(
+    model: Model,
+    target: Targets,
+    options: ImportOptions,
+    executor: str,
+    progress: Progress | None,
+) -> memoryview | runtime.Executable:
     cache, wanted, found = _cached(model, target, options, executor)
     if found is not None:
         return found

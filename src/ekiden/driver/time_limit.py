@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from ekiden.runtime.errors import CompileLimitError
@@ -17,7 +18,7 @@ from ekiden.runtime.errors import CompileLimitError
 __all__ = ["call_within"]
 
 Result = TypeVar("Result")
-AGAIN_SECONDS = 0.25
+AGAIN_SECONDS = 1.0
 """Until the exception is set again."""
 
 
@@ -26,32 +27,42 @@ class _TimeIsOverError(BaseException):
 
 
 class _Watcher:
-    """Interrupts a thread after some seconds, until it is stopped."""
+    """Interrupts the thread that made it after some seconds, again and again until it is stopped.
 
-    def __init__(self, seconds: float) -> None:
-        self._target = threading.get_ident()
+    The thread may be interrupted anywhere, also while it starts or stops this: `is_over` is one
+    store, after which no further exception is set.
+    """
+
+    def __init__(self) -> None:
+        self._target = threading.current_thread()
         self._lock = threading.Lock()
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(seconds,), daemon=True)
-        self._thread.start()
+        self.is_over = self.is_stopped = False
+
+    def start(self, seconds: float) -> None:
+        """Begin to count."""
+        threading.Thread(target=self._run, args=(seconds,), daemon=True).start()
 
     def _run(self, seconds: float) -> None:
         while not self._ends.wait(seconds):
             seconds = AGAIN_SECONDS
-            with self._lock:
-                if not self._ends.is_set():
-                    _set_exception(self._target, _TimeIsOverError)
+            with self._lock:  # an identity is given again when its thread has ended
+                if self.is_over or not self._target.is_alive():
+                    return
+                _set_exception(self._target.ident, _TimeIsOverError)
 
     def stop(self) -> None:
         """Interrupt no more, and take back an exception that has not come yet."""
+        self.is_over = True
         with self._lock:
-            self._ends.set()
-            _set_exception(self._target, None)
+            _set_exception(self._target.ident, None)
+        self._ends.set()
+        self.is_stopped = True
 
 
-def _set_exception(thread: int, kind: type[BaseException] | None) -> None:
+def _set_exception(thread: int | None, kind: type[BaseException] | None) -> None:
     value = None if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), value)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread or 0), value)
 
 
 def call_within(seconds: float | None, call: Callable[[], Result]) -> Result:
@@ -60,14 +71,17 @@ def call_within(seconds: float | None, call: Callable[[], Result]) -> Result:
     """
     if seconds is None:
         return call()
-    watcher = _Watcher(seconds)
+    watcher = _Watcher()
     try:
         try:
+            watcher.start(seconds)
             return call()
         finally:
             watcher.stop()
     except _TimeIsOverError:
-        watcher.stop()
+        while not watcher.is_stopped:  # it came while it was stopped
+            with suppress(_TimeIsOverError):
+                watcher.stop()
         raise CompileLimitError(
             f"compile: it was stopped at its limit of {seconds:g} s (timeout)"
         ) from None

@@ -19,6 +19,7 @@
     │   ├── VerifyError      a loop program is not well formed
     │   ├── DifferentiationError   a program has no gradient
     │   ├── PassError        a pass or its context is used wrongly
+    │   ├── CompileLimitError      it took more time than it may (also a TimeoutError)
     │   └── MissingCompilerError   ekiden-runtime is asked for more (also an ImportError)
     ├── RPCError             a session cannot be had, has ended, or what was called there failed
     │   ├── RPCSessionTimeoutError a session or an answer took too long (also a TimeoutError)

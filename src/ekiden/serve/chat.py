@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.late_methods import dataclass
-from ekiden.serve.connections import ending_with_client
+from ekiden.serve.connections import EndingWithClient
 from ekiden.serve.engine import Engine
 from ekiden.serve.generation import Generation
 from ekiden.serve.http_messages import is_brief
@@ -170,7 +170,7 @@ class ChatRoutes:
         body = await self._read_body(request)
         read = partial(_read, body)
         wanted = read() if is_brief(body) else await self._engine.off_loop(read)
-        with ending_with_client(request.scope):
+        with EndingWithClient(request.scope):
             generation = await Generation.begin(
                 self._engine, wanted.model, wanted.messages, wanted.sampling
             )

@@ -160,7 +160,7 @@ def tensor_bytes(name: str, kind: Datatype, shape: Sequence[int]) -> int:
 def to_raw(kind: Datatype, array: Array) -> bytes | memoryview:
     """The bytes of a tensor, as `from_raw` takes them; its own memory where it has them."""
     if not kind.is_text:
-        return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     texts = [str(each).encode() for each in array.ravel().tolist()]
     return b"".join(struct.pack("<I", len(text)) + text for text in texts)
 

@@ -251,8 +251,10 @@ class Engine:
         """Return the arrays of a request in the program's order. Raises RequestError for those that
         do not fit, and where the outputs of their sizes would be more than an answer may have."""
         arrays = request.arrange(version.signature)
-        names = {asked.name for asked in request.outputs}
-        size = version.signature.least_output_bytes(arrays, names)
+        size = version.answer_bytes(arrays)
+        if size > self.config.limits.answer_bytes and request.outputs:
+            names = {asked.name for asked in request.outputs}
+            size = version.signature.least_output_bytes(arrays, names)
         if size > self.config.limits.answer_bytes:
             raise too_large_answer(size, self.config.limits.answer_bytes)
         return arrays

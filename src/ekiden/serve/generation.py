@@ -205,10 +205,9 @@ class Generation:
                 self.completion += piece.tokens
                 if text := held.add(piece.text):
                     yield Piece(text)
-                if held.has_stopped:
-                    break
-                if finish := self._finish_of(piece):
-                    self.finish, is_over = finish, True
+                self.finish = self._finish_of(piece) or self.finish
+                is_over = is_over or bool(self._finish_of(piece))
+                if is_over or held.has_stopped:
                     break
         if held.has_stopped:
             self.finish = "stop"

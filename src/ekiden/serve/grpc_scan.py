@@ -142,7 +142,7 @@ def _varints(codes: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> npt.NDArra
 def _narrow(kind: Datatype, values: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
     """Return numbers as the field has them, no wider than the datatype needs, or to be refused."""
     if kind.field == "bool_contents":
-        return values != 0
+        return np.not_equal(values, 0)
     wide = values.view(np.int64) if kind.field in ("int_contents", "int64_contents") else values
     return _in_range("", kind, wide) if _fits(kind, wide) else wide
 

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.browsers import Browsers, refuse_forms, require_json
 from ekiden.serve.chat import ChatRoutes
-from ekiden.serve.connections import ABORT, ending_with_client, has_body
+from ekiden.serve.connections import ABORT, EndingWithClient, has_body
 from ekiden.serve.engine import Engine
 from ekiden.serve.http_messages import (
     HEADER_LENGTH,
@@ -197,7 +197,7 @@ class Application:
             refuse_forms(request.scope[HEADERS])
             response = await engine.infer(wanted)
         else:
-            with ending_with_client(request.scope):
+            with EndingWithClient(request.scope):
                 response = await engine.infer(wanted, engine.arrivals.are_over)
         wanted.inputs.clear()
         if is_brief_answer(wanted, response):
@@ -206,6 +206,8 @@ class Application:
             pieces, length = await engine.off_loop(lambda: write_response(wanted, response))
         headers = {} if length is None else {HEADER_LENGTH: str(length)}
         kind = "application/json" if length is None else BINARY
+        if len(pieces) == 1 and len(pieces[0]) <= SENT_BYTES:
+            return Response(pieces[0], media_type=kind, headers=headers)
         if sum(map(len, pieces)) > SENT_BYTES:
             return PiecesResponse(pieces, kind, headers)
         return Response(b"".join(pieces), media_type=kind, headers=headers)

@@ -181,7 +181,8 @@ def load_bounded(data: memoryview) -> tuple[dict[str, Any], LongArrays]:
         scan.add(start, marks_of(piece, texts), takes_arrays=True)
         scan.check(start + len(piece))
     arrays = LongArrays(data, scan.arrays)
-    parts, at = [], 0
+    parts: list[bytes | memoryview] = []
+    at = 0
     for name, (begin, end) in zip(arrays.names, scan.arrays, strict=True):
         parts += [data[at:begin], b'"', name.encode(), b'"']
         at = end
@@ -189,7 +190,7 @@ def load_bounded(data: memoryview) -> tuple[dict[str, Any], LongArrays]:
     return found, arrays
 
 
-def check_values(data: bytes | memoryview, values: int) -> None:
+def check_values(data: bytes | bytearray | memoryview, values: int) -> None:
     """Raises RequestError for JSON that is too deep or may have more values."""
     scan, texts = _Scan(), TextState()
     for start, piece in pieces_of(memoryview(data)):
@@ -198,7 +199,7 @@ def check_values(data: bytes | memoryview, values: int) -> None:
             raise RequestError(f"the body has more than {values} values", "too_large")
 
 
-def read_json(data: bytes | memoryview) -> dict[str, Any]:
+def read_json(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     """Return the object that a body is; of any size, but not of any number of values.
 
     Raises RequestError for what is none, too deep, or has too many values.
@@ -208,7 +209,7 @@ def read_json(data: bytes | memoryview) -> dict[str, Any]:
     return parse_object(data)
 
 
-def parse_object(data: bytes | memoryview) -> dict[str, Any]:
+def parse_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     """Return the object that bytes are, however long it takes. Raises RequestError for others."""
     try:
         found = orjson.loads(data)

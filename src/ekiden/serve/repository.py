@@ -41,6 +41,8 @@ from ekiden.serve.text import TextEngine, TextModel, find_text_model
 __all__ = ["Model", "Repository", "State", "Version"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+KNOWN_SHAPES = 256
+"""Shapes of inputs whose outputs' bytes are remembered."""
 TEXT_PLATFORM = "ekiden_text"
 
 
@@ -85,6 +87,8 @@ class Version:
     """Requests and sequences."""
     is_retired: bool = False
     on_end: Callable[[], None] = lambda: None
+    _answer_sizes: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
+    """Shapes of inputs -> bytes of outputs."""
     pool: ThreadPoolExecutor | None = None
     """The threads of a model of text, made with its first answer."""
 
@@ -92,6 +96,16 @@ class Version:
     def signature(self) -> Signature:
         """What it takes and gives."""
         return self.program.signature
+
+    def answer_bytes(self, arrays: Sequence[Array]) -> int:
+        """Return the bytes of all outputs of such arrays, as far as the shapes say."""
+        shapes = tuple([array.shape for array in arrays])
+        size = self._answer_sizes.get(shapes)
+        if size is None:
+            size = self.signature.least_output_bytes(arrays)
+            if len(self._answer_sizes) < KNOWN_SHAPES:
+                self._answer_sizes[shapes] = size
+        return size
 
     def hold(self) -> None:
         """One more user."""

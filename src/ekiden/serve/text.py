@@ -77,7 +77,7 @@ class TextAnswer(Protocol):
 
 
 @runtime_checkable
-class TextEngine(Protocol):
+class TextEngine(TextModel, Protocol):
     """A model of text that makes its answers on a loop of its own: no thread waits for it."""
 
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> TextAnswer:
