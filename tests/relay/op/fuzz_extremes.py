@@ -45,7 +45,7 @@ from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import BoundsError, CompileError
 
 STANDS = 30.0
-"""Seconds that a variant may take; then it is a find, with where it stands."""
+"""Seconds of the processor that a variant may take; then it is a find, with where it stands."""
 EDGES = (2**31, 2**32, 2**40, 2**61, 2**62)
 EXTREMES = (
     *(sign * edge + step for edge in EDGES for sign in (1, -1) for step in (-1, 0, 1)),
@@ -156,7 +156,7 @@ class ExtremeFuzzer(Fuzzer):
 
     def attempt(self, name: str, number: int, most: int, seconds: float) -> None:
         """Count one variant as a case: refused where it has no type, or else run."""
-        signal.setitimer(signal.ITIMER_REAL, STANDS)
+        signal.setitimer(signal.ITIMER_PROF, STANDS)
         try:
             variant = self.variant(name, number)
             if variant is None:
@@ -167,7 +167,7 @@ class ExtremeFuzzer(Fuzzer):
         except Stands:
             self.tally.add("hang", f"{name}(?) [number {number}]", traceback.format_exc(limit=-3))
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def varied() -> list[str]:
@@ -186,7 +186,7 @@ def fuzz_extremes(
     cases: int, seed: int, names: Sequence[str] | None = None, quiet: bool = True
 ) -> Tally:
     """Run so many cases of the operators (or of some) in turn, two arrays for each variant."""
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGPROF, _stop)
     fuzzer, chosen = ExtremeFuzzer(seed), list(names or varied())
     tally, shown = fuzzer.tally, time.perf_counter()
     while sum(tally.cases.values()) < cases:
@@ -208,7 +208,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="operators, else all that have numbers")
     options = parser.parse_args()
     if options.number is not None:
-        signal.signal(signal.SIGALRM, _stop)
+        signal.signal(signal.SIGPROF, _stop)
         fuzzer = ExtremeFuzzer(options.seed)
         for name in options.names:
             fuzzer.attempt(name, options.number, 2, 1.0)

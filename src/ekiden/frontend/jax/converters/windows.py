@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
@@ -79,7 +80,7 @@ def reduce_window(node: Node, windows: Windows, count: int) -> Result:
         if special is not None:
             return special
     size = windows.numbers()
-    if size is None or int(np.prod(size)) > MOST:
+    if size is None or math.prod(map(int, size)) > MOST:
         node.unsupported("windows of symbolic or large extents of anything but running sums")
     wide = [padded(node, windows, node.value(i), node.expr(count + i)) for i in range(count)]
     pairs = [node.scope.typed(node.scope.expr(p)).shape for p in wide]
