@@ -232,10 +232,6 @@ def l2_normalize(data: Tensor, eps: float, axis: Axes | None = None) -> Tensor:
     return te.compute(data.shape, body, name="l2_normalize", tag="layer_norm", attrs={"axes": axes})
 
 
-MAX_UNKNOWN_WINDOW = 2**10
-"""Channels in a window of nn.lrn where the data's are not known: each is written out."""
-
-
 def lrn(
     data: Tensor,
     size: int,
@@ -250,8 +246,6 @@ def lrn(
     before = (size - 1) // 2
     extent, zero = data.shape[at], const(0, data.dtype)
     reach = known(extent)
-    if reach is None and size > MAX_UNKNOWN_WINDOW:
-        raise ValueError(f"lrn: a window of {size} over channels whose number is not known")
     beyond = size if reach is None else max(reach, 1)  # what lies farther away adds 0
     offsets = range(max(-before, 1 - beyond), min(size - before, beyond))
 
