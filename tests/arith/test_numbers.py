@@ -12,6 +12,7 @@ from ekiden.ir.prim import (
     Add,
     Cast,
     FloatImm,
+    FloorDiv,
     IntImm,
     Max,
     Min,
@@ -29,7 +30,14 @@ pytestmark = pytest.mark.quick
 X = Var("x", "int32")
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint64"])
+def test_sizes_do_not_wrap() -> None:
+    """Those of int64: what is too large is to be found, not to begin anew."""
+    n = Var("n", "int64")
+    assert evaluate(Add(n, const(1)), {n: 2**63 - 1}) == 2**63
+    assert evaluate(FloorDiv(Mul(n, const(2**62)), const(2**61)), {n: 4}) == 8
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "uint64"])
 def test_integers_wrap(dtype: str) -> None:
     x, ends = Var("x", dtype), np.iinfo(dtype)
     assert evaluate(Add(x, const(1, dtype)), {x: int(ends.max)}) == ends.min

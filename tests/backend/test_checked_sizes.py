@@ -194,3 +194,35 @@ def test_an_arm_of_a_choice_is_checked_where_it_is_taken() -> None:
         if "leaves" in text
     ]
     assert "data[0] < 0 and" in repr(condition)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def @main(%x: Tensor[(2, 3), float32]) { expand_dims(%x, axis=0, num_newaxis=BIG) }",
+        "def @main(%x: Tensor[(2, 8, 2, 2), float32]) { nn.depth_to_space(%x, block_size=BIG) }",
+        "def @main(%x: Tensor[(1, n, 2, 2), float32]) { nn.lrn(%x, size=BIG) }",
+        "def @main(%x: Tensor[(2, 3), int8]) { qnn.softmax(%x, 1f, 0, 1f, 0, axis=BIG) }",
+        "def @main(%x: Tensor[(1, 4, 6, 5), float32], %o: Tensor[(1, 36, 6, 5), float32],"
+        " %w: Tensor[(2, 2, 3, 3), float32])"
+        " { nn.deformable_conv2d(%x, %o, %w, strides=[1, BIG], padding=[1, 1], groups=2) }",
+    ],
+)
+def test_extents_of_attributes_are_checked_before_they_are_believed(text: str) -> None:
+    with pytest.raises(CompileError):
+        ekiden.compile(relay.parse(text.replace("BIG", str(WRAPS))))
+
+
+def test_a_window_is_not_written_out_that_is_larger_than_all_data() -> None:
+    params, body = WINDOWS["nn.max_pool1d"]
+    exe = _compiled(params, body.replace("[4]", "[4294967297]"), "n", 1)
+    with pytest.raises(InputError, match="needs"):
+        exe(_ones(1, 1, 8))
+
+
+def test_a_window_over_all_channels_is_that_over_those_there_are() -> None:
+    text = "def @main(%x: Tensor[(1, 3, 1, 2), float32]) { nn.lrn(%x, size=SIZE, alpha=1f) }"
+    x = np.arange(6, dtype=np.float32).reshape(1, 3, 1, 2)
+    wide = ekiden.compile(relay.parse(text.replace("SIZE", "1025")))(x).numpy()
+    total = (x**2).sum(1, keepdims=True) / 1025
+    np.testing.assert_allclose(wide, x / (2 + total) ** 0.75, rtol=1e-5)

@@ -39,7 +39,8 @@ Number = int | float
 
 def evaluate(expr: PrimExpr, values: Mapping[Var, int]) -> int:
     """The integer that an expression is when variables have these values; floats inside it are
-    rounded and integers wrap around as its types say.
+    rounded and integers wrap around as its types say, but for those of int64: sizes are whole
+    numbers while they are computed, so that a caller sees one that no int64 is.
 
     Raises ValueError for a variable without one, a division by zero, and where a float becomes an
     integer that has no value for it.
@@ -95,6 +96,8 @@ def _cast(value: Number, expr: Cast) -> Number:
 
 def _fold(expr: BinaryExpr, inside: list[Number]) -> Number:
     try:
+        if expr.a.dtype == expr.dtype == "int64":
+            return type(expr).fold(inside[0], inside[1])
         return fold_numbers(type(expr), inside[0], inside[1], expr.a.dtype, expr.dtype)
     except ZeroDivisionError:
         # A side of a Select that is not chosen may divide by zero.

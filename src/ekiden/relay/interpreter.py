@@ -24,7 +24,7 @@ from ekiden.ir.node import fields_of
 from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as PrimVar
-from ekiden.ir.text import shape_text, type_text
+from ekiden.ir.text import prim_text, shape_text, type_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.evaluate_call import evaluate_call
 from ekiden.relay.expr import (
@@ -78,6 +78,8 @@ def bind_attrs(attrs: Attrs, symbols: Mapping[PrimVar, int]) -> Attrs:
 def _bind_value(value: object, symbols: Mapping[PrimVar, int], is_exact: bool) -> object:
     if isinstance(value, PrimExpr) and not isinstance(value, IntImm):
         found = evaluate_prim(value, dict(symbols))
+        if value.dtype == "int64" and not -(2**63) <= found < 2**63:
+            raise InputError(f"run: a size leaves int64: {prim_text(value)} is {found}")
         return IntImm(found, value.dtype) if is_exact or found == 0 else found
     if isinstance(value, tuple):
         made = tuple(_bind_value(v, symbols, is_exact) for v in value)

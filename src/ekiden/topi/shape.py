@@ -247,6 +247,18 @@ def expect_positive(name: str, **numbers: int) -> None:
             raise ValueError(f"{name}: {what!r} must be positive, got {number}")
 
 
+MAX_STEP = 2**31 - 1
+"""Of a window's steps, where a tensor beside the data says how many windows there are: so that no
+place leaves int64."""
+
+
+def expect_small(name: str, **numbers: Sequence[int]) -> None:
+    """Check attributes that places are multiples of. Raises ValueError."""
+    for what, many in numbers.items():
+        if any(abs(number) > MAX_STEP for number in many):
+            raise ValueError(f"{name}: {what!r} must be at most {MAX_STEP}, got {tuple(many)}")
+
+
 def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     """The broadcast of two dimensions; None if they are known to disagree.
 

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import faulthandler
+import os
+import resource
 import signal
 import sys
 import time
@@ -45,7 +48,9 @@ from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import BoundsError, CompileError
 
 STANDS = 30.0
-"""Seconds that a variant may take; then it is a find, with where it stands."""
+"""Seconds of the processor that a variant may take; then it is a find, with where it stands."""
+MEMORY = 6 << 30
+"""Bytes of the process, at most."""
 EDGES = (2**31, 2**32, 2**40, 2**61, 2**62)
 EXTREMES = (
     *(sign * edge + step for edge in EDGES for sign in (1, -1) for step in (-1, 0, 1)),
@@ -156,7 +161,8 @@ class ExtremeFuzzer(Fuzzer):
 
     def attempt(self, name: str, number: int, most: int, seconds: float) -> None:
         """Count one variant as a case: refused where it has no type, or else run."""
-        signal.setitimer(signal.ITIMER_REAL, STANDS)
+        signal.setitimer(signal.ITIMER_PROF, STANDS)
+        faulthandler.dump_traceback_later(10 * STANDS)  # in C no signal is seen
         try:
             variant = self.variant(name, number)
             if variant is None:
@@ -167,7 +173,8 @@ class ExtremeFuzzer(Fuzzer):
         except Stands:
             self.tally.add("hang", f"{name}(?) [number {number}]", traceback.format_exc(limit=-3))
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            faulthandler.cancel_dump_traceback_later()
 
 
 def varied() -> list[str]:
@@ -186,7 +193,7 @@ def fuzz_extremes(
     cases: int, seed: int, names: Sequence[str] | None = None, quiet: bool = True
 ) -> Tally:
     """Run so many cases of the operators (or of some) in turn, two arrays for each variant."""
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGPROF, _stop)
     fuzzer, chosen = ExtremeFuzzer(seed), list(names or varied())
     tally, shown = fuzzer.tally, time.perf_counter()
     while sum(tally.cases.values()) < cases:
@@ -199,8 +206,15 @@ def fuzz_extremes(
     return tally
 
 
+def _limit_memory() -> None:
+    """Let large arrays fail at once. AddressSanitizer reserves more than any limit."""
+    if "asan" not in os.environ.get("LD_PRELOAD", ""):
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
 def main() -> int:
     """The command."""
+    _limit_memory()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--cases", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -208,7 +222,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="operators, else all that have numbers")
     options = parser.parse_args()
     if options.number is not None:
-        signal.signal(signal.SIGALRM, _stop)
+        signal.signal(signal.SIGPROF, _stop)
         fuzzer = ExtremeFuzzer(options.seed)
         for name in options.names:
             fuzzer.attempt(name, options.number, 2, 1.0)

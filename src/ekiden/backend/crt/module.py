@@ -9,10 +9,9 @@ lies. C and the metadata of a model library are made from it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import field
 from enum import Enum
-
-import numpy as np
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.op import Array
@@ -34,7 +33,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
-        return int(np.prod(self.shape, dtype=np.int64)) * dt.itemsize(self.dtype)
+        return math.prod(self.shape) * dt.itemsize(self.dtype)
 
 
 class Home(Enum):

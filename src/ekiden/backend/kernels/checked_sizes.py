@@ -205,7 +205,7 @@ def _fits(part: PrimExpr, between: Interval) -> PrimExpr:
 
 def _shown(part: PrimExpr) -> dict[str, PrimExpr]:
     """Return the numbers that an error shows: the symbols of a part, else its operands."""
-    symbols = {symbol.name: symbol for symbol in free_vars(part)[:SHOWN]}
+    symbols: dict[str, PrimExpr] = {symbol.name: symbol for symbol in free_vars(part)[:SHOWN]}
     is_plain = all(not isinstance(inside, BufferLoad) for inside in post_order(part))
     if is_plain or not isinstance(part, BinaryExpr):
         return symbols
@@ -215,7 +215,7 @@ def _shown(part: PrimExpr) -> dict[str, PrimExpr]:
 def _text(part: PrimExpr) -> str:
     """Return an expression of symbols as text; data have no names."""
     if any(isinstance(inside, BufferLoad) for inside in post_order(part)):
-        kinds = {Add: "a sum", Sub: "a difference", Mul: "a product"}
+        kinds: dict[type[PrimExpr], str] = {Add: "a sum", Sub: "a difference", Mul: "a product"}
         return kinds.get(type(part), "a number")
     text = prim_text(part)
     return text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT]} ..."

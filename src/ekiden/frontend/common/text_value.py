@@ -6,6 +6,7 @@ the strings in a table, and the strings are then taken from there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TypeVar
@@ -152,6 +153,7 @@ def _counted(scope: Scope, start: PrimExpr | int, count: PrimExpr, shape: Shape)
     first = start if isinstance(start, int) else known(start)
     if first is not None and None not in dims:
         sizes = [d for d in dims if d is not None]
-        return constant(first + np.arange(int(np.prod(sizes)), dtype=np.int64).reshape(sizes))
+        every = first + np.arange(math.prod(sizes), dtype=np.int64)
+        return constant(every.reshape(sizes))
     numbers = op.arange(start, start + count, 1, dtype="int64")
     return scope.bound(op.reshape(numbers, shape, allowzero=True))

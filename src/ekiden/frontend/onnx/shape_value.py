@@ -243,7 +243,7 @@ def _expand(node: Node, inputs: Sequence[Array]) -> Array | None:
     if wanted.dtype == np.object_:
         return None
     shape = np.broadcast_shapes(data.shape, tuple(int(v) for v in wanted))
-    return np.broadcast_to(data, shape) if np.prod(shape) <= SMALL else None
+    return np.broadcast_to(data, shape) if math.prod(map(int, shape)) <= SMALL else None
 
 
 def _tile(node: Node, inputs: Sequence[Array]) -> Array | None:

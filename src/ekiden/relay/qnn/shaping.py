@@ -11,7 +11,7 @@ from ekiden.ir.op import OPS, Array
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, Tuple, TupleGetItem, const
-from ekiden.relay.op._declare import attrs_of, fail, tensors
+from ekiden.relay.op._declare import attempt, attrs_of, fail, tensors
 from ekiden.relay.op.join import ConcatenateAttrs, as_tuple
 from ekiden.relay.op.nn.activation import SoftmaxAttrs
 from ekiden.relay.op.nn.geometry import AvgPool2DAttrs, Ints, sides, spread
@@ -37,6 +37,7 @@ from ekiden.relay.qnn.rescale import (
     requantize_array,
 )
 from ekiden.runtime.errors import CompileError
+from ekiden.topi.shape import normalize_axis
 
 _SCALES = "input_scale input_zero_point output_scale output_zero_point"
 
@@ -216,6 +217,17 @@ def _unit(scale: Array | None) -> int:
     return int(np.trunc(np.float32(1) / np.float32(scale.reshape(())) + np.float32(0.5)))
 
 
+_QUANTISED = unary_relation("qnn.softmax", ("int8",))
+
+
+def _softmax_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    """Return the data's type. Raises TypeInferenceError for an axis that it does not have."""
+    data = tensor(_QUANTISED(types, attrs))
+    axis = attrs_of(SoftmaxAttrs, attrs).axis
+    attempt("qnn.softmax", normalize_axis, axis, len(data.shape), "qnn.softmax")
+    return data
+
+
 def _expand_softmax(attrs: SoftmaxAttrs, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
     def number(n: int) -> Expr:
         return const(np.int32(n))
@@ -257,7 +269,7 @@ def _softmax_reference(attrs: SoftmaxAttrs, data: Array, *steps: Array) -> Array
 declare(
     "qnn.softmax",
     f"data {_SCALES}",
-    unary_relation("qnn.softmax", ("int8",)),
+    _softmax_relation,
     _softmax_reference,
     _expand_softmax,
     SoftmaxAttrs,

@@ -11,7 +11,15 @@ from ekiden.te import Tensor
 from ekiden.topi.layout import permute
 from ekiden.topi.nn.conv import Padding, guarded, ntuple, pads
 from ekiden.topi.reduce import accumulator, narrowed
-from ekiden.topi.shape import as_dim, expect_positive, expect_shape, tidy, window_extent
+from ekiden.topi.shape import (
+    as_dim,
+    expect_positive,
+    expect_shape,
+    expect_small,
+    known,
+    tidy,
+    window_extent,
+)
 
 Ints = int | Sequence[int]
 
@@ -75,6 +83,8 @@ def _deformable(
     sy, sx = ntuple(strides, 2, "strides")
     dy, dx = ntuple(dilation, 2, "dilation")
     top, left, _, _ = pads(padding, (kh, kw), (dy, dx))
+    sides = [side for side in map(known, (as_dim(top), as_dim(left))) if side is not None]
+    expect_small(name, strides=(sy, sx), dilation=(dy, dx), padding=sides)
     _, _, rows, columns = permute(offset.shape, layout, "NCHW")
     expect_shape(name, "weight", (per_group, out % groups), (tidy(c // groups), 0))
     expect_shape(name, "data", (c % groups, c % deformable_groups), (0, 0))

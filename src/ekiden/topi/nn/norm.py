@@ -22,6 +22,7 @@ from ekiden.topi.reduce import mean as reduce_mean
 from ekiden.topi.shape import (
     as_dim,
     expect_positive,
+    known,
     normalize_axes,
     normalize_axis,
     product,
@@ -244,6 +245,9 @@ def lrn(
     expect_positive("lrn", size=size)
     before = (size - 1) // 2
     extent, zero = data.shape[at], const(0, data.dtype)
+    reach = known(extent)
+    beyond = size if reach is None else max(reach, 1)  # what lies farther away adds 0
+    offsets = range(max(-before, 1 - beyond), min(size - before, beyond))
 
     def square(i: Sequence[PrimExpr], offset: int) -> PrimExpr:
         """The square of the channel `offset` away; 0 beyond the first and last."""
@@ -254,8 +258,8 @@ def lrn(
 
     def body(*i: Var) -> PrimExpr:
         """The window is unrolled: `size` is a small number."""
-        total = square(i, -before)
-        for offset in range(1 - before, size - before):
+        total = square(i, offsets[0])
+        for offset in offsets[1:]:
             total = total + square(i, offset)
         base = total * const(alpha / size, total.dtype) + const(bias, total.dtype)
         return cast(wide(data[i]) / _power(base, beta), data.dtype)

@@ -9,6 +9,7 @@ constant one and a loop that is cut at its borders computes none.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -160,14 +161,15 @@ def _combine(
 ) -> Tensor:
     """The taps of each window, `load`ed at (indices, taps), combined."""
     variables = window.taps()
-    every_tap = list(product(*(range(size) for size in window.pool_size)))
+    is_unrolled = math.prod(window.pool_size) <= UNROLLED
 
     def body(*i: Var) -> PrimExpr:
         """All taps one after the other where they are few (UNROLLED): vectors along the result then
         have no inner loop; else a reduction.
         """
-        if len(every_tap) > UNROLLED:
+        if not is_unrolled:
             return reducer(load(i, variables), variables)
+        every_tap = product(*(range(size) for size in window.pool_size))
         values = (load(i, [as_dim(k) for k in taps]) for taps in every_tap)
         return functools.reduce(operation, values)
 

@@ -17,6 +17,7 @@ from ekiden.topi.shape import (
     expect_least,
     expect_positive,
     expect_shape,
+    known,
     normalize_axis,
     product,
     replaced,
@@ -38,6 +39,9 @@ def depth_to_space(
     if mode not in ORDERS:
         raise ValueError(f"depth_to_space: mode must be one of {', '.join(ORDERS)}, got {mode!r}")
     n, c, h, w = permute(data.shape, layout, "NCHW")
+    expect_positive("depth_to_space", block_size=block_size)
+    if known(c) is not None and int(known(c) or 0) % (block_size * block_size):
+        raise ValueError(f"depth_to_space: {known(c)} channels are not blocks of {block_size}**2")
     channels = tidy(c // (block_size * block_size))
 
     def body(*i: Var) -> PrimExpr:

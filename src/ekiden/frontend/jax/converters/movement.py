@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -84,7 +85,7 @@ def _broadcasted(node: Node) -> Rule:
         is large or not known.
         """
         shape = _numbers(node.out_extents())
-        if shape is None or int(np.prod(shape)) > SMALL:
+        if shape is None or math.prod(map(int, shape)) > SMALL:
             return None
         wide = [1] * len(shape)
         axes = node.ints("broadcast_dimensions")
@@ -164,7 +165,7 @@ def _complex_iota(convert: Converter) -> ComplexRule:
 def iota(node: Node, shape: Dims, axis: int, dtype: str) -> Result:
     """Positions along an axis."""
     extent, numbers = shape[axis], [number_of(d) for d in shape]
-    total = int(np.prod([n or 0 for n in numbers]))
+    total = math.prod(n or 0 for n in numbers)
     if None not in numbers and total <= SMALL:
         wide = np.arange(number_of(extent) or 0).reshape([-1] + [1] * (len(shape) - axis - 1))
         return constant(np.broadcast_to(wide, [n or 0 for n in numbers]).astype(to_numpy(dtype)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
@@ -97,7 +98,7 @@ def reduce_window(node: Node, windows: Windows, count: int) -> Result | Many:
 def _tapped(node: Node, windows: Windows, count: int, kind: str) -> Many:
     """Element by element of a window, of all windows at once."""
     block, size = node.region(), windows.numbers()
-    if size is None or int(np.prod(size)) > MOST:
+    if size is None or math.prod(map(int, size)) > MOST:
         node.unsupported("windows of symbolic or large extents of anything but running sums")
     wide = [_padded(node, windows, *node.whole[i::count][:2]) for i in range(count)]
     each = [_taps(node, windows, p) for p in wide]

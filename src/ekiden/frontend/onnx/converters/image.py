@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product as every
 
 import numpy as np
@@ -158,7 +159,7 @@ def _col2im(node: Node) -> Expr:
     batch, rows, _ = node.shape(0)
     channels = tidy(rows // len(taps))
     planes = product_of((batch, channels))
-    extent = int(np.prod(padded))
+    extent = math.prod(map(int, padded))
     zeros = op.full(const(0, node.dtype(0)), (planes, extent), dtype=node.dtype(0))
     updates = op.reshape(node.expr(0), (planes, flat.shape[1]))
     places = op.broadcast_to(const(flat.astype(np.int64)), (planes, flat.shape[1]))

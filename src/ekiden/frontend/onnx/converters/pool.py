@@ -8,6 +8,7 @@ batches and channels, row-major, or with storage_order 1 column-major within an 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -151,7 +152,7 @@ def _lp_pool(node: Node) -> Expr:
         mean = _averages(padded(node, raised, window, 0.0), window, none)
     else:
         mean = _averages(raised, window, padding)
-    total = op.multiply(mean, const(int(np.prod(window.kernel)), kind))
+    total = op.multiply(mean, const(math.prod(map(int, window.kernel)), kind))
     return op.power(total, const(1 / power, kind))
 
 

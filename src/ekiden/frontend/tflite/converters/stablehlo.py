@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -216,7 +217,7 @@ def _reduce(node: Node) -> Expr:
 def _of_windows(node: Node, windows: Windows, kind: str) -> Expr:
     """Windows of the first input combined, with the second one."""
     size = windows.numbers()
-    if kind not in REDUCE or size is None or int(np.prod(size)) > MOST:
+    if kind not in REDUCE or size is None or math.prod(map(int, size)) > MOST:
         node.unsupported(f"windows of {size} elements by {kind!r}")
     wide = padded(node, windows, node.value(0), node.expr(1))
     each = taps(node, windows, wide, node.typed(node.scope.expr(wide)).shape)

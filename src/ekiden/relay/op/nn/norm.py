@@ -397,12 +397,19 @@ class LRNAttrs(Attrs):
     beta: float = 0.75
 
 
+MAX_LRN_WINDOW = 2**10
+"""Channels in a window of nn.lrn where the data's are not known: each is written out."""
+
+
 def _lrn_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("nn.lrn", types, 1)
     wanted = attrs_of(LRNAttrs, attrs)
     attempt("nn.lrn", normalize_axis, wanted.axis, len(data.shape), "nn.lrn")
     if wanted.size < 1:
         fail("nn.lrn", f"size must be at least 1, got {wanted.size}")
+    if known(data.shape[wanted.axis]) is None and wanted.size > MAX_LRN_WINDOW:
+        fail("nn.lrn", f"size must be at most {MAX_LRN_WINDOW} over channels whose number is not"
+             f" known, got {wanted.size}")  # fmt: skip
     return data
 
 
