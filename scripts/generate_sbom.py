@@ -23,8 +23,8 @@ BUILT_IN = {
     "numpy": ("BSD-3-Clause", "its C headers are compiled into the same extension"),
     "ziglang": ("MIT", "its compiler-rt, the arithmetic that a processor lacks, is linked in"),
 }
-"""Packages of which code is in the wheels: their licence, and which code. The version is the one that
-releases are built with."""
+"""Packages of which code is in the wheels: their licence, and which code. Their versions are those
+that releases are built with."""
 
 
 def version() -> str:

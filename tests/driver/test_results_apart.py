@@ -1,4 +1,4 @@
-"""Results share no memory that could be written: with arguments, with each other, with later runs."""
+"""Results share no memory that could be written: not with arguments, each other or later runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ PROGRAMS = {
     "{ let %y = nn.relu(%x); (%y, reshape(%y, newshape=[1, 3])) }",
     "constants": 'def @main(%x: Tensor[(3), float32]) { let %c = ones(shape=[3], dtype="float32");'
     " (%c, reshape(%c, newshape=[3, 1]), %c, nn.relu(%x)) }",
-    "branch": "def @main(%x: Tensor[(3), float32]) { if (min(%x) < 1f) { %x } else { nn.relu(%x) } }",
+    "branch": "def @main(%x: Tensor[(3), float32]) "
+    "{ if (min(%x) < 1f) { %x } else { nn.relu(%x) } }",
     "size of any": "def @main(%x: Tensor[(?), float32]) { (%x, reshape(%x, newshape=[-1, 1])) }",
     "named size": "def @main(%x: Tensor[(n), float32]) { (%x, nn.relu(%x), %x) }",
 }
