@@ -21,8 +21,10 @@ from generated_files import ROOT, write_or_check
 BUILT_IN = {
     "cython": ("Apache-2.0", "its helper code in C is part of the extension ekiden.runtime._core"),
     "numpy": ("BSD-3-Clause", "its C headers are compiled into the same extension"),
+    "ziglang": ("MIT", "its compiler-rt, the arithmetic that a processor lacks, is linked in"),
 }
-"""Packages of which code is in the wheels: their licence, and which code."""
+"""Packages of which code is in the wheels: their licence, and which code. Their versions are those
+that releases are built with."""
 
 
 def version() -> str:
@@ -40,17 +42,33 @@ def name_of(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found[0]).lower()
 
 
+def built_with(release: Iterable[str]) -> dict[str, str]:
+    """Return the version of each package in BUILT_IN that the requirements of a release pin.
+
+    Raises SystemExit where one is not pinned: nobody could say what is in a wheel.
+    """
+    pinned = {name_of(each): each.partition("==")[2] for each in release}
+    for key in BUILT_IN:
+        if not pinned.get(key):
+            raise SystemExit(f"generate_sbom: {key}: the extra 'release' must pin it with ==")
+    return {key: pinned[key] for key in BUILT_IN}
+
+
 def bill(
-    name: str, description: str, needed: Iterable[str], extras: dict[str, list[str]]
+    name: str,
+    description: str,
+    needed: Iterable[str],
+    extras: dict[str, list[str]],
+    built_in: dict[str, str],
 ) -> dict[str, Any]:
-    """One package's bill of materials."""
+    """Return one package's bill of materials; `built_in` gives the versions of what is bundled."""
     optional = {name_of(each): each for names in extras.values() for each in names}
     wanted = {name_of(each): (each, "required") for each in needed}
     for key in sorted(optional.keys() - wanted.keys()):
         wanted[key] = (optional[key], "optional")
     own = f"pkg:pypi/{name}@{version()}"
     components = [_package(key, *wanted[key]) for key in sorted(wanted)]
-    components += [_built_in(key) for key in BUILT_IN]
+    components += [_built_in(key, number) for key, number in built_in.items()]
     about = {
         "type": "library",
         "bom-ref": own,
@@ -87,16 +105,17 @@ def _package(key: str, requirement: str, scope: str) -> dict[str, Any]:
     }
 
 
-def _built_in(key: str) -> dict[str, Any]:
+def _built_in(key: str, number: str) -> dict[str, Any]:
     licence, what = BUILT_IN[key]
     return {
         "type": "library",
         "bom-ref": f"built-in/{key}",
         "name": key,
+        "version": number,
         "scope": "required",
         "description": what,
         "licenses": [{"license": {"id": licence}}],
-        "purl": f"pkg:pypi/{key}",
+        "purl": f"pkg:pypi/{key}@{number}",
     }
 
 
@@ -108,10 +127,11 @@ def main() -> int:
         ("ekiden", project),
         ("ekiden-runtime", runtime),
     ]
+    built_in = built_with(project["optional-dependencies"]["release"])
     made = {}
     for name, row in bills:
         extras = row["optional-dependencies"]
-        found = bill(name, row["description"], row["dependencies"], extras)
+        found = bill(name, row["description"], row["dependencies"], extras, built_in)
         made[ROOT / "sbom" / f"{name}.cdx.json"] = json.dumps(found, indent=1) + "\n"
     return write_or_check(made, "generate_sbom.py")
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -222,6 +223,12 @@ func (r *runner) step(step object) (Value, error) {
 		return function.Call(values(step["args"])...)
 	case "run":
 		return r.models[of].Run("main", inputs(step))
+	case "overwrite":
+		function, err := r.modules[of].Function("main")
+		if err != nil {
+			return nil, err
+		}
+		return overwritten(function, int(step["size"].(float64)))
 	case "run_into":
 		outputs := values(step["outputs"])
 		tensors := flatten(outputs, nil)
@@ -269,6 +276,41 @@ func (r *runner) step(step object) (Value, error) {
 		return nil, r.modules[of].Close()
 	}
 	return nil, fmt.Errorf("no step %s", text("op"))
+}
+
+func overwritten(function *Function, size int) (Value, error) {
+	elements := make([]float32, size)
+	for i := range elements {
+		elements[i] = float32(i)
+	}
+	x, err := NewTensor(elements, int64(size))
+	if err != nil {
+		return nil, err
+	}
+	first, isRight := [][]float32{}, true
+	for turn := range 2 {
+		results, err := function.Call(x)
+		if err != nil {
+			return nil, err
+		}
+		for _, result := range results.([]Value) {
+			data, err := Data[float32](result.(*Tensor))
+			if err != nil {
+				return nil, err
+			}
+			if turn == 0 {
+				first = append(first, slices.Clone(data))
+			}
+		}
+		for i, result := range results.([]Value) {
+			data, _ := Data[float32](result.(*Tensor))
+			isRight = isRight && slices.Equal(data, first[i])
+			for k := range data {
+				data[k] = 9
+			}
+		}
+	}
+	return isRight, nil
 }
 
 func judge(got Value, err error, step object) string {

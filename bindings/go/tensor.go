@@ -70,8 +70,8 @@ func NewTensor[T Element](data []T, shape ...int64) (*Tensor, error) {
 	return &Tensor{dtypeOf[T](), kept, unsafe.Pointer(unsafe.SliceData(data)), len(data), data}, nil
 }
 
-// Data is the elements of a tensor, without a copy: as long as the tensor is there. It is a TypeError
-// where they are of another type.
+// Data is the elements of a tensor, without a copy: as long as the tensor is there. What is written to
+// them no other result, argument or later run sees. It is a TypeError where they are of another type.
 func Data[T Element](t *Tensor) ([]T, error) {
 	if wanted := dtypeOf[T](); t.dtype != wanted {
 		return nil, failed("TypeError", "read tensor: %s expected, got %s", wanted, t.dtype)
@@ -94,10 +94,11 @@ func (t *Tensor) copyFrom(other *Tensor) {
 	runtime.KeepAlive(other)
 }
 
-// readTensor is a tensor of the runtime, whose reference is taken over.
+// readTensor is a tensor of the runtime, whose reference is taken over. One that may only be read, as
+// constants of a program are, is copied: a slice of Go can be written.
 func readTensor(object *C.ek_object) (*Tensor, error) {
 	dl := (*C.ek_dltensor)(unsafe.Add(unsafe.Pointer(object), unsafe.Sizeof(*object)))
-	if C.ek_dltensor_is_contiguous(dl) == 0 {
+	if C.ek_dltensor_is_contiguous(dl) == 0 || C.ek_tensor_is_read_only(object) != 0 {
 		whole, err := copyTensor(dl)
 		C.ek_object_release(object)
 		if err != nil {

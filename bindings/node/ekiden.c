@@ -446,7 +446,7 @@ static napi_value write_tensor(napi_env env, ek_object *object) {
   ek_object *whole = NULL;
   napi_value class, args[3], made = NULL, extent;
   int dtype = dtype_number(dl->dtype);
-  bool is_read_only = (((const ek_tensor *)(const void *)object)->flags & EK_DLPACK_READ_ONLY) != 0;
+  bool is_read_only = ek_tensor_is_read_only(object) != 0; /* JavaScript could write to it */
   if (dtype < 0) return NULL;
   if (!ek_dltensor_is_contiguous(dl) || is_read_only || dl->device.type != EK_CPU) {
     if (ek_tensor_new(dl->shape, dl->ndim, dl->dtype, (ek_device){EK_CPU, 0}, &whole) != 0) {

@@ -1,6 +1,7 @@
 /* A file is a digest of what follows it, then the binary: damage is a miss. */
 #include "driver_cache.h"
 
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -49,9 +50,9 @@ static bool path_of(const char *key, bool make, char *path, size_t capacity) {
   else if (home != NULL && home[0] != '\0') used = snprintf(path, capacity, "%s/.cache/ekiden", home);
   else return false;
   if (used < 0 || (size_t)used + CACHE_KEY + 48 > capacity) return false;
-  if (make) mkdir(path, 0777);
+  if (make) mkdir(path, 0755);
   strcat(path, "/device");
-  if (make) mkdir(path, 0777);
+  if (make) mkdir(path, 0755);
   strcat(path, "/");
   strcat(path, key);
   return true;
@@ -64,7 +65,8 @@ unsigned char *cache_read(const char *key, size_t *size) {
   if (!path_of(key, false, path, sizeof path)) return NULL;
   FILE *file = fopen(path, "rbe");
   if (file == NULL) return NULL;
-  bool fits = fstat(fileno(file), &about) == 0 && about.st_size > (off_t)sizeof kept;
+  bool fits = fstat(fileno(file), &about) == 0 && about.st_size > (off_t)sizeof kept &&
+              (about.st_uid == geteuid() || about.st_uid == 0) && (about.st_mode & 022) == 0;
   *size = fits ? (size_t)about.st_size - sizeof kept : 0;
   unsigned char *data = fits ? malloc(*size) : NULL;
   fits = data != NULL && fread(&kept, sizeof kept, 1, file) == 1 && fread(data, *size, 1, file) == 1;
@@ -84,7 +86,8 @@ void cache_write(const char *key, const void *data, size_t size) {
   digest d = digest_of(data, size);
   if (!path_of(key, true, path, sizeof path)) return;
   snprintf(draft, sizeof draft, "%s.%ld", path, (long)getpid());
-  FILE *file = fopen(draft, "wbxe");
+  int opened = open(draft, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  FILE *file = opened < 0 ? NULL : fdopen(opened, "wb");
   if (file == NULL) return;
   bool written = fwrite(&d, sizeof d, 1, file) == 1 && fwrite(data, size, 1, file) == 1;
   written = fclose(file) == 0 && written;

@@ -283,14 +283,6 @@ static void keep_buffer(int32_t device, void *buffer, size_t actual) {
   ek_mutex_unlock(&shared_lock);
 }
 
-/* By design no list is looked at: what lies there is counted on by somebody else. */
-void ek_buffer_reserve(int32_t device, size_t size) {
-  if (!keeps || size > (size_t)PTRDIFF_MAX / 2) return;
-  size_t actual = buffer_actual(buffer_class(size));
-  void *fresh = from_system(actual, actual >= PAGE ? PAGE : BUFFER_ALIGNMENT, 0);
-  if (fresh != NULL) keep_buffer(device, fresh, actual);
-}
-
 void ek_device_buffer_free(int32_t device, void *buffer, size_t actual) {
   if (buffer == NULL) return;
   __atomic_fetch_sub(&bytes_in_use, actual, __ATOMIC_RELAXED);
@@ -371,15 +363,6 @@ void *ek_alloc(size_t size) {
   return block + 1;
 }
 
-void ek_alloc_reserve(const void *like) {
-  const header *block = (const header *)like - 1;
-  if (!keeps || block->magic != MAGIC || block->class_index >= SMALL_CLASSES) return;
-  header *fresh = from_system(small_size(block->class_index), 16, 0);
-  if (fresh == NULL) return;
-  *fresh = *block;
-  ek_free(fresh + 1);
-}
-
 void *ek_alloc_or_error(size_t size) {
   void *block = ek_alloc(size);
   if (block == NULL) ek_error_memory(size);
@@ -403,6 +386,55 @@ void ek_free(void *memory) {
   list *kept = &local_small[class_index];
   push(kept, (link *)(void *)block);
   if (kept->count > SMALL_CACHE) share(kept, class_index);
+}
+
+/* Spares ----------------------------------------------------------------------------------------
+**
+** What will be needed at one moment is taken, from the lists where they have it, and given back when
+** all of it is there. So the lists end with enough for that moment, and no more the second time: a
+** thousand programs that are loaded, run and dropped leave what one leaves. */
+
+/* Stands in a spare's own memory. */
+struct ek_spare {
+  ek_spare *next;
+  size_t actual;               /* of a buffer; 0 for a block */
+  int32_t device;
+};
+
+static_assert(sizeof(ek_spare) <= SMALL_STEP - sizeof(header), "the smallest block holds one");
+
+static void add_spare(ek_spare **spares, void *memory, size_t actual, int32_t device) {
+  ek_spare *made = memory;
+  if (made == NULL) return;
+  *made = (ek_spare){*spares, actual, device};
+  *spares = made;
+}
+
+void ek_spare_block(ek_spare **spares, const void *like) {
+  const header *block = (const header *)like - 1;
+  if (!keeps || block->magic != MAGIC || block->class_index >= SMALL_CLASSES) return;
+  header *spare = (header *)(void *)take_small(block->class_index);
+  if (spare == NULL) spare = from_system(small_size(block->class_index), 16, 0);
+  if (spare == NULL) return;
+  *spare = *block;
+  add_spare(spares, spare + 1, 0, 0);
+}
+
+void ek_spare_buffer(ek_spare **spares, int32_t device, size_t size) {
+  if (!keeps || size > (size_t)PTRDIFF_MAX / 2) return;
+  size_t actual = buffer_actual(buffer_class(size));
+  void *spare = take_kept(device, &actual);
+  if (spare == NULL) spare = from_system(actual, actual >= PAGE ? PAGE : BUFFER_ALIGNMENT, 0);
+  add_spare(spares, spare, actual, device);
+}
+
+void ek_spares_give_back(ek_spare *spares) {
+  while (spares != NULL) {
+    ek_spare spare = *spares;
+    if (spare.actual == 0) ek_free(spares);
+    else keep_buffer(spare.device, spares, spare.actual);
+    spares = spare.next;
+  }
 }
 
 /* Statistics ----------------------------------------------------------------------------------- */

@@ -711,6 +711,8 @@ static int executable_new(const char *source, file_object *file, const void *byt
     ek_release(&file->base);
     return -1;
   }
+  static uint64_t made;
+  e->number = __atomic_add_fetch(&made, 1, __ATOMIC_RELAXED);
   e->file = &file->base;
   e->data = bytes;
   e->size = size;

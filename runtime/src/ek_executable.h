@@ -83,6 +83,7 @@ typedef struct ek_retired {
 
 typedef struct ek_executable {
   ek_object base;
+  uint64_t number;                         /* from 1 on, no other's of this process */
   ek_object *file;                         /* owned: keeps data where it is, as constants do */
   int32_t *guarded;                        /* owned: places of ek_guard.h that its data lies in */
   int32_t n_guarded;

@@ -248,6 +248,11 @@ static int get_output(graph *self, const ek_value *args, int32_t nargs, ek_value
       return ek_error("TypeError", "get_output: a tensor to write expected, got %s",
                       ek_value_type_name(&args[1]));
     }
+    const ek_object *target = args[1].type_index == EK_TENSOR ? args[1].v.obj : NULL;
+    if (target != NULL && ek_tensor_is_own(target) &&
+        ((const ek_tensor *)(const void *)target)->flags & EK_DLPACK_READ_ONLY) {
+      return ek_error("ValueError", "get_output: the tensor to write is read-only");
+    }
     return ek_tensor_copy(from, to);
   }
   *ret = *found;

@@ -73,10 +73,13 @@ enum { EK_CPU_DEVICES = 8 };
 void *ek_device_buffer_alloc(int32_t device, size_t size, size_t *actual);
 void ek_device_buffer_free(int32_t device, void *buffer, size_t actual);
 
-/* Adds one free block of the size of 'like' (from ek_alloc), or one free buffer of 'size' bytes, to
-** what the pool keeps. Nothing happens without memory. */
-void ek_alloc_reserve(const void *like);
-void ek_buffer_reserve(int32_t device, size_t size);
+/* Memory that will be needed at one moment: a block of the size of 'like' (from ek_alloc), or a
+** buffer of 'size' bytes, is added to a list, until all of it goes back to what the pool keeps.
+** Nothing happens without memory. */
+typedef struct ek_spare ek_spare;
+void ek_spare_block(ek_spare **spares, const void *like);
+void ek_spare_buffer(ek_spare **spares, int32_t device, size_t size);
+void ek_spares_give_back(ek_spare *spares);
 
 /* ek_alloc, and a MemoryError when it fails. */
 void *ek_alloc_or_error(size_t size);

@@ -1,4 +1,4 @@
-/* Tensors that a caller lends for a call.
+/* Tensors that a caller lends for a call, and results that are apart from all that callers have.
 **
 ** A run reads them where they lie, through tensors that own nothing. When it ends, each of these is
 ** referred to by the list alone, but for programs that give back what they got: then the result is
@@ -10,7 +10,7 @@
 ** step for each part of the result, is made for few. */
 #include "ek_lend.h"
 
-#include "ek_vm.h"
+#include "ek_parts.h"
 
 /* Lending -------------------------------------------------------------------------------------- */
 
@@ -55,54 +55,25 @@ static bool lies_in(const ek_lent *lent, const ek_object *tensor) {
   return at != NULL && is_lent(lent, at);
 }
 
-static int replace_by_copy(ek_value *value) {
-  const ek_dltensor *from = ek_value_tensor(value);
+static int replace_by_copy(const void *context, ek_value *tensor, bool is_shared) {
+  const ek_dltensor *from = ek_value_tensor(tensor);
   ek_object *copy;
+  (void)context, (void)is_shared;
   if (ek_tensor_copied(from, from->device, &copy) != 0) return -1;
-  ek_value_release(value);
-  *value = ek_value_object(copy);
+  ek_value_release(tensor);
+  *tensor = ek_value_object(copy);
   return 0;
 }
 
-/* What of a result is still to be searched: fields of values. */
-typedef struct pending {
-  ek_value **items;
-  size_t count, capacity;
-} pending;
-
-static int push(pending *todo, ek_value *fields, int32_t n) {
-  if (todo->count + (size_t)n > todo->capacity) {
-    size_t capacity = 2 * (todo->count + (size_t)n) + 16;
-    ek_value **larger = ek_alloc_or_error(capacity * sizeof *larger);
-    if (larger == NULL) return -1;
-    if (todo->count != 0) memcpy(larger, todo->items, todo->count * sizeof *larger);
-    ek_free(todo->items);
-    todo->items = larger;
-    todo->capacity = capacity;
-  }
-  for (int32_t i = 0; i < n; i++) todo->items[todo->count++] = &fields[i];
-  return 0;
+static bool is_elsewhere(const void *lent, const ek_object *tensor, bool is_shared) {
+  (void)is_shared;
+  return !lies_in(lent, tensor);
 }
 
-/* The parts of a value: those of an ADT, or what a closure has captured. */
-static int push_parts(pending *todo, const ek_value *value) {
-  ek_adt *adt = NULL;
-  if (value->type_index == EK_ADT) adt = (ek_adt *)(void *)value->v.obj;
-  if (value->type_index == EK_CLOSURE) adt = ((ek_closure *)(void *)value->v.obj)->captured;
-  return adt == NULL ? 0 : push(todo, adt->fields, adt->size);
-}
-
+/* Data that leads to what was lent is of this run, whoever has parts of it: it is changed. */
 static int copy_out(const ek_lent *lent, ek_value *result) {
-  pending todo = {NULL, 0, 0};
-  int code = push(&todo, result, 1);
-  while (code == 0 && todo.count != 0) {
-    ek_value *next = todo.items[--todo.count];
-    bool is_tensor = next->type_index == EK_TENSOR;
-    if (!is_tensor) code = push_parts(&todo, next);
-    else if (lies_in(lent, next->v.obj)) code = replace_by_copy(next);
-  }
-  ek_free(todo.items);
-  return code;
+  ek_tensor_rule rule = {lent, is_elsewhere, replace_by_copy, true};
+  return ek_tensors_apply(result, &rule);
 }
 
 /* Relaxed is enough: the run's own thread, or the end of its tasks, came before this. */
@@ -118,4 +89,47 @@ int ek_lent_end(ek_lent *lent, ek_value *result) {
   lent->count = 0;
   if (code != 0) ek_value_release(result);
   return code;
+}
+
+/* Results apart from all else --------------------------------------------------------------------
+**
+** What a program gives may be a constant, an argument, or another of its results, or a view of one.
+** Its language knows no writes, but its callers do: one that wrote to such a result would change
+** the argument, or the other, or all later runs. So a result is a copy unless nobody else refers to
+** its memory, or it is read-only, which constants are. Counts say so, as for what was lent.
+**
+** Data with other owners (a list that was an argument, and of which the result has a part) is not
+** copied with its tensors: a loop that gives each run the list of the last would copy all of it
+** each time. Its tensors become read-only there. */
+
+static bool is_apart(const void *context, const ek_object *tensor, bool is_shared) {
+  const ek_object *at = tensor;
+  (void)context;
+  if (ek_tensor_is_own(at) && ((const ek_tensor *)(const void *)at)->flags & EK_DLPACK_READ_ONLY) {
+    return true;
+  }
+  while (!is_shared && at != NULL && !is_kept(at)) {
+    bool is_view = at->type_index == EK_TENSOR && ek_tensor_is_own(at);
+    at = is_view ? ((const ek_tensor *)(const void *)at)->owner : NULL;
+  }
+  return !is_shared && at == NULL;
+}
+
+static int take_apart(const void *context, ek_value *tensor, bool is_shared) {
+  ek_object *view;
+  if (!is_shared) return replace_by_copy(context, tensor, false);
+  const ek_dltensor *of = ek_value_tensor(tensor);
+  if (ek_tensor_strided(tensor->v.obj, of, EK_DLPACK_READ_ONLY, &view) != 0) return -1;
+  ek_value_release(tensor);
+  *tensor = ek_value_object(view);
+  return 0;
+}
+
+int ek_result_part(ek_value *result) {
+  ek_tensor_rule rule = {NULL, is_apart, take_apart, false};
+  bool is_plain = result->type_index < EK_OBJECT ||
+                  (result->type_index == EK_TENSOR && is_apart(NULL, result->v.obj, false));
+  if (is_plain || ek_tensors_apply(result, &rule) == 0) return 0;
+  ek_value_release(result);
+  return -1;
 }

@@ -1,4 +1,4 @@
-/* Tensors that a caller lends for a call, without copying them. */
+/* Tensors that a caller lends for a call, without copying them, and what it gets. */
 #ifndef EK_LEND_H_
 #define EK_LEND_H_
 
@@ -18,5 +18,10 @@ int ek_lent_add(ek_lent *lent, const ek_dltensor *tensor, ek_value *out);
 int ek_lent_end(ek_lent *lent, ek_value *result);
 
 void ek_lent_free(ek_lent *lent);
+
+/* Copies whatever of 'result' (owned) shares memory with an argument, with another part of the
+** result, or with what its program keeps, unless it is read-only, as constants are. -1 when that
+** fails; the result is then released. */
+int ek_result_part(ek_value *result);
 
 #endif /* EK_LEND_H_ */

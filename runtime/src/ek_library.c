@@ -121,7 +121,7 @@ static int run_init(const char *path, void *handle, void *address) {
   for (initialised *known = all_initialised; known != NULL; known = known->next) {
     if (known->handle == handle) return 0;
   }
-  if (ek_dl_pin(path) != 0) return ek_error("OSError", "load library '%s': it cannot stay", path);
+  if (ek_dl_pin(handle) != 0) return ek_error("OSError", "load library '%s': it cannot stay", path);
   initialised *added = ek_alloc_or_error(sizeof *added);
   if (added == NULL) return -1;
   if (begin() != 0) {
@@ -156,7 +156,7 @@ static int program_in(const char *path, void *handle, ek_object **out) {
   const unsigned char *begin = ek_dl_symbol(handle, "__ek_executable");
   const uint64_t *size = ek_dl_symbol(handle, "__ek_executable_size");
   if (begin == NULL || size == NULL) return 0;
-  if (ek_dl_pin(path) != 0) return ek_error("OSError", "load library '%s': it cannot stay", path);
+  if (ek_dl_pin(handle) != 0) return ek_error("OSError", "load library '%s': it cannot stay", path);
   return ek_module_from_bytes(begin, (size_t)*size, out);
 }
 

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -350,8 +351,33 @@ void ek_file_unmap(const void *data, size_t size) {
   if (size != 0) munmap((void *)(uintptr_t)data, size);
 }
 
+/* Another path to the file that is at 'path' now: "/./" and "//" in front of its name say in binary
+** which file that is. -1 for a name without a folder, or no room. */
+static int path_of_file(const char *path, char *out, size_t capacity) {
+  struct stat file;
+  const char *slash = strrchr(path, '/');
+  if (slash == NULL || stat(path, &file) != 0) return -1;
+  size_t used = (size_t)(slash - path) + 1, name = strlen(slash);
+  uint64_t number = (uint64_t)file.st_ino; /* of a file that is loaded, no other's on its disk */
+  if (used + 3 * 64 + name > capacity) return -1;
+  memcpy(out, path, used);
+  for (; number != 0; number >>= 1) {
+    if (number & 1) out[used++] = '.';
+    out[used++] = '/';
+  }
+  memcpy(out + used, slash + 1, name);
+  return 0;
+}
+
+/* The system gives a library that it has under the same path, without a look at the file: at the path
+** of one that was loaded there may be another by now. Under another path it looks, and gives the one
+** that it has if the file is the same. */
 void *ek_dl_open(const char *path, const char **reason) {
-  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  char other[4096];
+  void *known = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+  bool is_again = known != NULL && path_of_file(path, other, sizeof other) == 0;
+  void *library = dlopen(is_again ? other : path, RTLD_NOW | RTLD_LOCAL);
+  if (known != NULL) dlclose(known);
   if (library == NULL) *reason = dlerror();
   return library;
 }
@@ -370,8 +396,10 @@ void ek_dl_folder(char *out, size_t capacity) {
   out[size] = '\0';
 }
 
-int ek_dl_pin(const char *path) {
-  return dlopen(path, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE) == NULL ? -1 : 0;
+int ek_dl_pin(void *library) {
+  struct link_map *map;
+  if (dlinfo(library, RTLD_DI_LINKMAP, &map) != 0) return -1;
+  return dlopen(map->l_name, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE) == NULL ? -1 : 0;
 }
 
 void *ek_dl_find(const char *library, const char *name) {

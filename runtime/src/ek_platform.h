@@ -116,6 +116,6 @@ void *ek_dl_find(const char *library, const char *name);
 void ek_dl_folder(char *out, size_t capacity);
 
 /* Keeps an open library loaded until the process ends. */
-int ek_dl_pin(const char *path);
+int ek_dl_pin(void *library);
 
 #endif /* EK_PLATFORM_H_ */

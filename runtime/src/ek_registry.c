@@ -295,7 +295,7 @@ static int reference_write(void *self, const ek_value *args, int32_t nargs, ek_v
     return ek_error("TypeError", "ek.reference.write: a reference and a value expected");
   }
   if (own_value("ek.reference.write", &args[1], &value) != 0) return -1;
-  ek_vm_reference_write(args[0].v.obj, value);
+  ek_vm_reference_write(args[0].v.obj, value, 0);
   return 0;
 }
 

@@ -21,6 +21,7 @@ typedef struct ek_reference {
   ek_object base;
   ek_adt *cell;                            /* owned; its field changes under the lock */
   uint32_t lock;                           /* atomic: 1 while somebody reads or writes */
+  uint64_t known_to;                       /* number of the executable whose registers can hold it */
 } ek_reference;
 
 /* Where a call came from. */
@@ -105,11 +106,19 @@ int ek_vm_acquire(ek_vm *vm, const char *doing, ek_bytes name);
 int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor, bool may_lend,
                      ek_value *to);
 
+/* Whether kernels of its device can read a tensor as it is. */
+bool ek_vm_is_readable(const ek_dltensor *tensor);
+
 /* ek_vm_device.c ------------------------------------------------------------------------------- */
 
 /* A copy on 'device' of a value whose tensors lie on 'from': a tensor, a number, or an ADT value of
 ** these to any depth. 0, or -1 and '*out' is NONE. */
 int ek_vm_copy_value(const ek_value *value, ek_device from, ek_device device, ek_value *out);
+
+/* Makes all tensors inside an owned value of others such as registers hold, on 'device': those that
+** are not are copied, with the data around them. What closures hold is so already, and what references
+** hold is made so when it is read. 0, or -1 with the value as far as it came. */
+int ek_vm_own_data(ek_vm *vm, ek_value *value, ek_device device);
 
 /* Whether the first n of 'vm->args' lie where a primitive works. 0 or -1. */
 int ek_vm_check_places(const ek_vm *vm, int32_t primitive, int32_t n);
@@ -169,9 +178,10 @@ int ek_native_choose(ek_vm *vm, ek_value *R, const int32_t *pc);
 ek_object *ek_vm_closure(ek_vm *vm, int32_t function, ek_adt *captured);
 ek_object *ek_vm_reference(ek_value value);
 
-/* What a reference holds, owned; and another value for it, which it takes over. */
+/* What a reference holds, owned; and another value for it, which it takes over. 'from' is the number
+** of the executable that it comes from, 0 for none. */
 ek_value ek_vm_reference_read(ek_object *reference);
-void ek_vm_reference_write(ek_object *reference, ek_value value);
+void ek_vm_reference_write(ek_object *reference, ek_value value, uint64_t from);
 
 /* The place in the bytecode of a function for one among its calls for native code; NULL for those
 ** that are in neither. */

@@ -88,6 +88,11 @@ static bool is_aligned(const ek_dltensor *tensor) {
   return size == 0 || (uintptr_t)ek_dltensor_data(tensor) % size == 0;
 }
 
+/* Where kernels can read it: in one piece, each element at a multiple of its size. */
+bool ek_vm_is_readable(const ek_dltensor *tensor) {
+  return ek_dltensor_is_contiguous(tensor) && is_aligned(tensor);
+}
+
 /* In order of cost: lent for the call without anything being copied or counted; retained; wrapped,
 ** where another library made it; copied, where it has strides or lies where loads of its elements
 ** may not be made. */
@@ -95,7 +100,7 @@ int ek_vm_own_tensor(ek_vm *vm, const ek_value *value, const ek_dltensor *tensor
                      ek_value *to) {
   ek_object *copy;
   bool is_lent = value->type_index == EK_DLTENSOR_PTR;
-  bool can_stay = ek_dltensor_is_contiguous(tensor) && is_aligned(tensor);
+  bool can_stay = ek_vm_is_readable(tensor);
   if (is_lent && may_lend && can_stay && tensor->device.type == EK_CPU) {
     return ek_lent_add(&vm->lent, tensor, to);
   }
@@ -162,37 +167,42 @@ static int own_argument(ek_vm *vm, const ek_vm_function *f, int32_t index, const
   }
   bool is_number = type >= EK_INT && type <= EK_FLOAT;
   if (is_number || type >= EK_OBJECT) {
+    ek_device device = vm->executable->devices[f->places == NULL ? 0 : f->places[index]];
     *to = *value;
     ek_value_retain(to);
-    return 0;
+    if (is_number || ek_vm_own_data(vm, to, device) == 0) return 0;
+    ek_value_release(to);
+    return -1;
   }
   ek_bytes name = ek_executable_param(f, index);
   return ek_error("InputError", "input '%.*s': expected a tensor, a number or an ADT value, got %s",
                   ek_shown(name, 200), name.data, ek_value_type_name(value));
 }
 
-/* Reserves what a value made of tensors holds: the tensor, those it is a view of, their storage. */
-static void reserve_like(const ek_value *value) {
+/* Adds what one more tensor like this takes: the tensor, those it is a view of, their storage. */
+static void spare_like(const ek_value *value, ek_spare **spares) {
   const ek_object *at = value->type_index == EK_TENSOR ? value->v.obj : NULL;
   while (at != NULL && at->type_index == EK_TENSOR && ek_tensor_is_own(at)) {
-    ek_alloc_reserve(at);
+    ek_spare_block(spares, at);
     at = ((const ek_tensor *)(const void *)at)->owner;
   }
   if (at == NULL || !ek_storage_is_own(at)) return;
-  ek_alloc_reserve(at);
+  ek_spare_block(spares, at);
   const ek_storage *storage = (const ek_storage *)(const void *)at;
-  if (storage->device.type == EK_CPU) ek_buffer_reserve(storage->device.id, storage->size);
+  if (storage->device.type == EK_CPU) ek_spare_buffer(spares, storage->device.id, storage->size);
 }
 
-/* A caller holds the last result while the next is computed, so after the first run the pool gets
+/* A caller holds the last result while the next is computed, so after the first run the pool has
 ** room for one more result of the same shapes. */
 static void reserve_result(const ek_value *result) {
+  ek_spare *spares = NULL;
   if (result->type_index != EK_ADT) {
-    reserve_like(result);
-    return;
+    spare_like(result, &spares);
+  } else {
+    const ek_adt *many = (const ek_adt *)(const void *)result->v.obj;
+    for (int32_t i = 0; i < many->size; i++) spare_like(&many->fields[i], &spares);
   }
-  const ek_adt *many = (const ek_adt *)(const void *)result->v.obj;
-  for (int32_t i = 0; i < many->size; i++) reserve_like(&many->fields[i]);
+  ek_spares_give_back(spares);
 }
 
 /* Running -------------------------------------------------------------------------------------- */
@@ -255,6 +265,7 @@ int ek_vm_end(ek_vm *vm, ek_value *ret) {
   *ret = vm->result;
   vm->result = ek_value_none();
   if (vm->lent.count != 0) status = ek_lent_end(&vm->lent, ret);
+  if (status == 0) status = ek_result_part(ret);
   ek_arenas_rest(&vm->arenas);
   __atomic_store_n(&vm->is_running, 0, __ATOMIC_RELEASE);
   return status;
@@ -275,11 +286,9 @@ int ek_vm_invoke(ek_object *object, int32_t function, const ek_value *args, int3
   int status = run(vm);
   ek_pool_limit(before);
   bool is_first = status == 0 && !vm->has_run;
-  if (is_first) {
-    vm->has_run = true;
-    reserve_result(&vm->result);
-  }
+  if (is_first) vm->has_run = true;
   if (ek_vm_end(vm, ret) != 0) return -1;
+  if (is_first) reserve_result(ret);
   if (status == 0 && vm->executable->n_guarded != 0 &&
       ek_executable_check_files(vm->executable) != 0) {
     ek_value_release(ret);

@@ -1,4 +1,6 @@
-/* Where values lie: copies between devices, and the check that a primitive's arguments lie on one. */
+/* Where values lie: copies between devices, data from outside, and the check that a primitive's
+** arguments lie on one. */
+#include "ek_parts.h"
 #include "ek_vm.h"
 
 #include <stdio.h>
@@ -84,6 +86,46 @@ int ek_vm_copy_value(const ek_value *value, ek_device from, ek_device device, ek
   ek_free(stack.items);
   if (status != 0) ek_value_release(out);
   return status;
+}
+
+/* Data from outside --------------------------------------------------------------------------- */
+
+typedef struct entrance {
+  ek_vm *vm;
+  ek_device device;            /* where tensors are to be */
+} entrance;
+
+static bool may_stay(const void *context, const ek_object *tensor, bool is_shared) {
+  const entrance *at = context;
+  const ek_dltensor *dl = &((const ek_tensor *)(const void *)tensor)->dl;
+  (void)is_shared;
+  return ek_tensor_is_own(tensor) && ek_device_same(dl->device, at->device) &&
+         ek_vm_is_readable(dl);
+}
+
+static int bring_in(const void *context, ek_value *tensor, bool is_shared) {
+  const entrance *at = context;
+  const ek_dltensor *dl = ek_value_tensor(tensor);
+  ek_value own;
+  ek_object *copy;
+  int status;
+  (void)is_shared;
+  if (ek_device_same(dl->device, at->device)) {
+    status = ek_vm_own_tensor(at->vm, tensor, dl, false, &own);
+  } else {
+    status = ek_tensor_copied(dl, at->device, &copy);
+    if (status == 0) own = ek_value_object(copy);
+  }
+  if (status != 0) return -1;
+  ek_value_release(tensor);
+  *tensor = own;
+  return 0;
+}
+
+int ek_vm_own_data(ek_vm *vm, ek_value *value, ek_device device) {
+  entrance at = {vm, device};
+  ek_tensor_rule rule = {&at, may_stay, bring_in, false};
+  return ek_tensors_apply(value, &rule);
 }
 
 /* DeviceCopy dst src dst_device src_device */

@@ -357,20 +357,34 @@ int ek_op_InvokePackedScratch(ek_vm *vm, ek_value *R, const int32_t *pc) {
   return status;
 }
 
+/* What a function of others gives, as a register can hold it. A program of one device knows where it
+** is to be; in others the calls that read it look (ek_vm_check_places). */
+static int own_result(ek_vm *vm, ek_value *result) {
+  const ek_executable *e = vm->executable;
+  const ek_dltensor *tensor = ek_value_tensor(result);
+  ek_value own;
+  bool is_elsewhere = tensor != NULL && e->n_devices == 1 &&
+                      !ek_device_same(tensor->device, e->devices[0]);
+  int status = 0;
+  if (tensor != NULL && !is_elsewhere) {
+    status = ek_vm_own_tensor(vm, result, tensor, false, &own);
+    ek_value_release(result);
+    *result = status == 0 ? own : ek_value_none();
+  } else if (result->type_index >= EK_OBJECT && e->n_devices == 1) {
+    status = ek_vm_own_data(vm, result, e->devices[0]);
+    if (status != 0) ek_value_release(result);
+  }
+  return status;
+}
+
 /* InvokePackedValue dst primitive n args: what the function gives, as a register can hold it. */
 int ek_op_InvokePackedValue(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  ek_value result = ek_value_none(), own;
+  ek_value result = ek_value_none();
   int32_t n = ek_InvokePackedValue_n(pc);
   ek_object *called = ek_executable_linked(vm->executable, ek_InvokePackedValue_packed_index(pc));
   for (int32_t i = 0; i < n; i++) vm->args[i] = R[ek_InvokePackedValue_args(pc)[i]];
   if (ek_function_call(called, vm->args, n, &result) != 0) return -1;
-  const ek_dltensor *tensor = ek_value_tensor(&result);
-  if (tensor != NULL) {
-    int status = ek_vm_own_tensor(vm, &result, tensor, false, &own);
-    ek_value_release(&result);
-    if (status != 0) return -1;
-    result = own;
-  }
+  if (own_result(vm, &result) != 0) return -1;
   set(&R[ek_InvokePackedValue_dst(pc)], result);
   return 0;
 }
@@ -716,20 +730,27 @@ ek_object *ek_vm_reference(ek_value value) {
   return &reference->base;
 }
 
-ek_value ek_vm_reference_read(ek_object *object) {
-  ek_reference *reference = (ek_reference *)(void *)object;
+/* What it holds, owned, and which executable wrote it. */
+static ek_value read_reference(ek_reference *reference, uint64_t *from) {
   lock_reference(reference);
   ek_value value = reference->cell->fields[0];
+  *from = reference->known_to;
   ek_value_retain(&value);
   unlock_reference(reference);
   return value;
 }
 
-void ek_vm_reference_write(ek_object *object, ek_value value) {
+ek_value ek_vm_reference_read(ek_object *object) {
+  uint64_t from;
+  return read_reference((ek_reference *)(void *)object, &from);
+}
+
+void ek_vm_reference_write(ek_object *object, ek_value value, uint64_t from) {
   ek_reference *reference = (ek_reference *)(void *)object;
   lock_reference(reference);
   ek_value old = reference->cell->fields[0];
   reference->cell->fields[0] = value;
+  reference->known_to = from;
   unlock_reference(reference);
   ek_value_release(&old);
 }
@@ -737,29 +758,54 @@ void ek_vm_reference_write(ek_object *object, ek_value value) {
 /* AllocRef dst value */
 int ek_op_AllocRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
   ek_object *reference = ek_vm_reference(ek_value_none());
-  (void)vm;
   if (reference == NULL) return -1;
-  ((ek_reference *)(void *)reference)->cell->fields[0] = fetch(R, ek_AllocRef_value(pc));
+  ek_vm_reference_write(reference, fetch(R, ek_AllocRef_value(pc)), vm->executable->number);
   set_object(&R[ek_AllocRef_dst(pc)], reference);
+  return 0;
+}
+
+/* What another program, or none, has written to a reference, as registers of this one can hold it. It is
+** looked at once: then the reference has what is read, unless it was written meanwhile. A program of
+** several devices looks where it is used (ek_vm_check_places). */
+static int own_unknown(ek_vm *vm, ek_reference *reference, ek_value *value) {
+  const ek_executable *e = vm->executable;
+  const ek_object *before = value->v.obj;
+  if (value->type_index < EK_OBJECT || e->n_devices != 1) return 0;
+  if (ek_vm_own_data(vm, value, e->devices[0]) != 0) return -1;
+  ek_value old = ek_value_none(), *held = &reference->cell->fields[0];
+  lock_reference(reference);
+  if (held->type_index >= EK_OBJECT && held->v.obj == before) {
+    old = *held;
+    *held = *value;
+    ek_value_retain(held);
+    reference->known_to = e->number;
+  }
+  unlock_reference(reference);
+  ek_value_release(&old);
   return 0;
 }
 
 /* ReadRef dst ref */
 int ek_op_ReadRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  (void)vm;
   const ek_value *ref = &R[ek_ReadRef_ref(pc)];
   if (ref->type_index != EK_REFERENCE) return wrong_type("ReadRef", "a reference", ref);
-  set(&R[ek_ReadRef_dst(pc)], ek_vm_reference_read(ref->v.obj));
+  ek_reference *reference = (ek_reference *)(void *)ref->v.obj;
+  uint64_t from;
+  ek_value value = read_reference(reference, &from);
+  if (from != vm->executable->number && own_unknown(vm, reference, &value) != 0) {
+    ek_value_release(&value);
+    return -1;
+  }
+  set(&R[ek_ReadRef_dst(pc)], value);
   return 0;
 }
 
 /* WriteRef ref value */
 int ek_op_WriteRef(ek_vm *vm, ek_value *R, const int32_t *pc) {
-  (void)vm;
   const ek_value *ref = &R[ek_WriteRef_ref(pc)];
   if (ref->type_index != EK_REFERENCE) return wrong_type("WriteRef", "a reference", ref);
   ek_object *reference = ref->v.obj;   /* read first: the value may be moved from there */
-  ek_vm_reference_write(reference, fetch(R, ek_WriteRef_value(pc)));
+  ek_vm_reference_write(reference, fetch(R, ek_WriteRef_value(pc)), vm->executable->number);
   return 0;
 }
 

@@ -172,8 +172,8 @@ void ek_dl_folder(char *out, size_t capacity) {
   out[0] = '\0';
 }
 
-int ek_dl_pin(const char *path) {
-  (void)path;
+int ek_dl_pin(void *library) {
+  (void)library;
   return -1;
 }
 

@@ -232,6 +232,7 @@ class Runner {
     if (op == "call") return module(*of)[step["function"].string].call(values(step["args"]));
     if (op == "run") return of->model->run(inputs(step));
     if (op == "run_into") return run_into(*of->model, step);
+    if (op == "overwrite") return overwrite(module(*of)["main"], step["size"].value);
     if (op == "kernels") return static_cast<int64_t>(of->model->profile(inputs(step)).size());
     if (op == "threads") {
       of->model->num_threads(static_cast<int64_t>(step["n"].value));
@@ -295,6 +296,26 @@ class Runner {
       from.copy_to(to);
     }
     return ekiden::Array(outputs);
+  }
+
+  static Value overwrite(const Function& function, double size) {
+    std::vector<float> elements(static_cast<size_t>(size));
+    for (size_t i = 0; i < elements.size(); i++) elements[i] = static_cast<float>(i);
+    Tensor x = Tensor::from<float>({static_cast<int64_t>(size)}, elements);
+    std::vector<std::vector<float>> first;
+    std::vector<Value> results = items_of(function.call({x}));
+    for (const Value& result : results) first.push_back(result.as<Tensor>().to_vector<float>());
+    bool is_right = true;
+    for (size_t i = 0; i < results.size(); i++) {
+      Tensor result = results[i];
+      is_right = is_right && result.to_vector<float>() == first[i];
+      std::fill_n(result.data<float>(), result.size(), 9.0f);
+    }
+    results = items_of(function.call({x}));
+    for (size_t i = 0; i < results.size(); i++) {
+      is_right = is_right && results[i].as<Tensor>().to_vector<float>() == first[i];
+    }
+    return is_right;
   }
 
   static Function global(const std::string& name) {

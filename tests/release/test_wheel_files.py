@@ -234,3 +234,19 @@ def test_headers_of_one_processor_serve_all(arch: str, tmp_path: Path) -> None:
     words = ["cc", "-E", *flags, str(headers / "pyconfig.h")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert "int found;" in done.stdout, done.stderr
+
+
+def test_the_bills_of_materials_have_version_and_licence_of_what_is_bundled() -> None:
+    release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]["release"]
+    for name in ("ekiden", "ekiden-runtime"):
+        bill = json.loads((ROOT / "sbom" / f"{name}.cdx.json").read_text())
+        bundled = [c for c in bill["components"] if c["bom-ref"].startswith("built-in/")]
+        assert {c["name"] for c in bundled} == set(generate_sbom.BUILT_IN)
+        for component in bundled:
+            assert f"{component['name']}=={component['version']}" in release
+            assert component["purl"].endswith(f"@{component['version']}")
+            assert component["licenses"]
+    with pytest.raises(SystemExit, match="cython: the extra 'release' must pin it"):
+        generate_sbom.built_with(["cython>=3", "numpy==2.4.6", "ziglang==0.15.1"])

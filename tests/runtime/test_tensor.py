@@ -110,9 +110,23 @@ def test_a_read_only_array_stays_read_only() -> None:
     assert not tensor.numpy().flags.writeable
     with pytest.raises(ValueError, match="copy_from: the tensor is read-only"):
         tensor.copy_from(np.zeros(3))
+    assert runtime.from_dlpack(tensor).readonly
+    assert np.shares_memory(runtime.from_dlpack(tensor).numpy(), array)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_consumers_of_dlpack_get_a_copy_of_what_is_read_only(library: str) -> None:
+    export = pytest.importorskip(library).from_dlpack
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    tensor = runtime.tensor(array)
+    exported = export(tensor)
+    exported[:] = 7
+    assert array.tolist() == [0, 1, 2]
+    assert np.asarray(exported).tolist() == [7, 7, 7]
     with pytest.raises(BufferError, match="the tensor is read-only"):
-        tensor.__dlpack__()
-    assert not np.from_dlpack(tensor).flags.writeable
+        tensor.__dlpack__(max_version=(1, 0), copy=False)
+    assert np.shares_memory(tensor.numpy(), array)
 
 
 def test_a_fraction_is_no_number_of_elements() -> None:

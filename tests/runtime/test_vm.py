@@ -3,7 +3,7 @@
 import gc
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,11 +61,16 @@ DOUBLE = [
 ]
 
 
-def test_an_argument_comes_back_without_a_copy() -> None:
+@pytest.mark.parametrize("make_argument", [np.asarray, runtime.tensor, runtime.from_dlpack])
+def test_an_argument_that_comes_back_is_a_copy(
+    make_argument: Callable[[np.ndarray], object],
+) -> None:
     array = np.arange(4, dtype="float32")
-    out = run(program(IDENTITY), array)
+    out = run(program(IDENTITY), make_argument(array))
     assert isinstance(out, runtime.Tensor)
-    assert np.shares_memory(out.numpy(), array)
+    assert not out.readonly
+    assert not np.shares_memory(out.numpy(), array)
+    np.testing.assert_array_equal(out.numpy(), array)
 
 
 @pytest.mark.parametrize(

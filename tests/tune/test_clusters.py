@@ -7,13 +7,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ekiden.runtime.errors import CompileError
-from ekiden.tune import Measurer, Records, Session, Task
+from ekiden.tune import Measurer, Records, Session, Task, workers
 from ekiden.tune.clusters import RayExecutor
 
 
@@ -38,6 +39,38 @@ def test_a_pool_of_processes_is_an_executor(task: Task) -> None:
         session = Session([task], measurer=quick(executor=pool))
         session.run(3)
         check(session, 3)
+
+
+def own_children() -> list[str]:
+    """What the processes are that this one has started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(words[1]) == os.getpid():
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+def test_an_executor_keeps_no_workers_when_a_session_has_ended(task: Task) -> None:
+    with ProcessPoolExecutor(1) as pool:
+        before = pool.submit(own_children).result()
+        session = Session([task], measurer=quick(executor=pool))
+        session.run(2)
+        assert pool.submit(own_children).result() == before
+        session.run(3)  # workers are started again
+        check(session, 3)
+
+
+def test_a_worker_that_ended_while_it_waited_is_replaced() -> None:
+    module = "ekiden.tune.build_job"
+    worker = workers.Worker(module)
+    worker._process.kill()
+    worker._process.wait()
+    workers.close_workers()
+    workers._IDLE[module] = [worker]
+    assert not worker.is_alive
+    assert workers._idle_worker(module) is None
 
 
 @pytest.fixture

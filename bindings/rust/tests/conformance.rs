@@ -73,6 +73,13 @@ fn elements(tensor: &Tensor) -> Vec<f64> {
     by_dtype!(tensor.dtype().name().as_str(), read)
 }
 
+fn all_elements(value: &Value) -> Vec<f64> {
+    match value {
+        Value::Tensor(tensor) => elements(tensor),
+        other => panic!("a tensor expected, got {other:?}"),
+    }
+}
+
 fn callback(name: &str) -> Result<Function> {
     match name {
         "double" => Function::new(|args| match args {
@@ -225,6 +232,18 @@ impl Runner {
             }
             "run" => self.with_inputs(step, |inputs| self.model(&of).run("main", inputs)),
             "run_into" => self.run_into(step),
+            "overwrite" => {
+                let size = step.get("size").unwrap().number() as i64;
+                let data: Vec<f32> = (0..size).map(|i| i as f32).collect();
+                let x = Tensor::from_slice(&data, &[size])?;
+                let function = self.module(&of)?.function("main")?;
+                let run = || match function.call(&[x.clone().into()]) {
+                    Ok(Value::Array(results)) => results.iter().map(all_elements).collect(),
+                    other => panic!("results expected, got {other:?}"),
+                };
+                let first: Vec<Vec<f64>> = run(); // slices of results are never mutable
+                Ok(Value::Bool(run() == first))
+            }
             "kernels" => {
                 let model = self.model(&of);
                 let (_, times) = self.with_inputs(step, |inputs| model.profile("main", inputs))?;

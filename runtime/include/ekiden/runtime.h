@@ -722,6 +722,28 @@ static inline int ek_tensor_view(ek_object *owner, void *data, const int64_t *sh
   return ek_tensor_strided(owner, &like, flags, out);
 }
 
+/* Whether the elements of a tensor must not be written; 0 also for a tensor of another library, which
+** ends with its DLTensor. Constants are mapped from files: a write to one ends the process. A language
+** whose users may write to what it gives them gives them a copy of such a tensor. */
+static inline int ek_tensor_is_read_only(const ek_object *tensor) {
+  static void (*own_deleter)(void *, int); /* what the runtime's own tensors have */
+  void (*known)(void *, int) = __atomic_load_n(&own_deleter, __ATOMIC_RELAXED);
+  if (known == NULL) {
+    ek_object *made = NULL;
+    ek_dtype dtype = {EK_DTYPE_INT, 8, 1};
+    ek_device host = {EK_CPU, 0};
+    if (ek_tensor_new(NULL, 0, dtype, host, &made) != 0) {
+      ek_object_release(ek_error_take());
+      return 1; /* not known without memory */
+    }
+    known = made->deleter;
+    __atomic_store_n(&own_deleter, known, __ATOMIC_RELAXED);
+    ek_object_release(made);
+  }
+  if (tensor == NULL || tensor->type_index != EK_TENSOR || tensor->deleter != known) return 0;
+  return (((const ek_tensor *)(const void *)tensor)->flags & EK_DLPACK_READ_ONLY) != 0;
+}
+
 /* Imports a DLPack tensor without copying: an ek_managed_versioned if 'versioned', else an
 ** ek_managed. Takes the producer's tensor over and calls its deleter when the last reference goes,
 ** from whichever thread that is. Any strides are kept. On failure the caller still owns 'managed'.

@@ -615,17 +615,26 @@ class Tensor : public ObjectRef {
     return count;
   }
 
-  /* The elements of a contiguous tensor of the CPU; a TypeError for another dtype. */
+  /* Whether the elements may not be written: constants of a program may not, for one. */
+  bool is_read_only() const { return ek_tensor_is_read_only(get()) != 0; }
+
+  /* The elements of a contiguous tensor of the CPU; a TypeError for another dtype. They can be
+  ** written through a Tensor that is neither const nor a temporary: one that is read-only becomes a
+  ** copy first, and other handles keep the memory it had. */
   template <typename T>
-  T* data() const {
-    ek_dtype expected = dtype_of<T>();
-    if (std::memcmp(&expected, &dl().dtype, sizeof expected) != 0) {
-      throw Error("TypeError", "read tensor: the elements have another dtype");
-    }
-    if (dl().device.type != EK_CPU || !is_contiguous()) {
-      throw Error("ValueError", "read tensor: a contiguous tensor of the CPU expected");
-    }
-    return static_cast<T*>(ek_dltensor_data(&dl()));
+  T* data() & {
+    T* at = elements<T>();
+    if (!is_read_only()) return at;
+    *this = to(device());
+    return elements<T>();
+  }
+  template <typename T>
+  const T* data() const& {
+    return elements<T>();
+  }
+  template <typename T>
+  const T* data() && {
+    return elements<T>();
   }
 
   template <typename T>
@@ -634,12 +643,28 @@ class Tensor : public ObjectRef {
     return std::vector<T>(from, from + size());
   }
 
-  void copy_to(const Tensor& other) const { detail::check(ek_tensor_copy(&dl(), &other.dl())); }
+  void copy_to(const Tensor& other) const {
+    if (other.is_read_only()) throw Error("ValueError", "copy tensor: the other is read-only");
+    detail::check(ek_tensor_copy(&dl(), &other.dl()));
+  }
 
   Tensor to(ek_device device) const {
     Tensor other = empty(shape(), dtype(), device);
     copy_to(other);
     return other;
+  }
+
+ private:
+  template <typename T>
+  T* elements() const {
+    ek_dtype expected = dtype_of<T>();
+    if (std::memcmp(&expected, &dl().dtype, sizeof expected) != 0) {
+      throw Error("TypeError", "read tensor: the elements have another dtype");
+    }
+    if (dl().device.type != EK_CPU || !is_contiguous()) {
+      throw Error("ValueError", "read tensor: a contiguous tensor of the CPU expected");
+    }
+    return static_cast<T*>(ek_dltensor_data(&dl()));
   }
 };
 

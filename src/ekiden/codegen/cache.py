@@ -15,7 +15,14 @@ from ekiden.ir.node import Node
 from ekiden.ir.pass_context import PassContext
 from ekiden.ir.structural import structural_digest
 from ekiden.runtime import environment
-from ekiden.runtime.files import PathName, shrink, write_whole
+from ekiden.runtime.files import (
+    PathName,
+    expect_trusted,
+    log_once,
+    make_own_folder,
+    shrink,
+    write_whole,
+)
 from ekiden.target import Target
 
 
@@ -95,7 +102,7 @@ class KernelCache:
         for layer in (self.folder, *self.others):
             if layer is None or not is_filled(layer):  # nobody has to read the compiler's bytes
                 continue
-            code = _read(_file(layer, key), layer is self.folder)
+            code = _read(_file(layer, key), None if layer is self.folder else layer)
             if code is not None:
                 return code
         return None
@@ -107,8 +114,8 @@ class KernelCache:
         digest = _digest(code)
         path = _file(self.folder, key)
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            write_whole(path, lambda file: file.write(digest + code))
+            make_own_folder(os.path.dirname(path))
+            write_whole(path, lambda file: file.write(digest + code), is_owners=True)
             if self.limit is not None and _is_looked_at(digest, len(code), self.limit):
                 shrink(self.folder, self.limit)
         except OSError:
@@ -119,14 +126,21 @@ def _file(layer: PathName, key: str) -> str:
     return os.path.join(layer, compiler_folder(), f"{key}.o")
 
 
-def _read(path: str, is_own: bool) -> bytes | None:
-    """The code in a file; that of the own layer is now the one used last."""
+def _read(path: str, layer: PathName | None) -> bytes | None:
+    """Return the code in a file that no other user can have written; None where there is none.
+
+    `layer` is None for the own layer, whose file is now the one used last.
+    """
     try:
         with open(path, "rb") as file:
+            expect_trusted(path, layer)
             code = checked_code(file.read())
+    except PermissionError as error:
+        log_once(error)
+        return None
     except OSError:
         return None
-    if is_own and code is not None:
+    if layer is None and code is not None:
         with suppress(OSError):
             os.utime(path)
     return code

@@ -21,7 +21,16 @@ from ekiden.driver.artifact_key import Request
 from ekiden.ir.cache_layers import cache_layers, is_filled
 from ekiden.runtime import environment
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.files import PathName, Writer, Written, shrink, write_whole
+from ekiden.runtime.files import (
+    PathName,
+    Writer,
+    Written,
+    expect_trusted,
+    log_once,
+    make_own_folder,
+    shrink,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from ekiden.runtime.pieces import Bytes
@@ -68,7 +77,7 @@ class ArtifactCache:
         if not is_filled(layer):  # nobody has to read the model's bytes and the compiler's
             return None
         key = wanted.key(_weight_files(layer, wanted))
-        return _mapped(_artifact(layer, key), layer is self.folder)
+        return _mapped(_artifact(layer, key), None if layer is self.folder else layer)
 
     def put(
         self, wanted: Request, made: Bytes | Written, weight_files: Sequence[str]
@@ -86,12 +95,14 @@ class ArtifactCache:
             path = _artifact(self.folder, wanted.key(weight_files))
             if not wanted.is_current(weight_files):
                 return None
-            os.makedirs(self.folder, exist_ok=True)
+            make_own_folder(self.folder)
             if weight_files:
                 names = json.dumps(list(weight_files)).encode()
-                write_whole(_list(self.folder, wanted), lambda file: file.write(names))
-            write_whole(path, made.write if isinstance(made, Written) else _writes(made))
-            found = _mapped(path, True)
+                names_file = _list(self.folder, wanted)
+                write_whole(names_file, lambda file: file.write(names), is_owners=True)
+            content = made.write if isinstance(made, Written) else _writes(made)
+            write_whole(path, content, is_owners=True)
+            found = _mapped(path, None)
             shrink(self.folder, self.limit)
         except (OSError, ValueError):
             return None
@@ -124,12 +135,19 @@ def _weight_files(layer: PathName, wanted: Request) -> list[str]:
     return list(map(str, found))
 
 
-def _mapped(path: str, is_own: bool) -> runtime.Executable | None:
-    """The artifact of a file. One of the own layer is now the one used last, and is removed where
-    it cannot be loaded, which gives None. Raises OSError where there is none.
+def _mapped(path: str, layer: PathName | None) -> runtime.Executable | None:
+    """Return the artifact of a file that no other user can have written; None for another.
+
+    `layer` is None for the own layer, whose file is now the one used last, and is removed where it
+    cannot be loaded, which gives None. Raises OSError where there is none.
     """
+    is_own = layer is None
     try:
+        expect_trusted(path, layer)
         found = runtime.Executable.load(path)
+    except PermissionError as error:
+        log_once(error)
+        return None
     except LoadError:
         if is_own:
             with suppress(OSError):

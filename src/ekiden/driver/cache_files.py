@@ -20,7 +20,14 @@ from ekiden import runtime
 from ekiden.codegen.cache import checked_code, compiler_folder
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
-from ekiden.runtime.files import PathName, files_below, named, shrink, write_whole
+from ekiden.runtime.files import (
+    PathName,
+    files_below,
+    make_own_folder,
+    named,
+    shrink,
+    write_whole,
+)
 from ekiden.runtime.late_methods import dataclass
 
 VERSION = 1
@@ -238,8 +245,8 @@ def _take(member: tarfile.TarInfo, archive: tarfile.TarFile, home: Path, done: I
     if not _checked(kind, data):
         done.refused += 1
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, lambda file: file.write(data))
+    make_own_folder(target.parent)
+    write_whole(target, lambda file: file.write(data), is_owners=True)
     done.new += 1
 
 

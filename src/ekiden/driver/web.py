@@ -17,7 +17,7 @@ from ekiden.driver.library import compile_in
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.artifact import metadata_of
 from ekiden.runtime.errors import ExportError
-from ekiden.runtime.files import PathName, named, write_whole
+from ekiden.runtime.files import PathName, make_own_folder, named, write_whole
 from ekiden.runtime.metadata import variants
 from ekiden.runtime.paths import include_dir, source_dir, web_source_dir
 from ekiden.runtime.pieces import Bytes
@@ -78,8 +78,8 @@ def build_runtime(*, cc: str | None = None, name: str = RUNTIME) -> bytes:
         compile_in(folder, words, f"build '{name}'")
         made = _growable(Path(folder, name).read_bytes())
     if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, lambda file: file.write(made))
+        make_own_folder(kept.parent)
+        write_whole(kept, lambda file: file.write(made), is_owners=True)
     return made
 
 

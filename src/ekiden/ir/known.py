@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.ir.hashes import sha256
-from ekiden.runtime.files import shrink, write_whole
+from ekiden.runtime.files import expect_trusted, make_own_folder, shrink, write_whole
 
 __all__ = ["known", "state_of"]
 
@@ -62,6 +62,7 @@ def _digest(text: str) -> str:
 
 def _read(path: str, about: str) -> str | None:
     with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        expect_trusted(path)
         digest, _, fact = file.read().partition(" ")
         if digest == _digest(about + fact):
             return fact
@@ -71,6 +72,6 @@ def _read(path: str, about: str) -> str | None:
 def _write(path: str, about: str, fact: str) -> None:
     data = f"{_digest(about + fact)} {fact}".encode("ascii")
     with suppress(OSError):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_whole(path, lambda file: file.write(data))
+        make_own_folder(os.path.dirname(path))
+        write_whole(path, lambda file: file.write(data), is_owners=True)
         shrink(os.path.dirname(path), LIMIT)

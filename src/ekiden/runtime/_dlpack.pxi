@@ -173,7 +173,11 @@ def from_dlpack(producer, *, device=None, copy=None):
 cdef Tensor _from_dlpack(object producer):
     cdef PyObject *source = <PyObject *>producer
     cdef DLPackExchange *exchange = _exchange
-    cdef ek_object *made
+    cdef ek_object *made = NULL
+    if isinstance(producer, Tensor):       # of ours: what may not be written stays so
+        _check(ek_tensor_strided((<Tensor>producer).handle, (<Tensor>producer).dl(), 0, &made))
+        _hand_out(<Tensor>producer)
+        return _wrap_tensor(made)
     if type(producer) is np.ndarray:       # NumPy itself would refuse the types of ml_dtypes
         if np.PyArray_ISBEHAVED_RO(<np.ndarray>producer):
             return _tensor_of_array(<np.ndarray>producer)
@@ -193,8 +197,11 @@ cdef int _exchange_export(PyObject *source, ek_managed_versioned **out) noexcept
 
 
 cdef int _export_checked(PyObject *source, void **out) except -1:
-    _check(ek_tensor_to_dlpack((<Tensor>source).handle, 1, out))
-    _hand_out(<Tensor>source)
+    cdef Tensor exported = <Tensor>source
+    if exported.readonly:          # consumers may not heed the flag: `Tensor.__dlpack__`
+        exported = exported.copyto(exported.device)
+    _check(ek_tensor_to_dlpack(exported.handle, 1, out))
+    _hand_out(exported)
     return 0
 
 

@@ -118,19 +118,22 @@ cdef class Tensor(Object):
         return array.copy() if copy else array
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """Export through DLPack; copies only to another device, or if `copy` is True."""
+        """Export through DLPack; copies to another device, if `copy` is True, and a read-only
+        tensor, since not all consumers heed that it is (PyTorch does not).
+
+        Raises BufferError where `copy` is False and a copy is needed.
+        """
         if stream is not None and self.dl().device.type == EK_CPU:
             raise BufferError(f"dlpack: data on the host has no stream, got {stream!r}")
         target = self.device if dl_device is None else Device(*dl_device)
         if copy is False and target != self.device:
             raise BufferError(f"dlpack: a copy is needed to move data to {target}")
-        if copy or target != self.device:
+        if copy is False and self.readonly:
+            raise BufferError("dlpack: the tensor is read-only, as constants of a program are: "
+                              "consumers get a copy; numpy() shares its memory and is read-only")
+        if copy or self.readonly or target != self.device:
             return _export_copy(self.copyto(target), max_version)
-        versioned = max_version is not None and max_version[0] >= 1
-        if self.readonly and not versioned:
-            raise BufferError("dlpack: the tensor is read-only; ask for max_version=(1, 0) or a "
-                              "copy")
-        return _export(self, versioned)
+        return _export(self, max_version is not None and max_version[0] >= 1)
 
     def __dlpack_device__(self):
         """Device type and id, in DLPack's numbers."""

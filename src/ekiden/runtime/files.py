@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from ekiden.runtime._core import _states_below
-from ekiden.runtime.late import Late
+from ekiden.runtime.late import Late, LateLog
 
 if TYPE_CHECKING:
     import pathlib
@@ -30,7 +30,10 @@ __all__ = [
     "Writer",
     "Written",
     "check_folder",
+    "expect_trusted",
     "files_below",
+    "log_once",
+    "make_own_folder",
     "named",
     "reason",
     "shrink",
@@ -102,21 +105,76 @@ def write_to(file: File, write: Callable[[Writer], object]) -> None:
 
 
 def write_whole(
-    path: PathName, write: Callable[[Writer], object], is_program: bool = False
+    path: PathName,
+    write: Callable[[Writer], object],
+    is_program: bool = False,
+    *,
+    is_owners: bool = False,
 ) -> None:
     """Give `write` a file beside `path` that takes its place when all is written.
 
     Whatever goes wrong, `path` is as it was and nothing is left behind. What is there and is no
     regular file (/dev/null, a named pipe) is written to directly. `is_program` lets it be executed.
-    Raises OSError that names `path`.
+    A new file cannot be written by all users, whatever the umask says; one that `is_owners` by its
+    owner alone. Raises OSError that names `path`.
     """
     target = check_folder(path)
     with named("write", target):
         found = _status(target)
         if found is None or stat.S_ISREG(found.st_mode):
-            _replace(pathlib.Path(os.path.realpath(target)), found, write, is_program)
+            _replace(pathlib.Path(os.path.realpath(target)), found, write, is_program, is_owners)
         else:
             _write_through(target, write)
+
+
+WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+"""Permissions by which others than the owner may write."""
+
+
+def make_own_folder(folder: PathName) -> None:
+    """Make a folder and those above it, which others than their owner cannot write. Raises OSError.
+
+    What exists already stays as it is.
+    """
+    missing = []
+    path = os.path.abspath(folder)
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for each in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(each, 0o777 & ~WRITABLE)
+
+
+def expect_trusted(path: PathName, layer: PathName | None = None) -> None:
+    """Look at a file of a cache before code in it is run. Raises PermissionError where another user
+    may have written it: where it or its folder belongs to neither this user nor root, or others
+    than the owner may write it. `layer` is a folder that a user named to be read, whose owner is
+    trusted, too.
+
+    In a folder that all may write and none may remove from (/tmp), the file alone counts.
+    """
+    owners = {os.geteuid(), 0} | (set() if layer is None else {os.stat(layer).st_uid})
+    for name in (path, os.path.dirname(os.path.abspath(path))):
+        state = os.stat(name)
+        is_shared = bool(state.st_mode & WRITABLE) and not state.st_mode & stat.S_ISVTX
+        if state.st_uid not in owners or is_shared:
+            raise PermissionError(
+                f"read '{os.fspath(path)}': others than you may have written it: '{name!s}' has"
+                f" owner {state.st_uid} and mode {stat.S_IMODE(state.st_mode):o}"
+            )
+
+
+_LOG = LateLog("ekiden")
+_LOGGED: set[str] = set()
+
+
+def log_once(error: OSError) -> None:
+    """Log a file of a cache that is passed over, the first of each folder."""
+    folder = os.path.dirname(str(error).partition("'")[2].partition("'")[0])
+    if folder not in _LOGGED:
+        _LOGGED.add(folder)
+        _LOG.warning("cache: %s; it is not used", error)
 
 
 def write_text(path: PathName, text: str) -> None:
@@ -194,14 +252,22 @@ def _replace(
     found: os.stat_result | None,
     write: Callable[[Writer], object],
     is_program: bool,
+    is_owners: bool,
 ) -> None:
     """Write a file that takes the place of `found`, with its permissions."""
+    allowed = ~WRITABLE if is_owners else ~stat.S_IWOTH
+
+    def create(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o666 & allowed)
+
     begun = os.fsdecode(os.fsencode(target.name)[:200])
     partial = target.with_name(f".{begun}.{os.urandom(4).hex()}")
     try:
-        with open(partial, "xb") as file:
+        with open(partial, "xb", opener=create) as file:  # nobody else may open it meanwhile
             write(file)
             mode = stat.S_IMODE((os.fstat(file.fileno()) if found is None else found).st_mode)
+            if is_owners:
+                mode &= allowed
             if is_program:
                 mode |= (mode & 0o444) >> 2
             os.fchmod(file.fileno(), mode)

@@ -204,6 +204,8 @@ class Tensor(Node):
         """The number of axes."""
         return len(self.shape)
 
+    __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
+
     def __getitem__(self, indices: ExprLike | Sequence[ExprLike]) -> ProducerLoad:
         """An element; with fewer indices what takes the others, so that `t[i][j]` is one too; with
         slices, `t[i, 0:16]`, a part that an instruction is called with."""
@@ -260,6 +262,8 @@ class TensorSlice:
 
     tensor: Tensor
     indices: tuple[ExprLike, ...]
+
+    __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
 
     def __getitem__(self, indices: ExprLike | Sequence[ExprLike]) -> ProducerLoad:
         more = (indices,) if isinstance(indices, (PrimExpr, int)) else tuple(indices)  # type: ignore[arg-type]

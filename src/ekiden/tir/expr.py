@@ -136,6 +136,8 @@ class Buffer(Node):
         """
         return Bytes(self)
 
+    __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
+
     def __getitem__(self, indices: ExprLike | tuple[ExprLike, ...]) -> BufferLoad:
         many = indices if isinstance(indices, tuple) else (indices,)
         return BufferLoad(self, tuple(convert(i, "int64") for i in many), self.dtype)
@@ -146,6 +148,8 @@ class Bytes:
     """A buffer of a small type, seen as uint8."""
 
     buffer: Buffer
+
+    __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
 
     def __getitem__(self, index: ExprLike) -> BufferLoad:
         at = convert(index, "int64")

@@ -64,6 +64,8 @@ class BufferVar:
         """The buffer."""
         return self.buffer
 
+    __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
+
     def __getitem__(self, indices: Indices) -> PrimExpr:
         return BufferLoad(self.buffer, self._indices(indices), self.buffer.dtype)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import field
 from typing import cast
 
@@ -18,7 +18,7 @@ from ekiden.tune.records import processor
 from ekiden.tune.remote import Remote
 from ekiden.tune.task import Task
 from ekiden.tune.wire import Head, Message
-from ekiden.tune.workers import Job, ask
+from ekiden.tune.workers import Job, ask, close_workers
 
 STATUSES: Mapping[str, str] = {
     "ok": "it ran, and its results are the default's",
@@ -158,6 +158,26 @@ class Measurer:
                             lost: Head = {"error": "lost", "said": f"{error}", "news": []}
                             replies[i] = lost, []
         return [replies[i] for i in range(len(jobs))]
+
+    def release(self) -> None:
+        """Ask the executor to end the workers that its processes keep for the next job.
+
+        Which process of it runs a task is its own choice, so that each is asked several times;
+        workers that were not reached end when they have had no job for a minute.
+        """
+        if self.executor is None:
+            return
+        tasks = []
+        with suppress(Exception):  # an executor that takes no more
+            tasks = [self.executor.submit(close_workers) for _ in range(2 * self._width)]
+        for task in tasks:
+            with suppress(Exception):  # the machine is gone, and its workers with it
+                task.result()
+
+    @property
+    def _width(self) -> int:
+        """How many jobs run at the same time, at most."""
+        return max(self.runners, self.jobs)
 
     def _build(self, task: Task, candidates: Sequence[Candidate]) -> list[_Built | Outcome]:
         """The code of each. That of the last ones is kept: a winner is measured again, the default

@@ -167,6 +167,14 @@ class Session:
         if trials < 1:
             raise InputError(f"tune: trials above 0 expected, got {trials}")
         self.started, self.budget, self._before = time.monotonic(), trials, self.trials
+        try:
+            self._try_all(trials, seconds)
+        finally:
+            self.measurer.release()
+        if all(s.ended and not s.trials for s in self.states):
+            raise NoDefaultError(self.states[0].ended)
+
+    def _try_all(self, trials: int, seconds: float) -> None:
         while self.trials < trials and time.monotonic() - self.started < seconds:
             state = self._next()
             if state is None:
@@ -175,8 +183,6 @@ class Session:
                                    trials - self.trials))  # fmt: skip
             if self.progress is not None:
                 self.progress(self)
-        if all(s.ended and not s.trials for s in self.states):
-            raise NoDefaultError(self.states[0].ended)
 
     def _next(self) -> State | None:
         """The task that is expected to win most by a batch; first each once, the largest first."""

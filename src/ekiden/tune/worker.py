@@ -28,6 +28,8 @@ from ekiden.tune.wire import Head, Message, Reader, send
 Tell: TypeAlias = Callable[[Head], None]
 Job: TypeAlias = Callable[[Head, list[bytes], Tell], Message]
 """(request, its byte strings, what takes news on the way) -> (answer, its byte strings)."""
+IDLE_LIMIT_S = 60.0
+"""Seconds without a job after which a worker ends."""
 SAID = 2000
 """Most characters that are repeated of what a job wrote."""
 
@@ -104,6 +106,16 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
+def _next_job(reader: Reader) -> Message | None:
+    """Return a job, or None where there are no more, or none has come for a long time: an executor
+    of another machine may keep the process that asks, for other programs.
+    """
+    try:
+        return reader.receive(time.monotonic() + IDLE_LIMIT_S)
+    except TimeoutError:
+        return None
+
+
 def serve(name: str) -> None:
     """Do jobs until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
@@ -115,7 +127,7 @@ def serve(name: str) -> None:
     getattr(home, "prepare", lambda: None)()
     send(replies, {"ready": os.getpid()})
     reader = Reader(requests)
-    while (message := reader.receive()) is not None:
+    while (message := _next_job(reader)) is not None:
         job: Job = getattr(home, str(message[0].pop("function")))
         reply = _forked(job, message, requests, replies)
         if reply is None:

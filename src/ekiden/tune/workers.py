@@ -69,6 +69,11 @@ class Worker:
             raise BrokenPipeError(f"the worker for {self.module} has ended")
         return found
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
     def close(self) -> None:
         """End it; it ends its job."""
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -86,16 +91,24 @@ _IDLE: dict[str, list[Worker]] = {}
 _LOCK = Lock()
 
 
+def _idle_worker(module: str) -> Worker | None:
+    """Return a worker that waits for a job; those that have ended meanwhile are dropped."""
+    while True:
+        with _LOCK:
+            idle = _IDLE.setdefault(module, [])
+            worker = idle.pop() if idle else None
+        if worker is None or worker.is_alive:
+            return worker
+        worker.close()
+
+
 def ask(job: Job) -> Message:
     """Do a job in a worker of this machine: what executors are given. A worker that is gone or
     hangs is an answer too: {"error": "crash"}.
     """
     module = job.function.partition(":")[0]
-    with _LOCK:
-        idle = _IDLE.setdefault(module, [])
-        worker = idle.pop() if idle else None
     try:
-        worker = worker or Worker(module)
+        worker = _idle_worker(module) or Worker(module)
         found = worker.ask(job)
     except OSError as error:
         gone: Head = {"error": "crash", "news": [], "said": str(error)}

@@ -13,7 +13,8 @@ program, which the cache of kernels counts on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,15 @@ def _scalar(constant: Constant) -> te.Tensor:
     )
 
 
+@contextmanager
+def _naming(operator: str) -> Iterator[None]:
+    """Name the operator whose own computation is refused."""
+    try:
+        yield
+    except CompileError as error:
+        raise CompileError(f"{operator}: {error}") from error
+
+
 def _lower_call(
     call: Call, known: dict[RelayExpr, Tensors], site: int | None, target: Target | None
 ) -> Tensors:
@@ -73,7 +83,7 @@ def _lower_call(
     inputs = [t for a in call.args for t in known[a]]
     own = implementation_of(call.op.name, call.attrs, inputs, call.checked_type, target)
     if own is not None:
-        with check_site(site):
+        with check_site(site), _naming(call.op.name):
             return own.compute(call.attrs, inputs, call.checked_type)
     lowering = call.op.definition.lower
     if lowering is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import platform
 import shutil
 import tempfile
@@ -25,6 +24,7 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.driver.device_peak import measure_device
 from ekiden.driver.library import export_library
 from ekiden.driver.peak import measure_peak
+from ekiden.runtime.files import make_own_folder
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 
@@ -170,7 +170,7 @@ def _cache() -> str:
     folder = KernelCache.default().folder
     if folder is None:
         return "turned off"
-    os.makedirs(folder, exist_ok=True)
+    make_own_folder(folder)
     with tempfile.NamedTemporaryFile(dir=folder):
         free = shutil.disk_usage(folder).free
     return f"{folder}, {free / 2**30:.1f} GiB free"

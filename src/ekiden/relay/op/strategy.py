@@ -84,8 +84,17 @@ class OpImplementation:
     def compute(
         self, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type
     ) -> list[Tensor]:
-        """The tensors of the result."""
-        return list(self.fcompute(own_attrs(attrs), inputs, out_type))
+        """Return the tensors of the result; one that the computation gives alone is the only one.
+
+        Raises CompileError where it gives anything else.
+        """
+        given: object = self.fcompute(own_attrs(attrs), inputs, out_type)
+        tensors = [given] if isinstance(given, Tensor) else given
+        if not isinstance(tensors, Sequence) or not all(isinstance(t, Tensor) for t in tensors):
+            raise CompileError(
+                f"compute '{self.name}': expected a list of tensors (te.Tensor), got {given!r:.100}"
+            )
+        return list(tensors)
 
     def schedule(self, attrs: Attrs | None, outs: Sequence[Tensor], target: Target) -> Any:  # noqa: ANN401
         """The schedule of a kernel with these results; None where a family chooses."""

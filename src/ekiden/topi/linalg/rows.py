@@ -38,6 +38,8 @@ class Rows:
         with ib.for_range(0, count, "i") as i, self.columns() as j:
             self[i, j] = const(0, dtype)
 
+    __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
+
     def __getitem__(self, at: tuple[ExprLike, ExprLike]) -> PrimExpr:
         return self._data[at]
 

@@ -103,14 +103,7 @@ public final class Func extends Counted {
     MemorySegment function = object();
     try (Values values = new Values(args)) {
       MemorySegment ret = values.allocate(Native.VALUE_SIZE, 16);
-      MemorySegment code = function.get(Native.POINTER, 24);
-      int status;
-      try {
-        status = (int) Native.CALL.invokeExact(code, function, values.memory, values.count, ret);
-      } catch (Throwable error) {
-        throw new AssertionError(error);
-      }
-      Native.check(status);
+      Native.check(values.call(function, ret));
       java.lang.ref.Reference.reachabilityFence(this);
       java.lang.ref.Reference.reachabilityFence(args);
       return Values.take(ret);

@@ -100,6 +100,9 @@ public final class Model implements AutoCloseable {
       throw new EkidenException("ValueError", message);
     }
     for (int i = 0; i < results.size(); i++) {
+      if (outputs.get(i).data().isReadOnly()) {
+        throw new EkidenException("ValueError", "output " + i + ": its memory is read-only");
+      }
       String wanted = results.get(i).toString();
       String got = outputs.get(i).toString();
       if (wanted.equals(got)) continue;

@@ -20,6 +20,9 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.CopyOnWriteArrayList;
 
 /** The runtime's C interface: layouts, numbers of types and functions of ekiden/runtime.h. */
 final class Native {
@@ -105,7 +108,34 @@ final class Native {
 
   static final MethodHandle CALL = LINKER.downcallHandle(PACKED);
 
+  /** Arguments of a method of Java are at most 255. */
+  private static final int MOST_HELD = 200;
+
+  /** The same for calls that must keep as many arenas open, from 1 on. */
+  private static final List<MethodHandle> HOLDING = new CopyOnWriteArrayList<>();
+
   private Native() {}
+
+  /**
+   * CALL, with more arguments: segments whose arenas stay open as long as C runs, which Java sees to
+   * for all segments that a call of C is given. A function of C finds its own arguments where it
+   * expects them, and does not look at those behind.
+   */
+  static MethodHandle holding(int count) {
+    if (count > MOST_HELD) {
+      String message = "call: memory of at most " + MOST_HELD + " arenas expected, got " + count;
+      throw new EkidenException("ValueError", message);
+    }
+    while (HOLDING.size() < count) {
+      int more = HOLDING.size() + 1;
+      MemoryLayout[] held = Collections.nCopies(more, ADDRESS).toArray(new MemoryLayout[0]);
+      MethodHandle call = LINKER.downcallHandle(PACKED.appendArgumentLayouts(held));
+      synchronized (HOLDING) {
+        if (HOLDING.size() < more) HOLDING.add(call.asSpreader(MemorySegment[].class, more));
+      }
+    }
+    return HOLDING.get(count - 1);
+  }
 
   private static SymbolLookup library() {
     String folder = System.getProperty("EKIDEN_LIB_DIR", System.getenv("EKIDEN_LIB_DIR"));
@@ -171,6 +201,26 @@ final class Native {
     } catch (Throwable error) {
       throw new AssertionError(error);
     }
+  }
+
+  /** What the runtime's own tensors have as their deleter: those of others end with their DLTensor. */
+  private static final long OWN_DELETER = deleterOfTensors();
+
+  private static long deleterOfTensors() {
+    try (Arena arena = Arena.ofConfined()) {
+      MemorySegment out = arena.allocate(POINTER);
+      check(callInt(TENSOR_NEW, MemorySegment.NULL, 0, DType.INT8.packed(), 1L, out));
+      MemorySegment made = out.get(POINTER, 0);
+      long deleter = made.get(JAVA_LONG, 16);
+      release(made);
+      return deleter;
+    }
+  }
+
+  /** Whether a tensor must not be written. */
+  static boolean isReadOnly(MemorySegment tensor) {
+    boolean isOwn = tensor.get(JAVA_LONG, 16) == OWN_DELETER;
+    return isOwn && (tensor.get(JAVA_LONG, TENSOR_AT + DLTENSOR_SIZE) & 1) != 0;
   }
 
   /** A number that is 0 or more as it is, -1 as this thread's error. */

@@ -13,20 +13,31 @@ import java.util.Arrays;
  * Elements in row-major order. A call reads native memory of its arguments without a copy; that of a
  * result belongs to the runtime, until nothing refers to the segment any more. Results of up to 4096
  * bytes are copied to Java's heap: what its collector needs to give others back costs more.
+ *
+ * <p>A result that is a constant of its program has memory that is read-only. What is written to that
+ * of another no argument, other result or later run sees.
  */
 public final class Tensor {
   private final DType dtype;
   private final long[] shape;
   private final MemorySegment data;
 
+  /** Whether the memory is a caller's, whose arena may be closed before the tensor is used. */
+  private final boolean isCallers;
+
   private static final int SMALL = 4096;
 
   /**
-   * A tensor over memory that is the caller's.
+   * A tensor over memory that is the caller's. A call with it throws ValueError once the arena of that
+   * memory is closed; an arena cannot be closed during such a call.
    *
    * @throws EkidenException ValueError where the memory has another size, or is not native
    */
   public Tensor(DType dtype, long[] shape, MemorySegment data) {
+    this(dtype, shape, data, true);
+  }
+
+  private Tensor(DType dtype, long[] shape, MemorySegment data, boolean isCallers) {
     long wanted = dtype.size();
     for (long extent : shape) {
       if (extent < 0) throw new EkidenException("ValueError", "tensor: a dimension below 0");
@@ -40,50 +51,58 @@ public final class Tensor {
     this.dtype = dtype;
     this.shape = shape.clone();
     this.data = data;
+    this.isCallers = isCallers;
   }
 
-  /** A small result, which is on the heap. */
-  private Tensor(DType dtype, long[] shape, MemorySegment from, long size) {
+  /** A result, whose memory is one that nobody closes. */
+  private Tensor(DType dtype, MemorySegment data, long[] shape) {
     this.dtype = dtype;
     this.shape = shape;
-    this.data = MemorySegment.ofArray(new long[(int) (size + 7) / 8]).asSlice(0, size);
-    MemorySegment.copy(from, 0, data, 0, size);
+    this.data = data;
+    this.isCallers = false;
+  }
+
+  /** Memory of Java's heap with a copy of a small result. */
+  private static MemorySegment onHeap(MemorySegment from, long size) {
+    MemorySegment to = MemorySegment.ofArray(new long[(int) (size + 7) / 8]).asSlice(0, size);
+    MemorySegment.copy(from, 0, to, 0, size);
+    return to;
   }
 
   /** A tensor with a copy of elements. */
   public static Tensor of(float[] data, long... shape) {
-    return new Tensor(DType.FLOAT32, shape, copy(ValueLayout.JAVA_FLOAT, MemorySegment.ofArray(data)));
+    return owned(DType.FLOAT32, shape, MemorySegment.ofArray(data));
   }
 
   /** A tensor with a copy of elements. */
   public static Tensor of(double[] data, long... shape) {
-    return new Tensor(DType.FLOAT64, shape, copy(ValueLayout.JAVA_DOUBLE, MemorySegment.ofArray(data)));
+    return owned(DType.FLOAT64, shape, MemorySegment.ofArray(data));
   }
 
   /** A tensor with a copy of elements. */
   public static Tensor of(int[] data, long... shape) {
-    return new Tensor(DType.INT32, shape, copy(JAVA_INT, MemorySegment.ofArray(data)));
+    return owned(DType.INT32, shape, MemorySegment.ofArray(data));
   }
 
   /** A tensor with a copy of elements. */
   public static Tensor of(long[] data, long... shape) {
-    return new Tensor(DType.INT64, shape, copy(JAVA_LONG, MemorySegment.ofArray(data)));
+    return owned(DType.INT64, shape, MemorySegment.ofArray(data));
   }
 
   /** A tensor with a copy of elements, of a dtype of one byte. */
   public static Tensor of(DType dtype, byte[] data, long... shape) {
-    return new Tensor(dtype, shape, copy(ValueLayout.JAVA_BYTE, MemorySegment.ofArray(data)));
+    return owned(dtype, shape, MemorySegment.ofArray(data));
   }
 
-  private static MemorySegment copy(ValueLayout element, MemorySegment from) {
+  private static Tensor owned(DType dtype, long[] shape, MemorySegment from) {
     MemorySegment to = Arena.ofAuto().allocate(from.byteSize(), 64);
-    return to.copyFrom(from);
+    return new Tensor(dtype, shape, to.copyFrom(from), false);
   }
 
   /** A tensor of zeros. */
   public static Tensor zeros(DType dtype, long... shape) {
     long size = dtype.size() * Arrays.stream(shape).reduce(1, Math::multiplyExact);
-    return new Tensor(dtype, shape, Arena.ofAuto().allocate(size, 64));
+    return new Tensor(dtype, shape, Arena.ofAuto().allocate(size, 64), false);
   }
 
   /** A tensor of the runtime, which the segment keeps. */
@@ -97,17 +116,20 @@ public final class Tensor {
     MemorySegment whole = contiguous(object, shape, dtype);
     MemorySegment data = whole.get(Native.POINTER, Native.TENSOR_AT);
     long offset = whole.get(JAVA_LONG, Native.TENSOR_AT + 40);
+    boolean isReadOnly = Native.isReadOnly(object);
+    MemorySegment owned;
     if (size <= SMALL) {
       try {
-        return new Tensor(dtype, shape, data.asSlice(offset), size);
+        owned = onHeap(data.asSlice(offset), size);
       } finally {
         Native.release(whole);
       }
+    } else {
+      owned =
+          MemorySegment.ofAddress(data.address() + offset)
+              .reinterpret(size, Arena.ofAuto(), _ -> Native.release(whole));
     }
-    MemorySegment owned =
-        MemorySegment.ofAddress(data.address() + offset)
-            .reinterpret(size, Arena.ofAuto(), _ -> Native.release(whole));
-    return new Tensor(dtype, shape, owned);
+    return new Tensor(dtype, isReadOnly ? owned.asReadOnly() : owned, shape);
   }
 
   /** One more reference to a tensor whose elements lie together, or a copy of that kind. */
@@ -136,8 +158,26 @@ public final class Tensor {
     }
   }
 
+  /** The memory, if it is a caller's: a call must keep its arena from being closed. */
+  MemorySegment held() {
+    return isCallers ? data : null;
+  }
+
+  /** Throws ValueError where this thread may not, or no longer, use the memory. */
+  void expectAlive() {
+    if (!isCallers) return;
+    if (!data.scope().isAlive()) {
+      throw new EkidenException("ValueError", "tensor: the arena of its memory is closed");
+    }
+    if (!data.isAccessibleBy(Thread.currentThread())) {
+      String message = "tensor: its memory is confined to another thread";
+      throw new EkidenException("ValueError", message);
+    }
+  }
+
   /** An ek_dltensor that lends this memory, or a copy from the heap, for as long as what allocates. */
   MemorySegment lend(SegmentAllocator arena) {
+    expectAlive();
     MemorySegment made = arena.allocate(Native.DLTENSOR_SIZE, 8);
     boolean isLent = data.isNative();
     made.set(Native.POINTER, 0, isLent ? data : arena.allocate(data.byteSize(), 64).copyFrom(data));

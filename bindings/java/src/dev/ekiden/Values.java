@@ -31,6 +31,9 @@ final class Values implements AutoCloseable, SegmentAllocator {
   final int count;
   private final List<MemorySegment> owned = new ArrayList<>();
 
+  /** Memory of callers that the call reads. */
+  private final List<MemorySegment> held = new ArrayList<>();
+
   Values(List<?> values) {
     count = values.size();
     memory = allocate((long) Native.VALUE_SIZE * Math.max(count, 1), 16);
@@ -73,7 +76,10 @@ final class Values implements AutoCloseable, SegmentAllocator {
       case Float number -> put(out, Native.FLOAT, Double.doubleToRawLongBits(number));
       case Double number -> put(out, Native.FLOAT, Double.doubleToRawLongBits(number));
       case String text -> writeText(text, out);
-      case Tensor tensor -> put(out, Native.DLTENSOR_PTR, tensor.lend(this).address());
+      case Tensor tensor -> {
+        put(out, Native.DLTENSOR_PTR, tensor.lend(this).address());
+        hold(tensor.held());
+      }
       case List<?> list -> writeList(list, out);
       case Counted counted -> writeObject(counted.object(), out);
       case Func.Body body -> {
@@ -85,6 +91,38 @@ final class Values implements AutoCloseable, SegmentAllocator {
         String message = "a value expected, got " + value.getClass().getName();
         throw new EkidenException("TypeError", message);
       }
+    }
+  }
+
+  /** One segment of each arena is enough. */
+  private void hold(MemorySegment memory) {
+    if (memory == null) return;
+    for (MemorySegment each : held) {
+      if (each.scope().equals(memory.scope())) return;
+    }
+    held.add(memory);
+  }
+
+  /**
+   * Calls a function, its result in {@code ret}; arenas of arguments cannot be closed meanwhile.
+   *
+   * @return the function's code
+   * @throws EkidenException ValueError where such an arena is closed
+   */
+  int call(MemorySegment function, MemorySegment ret) {
+    MemorySegment code = function.get(Native.POINTER, 24);
+    try {
+      if (held.isEmpty()) {
+        return (int) Native.CALL.invokeExact(code, function, memory, count, ret);
+      }
+      MemorySegment[] open = held.toArray(new MemorySegment[0]);
+      return (int) Native.holding(open.length).invokeExact(code, function, memory, count, ret, open);
+    } catch (EkidenException error) {
+      throw error;
+    } catch (IllegalStateException | WrongThreadException error) {
+      throw new EkidenException("ValueError", "tensor: its memory: " + error.getMessage());
+    } catch (Throwable error) {
+      throw new AssertionError(error);
     }
   }
 
@@ -131,8 +169,8 @@ final class Values implements AutoCloseable, SegmentAllocator {
     Native.check(Native.callInt(Native.TENSOR_NEW, dims, shape.length, dtype, 1L, made));
     MemorySegment object = made.get(Native.POINTER, 0);
     owned.add(object);
-    MemorySegment from = value.get(Native.POINTER, 8);
-    Native.check(Native.callInt(Native.TENSOR_COPY, from, object.asSlice(Native.TENSOR_AT)));
+    long size = tensor.data().byteSize();
+    if (size != 0) object.get(Native.POINTER, Native.TENSOR_AT).asSlice(0, size).copyFrom(tensor.data());
     put(value, Native.TENSOR, object.address());
   }
 

@@ -1,5 +1,8 @@
 package dev.ekiden;
 
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.lang.foreign.ValueLayout;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
@@ -42,6 +45,7 @@ final class Check {
     Tensor small = (Tensor) ((List<?>) model.run(inputs)).get(0); // on the heap, and lent again
     List<?> twice = (List<?>) model.run(Map.of("x", small, "scale", inputs.get("scale")));
     if (((Tensor) twice.get(1)).toFloats()[0] != 40) wrong.add(new AssertionError("a heap result"));
+    checkMemory(folder, inputs, model, wrong);
     Func left = model.module().get("main");
     model.close();
     model.close();
@@ -52,6 +56,54 @@ final class Check {
     expect("ValueError", left::call, wrong);
     for (Throwable each : wrong) each.printStackTrace();
     return wrong.isEmpty();
+  }
+
+  /** Memory of callers is read while its arena is open alone, and constants are not written. */
+  private static void checkMemory(
+      Path folder, Map<String, Tensor> inputs, Model model, List<Throwable> wrong) {
+    Tensor lent;
+    try (Arena arena = Arena.ofShared()) {
+      MemorySegment memory = arena.allocateFrom(ValueLayout.JAVA_FLOAT, 1, 2, 3, 4);
+      lent = new Tensor(DType.FLOAT32, new long[] {1, 4}, memory);
+      Map<String, Tensor> given = Map.of("x", lent, "scale", inputs.get("scale"));
+      if (((Tensor) ((List<?>) model.run(given)).get(1)).toFloats()[0] != 20) {
+        wrong.add(new AssertionError("memory of an arena"));
+      }
+      Func closing = Func.of(_ -> {
+        try {
+          arena.close();
+          return "closed during a call";
+        } catch (IllegalStateException error) {
+          return "held";
+        }
+      });
+      if (!"held".equals(closing.call(lent))) wrong.add(new AssertionError("closed during a call"));
+    }
+    Tensor closed = lent;
+    expect("ValueError", () -> model.run(Map.of("x", closed, "scale", inputs.get("scale"))), wrong);
+    expect("ValueError", () -> model.module().get("main").call(List.of(closed)), wrong);
+    try (Arena arena = Arena.ofConfined()) {
+      Tensor confined = new Tensor(DType.FLOAT32, new long[] {1, 4}, arena.allocate(16, 64));
+      Map<String, Tensor> given = Map.of("x", confined, "scale", inputs.get("scale"));
+      Thread other = new Thread(() -> expect("ValueError", () -> model.run(given), wrong));
+      other.start();
+      other.join();
+    } catch (InterruptedException error) {
+      wrong.add(error);
+    }
+    try (Model constant = Model.load(folder.resolve("constant.eki"))) {
+      for (Object each : (List<?>) constant.run(Map.of())) {
+        Tensor result = (Tensor) each;
+        if (!result.data().isReadOnly()) wrong.add(new AssertionError("a constant can be written"));
+        try {
+          result.data().setAtIndex(ValueLayout.JAVA_FLOAT, 0, 7);
+          wrong.add(new AssertionError("a constant was written"));
+        } catch (IllegalArgumentException | UnsupportedOperationException error) {
+          // as it must be
+        }
+        expect("ValueError", () -> constant.runInto("main", Map.of(), List.of(result, result)), wrong);
+      }
+    }
   }
 
   /** What is closed, called all the same, is an error of Java. */

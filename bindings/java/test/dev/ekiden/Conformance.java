@@ -1,6 +1,7 @@
 package dev.ekiden;
 
 import java.io.IOException;
+import java.lang.foreign.ValueLayout;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -121,6 +122,29 @@ public final class Conformance {
     return null;
   }
 
+  private static boolean overwritten(Func function, int size) {
+    float[] elements = new float[size];
+    for (int i = 0; i < size; i++) elements[i] = i;
+    Tensor x = Tensor.of(elements, size);
+    List<float[]> first = new ArrayList<>();
+    List<Tensor> results = (List<Tensor>) (List<?>) (List<Object>) function.call(x);
+    for (Tensor result : results) first.add(result.toFloats());
+    boolean isRight = true;
+    for (int i = 0; i < results.size(); i++) {
+      Tensor result = results.get(i);
+      isRight &= Arrays.equals(result.toFloats(), first.get(i));
+      if (result.data().isReadOnly()) continue;
+      for (int k = 0; k < first.get(i).length; k++) {
+        result.data().setAtIndex(ValueLayout.JAVA_FLOAT, k, 9);
+      }
+    }
+    results = (List<Tensor>) (List<?>) (List<Object>) function.call(x);
+    for (int i = 0; i < results.size(); i++) {
+      isRight &= Arrays.equals(results.get(i).toFloats(), first.get(i));
+    }
+    return isRight;
+  }
+
   private Object run(Map<String, Object> step) {
     String of = (String) step.get("of");
     String name = (String) step.get("name");
@@ -138,6 +162,10 @@ public final class Conformance {
         List<Tensor> outputs = (List<Tensor>) (List<?>) values(step.get("outputs"));
         models.get(of).runInto("main", inputs(step), outputs);
         yield outputs;
+      }
+      case "overwrite" -> {
+        Func function = ((Module) things.get(of)).get("main");
+        yield overwritten(function, ((Double) step.get("size")).intValue());
       }
       case "kernels" -> (long) models.get(of).profile("main", inputs(step)).kernels().size();
       case "threads" -> {
