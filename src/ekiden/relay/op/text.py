@@ -140,7 +140,7 @@ declare("text.number_parts", ("text",), lambda attrs, text: topi.text.number_par
         "int64 [n, 3]: sign, digits and exponent of ten of the number that each text is",
         reference=_number_parts)
 declare("text.written", ("signs", "digits", "exponents"),
-        lambda attrs, *given: topi.text.written(*given, attrs.precision),
+        lambda attrs, s, d, e: topi.text.written(s, d, e, attrs.precision),
         "texts [n, 32]: the numbers as C's %g or %d writes them", TextWrittenAttrs,
         reference=_written)
 declare("text.split", ("text", "slots"),

@@ -216,8 +216,7 @@ def _recurrent(node: Node) -> list[Expr]:
 def _nothing(node: Node, shape: Shape, directions: int, batch_first: bool) -> list[Expr]:
     """The results of a layer without steps or without a batch: they need no kernels. What the node
     reads is looked at as by others."""
-    for value in node.inputs:
-        assert value is None or value.type
+    assert all(v is None or len(v.type.shape) for v in node.inputs), "checked before"
     steps, batch, _ = shape
     hidden = node.get_int("hidden_size")
     extents = [(steps, directions, batch, hidden), *[(directions, batch, hidden)] * 2]

@@ -7,8 +7,6 @@ ONNX Runtime writes them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ekiden.frontend.common.node import Result
@@ -90,12 +88,12 @@ def text_of_numbers(node: Node, index: int = 0) -> TextValue:
     shape, dtype = node.shape(index), node.dtype(index)
     data = op.reshape(node.expr(index), (product(shape),), allowzero=True)
     if is_float(dtype):
-        parts: Sequence[Expr] = _decimal(op.cast(data, "float64"))
-        found = op.text.written(*parts, precision=PRECISION)
+        sign, digits, exponent = _decimal(op.cast(data, "float64"))
+        found = op.text.written(sign, digits, exponent, PRECISION)
     else:
         wide = data if dtype == "uint64" else op.cast(data, "int64")
         digits = op.cast(wide, "uint64")
-        sign: Expr = op.full_like(op.cast(digits, "int64"), _number(1))
+        sign = op.full_like(op.cast(digits, "int64"), _number(1))
         if dtype != "uint64":
             below = op.less(wide, _number(0))
             sign = op.where(below, _number(-1), sign)
@@ -105,7 +103,7 @@ def text_of_numbers(node: Node, index: int = 0) -> TextValue:
     return text_of(node.scope, op.reshape(found, (*shape, width), allowzero=True))
 
 
-def _decimal(data: Expr) -> list[Expr]:
+def _decimal(data: Expr) -> tuple[Expr, Expr, Expr]:
     """Sign, PRECISION digits and exponent of floats."""
     is_finite = op.isfinite(data)
     size = op.where(is_finite, op.abs(data), const(0.0, "float64"))
@@ -124,7 +122,7 @@ def _decimal(data: Expr) -> list[Expr]:
     bits = op.reinterpret(data, "int64")  # -0.0 has a sign, too
     sign = op.where(op.less(bits, _number(0)), _number(-1), _number(1))
     infinite = op.where(op.isinf(data), op.multiply(sign, _number(INFINITE)), sign)
-    return [op.where(op.isnan(data), _number(NO_NUMBER), infinite), digits, last]
+    return op.where(op.isnan(data), _number(NO_NUMBER), infinite), digits, last
 
 
 def cast_text(node: Node) -> Result:
