@@ -457,3 +457,57 @@ def test_patterns_name_categories_of_unicode(pattern: str, accepted: list[str]) 
     (peer,) = run_onnx_runtime(model, {"x": np.array(words, object)})
     assert found.tolist() == peer.tolist()
     assert {w for w, is_match in zip(words, found, strict=True) if is_match} >= set(accepted)
+
+
+# Inputs with a value of their own, and sequences of nothing.
+
+
+def test_an_initializer_that_is_an_input_can_be_one() -> None:
+    x, w = normal(2, 3), normal(3)
+    model = graph_model([node("Mul", "x w", "y")], {"x": x, "w": w}, ["y"])
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    np.testing.assert_allclose(ekiden.compile(model)(x).numpy(), x * w)
+    exe = ekiden.compile(model, shape={"w": (3,)})
+    assert [i.name for i in exe.inputs] == ["x", "w"]
+    np.testing.assert_allclose(exe(x=x, w=w + 1).numpy(), x * (w + 1))
+    (peer,) = run_onnx_runtime(model, {"x": x, "w": w + 1})
+    np.testing.assert_allclose(exe(x, w + 1).numpy(), peer)
+    with pytest.raises(
+        ekiden.ImportModelError, match="'v'; the inputs are 'x'; with a value .* 'w'"
+    ):
+        ekiden.compile(model, shape={"v": (3,)})
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
+def test_recurrent_layers_of_sequences_without_steps(op_type: str, direction: str) -> None:
+    """Last states are 0 there, whatever the layer begins with."""
+    gates, hidden = {"RNN": 1, "GRU": 3, "LSTM": 4}[op_type], 4
+    sides = 2 if direction == "bidirectional" else 1
+    weights = {"w": normal(sides, gates * hidden, 2), "r": normal(sides, gates * hidden, hidden)}
+    for steps, lengths in ((3, [3, 0]), (3, [0, 0]), (0, None)):
+        feed = {"x": normal(steps, 2, 2), "h": normal(sides, 2, hidden)}
+        names = "x w r - - h"
+        if lengths is not None:
+            feed["n"], names = np.array(lengths, np.int32), "x w r - n h"
+        layer = node(op_type, names, "y last", hidden_size=hidden, direction=direction)
+        for symbolic in (False, True):
+            model = graph_model([layer], feed, ["y", "last"], weights, symbolic=symbolic)
+            every, last = interpret(model, list(feed.values()))
+            assert every.shape == (steps, sides, 2, hidden)
+            empty = np.array(lengths or [0, 0]) == 0
+            assert not last[:, empty].any() and last[:, ~empty].all()
+        if lengths is not None:  # ONNX Runtime ends its process where there are no steps
+            compare(model, feed, rtol=1e-4)
+
+
+@pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize(("steps", "batch"), [(0, 2), (3, 0)])
+def test_recurrent_layers_of_nothing_compile(op_type: str, steps: int, batch: int) -> None:
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op_type]
+    weights = {"w": normal(1, gates * 4, 2), "r": normal(1, gates * 4, 4)}
+    feed = {"x": normal(steps, batch, 2)}
+    layer = node(op_type, "x w r", "y last", hidden_size=4)
+    every, last = ekiden.compile(graph_model([layer], feed, ["y", "last"], weights))(**feed)
+    assert every.shape == (steps, 1, batch, 4) and last.shape == (1, batch, 4)
+    assert not last.numpy().any()

@@ -324,4 +324,227 @@ def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) 
     return te.extern_op([(rows, room, wide)], [text, slots], build, ["uint8"], name="text_split")[0]
 
 
-__all__ = ["change_case", "concat", "count_parts", "find", "length", "match", "split"]
+# Numbers.
+
+MAX_DIGITS = 18
+"""Decimal digits of a float that are read: as many as an int64 holds whatever they are."""
+WRITTEN = 32
+"""Bytes of a number that is written: a sign, 20 digits, a point, four zeros, an exponent."""
+MAX_EXPONENT = 100_000
+INFINITE, NO_NUMBER = 2, 3
+"""Signs that stand for inf and NaN, the former also negative."""
+
+
+def whole_number(text: Tensor) -> Tensor:
+    """The whole number that each text begins with, after an optional sign: int64 [n], modulo 2**64.
+    Nothing behind a point is read, and letters are passed over.
+
+    Raises ValueError for other than rows of texts.
+    """
+    _rows("text.whole_number", text)
+    wide = text.shape[1]
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """One digit after the other."""
+        ib = IRBuilder()
+        source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
+        with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
+            state = ib.allocate("int64", 3, "state", "local")  # the number, its sign, 1 at the end
+            state[0], state[1], state[2] = 0, 1, 0
+            with ib.for_range(0, wide, "j") as j:
+                byte = ib.let("byte", _byte(source, i, j, wide))
+                with ib.if_scope(_is(byte, "-")):
+                    state[1] = -1
+                with ib.if_scope(_is(byte, ".")):
+                    state[2] = 1
+                with ib.if_scope(logical_and(_is_digit(byte), state[2].equal(0))):
+                    state[0] = state[0] * 10 + cast(byte - ord("0"), "int64")
+            out[i] = state[0] * state[1]
+        return ib.get()
+
+    shape = (text.shape[0],)
+    return te.extern_op([shape], [text], build, ["int64"], name="text_whole_number")[0]
+
+
+def _is(byte: PrimExpr, letter: str) -> PrimExpr:
+    return byte.equal(const(ord(letter), "int32"))
+
+
+def _is_digit(byte: PrimExpr) -> PrimExpr:
+    return logical_and(byte >= const(ord("0"), "int32"), byte <= const(ord("9"), "int32"))
+
+
+def _lower(byte: PrimExpr) -> PrimExpr:
+    is_upper = logical_and(byte >= const(ord("A"), "int32"), byte <= const(ord("Z"), "int32"))
+    return if_then_else(is_upper, byte + 32, byte)
+
+
+def number_parts(text: Tensor) -> Tensor:
+    """Each text, which is a number, as sign, digits and exponent of ten: int64 [n, 3]; -1.25e3 is
+    -1, 125 and 1. Digits after the first MAX_DIGITS count in the exponent. The sign of an infinity
+    is INFINITE or its negative, that of NaN NO_NUMBER.
+
+    Raises ValueError for other than rows of texts.
+    """
+    _rows("text.number_parts", text)
+    wide = text.shape[1]
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Digits before and behind the point, then those of the exponent."""
+        ib = IRBuilder()
+        source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
+        room = const(10 ** (MAX_DIGITS - 1), "int64")
+        with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
+            # digits, their exponent, sign, 1 behind the point, the sign of the exponent (0 before
+            # it), the exponent, 1 for a plain number
+            s = ib.allocate("int64", 7, "state", "local")
+            for place, value in enumerate((0, 0, 1, 0, 0, 0, 1)):
+                s[place] = value
+            with ib.for_range(0, wide, "j") as j:
+                byte = ib.let("byte", _byte(source, i, j, wide))
+                lower = ib.let("lower", _lower(byte))
+                with ib.if_scope(logical_and(_is(byte, "-"), s[4].equal(0))):
+                    s[2] = -1
+                with ib.if_scope(logical_and(_is(byte, "-"), s[4] > 0)):
+                    s[4] = -1
+                with ib.if_scope(_is(byte, ".")):
+                    s[3] = 1
+                with ib.if_scope(logical_and(_is(lower, "e"), s[6].equal(1))):
+                    s[4] = 1
+                with ib.if_scope(logical_and(_is(lower, "n"), s[6].equal(1))):
+                    s[6] = NO_NUMBER
+                with ib.if_scope(logical_and(_is(lower, "i"), s[6].equal(1))):
+                    s[6] = INFINITE
+                with ib.if_scope(logical_and(_is_digit(byte), binary(NE, s[4], const(0, "int64")))):
+                    exponent = s[5] * 10 + cast(byte - ord("0"), "int64")
+                    s[5] = te.min(exponent, const(MAX_EXPONENT, "int64"))
+                with ib.if_scope(logical_and(_is_digit(byte), s[4].equal(0))):
+                    with ib.if_scope(s[0] < room):
+                        s[0] = s[0] * 10 + cast(byte - ord("0"), "int64")
+                        s[1] = s[1] - s[3]
+                    with ib.else_scope():
+                        s[1] = s[1] + 1 - s[3]
+            sign = ib.let("sign", if_then_else(s[6].equal(NO_NUMBER), s[6], s[2] * s[6]))
+            out[i, 0], out[i, 1], out[i, 2] = sign, s[0], s[1] + s[4] * s[5]
+        return ib.get()
+
+    shape = (text.shape[0], 3)
+    return te.extern_op([shape], [text], build, ["int64"], name="text_number_parts")[0]
+
+
+def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) -> Tensor:
+    """Numbers as texts [n, WRITTEN]: `digits` uint64 [n] times ten to the int64 `exponents`, with
+    `signs` int64 as of `number_parts`. As C's %g with that precision writes them; with precision 0
+    the digits alone.
+    """
+    rows = digits.shape[0]
+
+    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """The digits are taken from the last on, and put down from the first on."""
+        ib = IRBuilder()
+        sign_of, digits_of, exponent_of = map(ib.buffer_ptr, ins)
+        out = ib.buffer_ptr(outs[0])
+        with ib.for_range(0, rows, "i", kind="parallel") as i:
+            found = ib.allocate("int32", 20, "digits", "local")
+            rest = ib.allocate("uint64", 1, "rest", "local")
+            s = ib.allocate("int64", 3, "state", "local")  # digits, bytes written, exponent
+            with ib.for_range(0, WRITTEN, "j") as j:
+                out[i, j] = END
+            rest[0], s[0], s[1], s[2] = digits_of[i], 0, 0, exponent_of[i]
+            with ib.for_range(0, 20, "d") as d:
+                digit = ib.let("digit", cast(rest[0] % const(10, "uint64"), "int32"))
+                left = binary(NE, rest[0], const(0, "uint64"))
+                with ib.if_scope(binary(Or, left, d.equal(0))):
+                    is_end = logical_and(digit.equal(0), s[0].equal(0))
+                    drops = logical_and(is_end, left) if precision else const(False)
+                    with ib.if_scope(drops):
+                        s[2] = s[2] + 1
+                    with ib.else_scope():
+                        found[s[0]] = digit
+                        s[0] = s[0] + 1
+                rest[0] = rest[0] // const(10, "uint64")
+            pen = _Pen(ib, out, i, s, found)
+            sign = ib.let("sign", sign_of[i])
+            with ib.if_scope(sign < 0):
+                pen.put("-")
+            with ib.if_scope(binary(Or, sign.equal(INFINITE), sign.equal(-INFINITE))):
+                pen.put("INF")
+            with ib.if_scope(sign.equal(NO_NUMBER)):
+                pen.put("NaN")
+            with ib.if_scope(binary(Or, sign.equal(1), sign.equal(-1))):
+                pen.number(precision)
+        return ib.get()
+
+    inputs = [signs, digits, exponents]
+    return te.extern_op([(rows, WRITTEN)], inputs, build, ["uint8"], name="text_written")[0]
+
+
+class _Pen:
+    """Writes into one row: `state` holds the number of digits, of bytes that are written, and the
+    exponent of the last digit, which is digit 0.
+    """
+
+    def __init__(
+        self, ib: IRBuilder, out: BufferVar, row: PrimExpr, state: BufferVar, digits: BufferVar
+    ) -> None:
+        self._ib, self._out, self._row, self._state, self._digits = ib, out, row, state, digits
+
+    def put(self, letters: str | PrimExpr) -> None:
+        """Emit letters, or one byte that is computed."""
+        state = self._state
+        for letter in letters if isinstance(letters, str) else (letters,):
+            byte = const(ord(letter), "int32") if isinstance(letter, str) else letter
+            self._out[self._row, state[1]] = cast(byte, "uint8")
+            state[1] = state[1] + 1
+
+    def _digit(self, place: PrimExpr) -> None:
+        self.put(self._digits[place] + ord("0"))
+
+    def number(self, precision: int) -> None:
+        """Emit the digits, with a point or an exponent where there is a precision."""
+        ib, state = self._ib, self._state
+        count = ib.let("count", state[0])
+        if not precision:
+            with ib.for_range(0, count, "d") as d:
+                self._digit(count - 1 - d)
+            return
+        # the exponent of the first digit; 0 has none
+        is_zero = logical_and(count.equal(1), self._digits[0].equal(0))
+        first = ib.let("first", if_then_else(is_zero, const(0, "int64"), state[2] + count - 1))
+        with ib.if_scope(binary(Or, first < -4, first >= precision)):
+            self._digit(count - 1)
+            with ib.if_scope(count > 1):
+                self.put(".")
+            with ib.for_range(0, count - 1, "d") as d:
+                self._digit(count - 2 - d)
+            self._exponent(first)
+        with ib.else_scope():
+            with ib.if_scope(first < 0):
+                self.put("0.")
+                with ib.for_range(0, -1 - first, "z"):
+                    self.put("0")
+            with ib.for_range(0, count, "d") as d:
+                self._digit(count - 1 - d)
+                with ib.if_scope(logical_and(d.equal(first), d < count - 1)):
+                    self.put(".")
+            with ib.for_range(0, te.max(first + 1 - count, const(0, "int64")), "z"):
+                self.put("0")
+
+    def _exponent(self, exponent: PrimExpr) -> None:
+        """Emit e, a sign, and two digits or three."""
+        ib = self._ib
+        with ib.if_scope(exponent < 0):
+            self.put("e-")
+        with ib.else_scope():
+            self.put("e+")
+        size = ib.let("size", cast(te.max(exponent, 0 - exponent), "int32"))
+        with ib.if_scope(size >= 100):
+            self.put(size // 100 + ord("0"))
+        self.put(size // 10 % 10 + ord("0"))
+        self.put(size % 10 + ord("0"))
+
+
+__all__ = [
+    "change_case", "concat", "count_parts", "find", "length", "match", "number_parts", "split",
+    "whole_number", "written",
+]  # fmt: skip

@@ -156,6 +156,14 @@ def texts() -> Iterator[Case]:
     yield case(lambda t: op.text.find(t, keys), words(5, 4), symbolic=(5,))
     yield case(lambda t: op.text.match(t, moves, kinds, accepts), words(5, 4))
     yield case(lambda t: op.text.change_case(t, *map(const, table)), words(5, 4), symbolic=(5,))
+    numbers = encode(["1", "-25", "300", "+7", "18446744073709551615"])
+    floats = encode(["1.25e3", "-0.5", ".25", "inf", "-nan", "12345678901234567890.5"])
+    yield case(op.text.whole_number, numbers)
+    yield case(op.text.number_parts, floats)
+    parts = (np.array([1, -1, 1, 2, -2, 3]), np.array([125, 10, 0, 0, 0, 0], np.uint64),
+             np.array([-2, 9, 0, 0, 0, 0]))  # fmt: skip
+    for precision in (0, 8):
+        yield case(lambda *t, p=precision: op.text.written(*t, precision=p), *parts)
     for delimiter, most in (("", -1), (",", -1), ("", 1), (",", 2), (" a", -1)):
         yield case(lambda t, d=delimiter, m=most: op.text.count_parts(t, d, m), words(5, 9))
         yield case(lambda t, d=delimiter, m=most: op.text.split(t, slots, d, m), words(5, 9))

@@ -93,6 +93,10 @@ class Scope:
             scalar = self.spanned(self._scalar(condition))
             block.require(scalar, f"{self.span}{why} needs {prim_text(condition)}", self.span)
 
+    def require_data(self, condition: Expr, why: str) -> None:
+        """Note that a scalar of bool that data decide must hold, here and for what comes after."""
+        self._blocks[-1].require(self.spanned(condition), f"{self.span}{why}", self.span)
+
     def keep(self, dim: PrimExpr, why: str) -> None:
         """The current node keeps an axis of this extent, and would drop one of 1, so that the rank
         of its result would be another: it must not be 1, unless `declare` says that it is.

@@ -52,7 +52,7 @@ def bytes_of(tensor: onnx.TensorProto) -> int:
     """Return how many bytes the elements of a tensor take."""
     plain = PLAIN.get(tensor.data_type)
     bits = _BITS.get(tensor.data_type, 8) if plain is None else 8 * plain[0]().itemsize
-    return (math.prod(tensor.dims) * bits + 7) // 8
+    return int(math.prod(tensor.dims) * bits + 7) // 8
 
 
 def _is_size(text: str) -> bool:

@@ -46,8 +46,9 @@ def from_onnx(
 
     Weights become constants; with `freeze_params=False` the floating-point ones become further
     parameters of main, and `attrs["params"]` maps their names to arrays. Named dimensions of inputs
-    stay symbolic; `shape` gives other shapes by input name. `opset` overrides the version that the
-    model states.
+    stay symbolic; `shape` gives other shapes by input name. An input that has an initializer is
+    that constant, unless `shape` names it: then it is an input. `opset` overrides the version that
+    the model states.
 
     Raises ImportModelError for a broken model, and UnsupportedError listing every node that cannot
     be imported.
@@ -104,8 +105,10 @@ class _Import:
 
     def run(self) -> ImportedModule:
         """Import everything, or raise."""
+        self._check_shapes([i.name for i in self.proto.input])
+        for name in self.shapes:  # a weight that a shape is given for is an input
+            self.graph.weights.pop(name, None)
         inputs = [i for i in self.proto.input if i.name not in self.graph.weights]
-        self._check_shapes([i.name for i in inputs])
         for each in inputs:
             self._input(each)
         if not self.freeze_params:
@@ -157,10 +160,12 @@ class _Import:
     def _check_shapes(self, names: Sequence[str]) -> None:
         unknown = [repr(n) for n in self.shapes if n not in names]
         if unknown:
-            have = ", ".join(map(repr, names))
+            have = ", ".join(repr(n) for n in names if n not in self.graph.weights)
+            weights = [repr(n) for n in names if n in self.graph.weights]
+            more = f"; with a value of their own: {', '.join(weights)}" if weights else ""
             raise ImportModelError(
                 f"import {self.label}: shape is given for {', '.join(unknown)}; "
-                f"the inputs are {have}"
+                f"the inputs are {have}{more}"
             )
 
     def _input(self, info: onnx.ValueInfoProto) -> None:

@@ -20,6 +20,7 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, dtype_name, known
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Node
 from ekiden.ir import prim
 from ekiden.ir.op import Array
@@ -39,6 +40,8 @@ def evaluate(node: Node) -> Value | None:
     evaluator = EVALUATORS.get(node.op_type)
     if evaluator is None:
         return None
+    if node.op_type == "Cast" and node.get_int("to") == onnx.TensorProto.STRING:
+        return None
     present = [v for v in node.inputs if v is not None]
     if not present or not all(v.is_known for v in present):
         return None
@@ -51,7 +54,7 @@ def followed(node: Node, result: Value) -> Value:
     value where that is all of them.
     """
     evaluator = EVALUATORS.get(node.op_type)
-    if evaluator is None:
+    if evaluator is None or result.is_text:
         return result
     return rules.followed(node.scope, node.inputs, partial(evaluator, node), result)
 

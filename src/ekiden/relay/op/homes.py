@@ -252,7 +252,8 @@ OPERATORS = {
         argsort argwhere argwhere_padded row_ranks searchsorted sort topk unique
     """,
     "ekiden.relay.op.text": """
-        text.change_case text.concat text.count_parts text.find text.match text.split
+        text.change_case text.concat text.count_parts text.find text.match text.number_parts
+        text.split text.whole_number text.written
     """,
     "ekiden.relay.op.transform": """
         broadcast_to layout_transform repeat reverse tile transpose

@@ -3,6 +3,8 @@ like those of numbers."""
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 
 from ekiden import topi
@@ -13,7 +15,7 @@ from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call
 from ekiden.relay.op._inventory import declare
 from ekiden.runtime.text import END, decode, encode
-from ekiden.topi.text import GROWTH
+from ekiden.topi.text import GROWTH, INFINITE, MAX_DIGITS, NO_NUMBER, WRITTEN
 
 
 @node("relay.attrs.TextSplitAttrs")
@@ -22,6 +24,13 @@ class TextSplitAttrs(Attrs):
 
     delimiter: str = ""
     maxsplit: int = -1
+
+
+@node("relay.attrs.TextWrittenAttrs")
+class TextWrittenAttrs(Attrs):
+    """How many digits are significant, as C's %g has them; 0 for whole numbers."""
+
+    precision: int = 0
 
 
 def _concat(attrs: Attrs | None, first: Array, second: Array) -> Array:
@@ -61,6 +70,55 @@ def _split(attrs: TextSplitAttrs, text: Array, slots: Array) -> Array:
     return encode(made, text.shape[-1])
 
 
+def _number_parts(attrs: Attrs | None, text: Array) -> Array:
+    """See topi.text.number_parts; digits beyond those that are read are cut off there."""
+    rows = []
+    for each in decode(text):
+        word = each.strip().lower()
+        if word.lstrip("+-").startswith(("i", "n")):
+            sign = INFINITE if "i" in word else NO_NUMBER
+            rows.append((-sign if word.startswith("-") and sign == INFINITE else sign, 0, 0))
+            continue
+        mantissa, _, exponent = word.lstrip("+-").partition("e")
+        whole, _, part = mantissa.partition(".")
+        digits = (whole + part).lstrip("0")
+        most = digits[:MAX_DIGITS]
+        power = len(digits) - len(most) - len(part) + int(exponent or 0)
+        rows.append((-1 if word.startswith("-") else 1, int(most or 0), power))
+    return np.array(rows, np.int64).reshape(len(text), 3)
+
+
+def _whole_number(attrs: Attrs | None, text: Array) -> Array:
+    numbers = [int(t.partition(".")[0] or 0) for t in decode(text)]
+    return np.array([n & (1 << 64) - 1 for n in numbers], np.uint64).view(np.int64)
+
+
+def _written(attrs: TextWrittenAttrs, signs: Array, digits: Array, exponents: Array) -> Array:
+    special = {INFINITE: "INF", -INFINITE: "-INF", NO_NUMBER: "NaN"}
+    texts = []
+    for sign, number, exponent in zip(signs, digits, exponents, strict=True):
+        plain = "-" * bool(sign < 0)
+        if attrs.precision:
+            value = Decimal(int(number)).scaleb(int(exponent))
+            plain += f"%.{attrs.precision}g" % value if not number else _general(value, attrs)
+        else:
+            plain += str(number)
+        texts.append(special.get(int(sign), plain))
+    return encode(texts, WRITTEN)
+
+
+def _general(value: Decimal, attrs: TextWrittenAttrs) -> str:
+    """A decimal as %g writes it; a float would be rounded to binary first."""
+    first = value.adjusted()
+    digits = "".join(map(str, value.normalize().as_tuple().digits))
+    if first < -4 or first >= attrs.precision:
+        return f"{digits[0]}{'.' if digits[1:] else ''}{digits[1:]}e{first:+03d}"
+    if first < 0:
+        return f"0.{'0' * (-1 - first)}{digits}"
+    whole, part = digits[: first + 1].ljust(first + 1, "0"), digits[first + 1 :]
+    return f"{whole}.{part}" if part else whole
+
+
 # fmt: off
 declare("text.concat", ("first", "second"), lambda attrs, a, b: topi.text.concat(a, b),
         "texts [n, width of both]", reference=_concat)
@@ -76,6 +134,15 @@ declare("text.count_parts", ("text",),
         lambda attrs, text: topi.text.count_parts(text, attrs.delimiter, attrs.maxsplit),
         "int64 [n]: how many parts each text has", TextSplitAttrs,
         reference=lambda attrs, text: np.array([len(p) for p in _parts(attrs, text)], np.int64))
+declare("text.whole_number", ("text",), lambda attrs, text: topi.text.whole_number(text),
+        "int64 [n]: the whole number that each text is, modulo 2**64", reference=_whole_number)
+declare("text.number_parts", ("text",), lambda attrs, text: topi.text.number_parts(text),
+        "int64 [n, 3]: sign, digits and exponent of ten of the number that each text is",
+        reference=_number_parts)
+declare("text.written", ("signs", "digits", "exponents"),
+        lambda attrs, s, d, e: topi.text.written(s, d, e, attrs.precision),
+        "texts [n, 32]: the numbers as C's %g or %d writes them", TextWrittenAttrs,
+        reference=_written)
 declare("text.split", ("text", "slots"),
         lambda attrs, text, slots: topi.text.split(text, slots, attrs.delimiter, attrs.maxsplit),
         "texts [n, slots, width]: the parts of each", TextSplitAttrs, reference=_split)
@@ -112,6 +179,23 @@ def split(text: Expr, slots: Expr, delimiter: str = "", maxsplit: int = -1) -> C
     return call("text.split", text, slots, attrs=TextSplitAttrs(delimiter, maxsplit))
 
 
+def whole_number(text: Expr) -> Call:
+    """The whole number that each text is: int64 [n], modulo 2**64."""
+    return call("text.whole_number", text)
+
+
+def number_parts(text: Expr) -> Call:
+    """Sign, digits and exponent of the number that each text is; see
+    ekiden.topi.text.number_parts."""
+    return call("text.number_parts", text)
+
+
+def written(signs: Expr, digits: Expr, exponents: Expr, precision: int = 0) -> Call:
+    """Numbers as texts; see ekiden.topi.text.written."""
+    return call("text.written", signs, digits, exponents, attrs=TextWrittenAttrs(precision))
+
+
 __all__ = [
-    "change_case", "concat", "count_parts", "find", "match", "split",
+    "change_case", "concat", "count_parts", "find", "match", "number_parts", "split",
+    "whole_number", "written",
 ]  # fmt: skip

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import SMALL_FLOATS, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.runtime.late import Late
 from ekiden.tir.small_types import SCALE
+
+if TYPE_CHECKING:
+    from ekiden.frontend.onnx.converters import text_numbers
+else:
+    text_numbers = Late("ekiden.frontend.onnx.converters.text_numbers")
 
 
 def saturated(node: Node, data: Expr, dtype: str) -> Expr:
@@ -63,6 +72,8 @@ def _converted(node: Node, dtype: str) -> Expr | Value:
 
 
 def _cast(node: Node) -> Expr | Value:
+    if node.get_int("to") == onnx.TensorProto.STRING:
+        return text_numbers.text_of_numbers(node)
     return _converted(node, from_onnx_dtype(node.get_int("to")))
 
 

@@ -562,7 +562,8 @@ _NO = {"do_rotary": (0,), "past_present_share_buffer": (0,)}
 # fmt: off
 ROWS = (
     Row("Attention", _attention, domain=DOMAIN, values=_NO, may_ignore="past_sequence_length",
-        attributes=f"{_ONE} do_rotary past_present_share_buffer qkv_hidden_sizes"),
+        attributes=f"{_ONE} do_rotary past_present_share_buffer qkv_hidden_sizes "
+        "rotary_embedding_dim"),
     Row("QAttention", _q_attention, domain=DOMAIN, values=_NO,
         attributes=f"{_ONE} do_rotary past_present_share_buffer"),
     Row("MultiHeadAttention", _multi_head_attention, domain=DOMAIN, attributes=_ONE),

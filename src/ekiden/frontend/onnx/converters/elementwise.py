@@ -111,6 +111,10 @@ def widen(node: Node, index: int, count: int) -> None:
     node.inputs[index] = Value(node.typed(wide), expr=wide)
 
 
+_DIGITS = const(1e-12, "float64")
+"""What is as near to a whole number is one that was rounded."""
+
+
 def _pow(node: Node) -> Expr:
     """base ** exponent in the type of the base, as ONNX has it since opset 12. Squares and roots,
     which exporters write as powers, become what needs no pow. The root of -inf is NaN then, which
@@ -125,7 +129,9 @@ def _pow(node: Node) -> Expr:
             return op.sqrt(base)
     if is_int(node.dtype(0)) and is_float(node.dtype(1)):  # 4 ** 0.5 is 2; float64 has any int32
         wide = op.power(op.cast(base, "float64"), op.cast(exponent, "float64"))
-        return op.cast(wide, node.dtype(0))
+        nearest = op.round(wide)  # 3 ** 5.0 is 243, of which pow may lack a last digit
+        near = op.less(op.abs(op.subtract(wide, nearest)), op.abs(op.multiply(wide, _DIGITS)))
+        return op.cast(op.where(near, nearest, wide), node.dtype(0))
     if node.dtype(1) != node.dtype(0):
         exponent = op.cast(exponent, node.dtype(0))
     return op.power(base, exponent)

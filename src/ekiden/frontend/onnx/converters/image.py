@@ -152,6 +152,8 @@ def _col2im(node: Node) -> Expr:
         range((p - (b - 1) * d - 1) // s + 1)
         for p, b, d, s in zip(padded, block, dilations, strides, strict=True)
     ]
+    count = math.prod(map(len, steps)) * math.prod(block)
+    node.believed("the number of elements of all patches", max(count, *padded, *block))
     taps = np.array(list(every(*map(range, block)))) * np.array(dilations)
     starts = np.array(list(every(*steps))) * np.array(strides)
     at = taps[:, None, :] + starts[None, :, :]

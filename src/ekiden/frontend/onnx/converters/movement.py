@@ -440,9 +440,10 @@ def _resized(
         return _resampled(node, shape, wanted, numbers, mode, rounding)
     found = _resized_in_space(node, wanted, factors, mode, rounding, by)
     if by is not None and not _keeps_channels(node, by):
-        scales = [_scalar(s) for s in by[:2]] + [const(1.0, "float64")] * (len(shape) - 2)
+        outer: list[Number] = [_scalar(s) for s in by[:2]]
+        outer += [const(1.0, "float64")] * (len(shape) - 2)
         inner = node.with_inputs([node.value_of(found)])
-        return resample(inner, wanted, scales, mode, rounding)
+        return resample(inner, wanted, outer, mode, rounding)
     for have, asked in zip(shape[:2], wanted[:2], strict=True):
         node.scope.require(prim.binary(prim.EQ, have, asked))
     return found

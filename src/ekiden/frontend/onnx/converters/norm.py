@@ -31,6 +31,10 @@ def _learn_channels(node: Node) -> None:
 
 
 def _batch_norm(node: Node) -> Expr:
+    if node.rank(0) == 1:  # a batch of one channel
+        column = op.expand_dims(node.expr(0), axis=1)
+        found = _batch_norm(node.with_inputs([node.value_of(column), *node.inputs[1:]]))
+        return op.squeeze(found, axis=[1])
     _learn_channels(node)
     epsilon = node.get_float("epsilon", np.float32(1e-5))
     data, scale, bias, mean, variance = node.exprs()

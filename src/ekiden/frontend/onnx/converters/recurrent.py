@@ -9,7 +9,8 @@ direction is a layer; the results of two stand beside each other in an axis of t
 
 Weights come as [directions, gates * hidden, inputs], both biases in one row. `clip` bounds what
 goes into activations. With sequence_lens, steps behind a sequence's end give 0, and the last state
-is that of its last step; backwards it begins at its own end.
+is that of its last step; backwards it begins at its own end. The last states of a sequence of no
+steps are 0, as ONNX Runtime has them, whatever it begins with.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
 from ekiden.relay.qnn import products as qnn
 from ekiden.runtime.late_methods import dataclass
-from ekiden.topi.shape import known
+from ekiden.topi.shape import Shape, known
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,8 @@ def _recurrent(node: Node) -> list[Expr]:
     batch_first, layers = _layers(node, kind)
     data = _data(node, batch_first)
     _learn_batch(node, 0 if batch_first else 1)
+    if any(known(extent) == 0 for extent in node.typed(data).shape[:2]):
+        return _nothing(node, node.typed(data).shape, len(layers), batch_first)
     made = []
     for direction, (_, options) in enumerate(layers):
         inputs, states = (_rows(node, node.value(i), direction, kind.gates) for i in (1, 2))
@@ -207,7 +210,39 @@ def _recurrent(node: Node) -> list[Expr]:
             made.append(_fields(op.nn.gru(data, inputs, states, *biases, **options), 2))
         else:
             made.append(_fields(op.nn.rnn(data, inputs, states, *biases, **options), 2))
-    return _results(made, batch_first)
+    return _results([_with_no_steps(node, data, layer) for layer in made], batch_first)
+
+
+def _nothing(node: Node, shape: Shape, directions: int, batch_first: bool) -> list[Expr]:
+    """The results of a layer without steps or without a batch: they need no kernels. What the node
+    reads is looked at as by others."""
+    assert all(v is None or len(v.type.shape) for v in node.inputs), "checked before"
+    steps, batch, _ = shape
+    hidden = node.get_int("hidden_size")
+    extents = [(steps, directions, batch, hidden), *[(directions, batch, hidden)] * 2]
+    if batch_first:
+        extents = [(batch, steps, directions, hidden), *[(batch, directions, hidden)] * 2]
+    count = 3 if node.op_type == "LSTM" else 2
+    zero = const(0, node.dtype(0))
+    return [op.full(zero, extent, dtype=node.dtype(0)) for extent in extents[:count]]
+
+
+def _with_no_steps(node: Node, data: Expr, layer: Sequence[Expr]) -> list[Expr]:
+    """A layer whose last states are 0 where a sequence has no steps, if it begins with others."""
+    if node.optional(5) is None and node.optional(6) is None:
+        return list(layer)
+    every, *states = layer
+    steps = node.typed(data).shape[0]
+    is_empty: Expr | None = None
+    if node.optional(4) is not None:
+        lengths = op.expand_dims(node.expr(4), axis=1)
+        is_empty = op.less(lengths, const(1, node.dtype(4)))
+    elif known(steps) is None:
+        is_empty = op.less(node.scope.scalar(steps), const(np.int64(1)))
+    if is_empty is None:
+        return list(layer)
+    zero = const(0, node.dtype(0))
+    return [every, *(op.where(is_empty, zero, state) for state in states)]
 
 
 def _fields(layer: Expr, count: int) -> list[Expr]:

@@ -19,6 +19,7 @@ from ekiden.frontend.common.text_value import (
     text_of,
     widened,
 )
+from ekiden.frontend.onnx.converters.text_numbers import cast_text
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.regex import RegexError, automaton
 from ekiden.frontend.onnx.shape_value import evaluate, fold
@@ -151,7 +152,9 @@ def _without(node: Node, data: Expr, stop: Sequence[str], exact: bool) -> Expr:
 
 
 # fmt: off
-OF_TEXT: Mapping[str, Callable[[Node], Result]] = {"Equal": _equal}
+OF_TEXT: Mapping[str, Callable[[Node], Result]] = {
+    "Equal": _equal, "Cast": cast_text, "CastLike": cast_text,
+}
 """Operators that have another meaning for strings."""
 
 ROWS = (

@@ -1,0 +1,140 @@
+"""Casts between strings and numbers.
+
+Strings that are no numbers end the run. A number may have blanks around it; of one with a point an
+integer type takes what stands before it. Floats become strings of eight significant digits, as
+ONNX Runtime writes them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.text_value import TextValue, rows, text_of
+from ekiden.frontend.onnx.dtype import from_onnx_dtype
+from ekiden.frontend.onnx.messages import onnx
+from ekiden.frontend.onnx.node import Node
+from ekiden.frontend.onnx.regex import automaton
+from ekiden.ir.dtype import is_float
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import product
+from ekiden.topi.text import INFINITE, MAX_DIGITS, NO_NUMBER
+
+INTEGER = r"\s*[+-]?\d+(\.\d*)?\s*"
+FLOAT = r"(?i)\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)\s*"
+PRECISION = 8
+"""Significant digits of a float, as of C's %.8g."""
+EXACT_POWER = 22
+"""Up to this power of ten, and 2**53, quotients and products of float64 are rounded once."""
+LAST_POWER = 308
+
+
+def numbers_of_text(node: Node, given: TextValue, dtype: str) -> Expr:
+    """Return the numbers that strings are; the run ends at one that is none."""
+    data = rows(given)
+    tables = automaton(FLOAT if is_float(dtype) else INTEGER)
+    is_number = op.text.match(data, *map(const, tables))
+    node.scope.require_data(op.all(is_number), f" (a string is no number of type {dtype})")
+    if not is_float(dtype):
+        whole = op.text.whole_number(data)
+        found: Expr = whole if dtype == "int64" else op.cast(whole, dtype)
+        if dtype == "bool":
+            found = op.not_equal(whole, const(np.int64(0)))
+    else:
+        found = op.cast(_float(op.text.number_parts(data)), dtype)
+    return op.reshape(found, given.shape, allowzero=True)
+
+
+def _columns(parts: Expr, count: int) -> list[Expr]:
+    return [op.take(parts, const(np.int64(i)), axis=1) for i in range(count)]
+
+
+def _power(exponents: Expr) -> Expr:
+    """Ten to exponents from 0 to LAST_POWER."""
+    table = np.array([float(f"1e{e}") for e in range(LAST_POWER + 1)])
+    return op.take(const(table), exponents, axis=0)
+
+
+def _scaled(value: Expr, exponents: Expr) -> Expr:
+    """Floats of 64 bits times ten to exponents, in two steps where one would overflow."""
+    zero, last = const(np.int64(0)), const(np.int64(LAST_POWER))
+    for sign, apply in ((1, op.multiply), (-1, op.divide)):
+        left = op.maximum(op.multiply(exponents, const(np.int64(sign))), zero)
+        for _ in range(2):
+            step = op.minimum(left, last)
+            value = apply(value, _power(step))
+            left = op.subtract(left, step)
+    return value
+
+
+def _float(parts: Expr) -> Expr:
+    """Numbers of sign, digits and exponent as float64."""
+    sign, digits, exponent = _columns(parts, 3)
+    most = const(np.int64(LAST_POWER + MAX_DIGITS))
+    exponent = op.minimum(op.maximum(exponent, op.negative(most)), most)
+    value = _scaled(op.cast(digits, "float64"), exponent)
+    value = op.where(op.equal(op.abs(sign), _number(INFINITE)), const(np.inf, "float64"), value)
+    value = op.where(op.less(sign, _number(0)), op.negative(value), value)
+    return op.where(op.equal(sign, _number(NO_NUMBER)), const(np.nan, "float64"), value)
+
+
+def _number(value: int) -> Expr:
+    return const(np.int64(value))
+
+
+def text_of_numbers(node: Node, index: int = 0) -> TextValue:
+    """Return the numbers of an input as strings."""
+    shape, dtype = node.shape(index), node.dtype(index)
+    data = op.reshape(node.expr(index), (product(shape),), allowzero=True)
+    if is_float(dtype):
+        sign, digits, exponent = _decimal(op.cast(data, "float64"))
+        found = op.text.written(sign, digits, exponent, PRECISION)
+    else:
+        wide = data if dtype == "uint64" else op.cast(data, "int64")
+        digits = op.cast(wide, "uint64")
+        sign = op.full_like(op.cast(digits, "int64"), _number(1))
+        if dtype != "uint64":
+            below = op.less(wide, _number(0))
+            sign = op.where(below, _number(-1), sign)
+            digits = op.where(below, op.subtract(const(np.uint64(0)), digits), digits)
+        found = op.text.written(sign, digits, op.zeros_like(sign))
+    width = node.typed(found).shape[-1]
+    return text_of(node.scope, op.reshape(found, (*shape, width), allowzero=True))
+
+
+def _decimal(data: Expr) -> tuple[Expr, Expr, Expr]:
+    """Sign, PRECISION digits and exponent of floats."""
+    is_finite = op.isfinite(data)
+    size = op.where(is_finite, op.abs(data), const(0.0, "float64"))
+    is_zero = op.equal(size, const(0.0, "float64"))
+    safe = op.where(is_zero, const(1.0, "float64"), size)
+    first = op.cast(op.floor(op.log10(safe)), "int64")  # of the first digit, or one beside it
+    last = op.subtract(first, _number(PRECISION - 1))
+    low, high = _number(10 ** (PRECISION - 1)), _number(10**PRECISION)
+    # the logarithm may be off by one where a number is near a power of ten
+    for _ in range(2):
+        digits = op.cast(op.round(_scaled(safe, op.negative(last))), "int64")
+        last = op.where(op.less(digits, low), op.subtract(last, _number(1)), last)
+        last = op.where(op.greater_equal(digits, high), op.add(last, _number(1)), last)
+    digits = op.cast(op.round(_scaled(safe, op.negative(last))), "uint64")
+    digits = op.where(is_zero, const(np.uint64(0)), digits)
+    bits = op.reinterpret(data, "int64")  # -0.0 has a sign, too
+    sign = op.where(op.less(bits, _number(0)), _number(-1), _number(1))
+    infinite = op.where(op.isinf(data), op.multiply(sign, _number(INFINITE)), sign)
+    return op.where(op.isnan(data), _number(NO_NUMBER), infinite), digits, last
+
+
+def cast_text(node: Node) -> Result:
+    """Cast and CastLike where strings are cast, or what is cast like."""
+    given = node.value(0)
+    if node.op_type == "CastLike":
+        to_text = node.value(1).is_text
+        dtype = "" if to_text else node.dtype(1)
+    else:
+        kind = node.get_int("to")
+        to_text = kind == onnx.TensorProto.STRING
+        dtype = "" if to_text else from_onnx_dtype(kind)
+    if not isinstance(given, TextValue):
+        return text_of_numbers(node)
+    return given if to_text else numbers_of_text(node, given, dtype)
