@@ -335,6 +335,74 @@ def test_a_loop_whose_rank_changes_is_refused() -> None:
         from_onnx(made)
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_loop_of_known_length_may_change_the_rank(shape: Shape) -> None:
+    step = [node("Identity", "go", "go_out"), node("Unsqueeze", "x zero", "x_out")]
+    step.append(node("ReduceSum", "x", "total", keepdims=0))
+    made = model(
+        [node("Loop", "n - x0", "x totals", body=counting(step, "x", "total", (None,)))],
+        [value("x0", FLOAT, [2])],
+        "x totals",
+        {"zero": ints(0), "n": np.full(shape, 3)},
+    )
+    for each in made.graph.node[0].attribute[0].g.input[2:]:
+        each.type.tensor_type.ClearField("shape")
+    feed = {"x0": normal(2)}
+    last, totals = ekiden.compile(made)(**feed)
+    np.testing.assert_array_equal(last.numpy(), feed["x0"][None, None, None])
+    np.testing.assert_allclose(totals.numpy(), [feed["x0"].sum()] * 3, rtol=1e-6)
+
+
+def test_a_body_may_take_its_number_as_a_vector() -> None:
+    """As older exporters declare it; also the condition."""
+    body = graph(
+        [
+            node("Squeeze", "i zero", "at"),
+            node("Gather", "rows at", "row"),
+            node("Add", "x row", "x_out"),
+            node("Identity", "go", "go_out"),
+        ],
+        [value("i", INT, [1]), value("go", BOOL, [1]), value("x", FLOAT, [3])],
+        "go_out x_out",
+    )
+    made = model(
+        [node("Loop", "n c x0", "y", body=body)],
+        [value("c", BOOL), value("x0", FLOAT, [3]), value("rows", FLOAT, [4, 3])],
+        "y",
+        {"zero": ints(0), "n": np.array(4)},
+    )
+    rows, x = normal(4, 3), normal(3, seed=1)
+    found = ekiden.compile(made)(c=np.array(True), x0=x, rows=rows)
+    np.testing.assert_allclose(np.asarray(found), x + rows.sum(axis=0), rtol=1e-5)
+
+
+def test_branches_of_different_dtypes_are_refused() -> None:
+    branches = {"then_branch": branch("Neg", "x"), "else_branch": branch("Cast", "x", "q", to=INT)}
+    made = model(
+        [node("If", "c", "y", name="either", **branches)],
+        [value("c", BOOL), value("x", FLOAT, [2])],
+        "y",
+    )
+    with pytest.raises(ImportModelError, match="If 'either': .*float32 and else_branch int64"):
+        from_onnx(made)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_slice_whose_bounds_come_in_any_number(count: int) -> None:
+    """Without axes they are those of the first ones; more than there are end the run."""
+    made = model(
+        [node("Slice", "x starts ends", "y")],
+        [value("x", FLOAT, ["a", "b"]), value("starts", INT, ["k"]), value("ends", INT, ["k"])],
+        "y",
+    )
+    x = normal(3, 4)
+    compiled = ekiden.compile(made)
+    found = compiled(x, np.full(count, 1), np.full(count, 3))
+    np.testing.assert_array_equal(found.numpy(), x[(slice(1, 3),) * count])
+    with pytest.raises(RunError):
+        compiled(x, np.full(3, 1), np.full(3, 3))
+
+
 # Scan.
 
 

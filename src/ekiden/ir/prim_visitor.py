@@ -219,6 +219,17 @@ class Interned:
         return known[id(expr)][0]
 
 
+def exceeds(expr: PrimExpr, nodes: int) -> bool:
+    """Whether an expression is written with more than so many nodes; parts that it shares count
+    each time. At most that many are looked at.
+    """
+    stack = [expr]
+    while stack and nodes >= 0:
+        nodes -= 1
+        stack.extend(children(stack.pop()))
+    return nodes < 0
+
+
 def divides_by_unknown(e: PrimExpr) -> bool:
     """Whether a node is a division of integers whose divisor is no constant, and so may be 0."""
     if isinstance(e, (FloorDiv, FloorMod)):

@@ -29,6 +29,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
+from ekiden.ir.prim_visitor import same
 from ekiden.ir.text import prim_text, shape_text
 
 Dim = int | PrimExpr
@@ -263,7 +264,8 @@ def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     """The broadcast of two dimensions; None if they are known to disagree.
 
     A symbol against a constant c > 1 gives c; against another symbol, a choice made when both are
-    known.
+    known. A choice among extents of which the other is one stays as it is, so that what is added
+    to itself again and again (residuals under a mask) has one extent: select(n == 1, m, n).
     """
     if is_const(b, 1) or equal(a, b):
         return a
@@ -276,7 +278,36 @@ def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
         return a if known(a) is not None else b
     if _has_any((a, b)):
         return AnyDim()
-    return Select(binary(EQ, a, 1), b, a, "int64")
+    mine, others = broadcast_factors(a), broadcast_factors(b)
+    if _are_among(others, mine):
+        return a
+    if _are_among(mine, others):
+        return b
+    *first, extent = mine + [each for each in others if not _are_among([each], mine)]
+    for each in reversed(first):
+        extent = Select(binary(EQ, each, 1), extent, each, "int64")
+    return extent
+
+
+def broadcast_factors(dim: PrimExpr) -> list[PrimExpr]:
+    """Return the extents that a dimension is the broadcast of: n and m of select(n == 1, m, n), n,
+    m and k of select(n == 1, select(m == 1, k, m), n); itself if it is none.
+    """
+    factors: list[PrimExpr] = []
+    while True:
+        match dim:
+            case Select(condition=EQ(a=a, b=b), true_value=others, false_value=one) if is_const(
+                b, 1
+            ) and same(a, one):
+                factors.append(one)
+                dim = others
+            case _:
+                return [*factors, dim]
+
+
+def _are_among(some: Sequence[PrimExpr], others: Sequence[PrimExpr]) -> bool:
+    """Whether each of some expressions is written like one of the others."""
+    return all(any(same(each, other) for other in others) for each in some)
 
 
 def _broadcasts(a: PrimExpr, b: PrimExpr) -> PrimExpr:

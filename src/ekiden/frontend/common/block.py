@@ -38,6 +38,9 @@ class Block:
         """Numbers of the data that have been named here as dimensions."""
         self.captured: dict[Expr, Var] = {}
         """Expression that loops of this block capture -> its name."""
+        self.extents: dict[int, SizeVar] = {}
+        """Identity of an interned expression of long text -> the symbol that is bound to it here.
+        """
         self._items: list[tuple[Var, Expr] | _Requirement] = []
         self._required: set[str] = set()
 

@@ -21,7 +21,7 @@ from ekiden.frontend.common.value import Value, known
 from ekiden.ir.op import Op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Expr, If, Tuple
-from ekiden.runtime.errors import CompileError, UnsupportedError
+from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 
 Run = Callable[[], list[Value]]
 """Imports a branch; what it gives."""
@@ -73,6 +73,7 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
         node.unsupported("its branches have different numbers of outputs")
     if any(isinstance(v, Absent) for s in sides for v in s.values):
         node.needs(0, "whether an optional value is there depends on data")
+    _check_dtypes(node, sides, names)
     kinds = [joined(a, b) for a, b in zip(sides[0].types, sides[1].types, strict=True)]
     for a, b in zip(sides[0].types, sides[1].types, strict=True):
         if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype != b.dtype:
@@ -88,6 +89,17 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     pairs = zip(sides[0].values, sides[1].values, strict=True)
     both = [_known(node.scope, condition, a, b) for a, b in pairs]
     return [v if k is None else k for k, v in zip(both, found, strict=True)]
+
+
+def _check_dtypes(node: Node, sides: Sequence[_Branch], names: Sequence[str]) -> None:
+    """Raise ImportModelError where a result has another dtype in each branch: no model may."""
+    every = zip(_labels(node, sides[0].types), sides[0].types, sides[1].types, strict=True)
+    for label, a, b in every:
+        if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype != b.dtype:
+            raise ImportModelError(
+                f"{label!r} must have one dtype, but {names[0]} gives {a.dtype} and {names[1]} "
+                f"{b.dtype}"
+            )
 
 
 def _labels(node: Node, results: Sequence[object]) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeGuard, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, TypeVar
 
-from ekiden.ir.prim import PrimExpr, SizeVar, const
+from ekiden.ir.prim import PrimExpr, Var
+from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.errors import ImportModelError
 
 T = TypeVar("T")
+Place = tuple[str, str, int, int]
+"""Where a dimension is data: node, value, axis, and how often the same was met before."""
 
 
 class Learned(Exception):  # noqa: N818 - a restart, not an error
@@ -18,12 +21,14 @@ class Learned(Exception):  # noqa: N818 - a restart, not an error
 
 
 class Facts:
-    """What the nodes of a model imply about its named dimensions, kept between attempts.
+    """What the nodes of a model imply about its dimensions, kept between attempts: names, numbers,
+    and expressions of names alone. Symbols are made by each attempt anew, as one of an attempt
+    before has no value in the next.
 
     same: names that are one dimension. known: those that can be one number alone. upper: bounds.
-    equal: extents of resized images (by text) that must be other extents. choices: node whose
-    branches give values that cannot be one -> the branches not yet seen to fail, the imported one
-    first; the other one fails at run time. met: those nodes in the order of this attempt.
+    equal: extents of resized images (by text) that must be other extents, over names. choices: node
+    whose branches give values that cannot be one -> the branches not yet seen to fail, the imported
+    one first; the other one fails at run time. met: those nodes in the order of this attempt.
     """
 
     def __init__(self) -> None:
@@ -33,45 +38,40 @@ class Facts:
         self.equal: dict[str, PrimExpr] = {}
         self.choices: dict[str, tuple[int, ...]] = {}
         self.met: list[str] = []
-        self._symbols: dict[str, SizeVar] = {}
+        self._of_data: dict[Place, str] = {}
 
-    def symbol(self, name: str) -> PrimExpr:
-        """The dimension of that name, with what is known of it: a number, if all is."""
-        name = self._first(name)
-        if name in self.known:
-            return const(self.known[name])
-        found = self._symbols.get(name)
-        if found is None or found.upper != self.upper.get(name):
-            found = self._symbols[name] = SizeVar(name, upper=self.upper.get(name))
-            self.equal.clear()  # written in terms of the old symbol
-        return found
+    def name_at(self, place: Place) -> str:
+        """Return the name of a dimension that is data: the same in each attempt."""
+        return self._of_data.setdefault(place, f"dim{len(self._of_data) + 1}")
 
-    def _first(self, name: str) -> str:
-        """The name that stands for all that are one dimension with this one."""
+    def first(self, name: str) -> str:
+        """Return the name that stands for all that are one dimension with this one."""
         while name in self.same:
             name = self.same[name]
         return name
 
-    def unite(self, pairs: Sequence[tuple[str, str]]) -> NoReturn:
-        """The two names of each pair are one dimension. Raises Learned."""
+    def unite(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Note that the names of each pair are one dimension. Raises Learned where that is new."""
+        is_new = False
         for name, other in pairs:
-            kept, gone = self._first(name), self._first(other)
+            kept, gone = self.first(name), self.first(other)
             if kept != gone:
                 self.same[gone] = kept
-        self._begin_anew()
+                is_new = True
+        if is_new:
+            raise Learned
 
     def settle(self, name: str, number: int) -> NoReturn:
         """A dimension can be that number alone. Raises Learned."""
         self.known[name] = number
-        self._begin_anew()
-
-    def _begin_anew(self) -> NoReturn:
-        self.equal.clear()  # it may have the symbol that is gone
         raise Learned
 
-    def is_named(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
-        """Whether it is a dimension that `symbol` gave."""
-        return isinstance(dim, SizeVar) and self._symbols.get(dim.name) is dim
+    def equate(self, found: Mapping[str, PrimExpr]) -> None:
+        """Note what resized extents must be. Raises Learned where that is new."""
+        new = {key: over_names(expr) for key, expr in found.items() if key not in self.equal}
+        self.equal.update(new)
+        if new:
+            raise Learned
 
     def choice(self, name: str, order: tuple[int, ...]) -> int:
         """The branch of a node that is imported: the first of this order not seen to fail."""
@@ -86,7 +86,7 @@ class Facts:
             _, *left = self.choices.pop(name, (0,))
             if left:
                 self.choices[name] = tuple(left)
-                self._begin_anew()
+                raise Learned
 
     def choose_another(self) -> bool:
         """After an import that failed: take the other branch at the last choice that has one left.
@@ -98,6 +98,11 @@ class Facts:
                 self.choices[last] = tuple(left)
                 return True
         return False
+
+
+def over_names(expr: PrimExpr) -> PrimExpr:
+    """Return an expression with a name in the place of each symbol."""
+    return substitute(expr, {v: Var(v.name, v.dtype) for v in free_vars(expr)})
 
 
 def settled(attempt: Callable[[Facts], T]) -> T:

@@ -21,16 +21,35 @@ from ekiden.frontend.common.block import Block
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scope import Scope, says_as_much
 from ekiden.frontend.common.sequence_value import SequenceValue, joined, sequence_of
+from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant, known
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim import const as prim_const
 from ekiden.ir.text import type_text
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
-from ekiden.relay.expr import Call, Expr, Function, If, Let, Tuple, TupleGetItem, Var, const
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    Expr,
+    Function,
+    If,
+    Let,
+    Tuple,
+    TupleGetItem,
+    Var,
+    const,
+)
 from ekiden.relay.op import sequence
 from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import is_any
+
+MAX_WRITTEN_OUT = 64
+"""The most iterations that are written out one after the other."""
+
+
+class ChangesRank(Unsupported):
+    """An iteration gives a carried value another rank or dtype, so that it has no one type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +123,7 @@ class Loop:
         """The last carried values, the parts of what is collected, and whether the limit alone ends
         the loop.
 
-        Raises Unsupported when a carried value changes its rank or dtype.
+        Raises ChangesRank when a carried value changes its rank or dtype.
         """
         kinds, endless = [_kind(v) for v in self.start], self.go is None or is_true(self.go)
         scope, begun = self.node.scope, self.node.scope.births()
@@ -142,6 +161,27 @@ class Loop:
         last, collected = self._results(scope.spanned(whole), parts, moving)
         return last, collected, endless
 
+    def written_out(self) -> tuple[list[Value], list[list[Value]]] | None:
+        """Return the last carried values and the parts of each iteration, with the iterations one
+        after the other; None where their number is not known, or above MAX_WRITTEN_OUT.
+        """
+        limit = self.limit
+        if not isinstance(limit, Constant) or limit.data.size != 1:
+            return None
+        turns = int(limit.data.item())
+        if turns > MAX_WRITTEN_OUT or not (self.go is None or is_true(self.go)):
+            return None
+        values, parts = list(self.start), list[list[Value]]()
+        for turn in range(turns):
+            made = self.step(constant(np.array(turn)), constant(np.array(True)), values)
+            if made.go.array is None:
+                return None
+            values = list(made.carried)
+            parts.append(list(made.parts))
+            if not is_true(made.go):
+                break
+        return values, parts
+
     def _param(self, name: str, kind: Type) -> Value:
         var = self.node.scope.variable(name, kind)
         if isinstance(kind, TypeCall):
@@ -161,7 +201,7 @@ class Loop:
             both = new if kind is None else joined(kind, new)
             if both is None:
                 was = "" if kind is None else type_text(kind)
-                self.node.unsupported(
+                raise ChangesRank(
                     f"the carried value {name!r} must keep its type and rank, but is "
                     f"{was} before an iteration and {type_text(value.kind)} after it"
                 )

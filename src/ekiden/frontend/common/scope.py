@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeGuard
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, binary, is_const
 from ekiden.ir.prim import Var as PrimVar
-from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.ir.prim_visitor import Interned, exceeds, free_vars, substitute
 from ekiden.ir.span import Span
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
@@ -33,6 +34,10 @@ from ekiden.relay.visitor import free_vars as relay_free_vars
 from ekiden.relay.visitor import map_type
 from ekiden.runtime.errors import ImportModelError
 from ekiden.topi.shape import equal
+
+MAX_EXTENT_NODES = 100
+"""Nodes of an expression that is an extent. Those of networks with named sizes are shorter; where
+an extent is made of itself again and again its text would double with each layer."""
 
 
 class Scope:
@@ -51,20 +56,39 @@ class Scope:
         self._scalars: dict[SizeVar, Expr] = {}
         self._blocks = [Block()]
         self._origins: dict[Var, Expr] = {}
+        self._interned = Interned()
         self._births: dict[Expr, int] = {}
         """Expression of a value -> how many there were before it."""
-        self._count = 0
+        self._symbols: dict[str, SizeVar] = {}
+        self._stated: set[SizeVar] = set()
+        """Symbols that are names of the model, which may be found to be numbers."""
+        self._places: dict[tuple[str, str, int], int] = {}
         self.module = IRModule(None, {sequence.LIST.header: sequence.LIST})
 
     # Dimensions.
 
     def symbol(self, name: str) -> PrimExpr:
         """The dimension of that name; a number where the model admits no other."""
-        found = self._facts.symbol(name)
+        found = self._dimension(name)
+        if isinstance(found, SizeVar):
+            self._stated.add(found)
         if isinstance(found, SizeVar) and found.upper is not None:
             limit = f"dimension '{found.name}'"
             self.constraints[limit] = (found <= found.upper, limit)
         return found
+
+    def _dimension(self, name: str) -> PrimExpr:
+        """Return the dimension of that name, or of those that are one with it, in this attempt."""
+        name = self._facts.first(name)
+        if name in self._facts.known:
+            return prim.const(self._facts.known[name])
+        if name not in self._symbols:
+            self._symbols[name] = SizeVar(name, upper=self._facts.upper.get(name))
+        return self._symbols[name]
+
+    def symbols(self) -> set[SizeVar]:
+        """Return the symbols of this attempt: names of dimensions of the model and of data."""
+        return {*self._symbols.values(), *self._sources}
 
     def add_param(self, var: Var, type_: TensorType, name: str) -> None:
         """A parameter of `main`; its plain symbols can be read from its shape at run time."""
@@ -102,7 +126,7 @@ class Scope:
         of its result would be another: it must not be 1, unless `declare` says that it is.
         """
         self.require(binary(prim.NE, dim, 1), why)
-        if len(self._blocks) == 1 and self._facts.is_named(dim):
+        if len(self._blocks) == 1 and self._is_stated(dim):
             self._kept.append(dim)
 
     def declare(self, rank: int, found: int) -> None:
@@ -138,7 +162,8 @@ class Scope:
             var = Var(clean_name(name) or "value", kind, span=self.span)
             var.set_checked_type(kind)
             return var
-        named = TensorType(tuple(map(self._named, kind.shape)), kind.dtype)
+        dims = (self._named(name, axis, dim) for axis, dim in enumerate(kind.shape))
+        named = TensorType(tuple(dims), kind.dtype)
         var = Var(clean_name(name) or "value", named, span=self.span)
         var.set_checked_type(named)
         known = {d for d in kind.shape if isinstance(d, SizeVar)}
@@ -147,11 +172,16 @@ class Scope:
         self._show(var, named)
         return var
 
-    def _named(self, dim: PrimExpr) -> PrimExpr:
+    def _named(self, name: str, axis: int, dim: PrimExpr) -> PrimExpr:
+        """Return a name for an unknown dimension of a value. Attempts call it alike, by its place
+        in the model, so that facts hold of it.
+        """
         if not isinstance(dim, AnyDim):
             return dim
-        self._count += 1
-        return SizeVar(f"dim{self._count}")
+        where = (str(self.span), name, axis)
+        count = self._places[where] = self._places.get(where, -1) + 1
+        called = self._facts.name_at((*where, count))
+        return self._dimension(called) if len(self._blocks) == 1 else SizeVar(called)
 
     def bound(
         self, expr: Expr, name: str = "value", shape: Sequence[PrimExpr] | None = None
@@ -163,6 +193,8 @@ class Scope:
         if isinstance(kind, TypeCall):
             return sequence_of(self.spanned(expr), kind)
         assert isinstance(kind, TensorType), f"a tensor or a sequence expected, got {kind!r}"
+        if any(exceeds(d, MAX_EXTENT_NODES) for d in kind.shape):
+            return self._bounded(expr, name, kind)
         if not any(isinstance(d, AnyDim) for d in kind.shape):
             return Value(kind, expr=self.spanned(expr))
         if shape is not None:
@@ -172,6 +204,35 @@ class Scope:
         var = self.variable(name, kind)
         self.bind(var, expr)
         return Value(self.typed(var), expr=var)
+
+    def _bounded(self, expr: Expr, name: str, kind: TensorType) -> Value:
+        """Return a value whose extents of long text are symbols, one for each expression, bound to
+        the value's own shape here: what later nodes say of them is short again.
+        """
+        symbols = {n: s for block in self._blocks for n, s in block.extents.items()}
+        dims = list(kind.shape)
+        for axis, dim in enumerate(dims):
+            if exceeds(dim, MAX_EXTENT_NODES):
+                dims[axis] = symbols.get(id(self._interned(dim)), AnyDim())
+        open_dims = (AnyDim() if d is not k else d for d, k in zip(dims, kind.shape, strict=True))
+        relaxed = self.relaxed(self.spanned(expr), TensorType(tuple(open_dims), kind.dtype))
+        var = self.variable(name, TensorType(tuple(dims), kind.dtype))
+        self.bind(var, relaxed)
+        for dim, symbol in zip(kind.shape, self.typed(var).shape, strict=True):
+            if exceeds(dim, MAX_EXTENT_NODES) and isinstance(symbol, SizeVar):
+                self._blocks[-1].extents.setdefault(id(self._interned(dim)), symbol)
+        return Value(self.typed(var), expr=var)
+
+    def short(self, value: Value) -> Value:
+        """Return a value known from shapes as one that is computed at run time where the text of
+        its elements is long; any other as it is.
+        """
+        if value.symbols is None:
+            return value
+        elements = [e for e in value.symbols.ravel() if isinstance(e, PrimExpr)]
+        if not any(exceeds(e, MAX_EXTENT_NODES) for e in elements):
+            return value
+        return Value(value.type, expr=self.expr(value))
 
     def bind(self, var: Var, expr: Expr) -> None:
         """Give an expression its name in the innermost block."""
@@ -320,13 +381,17 @@ class Scope:
 
     def _learn_number(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
         for symbol, number in ((x, y) for a, b in pairs for x, y in ((a, b), (b, a))):
-            if self._facts.is_named(symbol) and isinstance(number, IntImm):
+            if self._is_stated(symbol) and isinstance(number, IntImm):
                 if number.value < 0:
                     raise ImportModelError(f"dimension {symbol.name!r} would be {number.value}")
                 self._facts.settle(symbol.name, number.value)
 
+    def _is_stated(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
+        """Whether it is a dimension that the model names, which facts may be learnt of."""
+        return isinstance(dim, SizeVar) and dim in self._stated
+
     def _learn_bound(self, symbol: PrimExpr, other: PrimExpr) -> None:
-        if not isinstance(symbol, SizeVar) or not isinstance(other, prim.Min):
+        if not self._is_stated(symbol) or not isinstance(other, prim.Min):
             return
         for x, limit in ((other.a, other.b), (other.b, other.a)):
             if x is symbol and isinstance(limit, IntImm) and limit.value > 1:
@@ -341,9 +406,7 @@ class Scope:
                 if repr(resized) in self._resized and not is_const(other):
                     found.setdefault(repr(resized), other)
                     break
-        if found:
-            self._facts.equal.update(found)
-            raise Learned
+        self._facts.equate(found)
 
     def resized(self, extent: PrimExpr) -> PrimExpr:
         """The extent that an image is resized to: as computed, or as later nodes need it, which is
@@ -352,11 +415,22 @@ class Scope:
         key = repr(extent)
         if is_const(extent) or isinstance(extent, SizeVar):
             return extent
-        if key in self._facts.equal:
-            self.require(binary(prim.EQ, extent, self._facts.equal[key]))
-            return self._facts.equal[key]
-        self._resized.add(key)
-        return extent
+        if key not in self._facts.equal:
+            self._resized.add(key)
+            return extent
+        wanted = self._from_names(self._facts.equal[key])
+        if wanted is None:
+            return extent
+        self.require(binary(prim.EQ, extent, wanted))
+        return wanted
+
+    def _from_names(self, expr: PrimExpr) -> PrimExpr | None:
+        """Return an expression over names as one over this attempt's symbols; None where one has no
+        value yet.
+        """
+        symbols = {v: self._dimension(v.name) for v in free_vars(expr)}
+        dims = [s for s in symbols.values() if isinstance(s, SizeVar)]
+        return substitute(expr, symbols) if all(s in self._sources for s in dims) else None
 
     # Expressions.
 

@@ -122,7 +122,8 @@ class Walk:
         made: dict[str, Value] = {}
         for index, name in wanted:
             found = many[index]
-            made[name] = found if isinstance(found, Value) else scope.bound(spanned[index], name)
+            is_value = isinstance(found, Value)
+            made[name] = scope.short(found) if is_value else scope.bound(spanned[index], name)
         return made
 
     def _fields(self, expr: Expr) -> list[Expr | Value | None]:

@@ -39,6 +39,7 @@ from ekiden.relay.analysis.conditions import has_conditions
 from ekiden.relay.expr import Call, Constant, Function, If, Let, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.chains import Binding, let_chain
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.lambda_lift import tensors_of
 from ekiden.relay.transform.scopes import (
     Scope,
     bodies,
@@ -392,9 +393,8 @@ def _symbol_scopes(scopes: _Scopes) -> dict[Symbol, Scope]:
 
 
 def _shown(kind: Type) -> Iterator[Symbol]:
-    for tensor in type_post_order(kind):
-        if isinstance(tensor, TensorType):
-            yield from (d for d in tensor.shape if isinstance(d, Symbol))
+    for tensor in tensors_of(kind):
+        yield from (d for d in tensor.shape if isinstance(d, Symbol))
 
 
 def _symbols_of(expr: RelayExpr) -> set[Symbol]:

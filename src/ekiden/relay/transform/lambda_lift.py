@@ -21,7 +21,7 @@ tensor of n * 2 rows, not from one of (n + 1) // 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
@@ -31,7 +31,7 @@ from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.prim_visitor import free_vars as dim_vars
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext, module_pass
-from ekiden.ir.type import TensorType, Type
+from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, Let, Var
 from ekiden.relay.transform.chains import unchain
 from ekiden.relay.transform.device_domains import Domains
@@ -186,13 +186,24 @@ def _symbols(kinds: Iterable[Type | None]) -> set[PrimVar]:
 
 def _shown(kinds: Iterable[Type | None]) -> set[PrimVar]:
     """The named dimensions that follow from the shapes of tensors: n from `n * 2`, not from
-    `(n + 1) // 2`, neither from `n + m`.
+    `(n + 1) // 2`, neither from `n + m`. Tensors in data structures show none, as there may be no
+    element.
     """
-    tensors = (t for k in kinds if k is not None for t in type_post_order(k))
-    dims = (d for t in tensors if isinstance(t, TensorType) for d in t.shape)
+    dims = (d for k in kinds if k is not None for t in tensors_of(k) for d in t.shape)
     each = ((d, dim_vars(d)) for d in dims if not isinstance(d, IntImm))
     alone = ((d, symbols[0]) for d, symbols in each if len(symbols) == 1)
     return {n for d, n in alone if d is n or detect.detect_linear_equation(d, [n])}
+
+
+def tensors_of(kind: Type) -> Iterator[TensorType]:
+    """Yield the tensors that a value of a type has for certain: itself, or fields of tuples."""
+    stack = [kind]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, TupleType):
+            stack.extend(each.fields)
+        elif isinstance(each, TensorType):
+            yield each
 
 
 def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:

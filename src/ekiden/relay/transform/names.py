@@ -62,6 +62,7 @@ from ekiden.relay.transform.forward_fold_scale_axis import ForwardFoldScaleAxis
 from ekiden.relay.transform.fuse_attention import FuseAttention
 from ekiden.relay.transform.fuse_ops import FuseOps
 from ekiden.relay.transform.hoist_dimensions import HoistDimensions
+from ekiden.relay.transform.hoist_invariants import HoistInvariants
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
@@ -111,6 +112,7 @@ for _factory in (
     CallPrimFuncs,
     CarryDimensions,
     HoistDimensions,
+    HoistInvariants,
     AnnotateSpans,
     AnnotateUsedMemory,
     BackwardFoldScaleAxis,
@@ -213,6 +215,7 @@ __all__ = [
     "FuseAttention",
     "FuseOps",
     "HoistDimensions",
+    "HoistInvariants",
     "InferType",
     "InferTypeLocal",
     "Inline",

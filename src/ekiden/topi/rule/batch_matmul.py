@@ -26,7 +26,7 @@ from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.ir.prim import IntImm, PrimExpr, Select, Var, const, is_const
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
@@ -58,6 +58,7 @@ from ekiden.topi.rule.tiles import (
     compute_tile,
     stepped_rows,
 )
+from ekiden.topi.shape import equal as same_dim
 
 AHEAD = {"first": (16, 3), "second": (32, 2)}
 """The cache that a matrix is brought to before it is copied -> steps of k ahead, and how a prefetch
@@ -81,15 +82,27 @@ class Operand:
     batch: PrimExpr
 
 
-def _operand(buffer: Buffer, transposed: bool, batched: bool) -> Operand:
+def _operand(buffer: Buffer, transposed: bool, batch: PrimExpr | None) -> Operand:
+    """Return a matrix of a product of `batch` images; None where there is no batch."""
     rows, columns = (const(1), *buffer.shape)[-2:]  # a vector is one row
-    shared = not batched or (isinstance(buffer.shape[0], IntImm) and buffer.shape[0].value == 1)
-    step = const(0) if shared else simplify(rows * columns)
+    step = const(0) if batch is None else _image_stride(buffer, simplify(rows * columns), batch)
     return (
         Operand(buffer, const(1), columns, step)
         if transposed
         else Operand(buffer, columns, const(1), step)
     )
+
+
+def _image_stride(buffer: Buffer, image: PrimExpr, batch: PrimExpr) -> PrimExpr:
+    """Return the elements between two images: 0 for a batch of 1, which perhaps the run alone
+    knows.
+    """
+    own = buffer.shape[0]
+    if is_const(own, 1):
+        return const(0)
+    if isinstance(own, IntImm) or same_dim(own, batch):
+        return image
+    return Select(own.equal(1), const(0), image, "int64")
 
 
 class _Product:
@@ -123,8 +136,9 @@ class _Product:
         if self.turned:  # the one column lies in order, whichever way it is stored
             self.rows, self.columns = const(1), self.rows
             a, b, transpose_a, transpose_b = b, a, False, not transpose_a
-        self.a = _operand(a, transpose_a, self.batched)
-        self.b = _operand(b, transpose_b, self.batched)
+        images = self.batch if self.batched else None
+        self.a = _operand(a, transpose_a, images)
+        self.b = _operand(b, transpose_b, images)
         self.transpose_b = transpose_b
 
     def indices(self, image: PrimExpr, row: PrimExpr, column: PrimExpr) -> list[PrimExpr]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ekiden.frontend.common.choice import choose
-from ekiden.frontend.common.loop import Iteration, Loop, as_scalar, is_true, stacked
+from ekiden.frontend.common.loop import ChangesRank, Iteration, Loop, as_scalar, is_true, stacked
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import IntImm, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import as_dim
+
+if TYPE_CHECKING:
+    from ekiden.frontend.onnx.graph import Graph
 
 BRANCHES = ("then_branch", "else_branch")
 
@@ -38,7 +42,8 @@ def _loop(node: Node) -> list[Value]:
         """One turn of Loop: (condition, carried values, what is stacked). Refuses a body that has
         fewer outputs than carried values.
         """
-        found = body.run([index, condition, *values])
+        head = [_declared(node, body, n, v) for n, v in enumerate((index, condition))]
+        found = body.run([*head, *values])
         after = 1 + len(carried)
         if len(found) < after:
             node.unsupported(f"expected a body with at least {after} outputs, got {len(found)}")
@@ -46,13 +51,40 @@ def _loop(node: Node) -> list[Value]:
 
     if go is not None and go.array is not None and not is_true(go):
         limit = constant(np.zeros((), np.int64))
+    if limit is not None and limit.array is not None and limit.array.size == 1:
+        limit = constant(limit.array.reshape(()))
     trips = None if limit is None else as_scalar(node.scope, limit)
-    last, parts, endless = Loop(node, body.names[2:], carried, trips, go, step).build()
+    loop = Loop(node, body.names[2:], carried, trips, go, step)
+    try:
+        last, parts, endless = loop.build()
+    except ChangesRank:
+        written = loop.written_out()
+        if written is None:
+            raise
+        return _collected(node, *written)
     length = None
     if endless and limit is not None and limit.is_known:
         (length,) = (maximum(as_dim(d), 0) for d in limit.dims())
     outputs = node.proto.output[len(carried) :]
     return last + [stacked(node.scope, p, n, length) for p, n in zip(parts, outputs, strict=False)]
+
+
+def _declared(node: Node, body: Graph, index: int, value: Value) -> Value:
+    """Return the number of an iteration, or its condition, in the rank that the body declares: of
+    one element, as older exporters write it, or none.
+    """
+    stated = body.proto.input[index].type.tensor_type
+    if not stated.HasField("shape") or len(stated.shape.dim) != 1:
+        return value
+    if value.array is not None:
+        return constant(value.array.reshape(1))
+    return node.value_of(op.reshape(node.scope.expr(value), (1,)))
+
+
+def _collected(node: Node, last: list[Value], parts: list[list[Value]]) -> list[Value]:
+    """Return the outputs of a loop that is written out: the parts of its iterations stacked."""
+    rows = [[node.scope.expr(v) for v in column] for column in zip(*parts, strict=True)]
+    return last + [node.value_of(op.stack(each, axis=0)) for each in rows]
 
 
 def _scan(node: Node) -> list[Value]:

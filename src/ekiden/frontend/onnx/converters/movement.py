@@ -117,9 +117,9 @@ def _slice(node: Node) -> Expr | Value:
     return _sliced(node, starts, ends, axes, steps)
 
 
-def _slice_by_axes(node: Node) -> Expr:
+def _slice_by_axes(node: Node, axes: Expr) -> Expr:
     """A slice along axes that are data: bounds of every axis, which leave the others whole."""
-    axes, rank = axes_by_data(node, 3), node.rank(0)
+    rank = node.rank(0)
 
     def spread(index: int, fill: int) -> Expr:
         """A vector with the bound of every axis: input `index` at its axes, `fill` at the
@@ -135,9 +135,14 @@ def _slice_by_axes(node: Node) -> Expr:
 
 def _slice_by_data(node: Node) -> Expr:
     if is_data(node, 3):
-        return _slice_by_axes(node)
+        return _slice_by_axes(node, axes_by_data(node, 3))
     first, last = _vector(node, 1), _vector(node, 2)
     count = known(node.typed(first).shape[0])
+    if count is None and node.optional(3) is None:  # the first axes, as many as the run says
+        length = node.scope.scalar(node.typed(first).shape[0])
+        return _slice_by_axes(node, op.arange(const(np.int64(0)), length, dtype="int64"))
+    if count is None:
+        first, last = (op.reshape(v, (len(node.axes(3)),)) for v in (first, last))
     axes = node.axes(3) if node.optional(3) is not None else tuple(range(count or 0))
     at = [node.axis(a, node.rank(0)) for a in axes]
     if node.optional(4) is None:
