@@ -441,8 +441,8 @@ def frontend_of(model: object) -> Frontend | None:
     if isinstance(model, (str, os.PathLike)):
         path = os.fspath(model) or os.curdir
         row = _of_path(path)
-        is_keras = row is frontend("tensorflow") and not path.endswith(".pb")
-        return _of_keras_file(row, is_keras and not os.path.isdir(path), repr(_name(path)))
+        is_keras = not path.endswith(".pb") and not os.path.isdir(path)
+        return _of_keras_file(row, repr(_name(path))) if is_keras else row
     model = as_bytes(model)
     if isinstance(model, bytes):
         found = _of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP else None
@@ -450,7 +450,7 @@ def frontend_of(model: object) -> Frontend | None:
             if _starts(other, model[:_HEAD]):
                 raise _turned_away("bytes", other)
         own = (row for row in FRONTENDS if row.is_own is not None and row.is_own(model))
-        found = _of_keras_file(found, found is frontend("tensorflow"), "bytes")
+        found = _of_keras_file(found, "bytes")
         return found or _of_bytes(model) or next(own, FRONTENDS[0])
     for row in FRONTENDS:
         if _is_one_of(model, row.classes):
@@ -494,11 +494,11 @@ def keras_backend() -> str:
         return "tensorflow"
 
 
-def _of_keras_file(row: Frontend | None, is_keras: bool, name: str) -> Frontend | None:
-    """The row of a file of Keras. Raises ImportModelError where Keras computes with PyTorch, whose
+def _of_keras_file(row: Frontend | None, name: str) -> Frontend | None:
+    """The row of a file of Keras, which is one of TensorFlow's until here. Raises ImportModelError where Keras computes with PyTorch, whose
     models are traced with examples.
     """
-    if row is None or not is_keras:
+    if row is None or row.name != _BACKENDS["tensorflow"]:
         return row
     found = _of_keras(name)
     if found.name == "torch":
