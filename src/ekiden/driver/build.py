@@ -177,7 +177,7 @@ def compile_model(
     is the name of the factory of graph executors, "default" by default. With `tiers` kernels may be
     general at first: `tiers.own` then gives the artifact with their own code.
     """
-    if not isinstance(executor, str) or executor not in EXECUTORS:
+    if executor not in EXECUTORS:
         kinds = ", ".join(map(repr, EXECUTORS))
         raise CompileError(f"compile: executor one of {kinds} expected, got {shown(executor)}")
     config = compilation_config(target)

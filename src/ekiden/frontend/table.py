@@ -495,8 +495,8 @@ def keras_backend() -> str:
 
 
 def _of_keras_file(row: Frontend | None, name: str) -> Frontend | None:
-    """The row of a file of Keras, which is one of TensorFlow's until here. Raises ImportModelError where Keras computes with PyTorch, whose
-    models are traced with examples.
+    """The row of a file of Keras, which is one of TensorFlow's until here. Raises ImportModelError
+    where Keras computes with PyTorch, whose models are traced with examples.
     """
     if row is None or row.name != _BACKENDS["tensorflow"]:
         return row

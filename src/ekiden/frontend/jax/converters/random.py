@@ -102,7 +102,7 @@ def _threefry_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr
         pairs = op.stack([first, second], axis=axis + 1)
         wide = (*shape[:axis], 2 * half[axis], *shape[axis + 1 :])
         both = op.reshape(pairs, wide, allowzero=True)
-        bits = op.strided_slice(both, (0,), (shape[axis],), axes=(axis,))
+        bits: Expr = op.strided_slice(both, (0,), (shape[axis],), axes=(axis,))
     else:
         bits = _joined(first, second)
     moved = op.add(counter, const(np.array(count, np.uint64)))
@@ -136,7 +136,7 @@ def _philox_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, 
     carry = op.cast(op.less(places, low), "uint64")
     above = node.shared(op.add(carry, high))
     words = _philox(node, _halves(node, key), (*_halves(node, places), *_halves(node, above)))
-    flat = op.reshape(op.stack(words, axis=1), (4 * count,), allowzero=True)
+    flat: Expr = op.reshape(op.stack(words, axis=1), (4 * count,), allowzero=True)
     if width == 8:
         pairs = node.shared(op.reshape(flat, (2 * count, 2), allowzero=True))
         halves = (op.take(pairs, const(i, "int64"), axis=1) for i in (0, 1))
