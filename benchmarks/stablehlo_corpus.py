@@ -79,6 +79,10 @@ _CHECKED = re.compile(
     r"(tensor<[^\n]*>)\s*$",
     re.MULTILINE | re.DOTALL,
 )
+_WRITTEN_OUT = re.compile(
+    r"\"check\.(expect_\w+?)_const\"\((%[\w#]+)\)\s*<\{value = (dense<.*?>) : (tensor<[^\n]*?>)\}>"
+    r"[^\n]*"
+)
 _PAIR = re.compile(
     r"(?<![\"@])check\.(expect_\w+)\s+(%[\w#]+)\s*,\s*(%[\w#]+)((?:\s*,\s*\w+ = \d+)*)\s*:\s*"
     r"(tensor<[^\n]*?>)\s*(?:,\s*(tensor<[^\n]*>))?\s*$",
@@ -104,6 +108,7 @@ def generic(text: str) -> str:
         kinds = f"{kind}, {other or kind}"
         return f'"check.{name}"({first}, {second}) {{{attributes}}} : ({kinds}) -> ()'
 
+    text = _WRITTEN_OUT.sub(constant, text)
     return _PAIR.sub(pair, _CHECKED.sub(constant, text))
 
 

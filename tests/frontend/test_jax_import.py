@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,12 @@ from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedErr
 jax = pytest.importorskip("jax", reason="the package jax is not installed")
 jnp, lax, export = jax.numpy, jax.lax, pytest.importorskip("jax.export")
 
+WIDE = (
+    partial(jax.enable_x64, True)
+    if hasattr(jax, "enable_x64")
+    else pytest.importorskip("jax.experimental").enable_x64
+)
+"""A context in which JAX has 64 bits, where its version has it."""
 ROW = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
 
 
@@ -86,7 +93,7 @@ def test_bits_of_threefry(shape: tuple[int, ...], dtype: type) -> None:
         algorithm = lax.RandomAlgorithm.RNG_THREE_FRY
         return lax.rng_bit_generator(state, shape, dtype=dtype, algorithm=algorithm)
 
-    with jax.enable_x64(True):
+    with WIDE():
         agree(bits, np.array([3, 2**32 - 2], np.uint64), exact=True)
 
 

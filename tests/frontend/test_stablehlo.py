@@ -490,3 +490,73 @@ def test_tuples_and_numbers_of_devices() -> None:
     x, y = np.ones(2, np.float32), np.array([5, 6], np.float32)
     kind = "tensor<2xf32>"
     np.testing.assert_array_equal(run(text, f"{kind}; {kind}", kind, x, y), y)
+
+
+# Random numbers.
+
+BITS = [
+    ((5,), "ui8"), ((4,), "ui16"), ((2, 3), "ui32"), ((5,), "ui32"), ((), "ui32"), ((0,), "ui32"),
+    ((3, 2), "ui64"), ((3,), "i32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ["PHILOX", "THREE_FRY", "DEFAULT"])
+@pytest.mark.parametrize(("shape", "kind"), BITS, ids=str)
+def test_random_bits_are_those_of_xla(shape: tuple[int, ...], kind: str, algorithm: str) -> None:
+    text = "x".join([*map(str, shape), kind])
+    body = f"""
+      %r, %bits = stablehlo.rng_bit_generator %a, algorithm = {algorithm}
+        : (tensor<2xui64>) -> (tensor<2xui64>, tensor<{text}>)"""
+    whole = program(body, "tensor<2xui64>", "tensor<2xui64>").decode()
+    whole = whole.replace("-> tensor<2xui64> {", f"-> (tensor<2xui64>, tensor<{text}>) {{")
+    whole = whole.replace(
+        "return %r : tensor<2xui64>", f"return %r, %bits : tensor<2xui64>, tensor<{text}>"
+    )
+    state = np.array([0x123456789ABCDEF, 2**32 - 1], np.uint64)
+    made = ekiden.compile(whole.encode())(state)
+    assert isinstance(made, tuple)
+    if not shape or 0 in shape:
+        assert made[1].shape == shape
+        return
+    names = {"PHILOX": "RNG_PHILOX", "THREE_FRY": "RNG_THREE_FRY", "DEFAULT": "RNG_DEFAULT"}
+    chosen = getattr(lax.RandomAlgorithm, names[algorithm])
+    dtype = {"ui8": np.uint8, "ui16": np.uint16, "ui64": np.uint64}.get(kind, np.uint32)
+    wide = (
+        jax.enable_x64(True)
+        if hasattr(jax, "enable_x64")
+        else pytest.importorskip("jax.experimental").enable_x64()
+    )
+    with wide:
+        wanted = jax.jit(lambda s: lax.rng_bit_generator(s, shape, dtype=dtype, algorithm=chosen))(
+            state
+        )
+    for mine, theirs in zip(made, wanted, strict=True):
+        found = np.asarray(mine)
+        np.testing.assert_array_equal(found.astype(np.asarray(theirs).dtype), np.asarray(theirs))
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64", "f16", "i32"])
+def test_random_numbers_have_the_distribution_they_are_drawn_from(kind: str) -> None:
+    size = 20000
+    shape = f"tensor<{size}x{kind}>"
+    ends = f"""
+      %low = stablehlo.constant dense<-2{"" if kind == "i32" else ".0"}> : tensor<{kind}>
+      %high = stablehlo.constant dense<6{"" if kind == "i32" else ".0"}> : tensor<{kind}>
+      %shape = stablehlo.constant dense<[{size}]> : tensor<1xi64>"""
+
+    def drawn(distribution: str) -> Array:
+        call = f"""
+      %r = stablehlo.rng %low, %high, %shape, distribution = {distribution}
+        : (tensor<{kind}>, tensor<{kind}>, tensor<1xi64>) -> {shape}"""
+        return run(ends + call, "", shape).astype(np.float64)
+
+    uniform = drawn("UNIFORM")
+    assert uniform.min() >= -2
+    assert uniform.max() <= 6
+    middle = 1.5 if kind == "i32" else 2
+    assert abs(uniform.mean() - middle) < 0.1
+    assert abs(uniform.std() - 8 / np.sqrt(12)) < 0.1
+    if kind != "i32":
+        normal = drawn("NORMAL")
+        assert abs(normal.mean() + 2) < 0.2
+        assert abs(normal.std() - 6) < 0.2

@@ -43,6 +43,7 @@ from ekiden.runtime.files import Writer
 from ekiden.runtime.late import import_late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim
+from ekiden.runtime.shown import shown
 from ekiden.runtime.terminal import stderr_is_terminal
 from ekiden.target.virtual_device import Targets, compilation_config
 
@@ -178,7 +179,7 @@ def compile_model(
     """
     if executor not in EXECUTORS:
         kinds = ", ".join(map(repr, EXECUTORS))
-        raise CompileError(f"compile: executor one of {kinds} expected, got {executor!r}")
+        raise CompileError(f"compile: executor one of {kinds} expected, got {shown(executor)}")
     config = compilation_config(target)
     for each in (*config.primitive_targets, *config.device_targets):
         generator_of(each, "compile")
@@ -215,9 +216,9 @@ def compile_model(
     if len(targets) > 1:
         metadata["variants"] = list(map(str, targets))
     concurrent = executor == "async"
-    with _bar() if progress is None else nullcontext(progress) as shown:
+    with _bar() if progress is None else nullcontext(progress) as bar:
         kernels = [
-            ModuleKernels(t, shown, devices=config.device_targets_by(t), tiers=tiers)
+            ModuleKernels(t, bar, devices=config.device_targets_by(t), tiers=tiers)
             for t in targets
         ]
         prepared = (

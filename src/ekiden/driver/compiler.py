@@ -40,6 +40,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import PathName, check_folder
 from ekiden.runtime.forks import Lock
 from ekiden.runtime.late import Late, LateLog, import_late
+from ekiden.runtime.shown import shown
 
 LOG = LateLog(__name__)
 
@@ -148,13 +149,17 @@ def compile(
     LoadError where this machine cannot run the code, or has drivers and fewer devices than are
     asked for; `ekiden compile` and `export` write it all the same.
     """
+    _check_texts(
+        signature=signature, executor=executor, bounds=bounds, size=size, denormals=denormals,
+        tier=tier, byoc=byoc, devices=devices, float_rewrites=float_rewrites,
+    )  # fmt: skip
     target, example_inputs = _placed(model, given, target, example_inputs)
     asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
     seconds = _time_limit(timeout)
     if tier not in TIERS:
-        raise CompileError(f"compile: tier 'full' or 'quick' expected, got {tier!r}")
+        raise CompileError(f"compile: tier 'full' or 'quick' expected, got {shown(tier)}")
     if devices not in DEVICES:
-        raise CompileError(f"compile: devices 'auto' or '' expected, got {devices!r}")
+        raise CompileError(f"compile: devices 'auto' or '' expected, got {shown(devices)}")
     if devices and (bounds or tier == "quick"):
         raise CompileError("compile: devices 'auto' takes neither bounds nor tier 'quick'")
     upgrade: Upgrade | None = None
@@ -222,6 +227,7 @@ def export(
     arguments are those of `compile` and of `Executable.export_library`; an executable is written
     as it is. Raises ExportError for another suffix, before anything is compiled, and what they do.
     """
+    _check_texts(signature=signature, executor=executor, size=size, denormals=denormals)
     library.format_of(path)
     check_folder(path)
     if isinstance(model, Executable):
@@ -233,6 +239,13 @@ def export(
             found = compile_artifact(model, target, asked, executor, progress)
         data = artifact.file_of(found) if isinstance(found, runtime.Executable) else found
     library.write_artifact(data, path, cc=cc, options=options)
+
+
+def _check_texts(**options: object) -> None:
+    """Raise CompileError for an option that is no text."""
+    for name, value in options.items():
+        if not isinstance(value, str):
+            raise CompileError(f"compile: {name}: a text expected, got {shown(value)}")
 
 
 def _placed(
@@ -256,7 +269,9 @@ def _placed(
         assert isinstance(first, Sequence), "examples are a list or a tuple"
         example_inputs = first
     if len(rest) > 1 or (rest and target is not None):
-        raise TypeError(f"compile: one target expected, got {rest if target is None else given}")
+        raise TypeError(
+            f"compile: one target expected, got {shown(rest if target is None else given)}"
+        )
     if rest:
         target = rest[0]
     return target, example_inputs
@@ -306,14 +321,14 @@ def _chosen(
 ) -> AbstractContextManager[object]:
     """The current context, with the options for the size of weights and for kernels."""
     if size not in SIZES:
-        raise CompileError(f"compile: size 'small' or '' expected, got {size!r}")
+        raise CompileError(f"compile: size 'small' or '' expected, got {shown(size)}")
     if denormals not in DENORMALS_KINDS:
         kinds = " or ".join(map(repr, DENORMALS_KINDS))
-        raise CompileError(f"compile: denormals {kinds} expected, got {denormals!r}")
+        raise CompileError(f"compile: denormals {kinds} expected, got {shown(denormals)}")
     if float_rewrites not in ("", *FLOAT_REWRITES_KINDS):
         kinds = ", ".join(map(repr, FLOAT_REWRITES_KINDS))
         raise CompileError(
-            f"compile: float_rewrites one of {kinds} expected, got {float_rewrites!r}"
+            f"compile: float_rewrites one of {kinds} expected, got {shown(float_rewrites)}"
         )
     config: dict[str, object] = {SIZE: size} if size else {}
     if float_rewrites:
@@ -322,6 +337,8 @@ def _chosen(
         config[DENORMALS] = denormals
     if byoc:
         config[ENGINE] = byoc
+    if decisions is not None and not isinstance(decisions, Mapping):
+        raise CompileError(f"compile: decisions: a mapping expected, got {shown(decisions)}")
     if decisions:
         config[DECISIONS] = dict(decisions)
     config |= records_config(records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -15,6 +16,7 @@ from ekiden.driver.binding import BoundRun, places_of, write_results
 from ekiden.driver.closures import plain, with_functions
 from ekiden.driver.formats import ARTIFACT, KINDS
 from ekiden.driver.kept import kept_values
+from ekiden.driver.nested import Nesting
 from ekiden.driver.sequences import from_list, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.callers import Machines, executor_of, start
@@ -111,8 +113,9 @@ def _keep_threads(old: runtime.Executable, new: runtime.Executable) -> None:
 class Executable:
     """A compiled model: call it with arrays, save it, look into it.
 
-    Arguments are NumPy arrays, anything with DLPack, or ekiden.Tensor; the result is one Tensor, or
-    a tuple of them. Any threads may call it at once: each call has a machine of its own, and they
+    Arguments are NumPy arrays, anything with DLPack, or ekiden.Tensor, and where the inputs are
+    parts of arguments (`params['w']`) what holds them; the result is one Tensor, or a tuple of
+    them. Any threads may call it at once: each call has a machine of its own, and they
     share the threads of the pool and what `memory_limit` allows.
     """
 
@@ -125,6 +128,7 @@ class Executable:
             count = len(self._kept.names)
             self.inputs, self.outputs = self.inputs[:-count], self.outputs[:-count]
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
+        self._nesting = Nesting.of([info.name for info in self.inputs])
         self._takes_tensors = not any(_is_object(i) or i.dtype == ANY_OBJECT for i in self.inputs)
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
@@ -252,7 +256,7 @@ class Executable:
 
     def _values(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
         """The arguments of a run as the machine takes them, checked."""
-        given = self._arrange(args, named) if named else args
+        given = self._arrange(args, named) if named or self._nesting is not None else args
         if len(given) != len(self.inputs):
             wanted = f"expected {len(self.inputs)} inputs ({self._names()})"
             raise InputError(f"run: {wanted}, got {len(given)}")
@@ -334,6 +338,13 @@ class Executable:
         return ", ".join(f"'{i.name}'" for i in self.inputs)
 
     def _arrange(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
+        """Return the inputs in their order, those too that are parts of arguments; what is given by
+        position alone is as many as it is.
+        """
+        if self._nesting is not None and self._nesting.is_meant(args, named):
+            return self._nesting.flat(args, named)
+        if not named:
+            return list(args)
         values: dict[int, object] = dict(enumerate(args))
         for name, value in named.items():
             if name not in self._positions:
@@ -354,7 +365,7 @@ class Executable:
         With `peak` the report says what share of the machine's measured limits each kernel
         reaches; measuring takes 0.3 s and the compiler, and is left out where that is missing.
         """
-        given = self._arrange(args, named) if named else list(args)
+        given = self._arrange(args, named)
         self(*given)
         values = [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
         values += [] if self._kept is None else self._kept.now().values()
@@ -570,6 +581,14 @@ def _peak() -> profiling.Peak | None:
     return cast("profiling.Peak", module.measure_peak())
 
 
+def _words(value: object) -> object:
+    """Return the words of random keys of JAX, which are no numbers to others; else the value."""
+    if type(value).__name__ != "PRNGKeyArray" or "jax" not in sys.modules:
+        return value
+    words: object = sys.modules["jax"].random.key_data(value)
+    return words
+
+
 def _argument(info: TensorInfo, value: object) -> object:
     """The value as a tensor; anything at all where no tensor is declared."""
     if info.dtype == ANY_OBJECT:
@@ -582,6 +601,7 @@ def _argument(info: TensorInfo, value: object) -> object:
     if info.dtype == TEXT:
         return _text(info, value)
     try:
+        value = _words(value)
         tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
     except (TypeError, ValueError, BufferError) as error:
         dtype = getattr(value, "dtype", None)

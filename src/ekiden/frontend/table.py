@@ -6,8 +6,10 @@ one: a row here, and a folder with a module `entry` whose functions are those of
 
 from __future__ import annotations
 
+import json
 import operator
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -437,7 +439,10 @@ def frontend_of(model: object) -> Frontend | None:
     Raises ImportModelError for a file or an object of which another tool makes a model.
     """
     if isinstance(model, (str, os.PathLike)):
-        return _of_path(os.fspath(model) or os.curdir)
+        path = os.fspath(model) or os.curdir
+        row = _of_path(path)
+        is_keras = not path.endswith(".pb") and not os.path.isdir(path)
+        return _of_keras_file(row, repr(_name(path))) if is_keras else row
     model = as_bytes(model)
     if isinstance(model, bytes):
         found = _of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP else None
@@ -445,14 +450,63 @@ def frontend_of(model: object) -> Frontend | None:
             if _starts(other, model[:_HEAD]):
                 raise _turned_away("bytes", other)
         own = (row for row in FRONTENDS if row.is_own is not None and row.is_own(model))
+        found = _of_keras_file(found, "bytes")
         return found or _of_bytes(model) or next(own, FRONTENDS[0])
     for row in FRONTENDS:
         if _is_one_of(model, row.classes):
-            return row
+            return _of_keras("the model") if _is_one_of(model, (_KERAS,)) else row
     for other in OTHERS:
         if _is_one_of(model, other.classes):
             raise _turned_away(f"an object of class {type(model).__name__!r}", other)
     return None
+
+
+_KERAS = "keras.Model"
+_BACKENDS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+"""What Keras computes with -> the row of its models."""
+
+
+def _of_keras(what: str) -> Frontend:
+    """The row of what Keras computes with. Raises ImportModelError for one that there is not."""
+    backend = keras_backend()
+    if backend not in _BACKENDS:
+        known = ", ".join(repr(name) for name in _BACKENDS)
+        text = f"{what}: Keras computes with {backend!r}; set KERAS_BACKEND to one of {known}"
+        raise ImportModelError(f"import {text}")
+    return frontend(_BACKENDS[backend])
+
+
+def keras_backend() -> str:
+    """Return what Keras computes with: as it says itself where it is loaded, else as it will find
+    it in KERAS_BACKEND or its file of settings.
+    """
+    loaded = sys.modules.get("keras")
+    if loaded is not None and hasattr(loaded, "config"):
+        return str(loaded.config.backend())
+    chosen = os.environ.get("KERAS_BACKEND", "")
+    if chosen:
+        return chosen
+    home = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+    try:
+        with open(os.path.join(home, "keras.json"), encoding="utf-8") as file:
+            return str(json.load(file).get("backend", "tensorflow"))
+    except (OSError, ValueError, AttributeError):
+        return "tensorflow"
+
+
+def _of_keras_file(row: Frontend | None, name: str) -> Frontend | None:
+    """The row of a file of Keras, which is one of TensorFlow's until here. Raises ImportModelError
+    where Keras computes with PyTorch, whose models are traced with examples.
+    """
+    if row is None or row.name != _BACKENDS["tensorflow"]:
+        return row
+    found = _of_keras(name)
+    if found.name == "torch":
+        raise ImportModelError(
+            f"import {name}: Keras computes with 'torch': give ekiden.compile the model, loaded by "
+            "keras.saving.load_model, with example_inputs"
+        )
+    return found
 
 
 def as_bytes(model: object) -> object:

@@ -12,6 +12,7 @@ from ekiden.ir.prim import IntImm
 from ekiden.runtime import Device, device
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.shown import shown
 from ekiden.target.kinds import KINDS
 from ekiden.target.target import Target, TargetLike, target_or_current
 
@@ -220,7 +221,7 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
     """
     pairs = [(place, tuple(_usable(t, host) for t in given)) for place, given in _pairs(targets)]
     if not pairs:
-        raise CompileError(f"compile: a target or a device expected, got {targets!r}")
+        raise CompileError(f"compile: a target or a device expected, got {shown(targets)}")
     plain = [place for place, given in pairs if not given]
     for place, given in pairs:
         _check_kinds(place, given)
@@ -376,7 +377,7 @@ def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLik
         elif isinstance(each, (Device, VirtualDevice)):
             yield virtual_device(each), ()
         else:
-            raise CompileError(f"compile: a target or a device expected, got {each!r}")
+            raise CompileError(f"compile: a target or a device expected, got {shown(each)}")
 
 
 def _targets(given: object) -> Sequence[TargetLike]:

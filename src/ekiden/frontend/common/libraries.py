@@ -54,7 +54,12 @@ def _first_words(error: Exception) -> str:
     paragraphs = [p.strip() for p in str(error).split("\n\n") if p.strip()]
     quoted = [p for p in paragraphs if p.startswith(_QUOTE)]
     found = quoted[0].removeprefix(_QUOTE) if quoted else "".join(paragraphs[:1])
-    return found.partition(" Full object config:")[0] or type(error).__name__
+    words = found.partition(" Full object config:")[0] or type(error).__name__
+    return words if len(words) <= _MOST else f"{words[:_MOST]}..."
+
+
+_MOST = 800
+"""Characters of a library's message that are shown: some print whole arrays and modules."""
 
 
 _QUOTE = "Exception encountered: "

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.shown import shown
 
 Dims: TypeAlias = Sequence[int | str | None]
 Shapes: TypeAlias = Mapping[str, Dims | Sequence[Dims] | None]
@@ -58,7 +59,7 @@ def given_dims(name: str, shape: object) -> list[int | str | None]:
     Raises ImportModelError for anything else.
     """
     if isinstance(shape, str) or not isinstance(shape, Iterable):
-        got = f"{type(shape).__name__}: {shape!r}"
+        got = f"{type(shape).__name__}: {shown(shape)}"
         raise ImportModelError(f"shape of {name!r}: a sequence of dimensions expected, got {got}")
     return [_dim_of(name, dim) for dim in shape]
 
@@ -73,4 +74,4 @@ def _dim_of(name: str, dim: object) -> int | str | None:
     if number >= -1:
         return None if number == -1 else number
     wanted = "a number from 0 on, a name, or None or -1 for any expected"
-    raise ImportModelError(f"shape of {name!r}: {wanted}, got {dim!r}")
+    raise ImportModelError(f"shape of {name!r}: {wanted}, got {shown(dim)}")

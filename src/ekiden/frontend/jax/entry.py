@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -16,6 +17,7 @@ from ekiden.frontend.jax.export import argument_names, exported, label_of, loade
 from ekiden.frontend.jax.program import import_program, import_stablehlo
 from ekiden.frontend.jax.stablehlo import bytecode_of, is_stablehlo, read
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import import_late
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
@@ -25,6 +27,8 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
     Raises CompileError for examples that a function cannot be traced with, and for options of a
     trace beside a program that is exported already.
     """
+    if _is_of_keras(model):
+        return _import_keras(model, options)
     label = label_of(model)
     if isinstance(model, (str, os.PathLike)):
         label = f"program {os.path.basename(os.fspath(model))!r}"
@@ -51,6 +55,35 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
     function = cast("Callable[..., object]", model)
     program = exported(function, inputs, options.example_kwargs, options.dynamic_shapes)
     return import_program(program, label, argument_names(function, len(inputs)))
+
+
+def _is_of_keras(model: object) -> bool:
+    """Whether it is a model of Keras, or a file of one."""
+    if isinstance(model, (str, os.PathLike)):
+        return zipfile.is_zipfile(model) or os.fspath(model).endswith(".keras")
+    if isinstance(model, bytes):
+        return model.startswith(b"PK")
+    return any(c.__module__.startswith("keras.") for c in type(model).__mro__)
+
+
+def _import_keras(model: object, options: ImportOptions) -> ImportedModule:
+    """Return the module of a model of Keras, by its own inputs or by examples."""
+    keras_models = import_late("ekiden.frontend.jax.keras_models")
+    if isinstance(model, (str, os.PathLike, bytes)):
+        is_path = not isinstance(model, bytes)
+        label = f"model {os.path.basename(os.fspath(model))!r}" if is_path else "a model of Keras"
+        model = keras_models.load(model, label)
+    label = keras_models.label_of(model)
+    _refuse(options, label, ("example_inputs", "dynamic_shapes"))
+    if options.example_inputs is None:
+        function, inputs, names = keras_models.inputs_of(model, label)
+        return import_program(exported(function, inputs, None, None, label), label, names)
+    function = keras_models.function_of(model)
+    given = options.example_inputs
+    inputs = given if isinstance(given, (list, tuple)) else (given,)
+    program = exported(function, inputs, None, options.dynamic_shapes, label)
+    names = argument_names(getattr(model, "call", function), len(inputs))
+    return import_program(program, label, names)
 
 
 def _refuse(options: ImportOptions, label: str, honoured: Sequence[str] = ()) -> None:

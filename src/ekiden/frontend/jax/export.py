@@ -10,6 +10,8 @@ import jax
 from jax import export
 
 from ekiden.frontend.common.libraries import told_by
+from ekiden.runtime.errors import ImportModelError
+from ekiden.runtime.shown import shown
 
 
 def label_of(model: object) -> str:
@@ -23,15 +25,17 @@ def exported(
     example_inputs: Sequence[object],
     example_kwargs: Mapping[str, object] | None = None,
     dynamic_shapes: object = None,
+    label: str = "",
 ) -> export.Exported:
     """The program of a function. `dynamic_shapes` is one text for each of the example inputs, or
     one for all, as jax.export.symbolic_args_specs has it: ("batch, ...", None).
 
     Raises ImportModelError with what JAX says, and the line of the function where it stopped.
     """
-    label = label_of(function)
+    label = label or label_of(function)
     inputs: tuple[object, ...] = tuple(example_inputs)
     if dynamic_shapes is not None:
+        _check_specs(dynamic_shapes, label)
         with told_by("dynamic_shapes", label, None, _MEANT):
             inputs = export.symbolic_args_specs(inputs, _specs(dynamic_shapes))
     with told_by("jax.export", label, _LIBRARIES):
@@ -39,11 +43,20 @@ def exported(
         return export.export(traced, platforms=["cpu"])(*inputs, **(example_kwargs or {}))
 
 
-_LIBRARIES = ("jax", "jaxlib", "flax")
+_LIBRARIES = ("jax", "jaxlib", "flax", "keras")
 """Those whose lines are none of the user's."""
 
 
 _MEANT = 'one text for each of the example inputs is meant, or None, as in ("batch, 3", None)'
+
+
+def _check_specs(given: object, label: str) -> None:
+    """Raise ImportModelError for what is no text, None, or a structure of such."""
+    leaves = jax.tree_util.tree_leaves(given, is_leaf=lambda leaf: leaf is None)
+    for leaf in leaves:
+        if leaf is not None and not isinstance(leaf, str):
+            text = f"import {label}: dynamic_shapes: {_MEANT}, got {shown(leaf)}"
+            raise ImportModelError(text)
 
 
 def _specs(given: object) -> object:

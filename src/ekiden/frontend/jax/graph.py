@@ -51,7 +51,7 @@ class Graph:
         }
         self._decomposed: list[ir.Module] = []
         """Modules that operations were taken apart in; their values are keys of `env`."""
-        self._count = 0
+        self._count = self._seeds = 0
         self._place = ""
         """The line of the user's program that is being imported."""
 
@@ -60,6 +60,11 @@ class Graph:
         if name not in self._functions:
             raise Unsupported(f"there is no function {name!r}")
         return self._functions[name]
+
+    def next_seed(self) -> int:
+        """Return a number for each call: the place of an operation that draws random numbers."""
+        self._seeds += 1
+        return self._seeds
 
     def real(self, value: ir.Value) -> Value | None:
         """What a value stands for, if it is known and real."""

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.jax.converters.sorting import dynamic_top_k
+from ekiden.frontend.jax.converters.sorting import dynamic_top_k, top_k_outside
 from ekiden.frontend.jax.converters.windows import dynamic_reduce_window
 from ekiden.frontend.jax.node import Many, Node, Row, own
 from ekiden.ir.prim import PrimExpr
@@ -88,6 +88,7 @@ ROWS: tuple[Row, ...] = (
     Row("custom_call:shape_assertion",                 _assertion),
     Row("custom_call:stablehlo.dynamic_reduce_window", dynamic_reduce_window),
     Row("custom_call:stablehlo.dynamic_top_k",         dynamic_top_k),
+    Row("custom_call:mhlo.topk",                       top_k_outside),
     Row("custom_call:annotate_device_placement",       _same, on_complex=own(_same)),
     Row("custom_call:Sharding",                        _same, on_complex=own(_same)),
     Row("sdy.sharding_constraint",                     _same, on_complex=own(_same)),

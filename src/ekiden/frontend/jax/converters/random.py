@@ -1,4 +1,4 @@
-"""Random bits: Threefry, as XLA has it."""
+"""Random numbers: Threefry and Philox, as XLA has them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.jax.node import Node, Row
-from ekiden.ir.dtype import itemsize
+from ekiden.ir.dtype import is_float, itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import as_attr, as_dim, product
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -58,35 +59,161 @@ def _halves_of(shape: Sequence[int]) -> tuple[int, tuple[int, ...]]:
 
 
 def _rng_bit_generator(node: Node) -> Result:
-    """(state): the next state and random bits. The state is a key and a counter of 64 bits each."""
+    """(state): the next state and random bits. The state is a key and a counter of 64 bits each,
+    which Philox may continue by 64 more; short integers are the low bits of words of 32.
+    """
     algorithm = node.word("rng_algorithm")
-    if algorithm != "THREE_FRY":
-        node.unsupported(f"the algorithm {algorithm} is not supported, THREE_FRY is")
-    state, dtype = node.expr(0), node.out_dtype(1)
-    if node.dtype(0) != "uint64" or itemsize(dtype) < 4:
+    dtype = node.out_dtype(1)
+    if node.dtype(0) != "uint64":
         node.unsupported(f"a state of {node.dtype(0)} for bits of {dtype}")
+    generate = _threefry_bits if algorithm == "THREE_FRY" else _philox_bits
     extents = node.out_extents(1)
-    shape = node.static([-1 if e is None else e for e in extents], "random bits") or (1,)
-    axis, half = _halves_of(shape) if itemsize(dtype) == 4 else (0, shape)
+    shape = node.static([-1 if e is None else e for e in extents], "random bits")
+    width = max(itemsize(dtype), 4)
+    state, bits = generate(node, shape, width)
+    plain = f"uint{8 * width}"
+    if itemsize(dtype) < width:
+        plain = f"uint{8 * itemsize(dtype)}"
+        bits = op.cast(bits, plain)
+    return [state, bits if dtype == plain else op.reinterpret(bits, dtype)]
+
+
+def _part_of_state(node: Node, index: int) -> Expr:
+    return node.shared(op.take(node.expr(0), const(index, "int64"), axis=0))
+
+
+def _counted(node: Node, start: Expr, count: int) -> Expr:
+    """Return `count` numbers of 64 bits from `start` on."""
+    return node.shared(op.add(const(np.arange(count, dtype=np.uint64)), start))
+
+
+def _threefry_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, Expr]:
+    """Return the next state, and integers of `width` bytes: pairs of words of Threefry as XLA lays
+    them.
+    """
+    shape = tuple(extents) or (1,)
+    axis, half = _halves_of(shape) if width == 4 else (0, shape)
     count = math.prod(half)
-    key, counter = (op.take(state, const(i, "int64"), axis=0) for i in (0, 1))
-    numbers = const(np.arange(count, dtype=np.uint64))
-    places = node.scope.expr(node.given(op.add(numbers, counter)))
+    key, counter = (_part_of_state(node, i) for i in (0, 1))
+    places = _counted(node, counter, count)
     words = threefry(node, _halves(node, key), _halves(node, places))
     first, second = (op.reshape(word, half, allowzero=True) for word in words)
-    if itemsize(dtype) == 4:
+    if width == 4:
         pairs = op.stack([first, second], axis=axis + 1)
         wide = (*shape[:axis], 2 * half[axis], *shape[axis + 1 :])
         both = op.reshape(pairs, wide, allowzero=True)
-        bits = op.strided_slice(both, (0,), (shape[axis],), axes=(axis,))
+        bits: Expr = op.strided_slice(both, (0,), (shape[axis],), axes=(axis,))
     else:
-        high = op.left_shift(op.cast(second, "uint64"), const(np.array(32, np.uint64)))
-        bits = op.bitwise_or(op.cast(first, "uint64"), high)
-    plain = f"uint{8 * itemsize(dtype)}"
-    made: Expr = bits if dtype == plain else op.reinterpret(bits, dtype)
-    made = made if extents else op.reshape(made, ())
+        bits = _joined(first, second)
     moved = op.add(counter, const(np.array(count, np.uint64)))
-    return [op.stack([key, moved], axis=0), made]
+    made: Expr = bits if extents else op.reshape(bits, ())
+    return op.stack([key, moved], axis=0), made
 
 
-ROWS: tuple[Row, ...] = (Row("stablehlo.rng_bit_generator", _rng_bit_generator),)
+def _joined(low: Expr, high: Expr) -> Expr:
+    """Return numbers of 64 bits from their words."""
+    above = op.left_shift(op.cast(high, "uint64"), const(np.array(32, np.uint64)))
+    return op.bitwise_or(op.cast(low, "uint64"), above)
+
+
+_PHILOX_ROUNDS = 10
+_PHILOX_STEPS = (0x9E3779B9, 0xBB67AE85)
+"""What the words of the key grow by in each round."""
+_PHILOX_FACTORS = (0xD2511F53, 0xCD9E8D57)
+
+
+def _philox_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, Expr]:
+    """Return the next state, and integers of `width` bytes: words of Philox-4x32 with 10 rounds
+    (Salmon and others, 2011) of counters of 128 bits, four of each, in order. A state of two
+    numbers has its key in the upper half of the counter too, as XLA has it.
+    """
+    shape, size = tuple(extents), math.prod(extents)
+    count = -(-size * (width // 4) // 4)
+    length = node.static(node.shape(0), "the state")[0]
+    key, low = (_part_of_state(node, i) for i in (0, 1))
+    high = _part_of_state(node, 2) if length > 2 else key
+    places = _counted(node, low, count)
+    carry = op.cast(op.less(places, low), "uint64")
+    above = node.shared(op.add(carry, high))
+    words = _philox(node, _halves(node, key), (*_halves(node, places), *_halves(node, above)))
+    flat: Expr = op.reshape(op.stack(words, axis=1), (4 * count,), allowzero=True)
+    if width == 8:
+        pairs = node.shared(op.reshape(flat, (2 * count, 2), allowzero=True))
+        halves = (op.take(pairs, const(i, "int64"), axis=1) for i in (0, 1))
+        flat = _joined(*halves)
+    bits = op.strided_slice(flat, (0,), (size,), axes=(0,))
+    moved = node.shared(op.add(low, const(np.array(count, np.uint64))))
+    state = [key, moved]
+    if length > 2:
+        state.append(op.add(high, op.cast(op.less(moved, low), "uint64")))
+    return op.stack(state, axis=0), op.reshape(bits, shape, allowzero=True)
+
+
+def _philox(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> list[Expr]:
+    """Return the four words of each counter."""
+    words, keys = list(counter), list(key)
+    for _ in range(_PHILOX_ROUNDS):
+        low, high = zip(
+            *(
+                _product(node, words[at], factor)
+                for at, factor in zip((0, 2), _PHILOX_FACTORS, strict=True)
+            ),
+            strict=True,
+        )
+        first = op.bitwise_xor(op.bitwise_xor(high[1], words[1]), keys[0])
+        third = op.bitwise_xor(op.bitwise_xor(high[0], words[3]), keys[1])
+        words = [node.shared(first), low[1], node.shared(third), low[0]]
+        pairs = zip(keys, _PHILOX_STEPS, strict=True)
+        keys = [node.shared(op.add(word, _word(step))) for word, step in pairs]
+    return words
+
+
+def _product(node: Node, word: Expr, factor: int) -> tuple[Expr, Expr]:
+    """Return the low and the high word of a product of words."""
+    wide = op.multiply(op.cast(word, "uint64"), const(np.array(factor, np.uint64)))
+    return _halves(node, node.shared(wide))
+
+
+def _rng(node: Node) -> Expr:
+    """Return numbers of a distribution, from Threefry by the place of the operation in its program:
+    StableHLO leaves the generator open, and here each run draws the same.
+    """
+    dtype = node.out_dtype()
+    shape = node.sizes(2)
+    total = product(as_dim(extent) for extent in shape)
+    counts = op.cast(op.arange(0, total, 1, dtype="int64"), "uint32")
+    key = (_word(node.graph.next_seed()), _word(_PARITY))
+    words = threefry(node, key, (node.shared(counts), op.zeros_like(counts)))
+    first, second = (op.reshape(w, as_attr(shape), allowzero=True) for w in map(node.shared, words))
+    a, b = node.expr(0), node.expr(1)
+    if not is_float(dtype):
+        wide = op.cast(_joined(first, second), "int64")
+        positive = op.bitwise_and(wide, const(np.iinfo(np.int64).max, "int64"))
+        span = op.cast(op.subtract(b, a), "int64")
+        return op.add(op.cast(op.floor_mod(positive, span), dtype), a)
+    real = "float64" if dtype == "float64" else "float32"
+    uniform = _fraction(first, second, real)
+    low, other = op.cast(a, real), op.cast(b, real)
+    if node.word("rng_distribution") == "UNIFORM":
+        found = op.add(low, op.multiply(uniform, op.subtract(other, low)))
+        return op.cast(found, dtype)
+    # Box and Muller 1958: of a number in (0, 1] and an angle
+    size = op.sqrt(op.multiply(op.log(op.subtract(const(1, real), uniform)), const(-2, real)))
+    angle = op.multiply(_fraction(second, first, real), const(2 * math.pi, real))
+    found = op.add(low, op.multiply(op.multiply(size, op.cos(angle)), other))
+    return op.cast(found, dtype)
+
+
+def _fraction(first: Expr, second: Expr, dtype: str) -> Expr:
+    """Return a number in [0, 1) of as many bits as the dtype has in its mantissa."""
+    if dtype == "float32":
+        bits = op.cast(op.right_shift(first, _word(8)), dtype)
+        return op.multiply(bits, const(2.0**-24, dtype))
+    wide = op.right_shift(_joined(first, second), const(np.array(11, np.uint64)))
+    return op.multiply(op.cast(wide, dtype), const(2.0**-53, dtype))
+
+
+ROWS: tuple[Row, ...] = (
+    Row("stablehlo.rng_bit_generator", _rng_bit_generator),
+    Row("stablehlo.rng", _rng),
+)

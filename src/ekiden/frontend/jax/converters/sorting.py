@@ -196,6 +196,14 @@ def largest(node: Node, k: object) -> list[Expr]:
     return [op.gather(data, node.rank(0) - 1, op.cast(at, "int64")), at]
 
 
+def top_k_outside(node: Node) -> list[Expr]:
+    """The function `mhlo.topk`, which JAX calls before 0.7."""
+    options = ir.DictAttr(node.attribute("mhlo.attributes"))
+    if "largest" in options and not options["largest"].value:
+        node.unsupported("the smallest elements of 'mhlo.topk'")
+    return largest(node, int(options["k"].value))
+
+
 def dynamic_top_k(node: Node) -> Result:
     """The function `stablehlo.dynamic_top_k`."""
     (k,) = node.sizes(1)

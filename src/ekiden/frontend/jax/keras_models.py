@@ -1,0 +1,104 @@
+"""Models of Keras that compute with JAX, as functions with specifications of their inputs."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import keras
+from jax import export
+
+from ekiden.frontend.common.libraries import check_readable, told_by
+from ekiden.frontend.common.value import clean_name
+from ekiden.runtime.errors import ImportModelError
+
+Function: TypeAlias = Callable[..., Any]
+
+
+def is_archive(data: bytes) -> bool:
+    """Whether bytes are those of a zip archive, which .keras files are."""
+    return data.startswith(b"PK")
+
+
+def load(model: str | os.PathLike[str] | bytes, label: str) -> Any:  # noqa: ANN401 - Keras's
+    """Return the model in a .keras file, given by its path or its bytes. Raises ImportModelError
+    for one that cannot be read.
+    """
+    if isinstance(model, bytes):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.keras"
+            path.write_bytes(model)
+            return load(path, label)
+    check_readable(model, label)
+    if not zipfile.is_zipfile(model):
+        text = "it is no zip archive, which .keras files are, or cut short"
+        raise ImportModelError(f"import {label}: {text}")
+    with told_by("Keras cannot load it", label, None, _LOADED):
+        return keras.saving.load_model(os.fspath(model), compile=False)
+
+
+_LOADED = (
+    "ekiden.compile also takes the model as keras.saving.load_model gives it, which has arguments "
+    "for what is not Keras's own"
+)
+
+
+def label_of(model: Any) -> str:  # noqa: ANN401 - Keras's
+    """Return a model as messages have it."""
+    return f"model {getattr(model, 'name', type(model).__name__)!r}"
+
+
+def function_of(model: Any) -> Function:  # noqa: ANN401 - Keras's
+    """Return the function of a model in inference, its variables as constants."""
+    trainable = [variable.value for variable in model.trainable_variables]
+    others = [variable.value for variable in model.non_trainable_variables]
+    takes_training = "training" in inspect.signature(model.call).parameters
+    phase = {"training": False} if takes_training else {}
+
+    def call(*inputs: Any) -> Any:  # noqa: ANN401 - arrays, in structures
+        """Return what the model gives of its inputs."""
+        result, _ = model.stateless_call(trainable, others, *inputs, **phase)
+        return result
+
+    return call
+
+
+def inputs_of(model: Any, label: str) -> tuple[Function, list[Any], tuple[str, ...]]:  # noqa: ANN401
+    """Return the function of a model of known inputs, what these are, and their names: extents that
+    are open are symbols, the first one of all inputs `batch`.
+
+    Raises ImportModelError for a model that has not been built.
+    """
+    tensors = list(getattr(model, "inputs", None) or ())
+    structure = getattr(model, "input", None) or (tensors[0] if len(tensors) == 1 else tensors)
+    if not tensors:
+        text = "its inputs are not known: give example_inputs: compile(model, (x, ...))"
+        raise ImportModelError(f"import {label}: {text}")
+    names = tuple(clean_name(str(tensor.name)) or f"input_{i}" for i, tensor in enumerate(tensors))
+    scope = export.SymbolicScope()
+    specs = [_spec(tensor, name, scope) for tensor, name in zip(tensors, names, strict=True)]
+    call = function_of(model)
+
+    def flat(*inputs: Any) -> Any:  # noqa: ANN401 - arrays
+        """Return what the model gives of the leaves of its inputs."""
+        return call(keras.tree.pack_sequence_as(structure, list(inputs)))
+
+    return flat, specs, names
+
+
+def _spec(tensor: Any, name: str, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:  # noqa: ANN401
+    dims = [_dim(name, axis, extent) for axis, extent in enumerate(tensor.shape)]
+    shape = export.symbolic_shape(", ".join(dims), scope=scope)
+    return jax.ShapeDtypeStruct(shape, keras.backend.standardize_dtype(tensor.dtype))
+
+
+def _dim(name: str, axis: int, extent: int | None) -> str:
+    if extent is not None:
+        return str(extent)
+    return "batch" if axis == 0 else f"{name}_dim{axis}"

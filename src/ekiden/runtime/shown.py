@@ -1,0 +1,49 @@
+"""Values of a user's as messages have them: a message never prints a whole array or module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MOST_CHARACTERS = 120
+MOST_ELEMENTS = 4
+
+
+def shown(value: object) -> str:
+    """Return a short text of a value: numbers, texts and small containers as Python writes them, an
+    array by its dtype and shape, any other object by its class.
+    """
+    if isinstance(value, (str, bytes)):
+        return repr(value) if len(value) <= MOST_CHARACTERS else f"{value[:MOST_CHARACTERS]!r}..."
+    if value is None or isinstance(value, (bool, int, float, complex)):
+        return repr(value)
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{type(value).__name__} of {value.dtype}{_shape(value.shape)}"
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)):
+        return _container(value)
+    return f"an object of class {type(value).__name__!r}"
+
+
+def _shape(shape: object) -> str:
+    return f"({', '.join(map(str, shape))})" if isinstance(shape, tuple) else ""
+
+
+def _container(value: object) -> str:
+    """Return the first elements of a container; of nested ones the class alone."""
+    assert isinstance(value, (list, tuple, set, frozenset, Mapping))
+    first = [each for each, _ in zip(value, range(MOST_ELEMENTS), strict=False)]
+    if isinstance(value, Mapping):
+        texts = [f"{_element(key)}: {_element(value[key])}" for key in first]
+    else:
+        texts = [_element(each) for each in first]
+    if len(value) > len(first):
+        texts.append("...")
+    ends = "[]" if isinstance(value, list) else "()" if isinstance(value, tuple) else "{}"
+    return f"{ends[0]}{', '.join(texts)}{ends[1]}"
+
+
+def _element(value: object) -> str:
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)) and len(value) > MOST_ELEMENTS:
+        return f"{type(value).__name__} of {len(value)} elements"
+    return shown(value)
