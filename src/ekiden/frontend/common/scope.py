@@ -11,6 +11,7 @@ from typing import TypeGuard
 import numpy as np
 
 from ekiden.arith import Analyzer
+from ekiden.arith.detect import detect_linear_equation
 from ekiden.frontend.common.block import Block
 from ekiden.frontend.common.captures import bind_captured
 from ekiden.frontend.common.facts import Facts, Learned
@@ -53,6 +54,8 @@ class Scope:
         self._resized: set[str] = set()
         self._kept: list[SizeVar] = []
         self._sources: dict[SizeVar, tuple[Var, int]] = {}
+        self._made: dict[SizeVar, tuple[Var, int, PrimExpr, PrimExpr]] = {}
+        """Symbols that a dimension is made of: tensor, axis, factor and rest of the dimension."""
         self._scalars: dict[SizeVar, Expr] = {}
         self._blocks = [Block()]
         self._origins: dict[Var, Expr] = {}
@@ -91,7 +94,8 @@ class Scope:
         return {*self._symbols.values(), *self._sources}
 
     def add_param(self, var: Var, type_: TensorType, name: str) -> None:
-        """A parameter of `main`; its plain symbols can be read from its shape at run time."""
+        """A parameter of `main`: symbols can be read from its shape at run time, and of dimensions
+        like `2 * h + 1` those that they are made of."""
         self.params.append(var)
         self.param_names[var] = name
         self._show(var, type_)
@@ -100,6 +104,11 @@ class Scope:
         for axis, dim in enumerate(type_.shape):
             if isinstance(dim, SizeVar):
                 self._sources.setdefault(dim, (var, axis))
+            elif len(symbols := free_vars(dim)) == 1 and isinstance(symbols[0], SizeVar):
+                terms = detect_linear_equation(dim, symbols)
+                if terms:
+                    factor, rest = terms
+                    self._made.setdefault(symbols[0], (var, axis, factor, rest))
 
     def require(self, condition: PrimExpr, why: str = "") -> None:
         """Note what must hold of the dimensions for the current node; nothing if it always holds.
@@ -550,10 +559,15 @@ class Scope:
         raise ImportModelError(f"cannot compute {root!r} at run time")
 
     def _size(self, symbol: SizeVar) -> Expr:
-        var, axis = self._sources[symbol]
         if symbol not in self._scalars:
+            is_plain = symbol in self._sources
+            var, axis = self._sources[symbol] if is_plain else self._made[symbol][:2]
             shape = op.shape_of(var, dtype="int64")
-            self._scalars[symbol] = self.spanned(op.take(shape, relay_const(axis, "int64"), axis=0))
+            size: Expr = op.take(shape, relay_const(axis, "int64"), axis=0)
+            if not is_plain:
+                factor, rest = (self._scalar(term) for term in self._made[symbol][2:])
+                size = op.floor_divide(op.subtract(size, rest), factor)
+            self._scalars[symbol] = self.spanned(size)
         return self._scalars[symbol]
 
 

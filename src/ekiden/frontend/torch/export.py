@@ -20,7 +20,7 @@ from ekiden.frontend.torch.layers import whole_layers
 from ekiden.frontend.torch.plain import is_plain, same_as, twin_of
 from ekiden.frontend.torch.program import import_program
 from ekiden.frontend.torch.registry import is_taken_apart
-from ekiden.frontend.torch.symbols import plain_name
+from ekiden.frontend.torch.symbols import derived_name
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.late import LateLog
 
@@ -171,8 +171,9 @@ def symbol_names(program: ExportedProgram, dynamic_shapes: object) -> dict[str, 
         if not isinstance(meta, torch.Tensor):
             continue
         for axis, dim in dims_of(spec):
-            symbol = plain_name(meta.shape[axis]) if axis < meta.dim() else None
-            shown = dim if isinstance(dim, str) else getattr(dim, "__name__", None)
+            symbol = derived_name(meta.shape[axis]) if axis < meta.dim() else None
+            root = getattr(dim, "root", dim)  # the h of 2 * Dim("h")
+            shown = root if isinstance(root, str) else getattr(root, "__name__", None)
             if symbol is not None and isinstance(shown, str) and not shown.startswith("_"):
                 found.setdefault(symbol, shown)
     return found

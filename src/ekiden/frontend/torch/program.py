@@ -22,7 +22,7 @@ from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.torch.draws import is_random
 from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
 from ekiden.frontend.torch.graph import Graph, value_of
-from ekiden.frontend.torch.symbols import Symbols, plain_name
+from ekiden.frontend.torch.symbols import Symbols, derived_name, plain_name
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
@@ -96,6 +96,17 @@ class Importer:
                 symbol = plain_name(size)
                 if symbol is not None and symbol not in self.symbols.known:
                     shown = (names or {}).get(symbol, f"{node.name}_dim{axis}")
+                    self.symbols.known[symbol] = self.scope.symbol(shown)
+
+    def name_derived(self, nodes: Sequence[torch.fx.Node], names: Mapping[str, str]) -> None:
+        """Give names to symbols of which inputs have no dimension but one that is made of them, as
+        `2 * h`: the machine finds them from that, and refuses sizes that leave a rest."""
+        for node in nodes:
+            meta = node.meta.get("val")
+            for axis, size in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):
+                symbol = derived_name(size)
+                if symbol is not None and symbol not in self.symbols.known:
+                    shown = names.get(symbol, f"{node.name}_dim{axis}_root")
                     self.symbols.known[symbol] = self.scope.symbol(shown)
 
     def input(self, node: torch.fx.Node, name: str) -> object:
@@ -181,8 +192,9 @@ class _Program(Importer):
         """Import everything, or raise."""
         signature = self.program.graph_signature
         pairs = list(zip(self.graph.inputs, signature.input_specs, strict=True))
-        self.name_symbols([n for n, s in pairs if s.kind == InputKind.USER_INPUT], names)
         inputs = [(n, s) for n, s in pairs if s.kind == InputKind.USER_INPUT]
+        self.name_symbols([node for node, _ in inputs], names)
+        self.name_derived([node for node, _ in inputs], names)
         given = [*input_names, *(s.arg.name for _, s in inputs[len(input_names) :])]
         for (node, _), name in zip(inputs, given, strict=True):
             self.graph.env[node] = self.input(node, name)

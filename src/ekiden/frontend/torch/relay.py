@@ -31,6 +31,8 @@ def from_pytorch(
 ) -> tuple[IRModule, dict[str, Tensor]]:
     """A module and its parameters, of a TorchScript module (or any other) and its inputs' names,
     shapes and dtypes. The module is traced with zeros; an exported program is as it was traced.
+    Without a dtype an input has that of the trace it comes from; `default_dtype` is for those that
+    no trace says, as of scripts.
 
     `custom_convert_map` is refused: ekiden.frontend.torch.register teaches an operator.
     `keep_quantized_weight` and `export_renamed_c_graph_path` are refused; names are always such
@@ -45,7 +47,12 @@ def from_pytorch(
     frontend("torch").check_model(script_module, "from_pytorch")
     if isinstance(script_module, (str, bytes)):
         raise CompileError("from_pytorch: a module or a program expected, got a file of one")
-    inputs = [_zeros(info, default_dtype) for info in _checked(input_infos)]
+    infos = _checked(input_infos)
+    dtypes = _traced_dtypes(script_module, len(infos))
+    inputs = [
+        _zeros(info, default_dtype if dtype is None else dtype)
+        for info, dtype in zip(infos, dtypes, strict=True)
+    ]
     label = label_of(script_module)
     program = script_module
     if not isinstance(program, ExportedProgram):
@@ -65,6 +72,20 @@ def _checked(infos: Any) -> Sequence[Info]:  # noqa: ANN401 - whatever a user ga
             wanted = "[(name, shape)] or [(name, (shape, dtype))] expected"
             raise CompileError(f"from_pytorch: input_infos: {wanted}, got {each!r}")
     return many
+
+
+def _traced_dtypes(module: object, count: int) -> list[str | None]:
+    """Return the dtypes that a TorchScript graph says of its first inputs; None where it says none,
+    and of what is no TorchScript."""
+    if not isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        return [None] * count
+    graph: Any = module.graph
+    values = [v for v in graph.inputs() if not isinstance(v.type(), torch._C.ClassType)]
+    dtypes = [
+        v.type().dtype() if isinstance(v.type(), torch._C.TensorType) else None for v in values
+    ]
+    found = [None if dtype is None else DTYPES.get(dtype) for dtype in dtypes]
+    return [*found, *[None] * count][:count]
 
 
 def _zeros(info: Info, default_dtype: str) -> torch.Tensor:

@@ -171,6 +171,12 @@ class Symbols:
         return tidy(found) if found.dtype == "int64" else found
 
 
+def derived_name(size: object) -> str | None:
+    """The name of the one symbol that a size is made of, `2 * h`."""
+    names = Symbols.names(size)
+    return names[0] if len(names) == 1 else None
+
+
 def plain_name(size: object) -> str | None:
     """The name of a size that is one symbol alone."""
     if not isinstance(size, torch.SymInt) or not isinstance(size.node.expr, sympy.Symbol):

@@ -259,14 +259,11 @@ def _no_result(node: Node, *args: object, **kwargs: object) -> None:
     """What fails has been told to the decomposition that it looks at."""
 
 
-def _with_effects(
-    node: Node, token: None, *args: object, **kwargs: object
-) -> list[Expr | Value | None]:
-    """A check, (token, nothing): the order that tokens stand for is that of the decompositions,
-    each of which fails by itself."""
+def _with_effects(node: Node, token: None, *args: object, **kwargs: object) -> None:
+    """A check, which gives nothing but a token: the order that tokens stand for is that of the
+    decompositions, each of which fails by itself."""
     if not any(CHECK in str(arg) for arg in node.fx.args):
         node.unsupported("effects other than checks of decompositions")
-    return [token, None]
 
 
 ROWS: tuple[Row, ...] = (
