@@ -168,17 +168,21 @@ static int start(const rpc_settings *settings, rpc_slot *slot) {
   program[count] = 0;
   snprintf(limit, sizeof limit, "%u", (unsigned)settings->limit);
   const char *drivers = getenv("EKIDEN_DRIVERS"), *paths = getenv("LD_LIBRARY_PATH");
-  char given[2][1024] = {"EKIDEN_DRIVERS=", "LD_LIBRARY_PATH="}, home[80], temporary[80];
+  char given[2][1024] = {"EKIDEN_DRIVERS=", "LD_LIBRARY_PATH="}, home[80], temporary[80], cache[80];
   snprintf(given[0], sizeof given[0], "EKIDEN_DRIVERS=%s", drivers == NULL ? "" : drivers);
   snprintf(given[1], sizeof given[1], "LD_LIBRARY_PATH=%s", paths == NULL ? "" : paths);
   snprintf(home, sizeof home, "HOME=%s", slot->folder);
   snprintf(temporary, sizeof temporary, "TMPDIR=%s", slot->folder);
+  snprintf(cache, sizeof cache, "POCL_CACHE_DIR=%s", slot->folder);
   const char *words[] = {program, "--session", "--limit", limit,
                          settings->key == NULL ? NULL : "--key", settings->key, NULL};
-  const char *environment[] = {home, temporary, drivers == NULL ? "A=" : given[0],
+  const char *environment[] = {home, temporary, cache, "EKIDEN_SESSION=1", drivers == NULL ? "A=" : given[0],
                                paths == NULL ? "B=" : given[1], NULL};
   const char *readable[] = {program, drivers == NULL ? program : drivers, NULL};
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control) != 0) return -1;
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control) != 0) {
+    remove_folder(slot->folder);
+    return -1;
+  }
   rpc_program started = {words, environment, slot->folder, readable, &control[1], 1, -1, 1,
                          number_of("EKIDEN_RPC_MAX_LANDLOCK"), number_of("EKIDEN_RPC_NAMESPACES")};
   slot->pid = rpc_start(&started, &walls, wrong, sizeof wrong);
@@ -218,9 +222,9 @@ static void hear_wish(rpc_slot *slot) {
   slot->control = -1;
 }
 
-static void end(rpc_slot *slot) {
-  kill(slot->pid, SIGKILL);
-  waitpid(slot->pid, NULL, 0);
+static void end(rpc_slot *slot, int is_running) {
+  if (is_running) kill(slot->pid, SIGKILL);
+  if (is_running) waitpid(slot->pid, NULL, 0);
   if (slot->control >= 0) close(slot->control);
   if (slot->client >= 0) close(slot->client);
   remove_folder(slot->folder);
@@ -232,11 +236,14 @@ static void end(rpc_slot *slot) {
 static void watch(rpc_slot *slot) {
   double now = rpc_seconds();
   if (slot->pid == 0) return;
-  int is_over = waitpid(slot->pid, NULL, WNOHANG) == slot->pid || now > slot->ends
-                || (slot->gone > 0 && now > slot->gone + 1)
+  if (waitpid(slot->pid, NULL, WNOHANG) == slot->pid) {
+    end(slot, 0);
+    return;
+  }
+  int is_over = now > slot->ends || (slot->gone > 0 && now > slot->gone + 1)
                 || rpc_threads_of(slot->pid) > LIMITS.threads
                 || rpc_disk_of(slot->pid, slot->folder) > MAX_DISK;
-  if (is_over) end(slot);
+  if (is_over) end(slot, 1);
 }
 
 /* The server ----------------------------------------------------------------------------------- */
@@ -374,17 +381,21 @@ static int run_server(const rpc_settings *settings) {
   static rpc_slot slots[MAX_SESSIONS];
   static rpc_guest guests[MAX_GUESTS];
   int parent = getppid(), listener = listen_at(settings->port);
+  double rests_until = 0; /* what has failed fails again, a second later */
   if (listener < 0) return 1;
   while (getppid() == parent) {
     rpc_slot *room = slot_of(slots, 0);
-    if (settings->has_sandbox && room != NULL && slot_of(slots, 1) == NULL) start(settings, room);
+    int is_wanted = settings->has_sandbox && room != NULL && slot_of(slots, 1) == NULL;
+    if (is_wanted && rpc_seconds() > rests_until && start(settings, room) != 0) {
+      rests_until = rpc_seconds() + 1;
+    }
     wait_for_news(listener, guests, slots);
     for (int i = 0; i < MAX_SESSIONS; i++) watch(&slots[i]);
     accept_guest(listener, guests);
     greet(settings, listener, guests, slots);
   }
   for (int i = 0; i < MAX_SESSIONS; i++) {
-    if (slots[i].pid != 0) end(&slots[i]);
+    if (slots[i].pid != 0) end(&slots[i], 1);
   }
   return 0;
 }

@@ -304,6 +304,40 @@ def _check_machine(
         machine.invoke("main", y=value)
 
 
+LISTS = """
+type L { Nil, Cons(Tensor[(4,), float32], L) }
+def @main(%x: Tensor[(4,), float32], %l: L) {
+  match (%l) { Nil => %x, Cons(%h, _) => add(%x, %h) }
+}
+"""
+
+
+@pytest.mark.parametrize("way", ["there", "here", "set_input"])
+def test_algebraic_data_crosses_with_its_tensors(
+    remote: rpc.RPCSession, tmp_path: Path, way: str
+) -> None:
+    """To a virtual machine there, as arrays of this machine or tensors of that one."""
+    ekiden.compile(relay.parse(LISTS)).save(tmp_path / "lists.eki")
+    remote.upload(tmp_path / "lists.eki")
+    machine = ekiden.runtime.vm.VirtualMachine(remote.load_module("lists.eki"), remote.cpu())
+    ones = np.ones(4, "float32")
+    x = ones if way == "here" else ekiden.nd.array(ones, remote.cpu())
+    nil = ADT(0, ())
+    for data, wanted in ((nil, 1.0), (ADT(1, (x, nil)), 2.0), (ADT(1, [x, ADT(1, [x, nil])]), 2.0)):
+        if way == "set_input":
+            machine.set_input("main", x, data)
+            result = machine.run()
+        else:
+            result = machine.invoke("main", x, data)
+        assert isinstance(result, rpc.RemoteTensor)
+        assert result.numpy().tolist() == [wanted] * 4
+    deep = nil
+    for _ in range(5000):
+        deep = ADT(1, (x, deep))
+    with pytest.raises(ValueError, match="16 containers"):
+        machine.invoke("main", x, deep)
+
+
 def test_what_is_dropped_here_is_released_there() -> None:
     remote = rpc.LocalSession()
     begin = remote.get_function("tests.rpc.zeros")

@@ -105,7 +105,7 @@ def start_behind_walls(
     newest = os.environ.get(MAX_LANDLOCK_VARIABLE, "")
     pid, bits, wrong = start_session(
         [os.fsencode(word) for word in command],
-        [f"{name}={value}".encode() for name, value in _environment(folder).items()],
+        [f"{name}={value}".encode() for name, value in _environment(folder, has_sandbox).items()],
         os.fsencode(folder),
         [os.fsencode(path) for path in _readable(libraries)],
         tuple(descriptors),
@@ -137,11 +137,11 @@ def _has_devices() -> bool:
     return any(os.path.exists(node) for node in nodes)
 
 
-def _environment(folder: str) -> dict[str, str]:
-    """Return the environment of a session."""
+def _environment(folder: str, has_sandbox: bool) -> dict[str, str]:
+    """Return the environment of a session. A driver that fails says so where there is a sandbox."""
     kept = {name: value for name, value in os.environ.items() if name in _KEPT_VARIABLES}
     places = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR"), folder)
-    return {**kept, **places, "PATH": "/usr/bin"}
+    return {**kept, **places, "PATH": "/usr/bin", "EKIDEN_SESSION": "1" if has_sandbox else ""}
 
 
 def _readable(libraries: Iterable[str]) -> list[str]:
