@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write what C, JavaScript and the documentation say of messages, from the tables in
 src/ekiden/rpc/messages.py: runtime/rpc/ek_rpc_table.h, bindings/web/rpc_table.js, docs/rpc.md;
-and of the system calls of sessions, from src/ekiden/rpc/calls.py: runtime/rpc/ek_rpc_calls.h,
-docs/sandbox-calls.md.
+and of system calls and variables of sessions, from src/ekiden/rpc/calls.py:
+runtime/rpc/ek_rpc_calls.h, runtime/rpc/ek_rpc_variables.h, docs/sandbox-calls.md.
 
 scripts/generate_rpc.py           write the files
 scripts/generate_rpc.py --check   write nothing; fail if a file is out of date
@@ -22,7 +22,9 @@ from ekiden.rpc.calls import (  # noqa: E402
     CALLS,
     DEVICE_IOCTLS,
     FALLBACKS,
+    FOLDER_VARIABLES,
     GROUPS,
+    KEPT_VARIABLES,
     OWN_PROCESS,
     Call,
     Test,
@@ -65,6 +67,7 @@ typedef struct rpc_call {
 
 enum { RPC_OWN_PROCESS = 0x7FFFFFFF }; /* among values: the number of the session's process */
 """
+VARIABLES_HEADER = ROOT / "runtime/rpc/ek_rpc_variables.h"
 CALLS_PAGE = ROOT / "docs/sandbox-calls.md"
 CALLS_PAGE_HEAD = """\
 # System calls of a session
@@ -198,6 +201,26 @@ def calls_header() -> str:
     )  # fmt: skip
 
 
+def variables_header() -> str:
+    """Return the whole header of variables."""
+    return "\n".join(
+        (
+            "/* Of the environment of its server a session has these variables.",
+            "**",
+            "** Generated from src/ekiden/rpc/calls.py by scripts/generate_rpc.py. Do not edit. */",
+            "#ifndef EK_RPC_VARIABLES_H_",
+            "#define EK_RPC_VARIABLES_H_\n",
+            "/* The first are of folders of libraries, which a session may read. */",
+            f"enum {{ RPC_FOLDER_VARIABLES = {len(FOLDER_VARIABLES)} }};\n",
+            "static const char *const rpc_variables[] = {",
+            *(f'    "{name}",' for name in KEPT_VARIABLES),
+            "};\n",
+            "#endif /* EK_RPC_VARIABLES_H_ */",
+            "",
+        )
+    )
+
+
 def _stands_at(tests: list[Test], begin: int, call: Call) -> bool:
     """Return whether a call's tests are among those before, from there on."""
     return bool(call.tests) and tuple(tests[begin : begin + len(call.tests)]) == call.tests
@@ -230,10 +253,12 @@ def calls_page() -> str:
             lines.append("")
     names = ", ".join(f"`{name}`" for name in FALLBACKS)
     requests = "; or ".join(map(_condition, DEVICE_IOCTLS))
+    variables = ", ".join(f"`{name}`" for name in KEPT_VARIABLES)
     lines += [
         "## Otherwise", "",
         f"{names} fail with ENOSYS, so that libraries use the older calls that a filter can read.",
         f"A session whose machine has a GPU also passes `ioctl` where {requests}: for drivers.",
+        f"Of the environment of its server a session has {variables}.",
         "Calls of another ABI (x32, 32-bit) end the session.", "",
     ]  # fmt: skip
     return "\n".join(lines)
@@ -257,7 +282,8 @@ def main() -> int:
     """Write or check; the exit status."""
     files = {
         HEADER: header(), SCRIPT: script(), PAGE: page(),
-        CALLS_HEADER: calls_header(), CALLS_PAGE: calls_page(),
+        CALLS_HEADER: calls_header(), VARIABLES_HEADER: variables_header(),
+        CALLS_PAGE: calls_page(),
     }  # fmt: skip
     return write_or_check(files, Path(__file__).name)
 

@@ -498,6 +498,14 @@ static int check_il(ek_device device, const device_state *state, const char *nam
                      newest >> 8 & 255);
 }
 
+/* What is said of a compiler that fails in a session, where it may start no linker of its own. */
+static const char *of_session(void) {
+  const char *said = getenv("EKIDEN_SESSION");
+  if (said == NULL || *said == 0) return "";
+  return "; in the sandbox of a session a compiler starts no other programs, such as a linker: a "
+         "server that trusts its clients has none (sandbox=False, --no-sandbox)";
+}
+
 /* A text of the first bytes of what the compiler says. */
 static int build_error(ek_device device, const device_state *state, cl_program program,
                        const char *name, const char *text, size_t size, cl_int code) {
@@ -509,8 +517,8 @@ static int build_error(ek_device device, const device_state *state, cl_program p
   }
   log_place(log == NULL ? "" : log, text, size, place, sizeof place);
   int status = host->error("DeviceError", "opencl(%d): kernel '%s': %sthe OpenCL compiler of '%s' "
-                           "refuses it (error %d): %.1500s", device.id, name, place, vendor, code,
-                           log == NULL ? "" : log);
+                           "refuses it (error %d): %.1500s%s", device.id, name, place, vendor, code,
+                           log == NULL ? "" : log, of_session());
   free(log);
   return status;
 }

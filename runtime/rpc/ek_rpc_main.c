@@ -10,6 +10,7 @@
 #include "ek_rpc.h"
 #include "ek_rpc_guard.h"
 #include "ek_rpc_sandbox.h"
+#include "ek_rpc_variables.h"
 #include "ekiden/runtime.h"
 
 #include <arpa/inet.h>
@@ -28,7 +29,9 @@
 #include <unistd.h>
 
 enum { MAX_SESSIONS = 16, MAX_GUESTS = 64, HELLO_SECONDS = 10, MAX_HELLO = 16 << 10, TICK_MS = 100 };
-enum { DAY_SECONDS = 86400, HEAD_BYTES = 8 };
+enum { DAY_SECONDS = 86400, HEAD_BYTES = 8, MAX_FOLDERS = 32 };
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
 
 static const rpc_limits LIMITS = {(uint64_t)8 << 30, (uint64_t)8 << 30, 256, 1024};
 static const uint64_t MAX_DISK = (uint64_t)16 << 30;
@@ -158,6 +161,38 @@ static int number_of(const char *variable) {
   return text == NULL || *text == 0 ? -1 : atoi(text);
 }
 
+/* The variables of this process that a session has, as 'made', which the caller frees. */
+static void keep_variables(char **made, const char **environment) {
+  for (size_t i = 0; i < COUNT(rpc_variables); i++) {
+    const char *value = getenv(rpc_variables[i]);
+    if (value == NULL) continue;
+    size_t size = strlen(rpc_variables[i]) + strlen(value) + 2;
+    if ((made[i] = malloc(size)) == NULL) continue;
+    snprintf(made[i], size, "%s=%s", rpc_variables[i], value);
+    *environment++ = made[i];
+  }
+}
+
+/* The folders that such variables name, as parts of 'made', which the caller frees. */
+static void keep_folders(char **made, const char **readable) {
+  size_t size = 1, count = 0;
+  for (int i = 0; i < RPC_FOLDER_VARIABLES; i++) {
+    const char *value = getenv(rpc_variables[i]);
+    size += value == NULL ? 0 : strlen(value) + 1;
+  }
+  if ((*made = calloc(1, size)) == NULL) return;
+  for (int i = 0; i < RPC_FOLDER_VARIABLES; i++) {
+    const char *value = getenv(rpc_variables[i]);
+    if (value != NULL) strcat(strcat(*made, value), ":");
+  }
+  for (char *at = *made; *at != 0 && count < MAX_FOLDERS; at += strlen(at) + 1) {
+    char *end = strchr(at, ':');
+    if (end == NULL) break;
+    *end = 0;
+    if (at[0] == '/') readable[count++] = at;
+  }
+}
+
 /* Starts the program of a session. 0, or -1 with the reason on standard error. */
 static int start(const rpc_settings *settings, rpc_slot *slot) {
   char limit[16], wrong[256], program[1024];
@@ -166,22 +201,26 @@ static int start(const rpc_settings *settings, rpc_slot *slot) {
   ssize_t count = readlink("/proc/self/exe", program, sizeof program - 1);
   if (count < 0 || make_folder(slot->folder, sizeof slot->folder) != 0) return -1;
   program[count] = 0;
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control) != 0) {
+    remove_folder(slot->folder);
+    return -1;
+  }
   snprintf(limit, sizeof limit, "%u", (unsigned)settings->limit);
-  const char *drivers = getenv("EKIDEN_DRIVERS"), *paths = getenv("LD_LIBRARY_PATH");
-  char given[2][1024] = {"EKIDEN_DRIVERS=", "LD_LIBRARY_PATH="}, home[80], temporary[80];
-  snprintf(given[0], sizeof given[0], "EKIDEN_DRIVERS=%s", drivers == NULL ? "" : drivers);
-  snprintf(given[1], sizeof given[1], "LD_LIBRARY_PATH=%s", paths == NULL ? "" : paths);
-  snprintf(home, sizeof home, "HOME=%s", slot->folder);
-  snprintf(temporary, sizeof temporary, "TMPDIR=%s", slot->folder);
+  char home[80], temporary[80], cache[80], *folders = NULL, *kept[COUNT(rpc_variables)] = {0};
   const char *words[] = {program, "--session", "--limit", limit,
                          settings->key == NULL ? NULL : "--key", settings->key, NULL};
-  const char *environment[] = {home, temporary, drivers == NULL ? "A=" : given[0],
-                               paths == NULL ? "B=" : given[1], NULL};
-  const char *readable[] = {program, drivers == NULL ? program : drivers, NULL};
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control) != 0) return -1;
+  const char *environment[COUNT(rpc_variables) + 5] = {home, temporary, cache, "EKIDEN_SESSION=1"};
+  const char *readable[MAX_FOLDERS + 2] = {program};
+  snprintf(home, sizeof home, "HOME=%s", slot->folder);
+  snprintf(temporary, sizeof temporary, "TMPDIR=%s", slot->folder);
+  snprintf(cache, sizeof cache, "POCL_CACHE_DIR=%s", slot->folder);
+  keep_variables(kept, environment + 4);
+  keep_folders(&folders, readable + 1);
   rpc_program started = {words, environment, slot->folder, readable, &control[1], 1, -1, 1,
                          number_of("EKIDEN_RPC_MAX_LANDLOCK"), number_of("EKIDEN_RPC_NAMESPACES")};
   slot->pid = rpc_start(&started, &walls, wrong, sizeof wrong);
+  for (size_t i = 0; i < COUNT(kept); i++) free(kept[i]);
+  free(folders);
   close(control[1]);
   slot->control = control[0], slot->client = -1;
   slot->ends = rpc_seconds() + 1e9, slot->gone = 0;
@@ -218,9 +257,9 @@ static void hear_wish(rpc_slot *slot) {
   slot->control = -1;
 }
 
-static void end(rpc_slot *slot) {
-  kill(slot->pid, SIGKILL);
-  waitpid(slot->pid, NULL, 0);
+static void end(rpc_slot *slot, int is_running) {
+  if (is_running) kill(slot->pid, SIGKILL);
+  if (is_running) waitpid(slot->pid, NULL, 0);
   if (slot->control >= 0) close(slot->control);
   if (slot->client >= 0) close(slot->client);
   remove_folder(slot->folder);
@@ -232,11 +271,14 @@ static void end(rpc_slot *slot) {
 static void watch(rpc_slot *slot) {
   double now = rpc_seconds();
   if (slot->pid == 0) return;
-  int is_over = waitpid(slot->pid, NULL, WNOHANG) == slot->pid || now > slot->ends
-                || (slot->gone > 0 && now > slot->gone + 1)
+  if (waitpid(slot->pid, NULL, WNOHANG) == slot->pid) {
+    end(slot, 0);
+    return;
+  }
+  int is_over = now > slot->ends || (slot->gone > 0 && now > slot->gone + 1)
                 || rpc_threads_of(slot->pid) > LIMITS.threads
                 || rpc_disk_of(slot->pid, slot->folder) > MAX_DISK;
-  if (is_over) end(slot);
+  if (is_over) end(slot, 1);
 }
 
 /* The server ----------------------------------------------------------------------------------- */
@@ -374,17 +416,21 @@ static int run_server(const rpc_settings *settings) {
   static rpc_slot slots[MAX_SESSIONS];
   static rpc_guest guests[MAX_GUESTS];
   int parent = getppid(), listener = listen_at(settings->port);
+  double rests_until = 0; /* what has failed fails again, a second later */
   if (listener < 0) return 1;
   while (getppid() == parent) {
     rpc_slot *room = slot_of(slots, 0);
-    if (settings->has_sandbox && room != NULL && slot_of(slots, 1) == NULL) start(settings, room);
+    int is_wanted = settings->has_sandbox && room != NULL && slot_of(slots, 1) == NULL;
+    if (is_wanted && rpc_seconds() > rests_until && start(settings, room) != 0) {
+      rests_until = rpc_seconds() + 1;
+    }
     wait_for_news(listener, guests, slots);
     for (int i = 0; i < MAX_SESSIONS; i++) watch(&slots[i]);
     accept_guest(listener, guests);
     greet(settings, listener, guests, slots);
   }
   for (int i = 0; i < MAX_SESSIONS; i++) {
-    if (slots[i].pid != 0) end(&slots[i]);
+    if (slots[i].pid != 0) end(&slots[i], 1);
   }
   return 0;
 }

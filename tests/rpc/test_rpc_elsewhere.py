@@ -77,8 +77,8 @@ def sizes() -> dict[str, int]:
 
 @pytest.mark.parametrize("machine", ["x86_64", *TARGETS])
 def test_the_sizes_of_the_page(machine: str, built: Callable[[str], Path]) -> None:
-    """Within 3 %: compilers of other versions differ. No one is larger than 150 KB."""
-    assert sizes()[machine] <= 150 << 10
+    """Within 3 %: compilers of other versions differ. No one is larger than 170 KB."""
+    assert sizes()[machine] <= 170 << 10
     if machine != os.uname().machine:
         needs(machine)
     assert built(machine).stat().st_size == pytest.approx(sizes()[machine], rel=0.03)

@@ -17,7 +17,7 @@ from ekiden.rpc.sandbox import missing
 from ekiden.rpc.wire import Plain, write_body
 from ekiden.runtime.paths import include_dir, server_source_dir, source_dir
 
-LIMIT = 150 * 1024
+LIMIT = 170 * 1024
 
 
 def connect(server: CServer, **options: object) -> rpc.RPCSession:

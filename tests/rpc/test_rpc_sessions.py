@@ -2,10 +2,12 @@
 
 import gc
 import os
+import shutil
 import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -304,6 +306,40 @@ def _check_machine(
         machine.invoke("main", y=value)
 
 
+LISTS = """
+type L { Nil, Cons(Tensor[(4,), float32], L) }
+def @main(%x: Tensor[(4,), float32], %l: L) {
+  match (%l) { Nil => %x, Cons(%h, _) => add(%x, %h) }
+}
+"""
+
+
+@pytest.mark.parametrize("way", ["there", "here", "set_input"])
+def test_algebraic_data_crosses_with_its_tensors(
+    remote: rpc.RPCSession, tmp_path: Path, way: str
+) -> None:
+    """To a virtual machine there, as arrays of this machine or tensors of that one."""
+    ekiden.compile(relay.parse(LISTS)).save(tmp_path / "lists.eki")
+    remote.upload(tmp_path / "lists.eki")
+    machine = ekiden.runtime.vm.VirtualMachine(remote.load_module("lists.eki"), remote.cpu())
+    ones = np.ones(4, "float32")
+    x = ones if way == "here" else ekiden.nd.array(ones, remote.cpu())
+    nil = ADT(0, ())
+    for data, wanted in ((nil, 1.0), (ADT(1, (x, nil)), 2.0), (ADT(1, [x, ADT(1, [x, nil])]), 2.0)):
+        if way == "set_input":
+            machine.set_input("main", x, data)
+            result = machine.run()
+        else:
+            result = machine.invoke("main", x, data)
+        assert isinstance(result, rpc.RemoteTensor)
+        assert result.numpy().tolist() == [wanted] * 4
+    deep = nil
+    for _ in range(5000):
+        deep = ADT(1, (x, deep))
+    with pytest.raises(ValueError, match="16 containers"):
+        machine.invoke("main", x, deep)
+
+
 def test_what_is_dropped_here_is_released_there() -> None:
     remote = rpc.LocalSession()
     begin = remote.get_function("tests.rpc.zeros")
@@ -457,18 +493,22 @@ def test_a_port_that_cannot_be_is_an_error_of_sessions() -> None:
         rpc.connect("127.0.0.1", 70000)
 
 
-def test_a_server_goes_on_where_a_session_has_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_server_goes_on_where_a_session_cannot_begin(
+    tmp_path: Path, functions_library: Path
 ) -> None:
-    """Its folder cannot be made at first."""
-    room = tmp_path / "room"
-    monkeypatch.setenv("TMPDIR", str(room))
-    server = rpc.Server(port=0)
-    with pytest.raises(rpc.RPCError, match=r"no session|gone"):
+    """Its library is not there at first."""
+    server = rpc.Server(port=0, load_library=str(tmp_path / "late.so"))
+    with pytest.raises(rpc.RPCError, match=r"no session: .*late\.so"):
         rpc.connect("127.0.0.1", server.port)
-    room.mkdir()
-    with rpc.connect("127.0.0.1", server.port) as session:
-        assert session.get_function("tests.rpc.echo")(5) == 5
+    shutil.copy(functions_library, tmp_path / "late.so")
+
+    def is_open() -> bool:
+        """Whether there is a session: one that began before may fail yet."""
+        with suppress(rpc.RPCError), rpc.connect("127.0.0.1", server.port) as session:
+            return session.get_function("tests.rpc.echo")(5) == 5
+        return False
+
+    wait_until(is_open)
     server.terminate()
 
 

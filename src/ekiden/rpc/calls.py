@@ -1,5 +1,6 @@
-"""The system calls that a session may make: one table, from which scripts/generate_rpc.py writes
-runtime/rpc/ek_rpc_calls.h, which both servers' filters are made of, and docs/sandbox-calls.md.
+"""The system calls that a session may make, and the variables that it has of its server's
+environment: one table, from which scripts/generate_rpc.py writes runtime/rpc/ek_rpc_calls.h, which
+both servers' filters are made of, and docs/sandbox-calls.md.
 
 What has no row is refused with EPERM. Constants are C's, by name, as processors number them
 differently.
@@ -9,7 +10,10 @@ from __future__ import annotations
 
 from ekiden.runtime.late_methods import dataclass
 
-__all__ = ["CALLS", "DEVICE_IOCTLS", "FALLBACKS", "GROUPS", "OWN_PROCESS", "Call", "Test"]
+__all__ = [
+    "CALLS", "DEVICE_IOCTLS", "FALLBACKS", "FOLDER_VARIABLES", "GROUPS", "KEPT_VARIABLES",
+    "OWN_PROCESS", "Call", "Test",
+]  # fmt: skip
 
 OWN_PROCESS = "OWN_PROCESS"
 """Stands for the number of the session's own process, which the filter gets when it is made."""
@@ -159,3 +163,15 @@ DEVICE_IOCTLS = (
     Test(1, ("0x0", "0x30000000"), mask="0xffffff00"),  # NVIDIA's unified memory
 )
 """Requests of ioctl that a session with devices may make too: those for which one test holds."""
+
+FOLDER_VARIABLES = ("LD_LIBRARY_PATH", "EKIDEN_DRIVERS", "EKIDEN_ENGINES")
+"""Variables of folders with libraries, which a session may read."""
+
+KEPT_VARIABLES = (
+    *FOLDER_VARIABLES,
+    *"LANG LC_ALL LC_CTYPE TZ OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS".split(),
+    *"EKIDEN_NUM_THREADS EKIDEN_MEMORY_LIMIT EKIDEN_NVRTC".split(),
+    *"CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES OCL_ICD_VENDORS OCL_ICD_FILENAMES".split(),
+    *"POCL_DEVICES POCL_MAX_PTHREAD_COUNT VK_ICD_FILENAMES VK_DRIVER_FILES".split(),
+)
+"""Of the server's environment a session has these, and a HOME and TMPDIR of its own."""

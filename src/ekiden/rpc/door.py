@@ -95,8 +95,9 @@ class Door:
         connection = greeting.connection
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            has_lock = self._secret is not None and not is_known
-            stream = server_socket(connection, self._secret) if has_lock else connection
+            stream = connection
+            if self._secret is not None and not is_known:
+                stream = server_socket(connection, self._secret)
             greeting.connection = stream
             seconds = None if is_known else GREETING_SECONDS
             endpoint, milliseconds, key, constructor = hear(stream, seconds)
@@ -150,13 +151,21 @@ def run_in_thread(run: Callable[[], object]) -> None:
 
 
 def relay(one: socket.socket, other: socket.socket) -> None:
-    """Pass bytes both ways until a side ends."""
-    sides = {one: other, other: one}
+    """Pass bytes both ways until a side ends. By one buffer: fresh memory for each message would
+    take longer than a small message does.
+    """
+    sides = {one.fileno(): (one, other), other.fileno(): (other, one)}
+    room = memoryview(bytearray(RELAY_BYTES))
+    poll = select.poll()
+    for number in sides:
+        poll.register(number, select.POLLIN)
     while True:
-        for source in select.select(list(sides), [], [])[0]:
-            data = source.recv(RELAY_BYTES)
-            if not data:
-                return
-            sides[source].sendall(data)
-            while isinstance(source, ssl.SSLSocket) and source.pending():
-                sides[source].sendall(source.recv(RELAY_BYTES))
+        for number, _ in poll.poll():
+            source, target = sides[number]
+            is_more = True
+            while is_more:
+                count = source.recv_into(room)
+                if not count:
+                    return
+                target.sendall(room[:count])
+                is_more = isinstance(source, ssl.SSLSocket) and source.pending() > 0

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import ekiden
+from ekiden.rpc.calls import FOLDER_VARIABLES, KEPT_VARIABLES
 from ekiden.rpc.errors import RPCError
 from ekiden.runtime import close_sandbox, library_path, sandbox_lack, start_session
 from ekiden.runtime.late_methods import dataclass
@@ -25,15 +26,6 @@ MAX_LANDLOCK_VARIABLE = "EKIDEN_RPC_MAX_LANDLOCK"
 """The newest ABI of landlock that servers use: tests have those of older kernels by it."""
 NAMESPACES_VARIABLE = "EKIDEN_RPC_NAMESPACES"
 """0: servers use no namespaces, as where a kernel or a container gives none."""
-_KEPT_VARIABLES = frozenset(
-    "LANG LC_ALL LC_CTYPE TZ LD_LIBRARY_PATH OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS"
-    " EKIDEN_NUM_THREADS EKIDEN_MEMORY_LIMIT EKIDEN_DRIVERS EKIDEN_ENGINES EKIDEN_NVRTC"
-    " CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES OCL_ICD_VENDORS OCL_ICD_FILENAMES"
-    " POCL_DEVICES POCL_MAX_PTHREAD_COUNT VK_ICD_FILENAMES VK_DRIVER_FILES".split()
-)
-"""Of the environment a session has these, and a HOME and TMPDIR of its own."""
-_FOLDER_VARIABLES = ("LD_LIBRARY_PATH", "EKIDEN_DRIVERS", "EKIDEN_ENGINES")
-"""Variables of folders with libraries, which a session may read."""
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG."""
 _USER_NAMESPACE, _NAMESPACES = 1, 2
@@ -105,7 +97,7 @@ def start_behind_walls(
     newest = os.environ.get(MAX_LANDLOCK_VARIABLE, "")
     pid, bits, wrong = start_session(
         [os.fsencode(word) for word in command],
-        [f"{name}={value}".encode() for name, value in _environment(folder).items()],
+        [f"{name}={value}".encode() for name, value in _environment(folder, has_sandbox).items()],
         os.fsencode(folder),
         [os.fsencode(path) for path in _readable(libraries)],
         tuple(descriptors),
@@ -137,11 +129,11 @@ def _has_devices() -> bool:
     return any(os.path.exists(node) for node in nodes)
 
 
-def _environment(folder: str) -> dict[str, str]:
-    """Return the environment of a session."""
-    kept = {name: value for name, value in os.environ.items() if name in _KEPT_VARIABLES}
+def _environment(folder: str, has_sandbox: bool) -> dict[str, str]:
+    """Return the environment of a session. A driver that fails says so where there is a sandbox."""
+    kept = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}
     places = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR"), folder)
-    return {**kept, **places, "PATH": "/usr/bin"}
+    return {**kept, **places, "PATH": "/usr/bin", "EKIDEN_SESSION": "1" if has_sandbox else ""}
 
 
 def _readable(libraries: Iterable[str]) -> list[str]:
@@ -154,5 +146,5 @@ def _readable(libraries: Iterable[str]) -> list[str]:
 
 def _folders_of_variables() -> Iterator[str]:
     """Yield the folders of libraries that the environment names."""
-    for name in _FOLDER_VARIABLES:
+    for name in FOLDER_VARIABLES:
         yield from filter(None, os.environ.get(name, "").split(":"))

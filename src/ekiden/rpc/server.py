@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 from ekiden.rpc.client import dial, open_session
@@ -291,7 +292,7 @@ class _Loop:
         for spare in self.spares.values():
             self._add_program(actions, spare)
             if spare.control is not None and not spare.is_ready:
-                actions[spare.control.fileno()] = lambda spare=spare: self._hear(spare)
+                actions[spare.control.fileno()] = partial(self._hear, spare)
         for number in actions:
             poll.register(number, select.POLLIN)
         for session in self.sessions.values():
@@ -300,7 +301,7 @@ class _Loop:
             if session.program.output >= 0:
                 poll.register(session.program.output, select.POLLIN)
             if session.gone is None:
-                actions[session.guest.stream.fileno()] = lambda session=session: _note_gone(session)
+                actions[session.guest.stream.fileno()] = partial(_note_gone, session)
                 poll.register(session.guest.stream, select.POLLRDHUP)
         seconds = _WATCH if self.sessions or self.door.is_busy else _TICK
         for number, _ in poll.poll(seconds * 1000):
@@ -328,7 +329,7 @@ class _Loop:
                 guest.refuse(f"rpc: the key {guest.key!r} is not that of this server")
             elif guest.constructor and self.relays + len(self.sessions) < self._most:
                 self.relays += 1
-                run_in_thread(lambda guest=guest: self._relay(guest))
+                run_in_thread(partial(self._relay, guest))
             elif guest.constructor:
                 guest.refuse("rpc: this server has as many sessions as it may")
             else:

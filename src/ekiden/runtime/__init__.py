@@ -112,6 +112,7 @@ __all__ = [
     "allocation_count",
     "check_devices",
     "cl",
+    "close_sandbox",
     "cmake_dir",
     "convert",
     "convert_to_function",

@@ -10,11 +10,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from ekiden.runtime._core import Device, Tensor, tensor
+from ekiden.runtime._core import ADT, Device, Tensor, tensor
 from ekiden.runtime.devices import FarDevice
 from ekiden.runtime.errors import InputError, UnsupportedError
 from ekiden.runtime.executor import FarProgram
 from ekiden.runtime.timing import BenchmarkResult
+
+_DEEPEST = 64
+"""Containers inside of each other that are looked into; messages take fewer."""
 
 
 class FarExecutable:
@@ -42,9 +45,17 @@ class FarExecutable:
         """Call a function; arrays and tensors of this machine are sent."""
         return self.program[name](*map(self._sent, args))
 
-    def _sent(self, value: object) -> object:
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(self._sent, value))
+    def _sent(self, value: object, depth: int = 0) -> object:
+        """Return a value whose arrays and tensors are on the other machine, whatever holds them. One
+        that is nested deeper than messages take is left for them to refuse.
+        """
+        if isinstance(value, (tuple, list)) and depth <= _DEEPEST:
+            items = [self._sent(item, depth + 1) for item in value]
+            if isinstance(value, ADT):
+                return ADT(value.tag, items)
+            return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, dict) and depth <= _DEEPEST:
+            return {key: self._sent(item, depth + 1) for key, item in value.items()}
         if isinstance(value, np.ndarray):
             value = tensor(value)
         return self.program.sent(value) if isinstance(value, Tensor) else value
