@@ -207,7 +207,7 @@ class Application:
         headers = {} if length is None else {HEADER_LENGTH: str(length)}
         kind = "application/json" if length is None else BINARY
         if len(pieces) == 1 and len(pieces[0]) <= SENT_BYTES:
-            return Response(pieces[0], media_type=kind, headers=headers)
+            return Response(pieces[0], media_type=kind, headers=headers or None)
         if sum(map(len, pieces)) > SENT_BYTES:
             return PiecesResponse(pieces, kind, headers)
         return Response(b"".join(pieces), media_type=kind, headers=headers)
