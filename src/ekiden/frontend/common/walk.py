@@ -122,8 +122,10 @@ class Walk:
         made: dict[str, Value] = {}
         for index, name in wanted:
             found = many[index]
-            is_value = isinstance(found, Value)
-            made[name] = scope.short(found) if is_value else scope.bound(spanned[index], name)
+            if isinstance(found, Value):
+                made[name] = scope.short(found)
+            else:
+                made[name] = scope.bound(spanned[index], name)
         return made
 
     def _fields(self, expr: Expr) -> list[Expr | Value | None]:

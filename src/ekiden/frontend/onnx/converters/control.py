@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ekiden.frontend.common.choice import choose
 from ekiden.frontend.common.loop import ChangesRank, Iteration, Loop, as_scalar, is_true, stacked
 from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import IntImm, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import as_dim
-
-if TYPE_CHECKING:
-    from ekiden.frontend.onnx.graph import Graph
 
 BRANCHES = ("then_branch", "else_branch")
 
@@ -33,6 +30,7 @@ def _if(node: Node) -> list[Value]:
 
 def _loop(node: Node) -> list[Value]:
     body = node.body("body")
+    (inner,) = (a.g for a in node.proto.attribute if a.name == "body")
     limit, go, start = node.optional(0), node.optional(1), node.inputs[2:]
     carried = [node.value(i) for i in range(2, 2 + len(start))]
     if len(body.names) != 2 + len(carried):
@@ -42,7 +40,8 @@ def _loop(node: Node) -> list[Value]:
         """One turn of Loop: (condition, carried values, what is stacked). Refuses a body that has
         fewer outputs than carried values.
         """
-        head = [_declared(node, body, n, v) for n, v in enumerate((index, condition))]
+        pair = zip(inner.input, (index, condition), strict=False)
+        head = [_declared(node, info, v) for info, v in pair]
         found = body.run([*head, *values])
         after = 1 + len(carried)
         if len(found) < after:
@@ -69,11 +68,11 @@ def _loop(node: Node) -> list[Value]:
     return last + [stacked(node.scope, p, n, length) for p, n in zip(parts, outputs, strict=False)]
 
 
-def _declared(node: Node, body: Graph, index: int, value: Value) -> Value:
+def _declared(node: Node, info: onnx.ValueInfoProto, value: Value) -> Value:
     """Return the number of an iteration, or its condition, in the rank that the body declares: of
     one element, as older exporters write it, or none.
     """
-    stated = body.proto.input[index].type.tensor_type
+    stated = info.type.tensor_type
     if not stated.HasField("shape") or len(stated.shape.dim) != 1:
         return value
     if value.array is not None:
