@@ -20,7 +20,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The server in C, where any user may start it: folders of tests are their user's alone."""
-    made = made_once(tmp_path_factory, "ekiden-rpc", build_server)
+    built = made_once(tmp_path_factory, "ekiden-rpc", build_server)
     with tempfile.TemporaryDirectory(prefix="ekiden-test-") as folder:
         Path(folder).chmod(0o755)
-        yield Path(shutil.copy(made, folder))
+        yield Path(shutil.copy(built, folder))

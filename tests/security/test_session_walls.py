@@ -174,8 +174,8 @@ def test_a_session_has_not_more_threads_than_it_may(has_namespaces: bool, librar
     with rpc.connect("127.0.0.1", server.port) as session:
         make = attack(session, library)
         try:
-            made = make("many_threads", "200")
-            wait_until(lambda: made < 40 or session.listdir() == "never")
+            count = make("many_threads", "200")
+            wait_until(lambda: count < 40 or session.listdir() == "never")
         except rpc.RPCError:
             assert not session.is_open
     server.terminate()

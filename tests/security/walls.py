@@ -63,14 +63,14 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 def attack_names() -> list[str]:
     """Return the attacks of attacks.c."""
-    found = re.findall(r"^ATTACK\((\w+),", SOURCE.read_text(), re.MULTILINE)
-    return [name for name in found if name not in HELPERS]
+    names = re.findall(r"^ATTACK\((\w+),", SOURCE.read_text(), re.MULTILINE)
+    return [name for name in names if name not in HELPERS]
 
 
-def compile_attacks(made: Path) -> None:
+def compile_attacks(target: Path) -> None:
     """Write attacks.c as a library that any server loads."""
     command = ["cc", "-shared", "-fPIC", "-w", "-O1", "-D_GNU_SOURCE", f"-I{include_dir()}"]
-    subprocess.run([*command, str(SOURCE), "-o", str(made), "-pthread"], check=True)
+    subprocess.run([*command, str(SOURCE), "-o", str(target), "-pthread"], check=True)
 
 
 def _environment(walls: Walls) -> dict[str, str]:

@@ -72,11 +72,11 @@ def _is_of_library(value: Any) -> bool:  # noqa: ANN401  # a function or class
     module = sys.modules.get(value.__module__ or "")
     if module is None or module.__name__ == "__main__":
         return False
-    found: object = module
+    member: object = module
     for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
+        member = getattr(member, name, None)
     file = getattr(module, "__file__", None)
-    return found is value and (file is None or file.startswith(tuple(_library_folders())))
+    return member is value and (file is None or file.startswith(tuple(_library_folders())))
 
 
 def _used_globals(code: CodeType) -> set[str]:
@@ -84,9 +84,9 @@ def _used_globals(code: CodeType) -> set[str]:
     names: set[str] = set()
     codes = [code]
     while codes:
-        now = codes.pop()
-        codes += (item for item in now.co_consts if isinstance(item, CodeType))
-        loads = (i for i in dis.get_instructions(now) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        code = codes.pop()
+        codes += (item for item in code.co_consts if isinstance(item, CodeType))
+        loads = (i for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
         names.update(str(i.argval) for i in loads)
     return names
 
@@ -116,9 +116,9 @@ def _content(cell: CellType) -> tuple[object, ...]:
 
 def _make_function(code: bytes, namespace: int) -> FunctionType:
     """Return a function without what it uses."""
-    made = marshal.loads(code)
+    content = marshal.loads(code)
     values = _namespaces.setdefault(namespace, {"__builtins__": __builtins__})
-    return FunctionType(made, values, closure=tuple(CellType() for _ in made.co_freevars))
+    return FunctionType(content, values, closure=tuple(CellType() for _ in content.co_freevars))
 
 
 def _fill_function(function: FunctionType, state: dict[str, Any]) -> None:

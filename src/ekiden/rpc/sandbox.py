@@ -131,9 +131,9 @@ def _has_devices() -> bool:
 
 def _environment(folder: str, has_sandbox: bool) -> dict[str, str]:
     """Return the environment of a session. A driver that fails says so where there is a sandbox."""
-    kept = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}
+    variables = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}
     places = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR"), folder)
-    return {**kept, **places, "PATH": "/usr/bin", "EKIDEN_SESSION": "1" if has_sandbox else ""}
+    return {**variables, **places, "PATH": "/usr/bin", "EKIDEN_SESSION": "1" if has_sandbox else ""}
 
 
 def _readable(libraries: Iterable[str]) -> list[str]:

@@ -367,10 +367,10 @@ class _Loop:
             if guest.is_plain:
                 program.give(guest.stream, guest.endpoint.peer_limit)
                 return
-            here, there = socket.socketpair()
-            with there:
-                program.give(there, guest.endpoint.peer_limit)
-            run_in_thread(lambda: _pass_on(guest.stream, here))
+            own_end, other_end = socket.socketpair()
+            with other_end:
+                program.give(other_end, guest.endpoint.peer_limit)
+            run_in_thread(lambda: _pass_on(guest.stream, own_end))
 
     def _reap(self, program: Program) -> None:
         """A program has ended; another action of the same moment may have seen to it already."""

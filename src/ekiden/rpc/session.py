@@ -81,8 +81,8 @@ def _get_ready(task: Task, walls: int) -> None:
         for name in _DRIVERS:  # what they open, they could not open later
             with suppress(Exception):
                 _ = device(name, 0).exist
-        for left in Path(task.folder).iterdir():  # by a driver: a client finds an empty folder
-            left.unlink()
+        for leftover in Path(task.folder).iterdir():  # by a driver: a client finds an empty folder
+            leftover.unlink()
         memory_limit(task.limits.memory)
         close_walls(task.limits, walls)
 

@@ -108,28 +108,28 @@ class Program:
 def start_program(template: Task) -> Program:
     """Start the program of a session, for the next client. Raises OSError, RPCError."""
     folder = tempfile.mkdtemp(prefix="ekiden-rpc-")
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     source, output = os.pipe()
     task = -1
     try:
         task = task_file("ekiden.rpc.session:run_session", replace(template, folder=folder))
-        descriptors = (there.fileno(), task)
+        descriptors = (other_end.fileno(), task)
         pid, walls = start_behind_walls(
             words(FIRST_DESCRIPTOR), folder, descriptors, output, template.libraries,
             template.has_sandbox,
         )  # fmt: skip
     except BaseException:
-        here.close()
+        own_end.close()
         os.close(source)
         shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
-        there.close()
+        other_end.close()
         os.close(output)
         if task >= 0:
             os.close(task)
-    here.send(NUMBER.pack(walls.bits))
-    return Program(pid, os.pidfd_open(pid), here, source, folder, template.limits)
+    own_end.send(NUMBER.pack(walls.bits))
+    return Program(pid, os.pidfd_open(pid), own_end, source, folder, template.limits)
 
 
 def _threads_of(pid: int) -> int:
