@@ -75,7 +75,10 @@ def _no_process(*_: object, **__: object) -> None:
             subprocess, "Popen", _no_process,
             f"[Errno {errno.ENOSYS}] Function not implemented",
         ),
-        (sys, "executable", "", "this program cannot start Python in another process"),
+        (
+            sys, "executable", "",
+            "this program cannot start Python in another process: sys.executable is ''",
+        ),
     ],
 )  # fmt: skip
 def test_where_there_are_no_processes_this_one_compiles(

@@ -15,7 +15,6 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, cast
@@ -24,6 +23,7 @@ from ekiden.ir.pass_context import DENORMALS, PassContext, PassInstrument
 from ekiden.ir.transfer import NotTransferableError, encode
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.forks import Lock
+from ekiden.runtime.fresh_python import fresh_python
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
@@ -76,12 +76,12 @@ class _Server:
 
     def __init__(self) -> None:
         """Start the process. Raises OSError where there can be none."""
-        if not sys.executable or not hasattr(os, "fork"):
-            raise OSError("this program cannot start Python in another process")
+        if not hasattr(os, "fork"):
+            raise OSError("this system cannot fork")
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with own, other:
             self._process = subprocess.Popen(
-                _command(other.fileno()),
+                fresh_python(_SERVE, str(other.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, **SINGLE_THREADED},
@@ -111,20 +111,7 @@ class _Server:
         self._process.returncode = 0  # or its finalizer warns that it still runs
 
 
-def _command(control: int) -> list[str]:
-    """Return the command that starts a server with this program's modules. Python runs isolated:
-    what this program's variables and folder say was said to it, and is in its path."""
-    path = [os.path.abspath(folder) for folder in sys.path]
-    code = (
-        f"import sys; sys.path[:] = {path!r}; "
-        f"from ekiden.codegen.worker_server import serve; serve({control})"
-    )
-    options = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
-    if sys.pycache_prefix is not None:
-        options += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
-    return [sys.executable, *options, "-c", code]
-
-
+_SERVE = "from ekiden.codegen.worker_server import serve; serve(int(sys.argv[1]))"
 _LOCK = Lock()
 _server: _Server | None = None
 

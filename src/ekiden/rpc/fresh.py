@@ -7,12 +7,10 @@ an open file and as descriptors. The user's own main module is not run again.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import pickle
 import signal
-import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from ekiden.rpc.errors import RPCError
+from ekiden.runtime.fresh_python import fresh_python
 
 __all__ = ["FIRST_DESCRIPTOR", "Background", "has_parent", "run", "start", "task_file", "words"]
 
@@ -28,10 +27,7 @@ FIRST_DESCRIPTOR = 4
 """Of those that a program is given: 3 is the file of its task."""
 _ABOVE = 64
 """Descriptors are moved here before they get the numbers of a program, which others may have."""
-_BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]);"
-    " from ekiden.rpc.fresh import run; run(int(sys.argv[2]))"
-)
+_BOOT = "from ekiden.rpc.fresh import run; run(int(sys.argv[1]))"
 
 
 class Background:
@@ -83,13 +79,11 @@ def words(task: int) -> list[str]:
     """Return the command of a program whose task lies in that descriptor. Raises RPCError where
     this process has no interpreter that it could start.
     """
-    if not sys.executable or not os.path.isfile(sys.executable):
-        raise RPCError(
-            f"rpc: a Python interpreter expected in sys.executable, got {sys.executable!r}:"
-            " servers and sessions are programs of their own"
-        )
-    folders = [os.path.abspath(folder) for folder in sys.path]
-    return [sys.executable, "-I", "-c", _BOOT, json.dumps(folders), str(task)]
+    try:
+        return fresh_python(_BOOT, str(task))
+    except OSError as error:
+        text = f"rpc: {error}; servers and sessions are programs of their own"
+        raise RPCError(text) from error
 
 
 def start(entry: str, arguments: Sequence[object], descriptors: Sequence[int] = ()) -> int:

@@ -46,8 +46,8 @@ class FarExecutable:
         return self.program[name](*map(self._sent, args))
 
     def _sent(self, value: object, depth: int = 0) -> object:
-        """Return a value whose arrays and tensors are on the other machine, whatever holds them. One
-        that is nested deeper than messages take is left for them to refuse.
+        """Return a value whose arrays and tensors are on the other machine, whatever holds them.
+        One that is nested deeper than messages take is left for them to refuse.
         """
         if isinstance(value, (tuple, list)) and depth <= _DEEPEST:
             items = [self._sent(item, depth + 1) for item in value]

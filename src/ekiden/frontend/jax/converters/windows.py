@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
-import numpy as np
 from jaxlib.mlir import ir
 
 from ekiden.frontend.common.combined import REDUCE, is_neutral, neutral
