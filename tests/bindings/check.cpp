@@ -42,6 +42,16 @@ int main(int, char** argv) {
     refused([&] { bad(1); });
     scaled(x, scale);
   }).join();
+  ekiden::ADT both = scaled(x, scale).as<ekiden::ADT>();
+  if (both.tag() != 0 || both.size() != 2 || both[1].as<Tensor>().to_vector<float>()[0] != 8) {
+    throw std::logic_error("a tuple of a product and its sum expected");
+  }
+  refused([&] { both[2]; });
+  refused([&] { Value(x).as<ekiden::ADT>(); });
+  Value made = ekiden::ADT(3, {Value(x), Value(int64_t{1})});
+  if (made.as<ekiden::ADT>().tag() != 3 || made.as<ekiden::ADT>()[1].as<int64_t>() != 1) {
+    throw std::logic_error("data with the fields that it was made of expected");
+  }
   module = Module();
   scaled(x, scale);
   std::cout << "right\n";

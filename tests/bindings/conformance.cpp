@@ -182,20 +182,16 @@ std::vector<Value> values(const Json& list) {
 
 /* The items of an array or a tuple. */
 std::vector<Value> items_of(const Value& value) {
+  if (value.is<ekiden::ADT>()) return value.as<ekiden::ADT>().fields();
   std::vector<Value> items;
-  if (value.raw().type_index == EK_ADT) {
-    const auto* adt = reinterpret_cast<const ek_adt*>(value.raw().v.obj);
-    for (int32_t i = 0; i < adt->size; i++) items.push_back(Value::borrow(adt->fields[i]));
-  } else {
-    const auto* array = reinterpret_cast<const ek_array*>(value.raw().v.obj);
-    for (int64_t i = 0; i < array->size; i++) items.push_back(Value::borrow(array->data[i]));
-  }
+  ekiden::Array array = value;
+  for (size_t i = 0; i < array.size(); i++) items.push_back(array[i]);
   return items;
 }
 
 bool same(const Value& got, const Value& wanted) {
   if (wanted.is<ekiden::Array>()) {
-    if (got.raw().type_index != EK_ADT && !got.is<ekiden::Array>()) return false;
+    if (!got.is<ekiden::ADT>() && !got.is<ekiden::Array>()) return false;
     std::vector<Value> a = items_of(got), b = items_of(wanted);
     if (a.size() != b.size()) return false;
     for (size_t i = 0; i < a.size(); i++) {

@@ -70,6 +70,34 @@ def test_rust(words: Sequence[Path], said: str, tmp_path: Path) -> None:
     assert built("rust", tmp_path / "dist").suffix == ".crate"
 
 
+MANIFEST = """\
+[package]
+name = "dependent"
+version = "0.1.0"
+edition = "2021"
+[dependencies]
+ekiden = {{ path = "{path}" }}
+"""
+DEPENDENT = """\
+fn main() {
+    let made = ekiden::Tensor::from_slice(&[1f32, 2.0], &[2]).unwrap();
+    println!("{:?}", made.as_slice::<f32>().unwrap());
+}
+"""
+
+
+@needs("cargo", "cc")
+def test_a_program_that_depends_on_the_crate_runs(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "Cargo.toml").write_text(MANIFEST.format(path=BINDINGS / "rust"))
+    (tmp_path / "src/main.rs").write_text(DEPENDENT)
+    run(["cargo", "build", "--offline", "--quiet"], tmp_path)  # EKIDEN_LIB_DIR is the folder
+    program = tmp_path / "target/debug/dependent"
+    assert run([program], tmp_path, EKIDEN_LIB_DIR=None) == "[1.0, 2.0]\n"
+    run(["cargo", "build", "--offline", "--quiet"], tmp_path, EKIDEN_LIB_DIR=None)
+    assert run([program], tmp_path, EKIDEN_LIB_DIR=str(LIBRARY)) == "[1.0, 2.0]\n"
+
+
 @needs("go", "cc")
 def test_go(words: Sequence[Path], said: str) -> None:
     command = ["go", "run", "./examples/classify"]

@@ -252,14 +252,53 @@ static void reshapes(void) {
   CHECK(ek_vm_invoke(vm, 0, &six, 1, &result) == 0);
   const ek_dltensor *matrix = ek_value_tensor(&result);
   CHECK(matrix->ndim == 2 && matrix->shape[0] == 2 && matrix->shape[1] == 3);
-  CHECK(matrix->data == ek_value_tensor(&six)->data);
+  CHECK(matrix->data != ek_value_tensor(&six)->data); /* a view of an argument does not leave */
   ek_value_release(&six);
-  CHECK(((int64_t *)matrix->data)[5] == 6); /* the view keeps its tensor */
+  CHECK(((int64_t *)matrix->data)[5] == 6);
   ek_value_release(&result);
   ek_value two = vector_of((int64_t[]){1, 2}, 2);
   CHECK_ERROR(ek_vm_invoke(vm, 0, &two, 1, &result), "RunError",
               "ReshapeTensor: a shape of 16 bytes expected, got one of 48");
   ek_value_release(&two);
+  ek_object_release(vm);
+}
+
+static void *data_at(const ek_value *value) { return ek_dltensor_data(ek_value_tensor(value)); }
+
+/* main(x, l) = (x, x, Cons(x, l), c, l, l): arguments and parts that stand twice become apart, a constant
+** and what a list shares are read-only, and what is shared stays one. */
+static void results_are_apart(void) {
+  program p = {.functions = {{"main", 2, 5,
+                              WORDS(LoadConst, 2, 0, AllocADT, 3, 1, 2, 0, 1, /**/
+                                    AllocADT, 4, 0, 6, 0, 0, 3, 2, 1, 1, Ret, 4)}},
+               .constants = {{shape_2_3, 4}}};
+  ek_object *vm = machine_of(&p), *nil, *cell;
+  ek_value head = vector_of((int64_t[]){5}, 1), result = ek_value_none();
+  CHECK(ek_container_new(EK_ADT, 0, NULL, 0, &nil) == 0);
+  ek_value fields[2] = {head, ek_value_object(nil)};
+  CHECK(ek_container_new(EK_ADT, 1, fields, 2, &cell) == 0);
+  ek_value args[2] = {vector_of((int64_t[]){1, 2}, 2), ek_value_object(cell)};
+  for (int turn = 0; turn < 2; turn++) {
+    CHECK(ek_vm_invoke(vm, 0, args, 2, &result) == 0);
+    const ek_value *parts = ((const ek_adt *)(const void *)result.v.obj)->fields;
+    const ek_adt *cons = (const ek_adt *)(const void *)parts[2].v.obj;
+    const ek_adt *rest = (const ek_adt *)(const void *)parts[4].v.obj;
+    const void *data[4] = {data_at(&args[0]), data_at(&parts[0]), data_at(&parts[1]),
+                           data_at(&cons->fields[0])};
+    for (int i = 0; i < 4; i++) {
+      CHECK(*(const int64_t *)data[i] == 1);
+      for (int k = 0; k < i; k++) CHECK(data[i] != data[k]);
+    }
+    CHECK(ek_tensor_is_read_only(parts[3].v.obj) && !ek_tensor_is_read_only(parts[0].v.obj));
+    CHECK(rest != (const ek_adt *)(const void *)cell && parts[5].v.obj == parts[4].v.obj);
+    CHECK(cons->fields[1].v.obj == parts[4].v.obj);
+    CHECK(ek_tensor_is_read_only(rest->fields[0].v.obj) && !ek_tensor_is_read_only(head.v.obj));
+    ek_value_release(&result);
+  }
+  ek_value_release(&args[0]);
+  ek_value_release(&head);
+  ek_release(nil);
+  ek_release(cell);
   ek_object_release(vm);
 }
 
@@ -602,6 +641,7 @@ int main(void) {
   tensors_take_the_place_of_others();
   tensors_are_owned_once();
   reshapes();
+  results_are_apart();
   copies_between_devices();
   a_tensor_is_lent_to_a_call();
   branches_on_scalars();

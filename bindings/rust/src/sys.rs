@@ -2,7 +2,9 @@
 //!
 //! Nothing here is safe; the other modules are. Only what they need is declared.
 
+use std::ffi::{CStr, CString};
 use std::os::raw::{c_char, c_int, c_void};
+use std::sync::OnceLock;
 
 pub const ANY: i32 = -1;
 pub const NONE: i32 = 0;
@@ -183,46 +185,136 @@ pub struct TypeInfo {
     pub build: *const c_void,
 }
 
+/// Declares functions of the runtime: each is found by its name in the library, when the first is
+/// called. A program that uses this crate is linked with nothing, and so builds and starts anywhere.
+macro_rules! runtime_functions {
+    ($(fn $name:ident($($arg:ident: $kind:ty),* $(,)?) $(-> $result:ty)?;)*) => {
+        struct Functions {
+            ek_error: unsafe extern "C" fn(*const c_char, *const c_char, ...) -> c_int,
+            $($name: unsafe extern "C" fn($($kind),*) $(-> $result)?,)*
+        }
+
+        impl Functions {
+            fn load() -> Functions {
+                let library = open_library();
+                // SAFETY: the runtime's functions have these signatures.
+                unsafe {
+                    Functions {
+                        ek_error: std::mem::transmute(address(library, c"ek_error")),
+                        $($name: std::mem::transmute(address(library, c_name!($name))),)*
+                    }
+                }
+            }
+        }
+
+        $(
+            /// # Safety
+            /// As runtime.h says of the function of this name.
+            pub unsafe fn $name($($arg: $kind),*) $(-> $result)? {
+                (functions().$name)($($arg),*)
+            }
+        )*
+    };
+}
+
+macro_rules! c_name {
+    ($name:ident) => {
+        CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes())
+    };
+}
+
 extern "C" {
-    pub fn ek_object_retain(object: *mut Object);
-    pub fn ek_object_release(object: *mut Object);
-    pub fn ek_function_new(
+    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn dlerror() -> *const c_char;
+}
+
+const FILE: &str = "libekiden_runtime.so";
+const RTLD_NOW: c_int = 2;
+const RTLD_GLOBAL: c_int = 0x100;
+
+fn functions() -> &'static Functions {
+    static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
+    FUNCTIONS.get_or_init(Functions::load)
+}
+
+/// The library in the folder that EKIDEN_LIB_DIR names now, or named when this was built, or where the
+/// system looks. Panics where there is none, as there is nothing of the runtime to make an error with.
+fn open_library() -> *mut c_void {
+    let now = std::env::var("EKIDEN_LIB_DIR").ok();
+    let folders = [now.as_deref(), option_env!("EKIDEN_BUILT_WITH")];
+    let mut paths: Vec<String> = folders.iter().flatten().map(|f| format!("{f}/{FILE}")).collect();
+    paths.push(FILE.to_string());
+    let mut said = String::new();
+    for path in paths {
+        let Ok(path) = CString::new(path) else { continue };
+        // SAFETY: a text; what the library runs when it is opened is the runtime's.
+        unsafe {
+            let library = dlopen(path.as_ptr(), RTLD_NOW | RTLD_GLOBAL);
+            if !library.is_null() {
+                return library;
+            }
+            said = CStr::from_ptr(dlerror()).to_string_lossy().into_owned();
+        }
+    }
+    panic!("{FILE} is not there: EKIDEN_LIB_DIR names its folder ({said})");
+}
+
+/// Panics for a library of another version, which has no such function.
+fn address(library: *mut c_void, name: &CStr) -> *mut c_void {
+    // SAFETY: an open library, and a text.
+    let found = unsafe { dlsym(library, name.as_ptr()) };
+    assert!(!found.is_null(), "{FILE} has no {}: it is of another version", name.to_string_lossy());
+    found
+}
+
+/// The error of this thread, whose message may have any characters. Gives -1.
+///
+/// # Safety
+/// Both are texts that end with a zero.
+pub unsafe fn ek_error(kind: *const c_char, format: *const c_char, message: *const c_char) -> c_int {
+    (functions().ek_error)(kind, format, message)
+}
+
+runtime_functions! {
+    fn ek_object_retain(object: *mut Object);
+    fn ek_object_release(object: *mut Object);
+    fn ek_function_new(
         this: *mut c_void,
         call: Packed,
         deleter: Option<unsafe extern "C" fn(*mut c_void)>,
         out: *mut *mut Object,
     ) -> c_int;
-    pub fn ek_type_register(key: *const c_char, parent: i32) -> i32;
-    pub fn ek_type_define(type_index: i32, def: *const TypeDef) -> c_int;
-    pub fn ek_type_get(type_index: i32) -> *const TypeInfo;
-    pub fn ek_object_new(index: i32, values: *const Value, n: i32, out: *mut *mut Object) -> c_int;
-    pub fn ek_field_get(object: *const Object, field: *const Field, out: *mut Value) -> c_int;
-    pub fn ek_field_set(object: *mut Object, field: *const Field, value: *const Value) -> c_int;
-    pub fn ek_value_equal(a: *const Value, b: *const Value) -> c_int;
-    pub fn ek_string_new(kind: i32, data: *const u8, size: usize, out: *mut Value) -> c_int;
-    pub fn ek_container_new(
+    fn ek_type_register(key: *const c_char, parent: i32) -> i32;
+    fn ek_type_define(type_index: i32, def: *const TypeDef) -> c_int;
+    fn ek_type_get(type_index: i32) -> *const TypeInfo;
+    fn ek_object_new(index: i32, values: *const Value, n: i32, out: *mut *mut Object) -> c_int;
+    fn ek_field_get(object: *const Object, field: *const Field, out: *mut Value) -> c_int;
+    fn ek_field_set(object: *mut Object, field: *const Field, value: *const Value) -> c_int;
+    fn ek_value_equal(a: *const Value, b: *const Value) -> c_int;
+    fn ek_string_new(kind: i32, data: *const u8, size: usize, out: *mut Value) -> c_int;
+    fn ek_container_new(
         kind: i32,
         tag: i32,
         items: *const Value,
         n: i64,
         out: *mut *mut Object,
     ) -> c_int;
-    pub fn ek_error(kind: *const c_char, format: *const c_char, ...) -> c_int;
-    pub fn ek_error_take() -> *mut Object;
-    pub fn ek_registry_set(name: *const c_char, function: *mut Object, replace: c_int) -> c_int;
-    pub fn ek_registry_get(name: *const c_char) -> *mut Object;
-    pub fn ek_tensor_new(
+    fn ek_error_take() -> *mut Object;
+    fn ek_registry_set(name: *const c_char, function: *mut Object, replace: c_int) -> c_int;
+    fn ek_registry_get(name: *const c_char) -> *mut Object;
+    fn ek_tensor_new(
         shape: *const i64,
         ndim: i32,
         dtype: DType,
         device: Device,
         out: *mut *mut Object,
     ) -> c_int;
-    pub fn ek_tensor_copy(from: *const DlTensor, to: *const DlTensor) -> c_int;
-    pub fn ek_module_load(path: *const c_char, out: *mut *mut Object) -> c_int;
-    pub fn ek_module_get(module: *mut Object, name: *const c_char, out: *mut *mut Object) -> c_int;
-    pub fn ek_module_part(module: *mut Object, part: i32, out: *mut Value) -> c_int;
-    pub fn ek_num_threads(n: c_int) -> c_int;
-    pub fn ek_executable_item(exe: *mut Object, part: i32, index: i64, out: *mut Value) -> c_int;
-    pub fn ek_vm_new(executable: *mut Object, out: *mut *mut Object) -> c_int;
+    fn ek_tensor_copy(from: *const DlTensor, to: *const DlTensor) -> c_int;
+    fn ek_module_load(path: *const c_char, out: *mut *mut Object) -> c_int;
+    fn ek_module_get(module: *mut Object, name: *const c_char, out: *mut *mut Object) -> c_int;
+    fn ek_module_part(module: *mut Object, part: i32, out: *mut Value) -> c_int;
+    fn ek_num_threads(n: c_int) -> c_int;
+    fn ek_executable_item(exe: *mut Object, part: i32, index: i64, out: *mut Value) -> c_int;
+    fn ek_vm_new(executable: *mut Object, out: *mut *mut Object) -> c_int;
 }

@@ -462,12 +462,12 @@ inline const ek_value& item_of(const ek_value& value, int64_t index) {
   return reinterpret_cast<const ek_array*>(value.v.obj)->data[index];
 }
 
-inline ek_object* container(int32_t type, const std::vector<Value>& items) {
+inline ek_object* container(int32_t type, const std::vector<Value>& items, int32_t tag = 0) {
   ek_object* out = nullptr;
   /* A Value is an ek_value and nothing else. */
   static_assert(sizeof(Value) == sizeof(ek_value), "a Value can be given where an ek_value can");
   auto* raw = reinterpret_cast<const ek_value*>(items.data());
-  check(ek_container_new(type, 0, raw, static_cast<int64_t>(items.size()), &out));
+  check(ek_container_new(type, tag, raw, static_cast<int64_t>(items.size()), &out));
   return out;
 }
 
@@ -543,6 +543,31 @@ class Map : public ObjectRef {
     if (!found) throw Error("KeyError", "map: there is no such key");
     return *found;
   }
+};
+
+/* Data of a program: a constructor's number and its fields; a tuple has 0. Results of programs that
+** have several are one. */
+class ADT : public ObjectRef {
+ public:
+  explicit ADT(ObjectRef object) : ObjectRef(std::move(object)) {}
+  ADT(int32_t tag, const std::vector<Value>& fields)
+      : ObjectRef(ObjectRef::take(detail::container(EK_ADT, fields, tag))) {}
+  static constexpr int32_t type_index() { return EK_ADT; }
+
+  int32_t tag() const { return raw()->tag; }
+  size_t size() const { return static_cast<size_t>(raw()->size); }
+  Value operator[](size_t index) const {
+    if (index >= size()) throw Error("IndexError", "ADT: field " + std::to_string(index));
+    return Value::borrow(raw()->fields[index]);
+  }
+  std::vector<Value> fields() const {
+    std::vector<Value> made;
+    for (size_t i = 0; i < size(); i++) made.push_back((*this)[i]);
+    return made;
+  }
+
+ private:
+  const ek_adt* raw() const { return reinterpret_cast<const ek_adt*>(get()); }
 };
 
 class Shape : public ObjectRef {
