@@ -39,6 +39,10 @@ def _image_checks(name: str, rois: Tensor, count: PrimExpr) -> dict[str, object]
     return {CHECKS: (index_check(name, images, count, 0, "image"),)}
 
 
+MAX_SAMPLES = 2**10
+"""Samples of a bin along an axis, where an attribute says them."""
+
+
 def _roi_align(
     data: Tensor,
     rois: Tensor,
@@ -51,6 +55,8 @@ def _roi_align(
 ) -> Tensor:
     if mode not in ("avg", "max", "max_tap"):
         raise ValueError(f"roi_align: mode must be avg, max or max_tap, got {mode!r}")
+    if sample_ratio > MAX_SAMPLES:
+        raise ValueError(f"roi_align: expected at most {MAX_SAMPLES} samples, got {sample_ratio}")
     _, channels, height, width = permute(data.shape, layout, "NCHW")
     expect_least("roi_align", "data", (height, width), (1, 1))
     high, wide = _pair(pooled_size)

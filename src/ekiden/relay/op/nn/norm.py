@@ -417,9 +417,11 @@ def _lrn_reference(attrs: LRNAttrs, data: Array) -> Array:
     if not data.size:
         return data
     at, before = attrs.axis % data.ndim, (attrs.size - 1) // 2
-    width = [(before, attrs.size - 1 - before) if i == at else (0, 0) for i in range(data.ndim)]
-    squares = np.pad(np.square(data.astype(np.float64)), width)
-    windows = np.lib.stride_tricks.sliding_window_view(squares, attrs.size, axis=at)
+    beyond = data.shape[at] - 1  # what lies farther away is not there
+    width = min(before, beyond), min(attrs.size - 1 - before, beyond)
+    borders = [width if i == at else (0, 0) for i in range(data.ndim)]
+    squares = np.pad(np.square(data.astype(np.float64)), borders)
+    windows = np.lib.stride_tricks.sliding_window_view(squares, sum(width) + 1, axis=at)
     return np.asarray(
         data / (attrs.bias + attrs.alpha / attrs.size * windows.sum(-1)) ** attrs.beta
     ).astype(data.dtype)
