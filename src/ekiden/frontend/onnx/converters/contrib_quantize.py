@@ -227,9 +227,9 @@ def _in_bytes(node: Node, rows: int, blocks: int, bits: int) -> Expr | None:
     return op.nn.contrib_dense_nibbles(data, const(weight), const(scale), const(point))
 
 
-def _groups(given: Array, columns: int, blocks: int) -> Array:
+def _groups(numbers: Array, columns: int, blocks: int) -> Array:
     """Return the block of each column. Raises ImportModelError for one that is not there."""
-    groups = given.ravel()[:columns].astype(np.int64)
+    groups = numbers.ravel()[:columns].astype(np.int64)
     if len(groups) < columns or groups.min(initial=0) < 0 or groups.max(initial=0) >= blocks:
         raise ImportModelError(f"'g_idx' must have {columns} numbers below {blocks}")
     return groups
@@ -280,8 +280,8 @@ def _mat_mul_n_bits(node: Node) -> Expr:
 
 def _product_and_bias(node: Node, right: Value) -> Expr:
     """The product with a weight [K, N], and the bias added."""
-    found = multiply_matrices(node.with_inputs([node.value(0), right]))
-    return found if node.optional(5) is None else op.add(found, node.expr(5))
+    product = multiply_matrices(node.with_inputs([node.value(0), right]))
+    return product if node.optional(5) is None else op.add(product, node.expr(5))
 
 
 def _constant_weight(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Array:
@@ -294,8 +294,8 @@ def _constant_weight(node: Node, rows: int, columns: int, blocks: int, bits: int
         groups = _groups(node.numbers(4, "g_idx"), columns, blocks)
     levels = levels.reshape(rows, -1)[:, :columns]
     weight = (levels - points[:, groups]) * scales[:, groups]
-    found: Array = np.ascontiguousarray(weight.T).astype(node.dtype(0))
-    return found
+    turned: Array = np.ascontiguousarray(weight.T).astype(node.dtype(0))
+    return turned
 
 
 def _gather_block_quantized(node: Node) -> Expr:
