@@ -445,7 +445,7 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
         sign_of, digits_of, exponent_of = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:
-            found = ib.allocate("int32", 20, "digits", "local")
+            decimal = ib.allocate("int32", 20, "digits", "local")
             rest = ib.allocate("uint64", 1, "rest", "local")
             s = ib.allocate("int64", 3, "state", "local")  # digits, bytes written, exponent
             with ib.for_range(0, WRITTEN, "j") as j:
@@ -460,10 +460,10 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
                     with ib.if_scope(drops):
                         s[2] = s[2] + 1
                     with ib.else_scope():
-                        found[s[0]] = digit
+                        decimal[s[0]] = digit
                         s[0] = s[0] + 1
                 rest[0] = rest[0] // const(10, "uint64")
-            pen = _Pen(ib, out, i, s, found)
+            pen = _Pen(ib, out, i, s, decimal)
             sign = ib.let("sign", sign_of[i])
             with ib.if_scope(sign < 0):
                 pen.put("-")

@@ -166,10 +166,10 @@ def initializers(
     graph: onnx.GraphProto,
 ) -> list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]]:
     """Return the weights of a graph with their names; a sparse one has that of its values."""
-    found: list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]] = []
-    found += ((t.name, t) for t in graph.initializer)
-    found += ((t.values.name, t) for t in graph.sparse_initializer)
-    return found
+    weights: list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]] = []
+    weights += ((t.name, t) for t in graph.initializer)
+    weights += ((t.values.name, t) for t in graph.sparse_initializer)
+    return weights
 
 
 def _check_text(model: onnx.ModelProto, label: str) -> None:

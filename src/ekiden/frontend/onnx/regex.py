@@ -57,16 +57,16 @@ def unicode_class(name: str) -> Ranges | None:
     letter, `L`; None for what is none.
     """
     every = map(unicodedata.category, map(chr, range(LAST + 1)))
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     start = -1
     for point, category in enumerate(chain(every, ("",))):
         is_in = category.startswith(name) and category != "Cs"  # surrogates are in no text
         if is_in and start < 0:
             start = point
         elif not is_in and start >= 0:
-            found.append((start, point - 1))
+            ranges.append((start, point - 1))
             start = -1
-    return tuple(found) or None
+    return tuple(ranges) or None
 
 
 _CONDITIONS = {"^": "^", "\\A": "^", "$": "$", "\\z": "$", "\\b": "b", "\\B": "B"}
@@ -270,12 +270,12 @@ class _Parser:
         plain = name.removeprefix("^")
         negated ^= name != plain
         if plain == "Any":
-            found: Ranges | None = ((0, LAST),)
+            ranges: Ranges | None = ((0, LAST),)
         else:
-            found = unicode_class(plain) if 1 <= len(plain) <= 2 else None
-        if found is None:
+            ranges = unicode_class(plain) if 1 <= len(plain) <= 2 else None
+        if ranges is None:
             self.fail(f"the unsupported class '\\p{{{name}}}'")
-        return _others(found) if negated else found
+        return _others(ranges) if negated else ranges
 
     def bracket(self) -> Ranges:
         """The characters of a class in brackets."""

@@ -28,18 +28,18 @@ def dense(proto: onnx.SparseTensorProto) -> Array:
     if any(extent < 0 for extent in shape) or math.prod(shape) > MAX_DENSE:
         raise ValueError(f"a sparse tensor must have up to {MAX_DENSE} elements, got {shape}")
     values = to_array(proto.values).ravel()
-    given = to_array(proto.indices) if proto.HasField("indices") else np.zeros(0, np.int64)
-    if given.ndim == 2 and given.shape[1] == len(shape):
-        inside = (given >= 0) & (given < np.array(shape, np.int64))
+    places = to_array(proto.indices) if proto.HasField("indices") else np.zeros(0, np.int64)
+    if places.ndim == 2 and places.shape[1] == len(shape):
+        inside = (places >= 0) & (places < np.array(shape, np.int64))
         if not inside.all():
             raise ValueError(f"its indices must be within {shape}")
-        given = np.ravel_multi_index(tuple(given.T), shape) if shape else given[:, 0]
-    if given.shape != values.shape:
-        raise ValueError(f"{len(values)} values need as many indices, got {given.shape}")
-    if given.size and not 0 <= given.min() <= given.max() < math.prod(shape):
+        places = np.ravel_multi_index(tuple(places.T), shape) if shape else places[:, 0]
+    if places.shape != values.shape:
+        raise ValueError(f"{len(values)} values need as many indices, got {places.shape}")
+    if places.size and not 0 <= places.min() <= places.max() < math.prod(shape):
         raise ValueError(f"its indices must be below {math.prod(shape)}")
     whole = np.zeros(math.prod(shape), values.dtype)
-    whole[given] = values
+    whole[places] = values
     return whole.reshape(shape)
 
 

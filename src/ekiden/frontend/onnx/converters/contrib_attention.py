@@ -333,14 +333,14 @@ def _scaled_products(node: Node, q: Expr, k: Expr, layouts: Sequence[str], score
     if scores.causal:
         node.unsupported("output 3 (the scores) of an attention with a triangle is not supported")
     keys = layouts[1].replace("s", "t")
-    found: Expr = op.einsum((q, k), f"{layouts[0]},{keys}->bhst")
+    products: Expr = op.einsum((q, k), f"{layouts[0]},{keys}->bhst")
     scale = node.get_float("scale", 0.0)
     depth = known(node.typed(q).shape[layouts[0].index("d")])
     if not scale and depth is None:
         node.unsupported("the depth of a head must be constant")
     factor = scale or float(depth or 1) ** -0.5
-    found = op.multiply(found, const(factor, node.typed(found).dtype))
-    return found if scores.bias is None else op.add(found, scores.bias)
+    products = op.multiply(products, const(factor, node.typed(products).dtype))
+    return products if scores.bias is None else op.add(products, scores.bias)
 
 
 def _decoder_attention(node: Node) -> Result:

@@ -227,9 +227,9 @@ def _in_bytes(node: Node, rows: int, blocks: int, bits: int) -> Expr | None:
     return op.nn.contrib_dense_nibbles(data, const(weight), const(scale), const(point))
 
 
-def _groups(given: Array, columns: int, blocks: int) -> Array:
+def _groups(numbers: Array, columns: int, blocks: int) -> Array:
     """Return the block of each column. Raises ImportModelError for one that is not there."""
-    groups = given.ravel()[:columns].astype(np.int64)
+    groups = numbers.ravel()[:columns].astype(np.int64)
     if len(groups) < columns or groups.min(initial=0) < 0 or groups.max(initial=0) >= blocks:
         raise ImportModelError(f"'g_idx' must have {columns} numbers below {blocks}")
     return groups
@@ -270,22 +270,32 @@ def _mat_mul_n_bits(node: Node) -> Expr:
     blocks = -(-columns // block)
     given = [node.optional(i) for i in range(1, 5)]
     if any(v is not None and v.array is None for v in given):
-        right = node.value_of(op.transpose(_weight_of_data(node, rows, columns, blocks, bits)))
-        found = multiply_matrices(node.with_inputs([node.value(0), right]))
-        return found if node.optional(5) is None else op.add(found, node.expr(5))
+        weight = _weight_of_data(node, rows, columns, blocks, bits)
+        return _product_and_bias(node, node.value_of(op.transpose(weight)))
     if (found := _in_bytes(node, rows, blocks, bits)) is not None:
         return found if node.optional(5) is None else op.add(found, node.expr(5))
+    right = constant(_constant_weight(node, rows, columns, blocks, bits))
+    return _product_and_bias(node, right)
+
+
+def _product_and_bias(node: Node, right: Value) -> Expr:
+    """The product with a weight [K, N], and the bias added."""
+    product = multiply_matrices(node.with_inputs([node.value(0), right]))
+    return product if node.optional(5) is None else op.add(product, node.expr(5))
+
+
+def _constant_weight(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Array:
+    """The weight [K, N] of constants."""
     levels = _unpacked(node.numbers(1, "B").reshape(rows, blocks, -1), bits).astype(np.float32)
     points = _points(node, 3, rows, blocks, bits)
     scales = node.numbers(2, "scales").reshape(rows, blocks).astype(np.float32)
-    groups = np.arange(columns) // block
+    groups = np.arange(columns) // node.get_int("block_size")
     if node.optional(4) is not None:
         groups = _groups(node.numbers(4, "g_idx"), columns, blocks)
     levels = levels.reshape(rows, -1)[:, :columns]
     weight = (levels - points[:, groups]) * scales[:, groups]
-    right = constant(np.ascontiguousarray(weight.T).astype(node.dtype(0)))
-    found = multiply_matrices(node.with_inputs([node.value(0), right]))
-    return found if node.optional(5) is None else op.add(found, node.expr(5))
+    turned: Array = np.ascontiguousarray(weight.T).astype(node.dtype(0))
+    return turned
 
 
 def _gather_block_quantized(node: Node) -> Expr:

@@ -30,20 +30,20 @@ EXACT_POWER = 22
 LAST_POWER = 308
 
 
-def numbers_of_text(node: Node, given: TextValue, dtype: str) -> Expr:
+def numbers_of_text(node: Node, strings: TextValue, dtype: str) -> Expr:
     """Return the numbers that strings are; the run ends at one that is none."""
-    data = rows(given)
+    data = rows(strings)
     tables = automaton(FLOAT if is_float(dtype) else INTEGER)
     is_number = op.text.match(data, *map(const, tables))
     node.scope.require_data(op.all(is_number), f" (a string is no number of type {dtype})")
     if not is_float(dtype):
         whole = op.text.whole_number(data)
-        found: Expr = whole if dtype == "int64" else op.cast(whole, dtype)
+        numbers: Expr = whole if dtype == "int64" else op.cast(whole, dtype)
         if dtype == "bool":
-            found = op.not_equal(whole, const(np.int64(0)))
+            numbers = op.not_equal(whole, const(np.int64(0)))
     else:
-        found = op.cast(_float(op.text.number_parts(data)), dtype)
-    return op.reshape(found, given.shape, allowzero=True)
+        numbers = op.cast(_float(op.text.number_parts(data)), dtype)
+    return op.reshape(numbers, strings.shape, allowzero=True)
 
 
 def _columns(parts: Expr, count: int) -> list[Expr]:
@@ -89,7 +89,7 @@ def text_of_numbers(node: Node, index: int = 0) -> TextValue:
     data = op.reshape(node.expr(index), (product(shape),), allowzero=True)
     if is_float(dtype):
         sign, digits, exponent = _decimal(op.cast(data, "float64"))
-        found = op.text.written(sign, digits, exponent, PRECISION)
+        texts = op.text.written(sign, digits, exponent, PRECISION)
     else:
         wide = data if dtype == "uint64" else op.cast(data, "int64")
         digits = op.cast(wide, "uint64")
@@ -98,9 +98,9 @@ def text_of_numbers(node: Node, index: int = 0) -> TextValue:
             below = op.less(wide, _number(0))
             sign = op.where(below, _number(-1), sign)
             digits = op.where(below, op.subtract(const(np.uint64(0)), digits), digits)
-        found = op.text.written(sign, digits, op.zeros_like(sign))
-    width = node.typed(found).shape[-1]
-    return text_of(node.scope, op.reshape(found, (*shape, width), allowzero=True))
+        texts = op.text.written(sign, digits, op.zeros_like(sign))
+    width = node.typed(texts).shape[-1]
+    return text_of(node.scope, op.reshape(texts, (*shape, width), allowzero=True))
 
 
 def _decimal(data: Expr) -> tuple[Expr, Expr, Expr]:
@@ -127,7 +127,7 @@ def _decimal(data: Expr) -> tuple[Expr, Expr, Expr]:
 
 def cast_text(node: Node) -> Result:
     """Cast and CastLike where strings are cast, or what is cast like."""
-    given = node.value(0)
+    data = node.value(0)
     if node.op_type == "CastLike":
         to_text = node.value(1).is_text
         dtype = "" if to_text else node.dtype(1)
@@ -135,6 +135,6 @@ def cast_text(node: Node) -> Result:
         kind = node.get_int("to")
         to_text = kind == onnx.TensorProto.STRING
         dtype = "" if to_text else from_onnx_dtype(kind)
-    if not isinstance(given, TextValue):
+    if not isinstance(data, TextValue):
         return text_of_numbers(node)
-    return given if to_text else numbers_of_text(node, given, dtype)
+    return data if to_text else numbers_of_text(node, data, dtype)
