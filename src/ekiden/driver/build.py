@@ -218,8 +218,7 @@ def compile_model(
     concurrent = executor == "async"
     with _bar() if progress is None else nullcontext(progress) as bar:
         kernels = [
-            ModuleKernels(t, bar, devices=config.device_targets_by(t), tiers=tiers)
-            for t in targets
+            ModuleKernels(t, bar, devices=config.device_targets_by(t), tiers=tiers) for t in targets
         ]
         prepared = (
             (
