@@ -1,9 +1,11 @@
-"""JAX: functions, and programs that jax.export saved, as StableHLO.
+"""JAX: functions, programs that jax.export saved, models of Keras, and StableHLO itself.
 
-entry       a function or an artifact -> module     export      functions to programs
-program     inputs, outputs, symbolic dimensions    graph       the walk over operations
-node        an operation as converters see it       registry    operation -> converter
-dtype       types and constants of MLIR             converters  operations by family
+entry         a function or an artifact -> module     export      functions to programs
+program       inputs, outputs, symbolic dimensions    graph       the walk over operations
+node          an operation as converters see it       registry    operation -> converter
+dtype         types and constants of MLIR             converters  operations by family
+stablehlo     text and bytecode to modules of MLIR    narrow      integers and floats below 8 bits
+keras_models  models of Keras to functions
 """
 
 from typing import TYPE_CHECKING

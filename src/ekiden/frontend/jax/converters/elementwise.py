@@ -412,6 +412,8 @@ ROWS: tuple[Row, ...] = (
     *(Row(f"stablehlo.{name}", _unary(function), on_complex=_UNARY_COMPLEX.get(name))
       for name, function in _UNARY.items()),
     *(Row(f"chlo.{name}", _unary(function)) for name, function in _CHLO.items()),
+    # how versions of JAX before 0.7 write those where sizes are symbolic
+    *(Row(f"custom_call:mhlo.{name}", _unary(function)) for name, function in _CHLO.items()),
     Row("stablehlo.exponential_minus_one", _with_dtype(expm1), on_complex=own(expm1_of_complex)),
     Row("stablehlo.log_plus_one",          _with_dtype(log1p)),
     Row("stablehlo.cbrt",                  _with_dtype(_cbrt), on_complex=own(cbrt)),
