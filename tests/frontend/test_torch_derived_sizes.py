@@ -22,6 +22,11 @@ class Halves(nn.Module):
         return pairs.sum(-1), x * x.shape[1]
 
 
+class Next(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
 H = Dim("h", min=2, max=64)
 
 
@@ -74,10 +79,6 @@ def test_layers_over_sizes_made_of_a_symbol() -> None:
     ],
 )
 def test_inputs_of_a_trace_have_its_dtypes(data: torch.Tensor, dtype: str) -> None:
-    class Next(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + 1
-
     traced = torch.jit.trace(Next(), (data,))
     module, params = relay.frontend.from_pytorch(traced, [("x", tuple(data.shape))])
     assert module["main"].params[0].checked_type.dtype == dtype
@@ -86,16 +87,12 @@ def test_inputs_of_a_trace_have_its_dtypes(data: torch.Tensor, dtype: str) -> No
         assert run(data.numpy()).numpy().tolist() == (data + 1).tolist()
 
 
-def _next(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
 @pytest.mark.parametrize(
     ("made", "info", "dtype"),
     [
-        (lambda: torch.jit.trace(_next, (torch.tensor([True]),)), ((1,), "int32"), "int32"),
-        (lambda: torch.jit.trace(_next, (torch.tensor([1]),)), (1,), "int64"),
-        (lambda: torch.jit.script(_next), (1,), "float32"),
+        (lambda: torch.jit.trace(Next(), (torch.tensor([True]),)), ((1,), "int32"), "int32"),
+        (lambda: torch.jit.trace(Next(), (torch.tensor([1]),)), (1,), "int64"),
+        (lambda: torch.jit.script(Next()), (1,), "float32"),
     ],
 )
 def test_a_dtype_that_is_said_wins_over_the_trace(
