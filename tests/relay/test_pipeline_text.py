@@ -58,4 +58,4 @@ def test_every_pass_makes_a_module_that_reads_back(name: str) -> None:
     read_back = ReadBack()
     with PassContext(instruments=[Verify(verify), read_back]):
         pipeline(Target.host())(MODULES[name])
-    assert read_back.passes[-3:] == ["MemoryPlan", "UpdateInPlace", "vm"]
+    assert read_back.passes[-3:] == ["UpdateInPlace", "OwnResults", "vm"]

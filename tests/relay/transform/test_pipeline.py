@@ -133,7 +133,7 @@ def test_programs_with_explicit_memory_are_well_formed(count: int) -> None:
         instrument = _VerifyAll()
         with PassContext(instruments=(instrument,)):
             pipeline(TARGET)(module)
-        assert instrument.names[-3:] == ["MemoryPlan", "UpdateInPlace", "vm"]
+        assert instrument.names[-3:] == ["UpdateInPlace", "OwnResults", "vm"]
 
     check()
 

@@ -11,7 +11,6 @@ from typing import TypeGuard
 import numpy as np
 
 from ekiden.arith import Analyzer
-from ekiden.arith.detect import detect_linear_equation
 from ekiden.frontend.common.block import Block
 from ekiden.frontend.common.captures import bind_captured
 from ekiden.frontend.common.facts import Facts, Learned
@@ -34,7 +33,7 @@ from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import free_vars as relay_free_vars
 from ekiden.relay.visitor import map_type
 from ekiden.runtime.errors import ImportModelError
-from ekiden.topi.shape import equal
+from ekiden.topi.shape import equal, known
 
 MAX_EXTENT_NODES = 100
 """Nodes of an expression that is an extent. Those of networks with named sizes are shorter; where
@@ -54,7 +53,7 @@ class Scope:
         self._resized: set[str] = set()
         self._kept: list[SizeVar] = []
         self._sources: dict[SizeVar, tuple[Var, int]] = {}
-        self._made: dict[SizeVar, tuple[Var, int, PrimExpr, PrimExpr]] = {}
+        self._made: dict[SizeVar, tuple[Var, int, int, int]] = {}
         """Symbols that a dimension is made of: tensor, axis, factor and rest of the dimension."""
         self._scalars: dict[SizeVar, Expr] = {}
         self._blocks = [Block()]
@@ -105,10 +104,9 @@ class Scope:
             if isinstance(dim, SizeVar):
                 self._sources.setdefault(dim, (var, axis))
             elif len(symbols := free_vars(dim)) == 1 and isinstance(symbols[0], SizeVar):
-                terms = detect_linear_equation(dim, symbols)
-                if terms:
-                    factor, rest = terms
-                    self._made.setdefault(symbols[0], (var, axis, factor, rest))
+                terms = _linear_terms(dim, symbols[0])
+                if terms is not None:
+                    self._made.setdefault(symbols[0], (var, axis, *terms))
 
     def require(self, condition: PrimExpr, why: str = "") -> None:
         """Note what must hold of the dimensions for the current node; nothing if it always holds.
@@ -565,10 +563,22 @@ class Scope:
             shape = op.shape_of(var, dtype="int64")
             size: Expr = op.take(shape, relay_const(axis, "int64"), axis=0)
             if not is_plain:
-                factor, rest = (self._scalar(term) for term in self._made[symbol][2:])
+                factor, rest = (relay_const(n, "int64") for n in self._made[symbol][2:])
                 size = op.floor_divide(op.subtract(size, rest), factor)
             self._scalars[symbol] = self.spanned(size)
         return self._scalars[symbol]
+
+
+def _linear_terms(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | None:
+    """Return (factor, rest) of `factor * symbol + rest`, found from its values at three places;
+    None for another dimension."""
+    far = 1_000_003
+    values = [known(substitute(dim, {symbol: prim.const(n, "int64")})) for n in (0, 1, far)]
+    if any(value is None for value in values):
+        return None
+    rest, first, last = (value or 0 for value in values)
+    factor = first - rest
+    return (factor, rest) if factor and last == factor * far + rest else None
 
 
 def says_as_much(have: Type, wanted: Type) -> bool:

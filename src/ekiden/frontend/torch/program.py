@@ -292,6 +292,10 @@ class _Program(Importer):
                 raise UnsupportedError(f"import {self.walk.label}: {text}")
             if spec.kind in _CHANGES:
                 assert value is not None and spec.target is not None, "a buffer is a tensor"
+                if value.type.shape != self.states[spec.target].shape:
+                    raise UnsupportedError(
+                        f"import {self.walk.label}: it changes the shape of its own {spec.target!r}"
+                    )
                 after[spec.target] = value
             elif value is not None:
                 made.append((spec.arg.name, value))

@@ -76,6 +76,7 @@ from ekiden.relay.transform.merge_compiler_regions import MergeCompilerRegions
 from ekiden.relay.transform.merge_composite import MergeComposite
 from ekiden.relay.transform.multiply_einsums import MultiplyEinsums
 from ekiden.relay.transform.name_dimensions import NameDimensions
+from ekiden.relay.transform.own_results import OwnResults
 from ekiden.relay.transform.partial_evaluate import PartialEvaluate
 from ekiden.relay.transform.partition_graph import PartitionGraph
 from ekiden.relay.transform.plan_devices import PlanDevices
@@ -132,6 +133,7 @@ for _factory in (
     ManifestLifetimes,
     MemoryPlan,
     MultiplyEinsums,
+    OwnResults,
     PlanDevices,
     SimplifyInference,
     CanonicalizeCast,
@@ -235,6 +237,7 @@ __all__ = [
     "MultiplyEinsums",
     "NameDimensions",
     "OutlineCompilerFunctionsWithExistingGlobalSymbols",
+    "OwnResults",
     "PartialEvaluate",
     "PartitionGraph",
     "Pass",
