@@ -8,6 +8,11 @@
 extern int ekidenGoCall(uintptr_t self, ek_value *args, int32_t n, ek_value *ret);
 extern void ekidenGoDelete(uintptr_t self);
 
+/* Whether a tensor must not be written. */
+static inline int go_is_read_only(const ek_object *tensor) {
+  return ek_tensor_is_read_only(tensor);
+}
+
 static inline int go_call(void *self, const ek_value *args, int32_t n, ek_value *ret) {
   return ekidenGoCall((uintptr_t)self, (ek_value *)(uintptr_t)args, n, ret);
 }

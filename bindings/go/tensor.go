@@ -98,7 +98,7 @@ func (t *Tensor) copyFrom(other *Tensor) {
 // constants of a program are, is copied: a slice of Go can be written.
 func readTensor(object *C.ek_object) (*Tensor, error) {
 	dl := (*C.ek_dltensor)(unsafe.Add(unsafe.Pointer(object), unsafe.Sizeof(*object)))
-	if C.ek_dltensor_is_contiguous(dl) == 0 || C.ek_tensor_is_read_only(object) != 0 {
+	if C.ek_dltensor_is_contiguous(dl) == 0 || C.go_is_read_only(object) != 0 {
 		whole, err := copyTensor(dl)
 		C.ek_object_release(object)
 		if err != nil {
