@@ -173,7 +173,9 @@ def test_an_import_loads_what_the_model_has() -> None:
 
 
 QUICK = """
-import sys, ekiden, numpy as np
+import sys, threading, ekiden, numpy as np
+start = threading.Thread.start  # what comes after the answer is compiled in the background
+threading.Thread.start = lambda self: None if self.name == "ekiden-tiers" else start(self)
 exe = ekiden.compile(sys.argv[1], tier="quick")
 exe(np.ones((2, 4), np.float32))
 print(*sys.modules)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvmlite
 import numpy as np
-import onnxruntime, torch
+import torch
 from onnx import TensorProto, helper
 
 from ekiden.backend.kernels.build import build_kernels
@@ -27,6 +27,7 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.ir import IRModule
 from ekiden import relay
 from ekiden.target import Target
+from onnx_runtime import session
 
 wanted = int(sys.argv[1])
 logging.basicConfig(filename=os.devnull, level=logging.DEBUG)
@@ -36,9 +37,7 @@ sys.path.append(str(folder))
 ends = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [64, 64])] for n in "xy"]
 graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "g", *ends)
 model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-session = onnxruntime.InferenceSession(
-    model.SerializeToString(), providers=["CPUExecutionProvider"]
-)
+engine = session(model, threads=2)
 x = np.ones((64, 64), np.float32)
 
 def imports(number):
@@ -51,7 +50,7 @@ WORK = [
     imports,
     lambda _: llvmlite.parse_assembly("define void @f() { ret void }").verify(),
     lambda number: logging.getLogger("ekiden.beside").info("turn %d", number),
-    lambda _: session.run(None, {"x": x}),
+    lambda _: engine.run(None, {"x": x}),
     lambda _: torch.ones(64, 64) @ torch.ones(64, 64),
 ]
 
@@ -107,7 +106,8 @@ def test_no_worker_hangs_beside_threads_of_other_libraries(
     processes: int, tmp_path: object
 ) -> None:
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(processes), str(tmp_path)]
-    environment = {**os.environ, "EKIDEN_COMPILE_JOBS": "2"}
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "EKIDEN_COMPILE_JOBS": "2", "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= processes

@@ -100,7 +100,7 @@ def test_what_is_cached_is_not_compiled_again(
 ) -> None:
     cache = KernelCache(tmp_path)
     build(scaled(2.0), target, cache=cache)
-    monkeypatch.setattr(parallel, "_compiled", lambda task: pytest.fail("compiled again"))
+    monkeypatch.setattr(parallel, "_compile_here", lambda task: pytest.fail("compiled again"))
     assert run(build(scaled(2.0), target, cache=cache), "scale").max() == 2.0
 
 

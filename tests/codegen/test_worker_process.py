@@ -225,7 +225,6 @@ def test_a_task_of_a_worker_may_be_isolated_itself() -> None:
 EXIT = """
 import os, sys
 import numpy as np
-import onnx, onnxruntime
 from onnx import TensorProto, helper
 import ekiden
 from ekiden import relay
@@ -234,12 +233,9 @@ x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
 y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
 graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
 model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = 4
-session = onnxruntime.InferenceSession(
-    model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-)
-session.run(None, {"x": np.zeros(4, np.float32)})
+from onnx_runtime import session
+engine = session(model, threads=4)
+engine.run(None, {"x": np.zeros(4, np.float32)})
 v = relay.var("x", shape=(8, 16))
 try:
     ekiden.compile(
@@ -254,7 +250,8 @@ except ekiden.CompileError as error:
 def test_llvm_may_give_up_beside_a_session_of_another_engine() -> None:
     """Its exit handlers wait for threads that a fork of this process would not have."""
     command = [sys.executable, "-c", textwrap.dedent(EXIT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "LLVM gave up: LLVM" in done.stdout
 
 

@@ -17,22 +17,17 @@ from contextlib import suppress
 from dataclasses import field
 from typing import cast
 
+from ekiden.codegen import worker_process
 from ekiden.codegen.task import Task
 from ekiden.ir.pass_context import PassContext, PassInstrument
 from ekiden.ir.transfer import decode
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 
-__all__ = ["Connection", "Reply", "Setup", "run", "server_socket"]
+__all__ = ["Connection", "Reply", "Setup", "run"]
 
 _SIZE = struct.Struct("<Q")
 _LOGGER = "ekiden"
-_SERVER: socket.socket | None = None
-
-
-def server_socket() -> socket.socket | None:
-    """Return the socket by which a worker asks the server for another one; None elsewhere."""
-    return _SERVER
 
 
 class Connection:
@@ -175,10 +170,9 @@ def _send(connection: Connection, reply: Reply) -> None:
 
 def run(tasks: int, alive: int, output: int, server: socket.socket) -> None:
     """Be a worker until the program closes its end of the task socket; this does not return."""
-    global _SERVER
     status = 1
     try:
-        _SERVER = server
+        worker_process.become_worker(server)
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)

@@ -45,7 +45,7 @@ else:  # a program that answers from the cache starts no process
     worker_server = Late("ekiden.codegen.worker_server")
 
 __all__ = [
-    "Worker", "WorkerEndedError", "compile_isolated", "end_server", "prepare", "setup_frame",
+    "Worker", "WorkerEndedError", "become_worker", "compile_isolated", "end_server", "prepare", "setup_frame",
     "start_workers",
 ]  # fmt: skip
 
@@ -114,6 +114,14 @@ class _Server:
 _SERVE = "from ekiden.codegen.worker_server import serve; serve(int(sys.argv[1]))"
 _LOCK = Lock()
 _server: _Server | None = None
+_socket_of_workers: socket.socket | None = None
+"""In a worker, the socket by which it asks the server for another one."""
+
+
+def become_worker(server: socket.socket) -> None:
+    """In a new worker, note the socket by which it asks the server for another one."""
+    global _socket_of_workers
+    _socket_of_workers = server
 
 
 def _current() -> _Server:
@@ -133,9 +141,8 @@ def prepare(modules: Sequence[str]) -> None:
 
 def _request(modules: Sequence[str], descriptors: Sequence[int] = ()) -> None:
     """Ask the server for something; another one where it has ended, as it does when it was idle."""
-    asked = worker_loop.server_socket()
-    if asked is not None:  # this process is a worker itself
-        socket.send_fds(asked, [json.dumps(list(modules)).encode()], list(descriptors))
+    if _socket_of_workers is not None:
+        socket.send_fds(_socket_of_workers, [json.dumps(list(modules)).encode()], list(descriptors))
         return
     try:
         _current().request(modules, descriptors)
