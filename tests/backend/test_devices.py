@@ -230,8 +230,7 @@ def test_copies_of_data() -> None:
         copied = copied[1]
     assert copied.tag == 1 and copied[1] == 5 and copied[0].device == cpu(1)
     elsewhere = runtime.ADT(0, [runtime.tensor(random(3)).copyto(cpu(1))])
-    with pytest.raises(RunError, match=r"DeviceCopy: a tensor on cpu\(0\) expected, got one on"):
-        machine.invoke("main", elsewhere)
+    assert machine.invoke("main", elsewhere)[0].device == cpu(1)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Kernels: one for equal functions, through the cache, in processes whose errors come back."""
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -15,11 +14,13 @@ from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.codegen import llvm, parallel
 from ekiden.codegen.build import GENERATORS
 from ekiden.codegen.cache import KernelCache
+from ekiden.codegen.task import Task
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.span import Span
 from ekiden.ir.structural import structural_equal
+from ekiden.ir.transfer import encode
 from ekiden.ir.type import tensor_type
 from ekiden.relay import infer_type, op
 from ekiden.relay.expr import Expr, Function, const, var
@@ -125,6 +126,30 @@ def test_progress_may_compile_other_kernels(jobs: str) -> None:
     assert seen == [4, 4, 4, 4]
 
 
+BROKEN = """
+from ekiden.ir.op import OPS
+from ekiden.runtime.errors import CompileError
+
+def broken(*_):
+    raise CompileError("tanh: no such luck")
+
+definition = OPS["tanh"]
+fields = {f: getattr(definition, f) for f in definition.__dataclass_fields__}
+OPS["tanh"] = type(definition)(**{**fields, "lower": broken})
+task.compile()
+"""
+"""What a worker runs in the place of a task: a compiler in which an operator is broken."""
+
+
+def replace_tasks(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Have workers run code of Python in the place of their tasks, which it calls `task`."""
+
+    def encoded(task: Task) -> bytes:
+        return encode(Task(task.key, task.name, exec, (code, {"task": task})))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(parallel, "encode", encoded)
+
+
 def broken(*_: object) -> object:
     raise CompileError("tanh: no such luck")
 
@@ -135,6 +160,7 @@ def test_the_error_of_a_kernel_names_the_node_of_the_model(
     definition = OPS["tanh"]
     changed = {f: getattr(definition, f) for f in definition.__dataclass_fields__}
     monkeypatch.setitem(OPS, "tanh", type(definition)(**{**changed, "lower": broken}))
+    replace_tasks(monkeypatch, BROKEN)
     functions = [primitive(float(s), span="Tanh 'layer1/act'") for s in range(1, 6)]
     with pytest.raises(CompileError) as caught:
         build_kernels(functions, TARGET, cache=KernelCache(None))
@@ -161,15 +187,8 @@ def test_a_worker_that_dies_is_an_error(
     number: signal.Signals, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "2")
-    parent = os.getpid()
-
-    def die(*_: object) -> bytes:
-        assert os.getpid() != parent
-        os.write(2, b"LLVM ERROR: no such register\n")
-        os.kill(os.getpid(), number)
-        return b""
-
-    compile_with(monkeypatch, die)
+    printed = "import os; os.write(2, b'LLVM ERROR: no such register\\n')"
+    replace_tasks(monkeypatch, f"{printed}; os.kill(os.getpid(), {number:d})")
     functions = [primitive(float(s)) for s in range(1, 6)]
     with pytest.raises(CompileError) as caught:
         build_kernels(functions, TARGET, cache=KernelCache(None))
@@ -178,7 +197,6 @@ def test_a_worker_that_dies_is_an_error(
     assert message.startswith(f"{ended}fused_multiply_")
     again = message.replace("LLVM ERROR: no such register\n", "")  # where both workers died
     assert again.removeprefix(ended).partition(":")[2] == how.partition(":")[2]
-    assert parallel._WORK is None
     monkeypatch.undo()
     assert build_kernels([primitive(1.0)], TARGET, cache=KernelCache(None)).link(TARGET)
 

@@ -23,6 +23,7 @@ from ekiden.backend.kernels.tiers import Tiers
 from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.task import Task
 from ekiden.codegen.worker_process import Worker
+from ekiden.driver import tiers
 from ekiden.driver.executable import Executable
 from ekiden.ir import IRModule
 from ekiden.ir.transfer import encode
@@ -50,6 +51,9 @@ def network(channels: int = 16) -> IRModule:
 def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", "")
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "1")
+    for upgrade in list(tiers._RUNNING):  # of tests before this one, whose workers it would count
+        upgrade.stop()
+        upgrade.join()
 
 
 @pytest.fixture
@@ -74,8 +78,9 @@ def slow_workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
     start = worker_process.start_workers
 
     def start_workers(count: int, setup: bytes) -> list[Worker]:
-        workers.extend(start(count, setup))
-        return workers
+        started = start(count, setup)
+        workers.extend(started)
+        return started
 
     def sleep(task: Task) -> bytes:
         return encode(Task(task.key, task.name, time.sleep, (NEVER,)))  # type: ignore[arg-type]

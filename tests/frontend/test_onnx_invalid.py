@@ -131,7 +131,8 @@ def test_branches_of_other_types_are_refused() -> None:
     }  # fmt: skip
     broken = model("If", "c", {"x": MATRIX}, **branches)
     broken.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
-    with pytest.raises(UnsupportedError, match="If 'y': its branches give float32 and int64"):
+    message = "If 'y': 'y' must have one dtype, but then_branch gives float32 and else_branch int64"
+    with pytest.raises(ImportModelError, match=message):
         from_onnx(broken)
 
 

@@ -45,8 +45,8 @@ else:  # a program that answers from the cache starts no process
     worker_server = Late("ekiden.codegen.worker_server")
 
 __all__ = [
-    "Worker", "WorkerEndedError", "become_worker", "compile_isolated", "end_server", "prepare", "setup_frame",
-    "start_workers",
+    "Worker", "WorkerEndedError", "become_worker", "compile_isolated", "end_server", "prepare",
+    "setup_frame", "start_workers",
 ]  # fmt: skip
 
 START_LIMIT_S = 300.0

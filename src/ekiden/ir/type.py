@@ -16,6 +16,7 @@ from ekiden.ir.env_func import EnvFunc
 from ekiden.ir.node import Node, binding, freeze, node
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, PrimExpr, Var, convert
 from ekiden.ir.prim_visitor import children, literals, post_order
+from ekiden.runtime.errors import ExpressionError
 
 
 class Type(Node):
@@ -104,15 +105,15 @@ class TensorType(Type):
         if type(shape) is not tuple or any(not isinstance(d, PrimExpr) for d in shape):
             freeze(self, shape=tuple(convert(d, "int64") for d in shape))
         if len(self.shape) > MAX_RANK:
-            raise ValueError(
+            raise ExpressionError(
                 f"a tensor's type: at most {MAX_RANK} dimensions, got {len(self.shape)}"
             )
         if any(isinstance(d, IntImm) and d.value < 0 for d in self.shape):
             text = ", ".join(map(repr, self.shape))
-            raise ValueError(f"a tensor's type: no dimension may be below 0, got ({text})")
+            raise ExpressionError(f"a tensor's type: no dimension may be below 0, got ({text})")
         if not _fits_in_memory(self.shape):
             text = ", ".join(str(d.value) if isinstance(d, IntImm) else "?" for d in self.shape)
-            raise ValueError(
+            raise ExpressionError(
                 f"a tensor's type: no more than {MAX_ELEMENTS} elements fit in memory, got ({text})"
             )
         if any(map(_is_made_from_unknown, self.shape)):

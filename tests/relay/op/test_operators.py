@@ -40,6 +40,10 @@ ELSEWHERE = {
     ),
     "call_lowered": "tests/relay/test_prim_calls.py",
     **{name: "tests/topi/test_text_kernels.py" for name in OPS if name.startswith("text.")},
+    **{
+        f"text.{name}": "tests/relay/op/frontend_cases.py"
+        for name in ("whole_number", "number_parts", "written")
+    },
 }
 """Operators whose kernels have tests of their own; these name them."""
 

@@ -35,7 +35,7 @@ from ekiden.ir.pass_context import DEBUG, phase
 from ekiden.ir.prim import AnyDim, PrimExpr, const
 from ekiden.ir.type import TensorType
 from ekiden.relay.op.sequence import list_type
-from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.runtime.errors import ExpressionError, ImportModelError, UnsupportedError
 
 
 def from_onnx(
@@ -219,7 +219,11 @@ class _Import:
             dtype = from_onnx_dtype(kind.elem_type)
         except Unsupported as error:
             raise UnsupportedError(f"import {self.label}: input {info.name!r}: {error}") from error
-        return self.main.tensor(info.name, TensorType(self._shape(info), dtype))
+        try:
+            type_ = TensorType(self._shape(info), dtype)
+        except ExpressionError as error:
+            raise ImportModelError(f"import {self.label}: input {info.name!r}: {error}") from error
+        return self.main.tensor(info.name, type_)
 
     def _text(self, info: onnx.ValueInfoProto) -> Value:
         """A tensor of strings: a last dimension more, of their bytes."""
