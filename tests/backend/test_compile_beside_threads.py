@@ -101,7 +101,7 @@ print(len(started))
 
 
 @pytest.mark.slow
-@sizes("processes", 8, 1000)
+@sizes("processes", 4, 1000)
 def test_no_worker_hangs_beside_threads_of_other_libraries(
     processes: int, tmp_path: object
 ) -> None:
