@@ -255,6 +255,20 @@ static void *fresh_buffer(size_t actual) {
   return from_system(actual, alignment, 0);
 }
 
+/* By device and class: how many buffers are in use, and the most that ever were at one moment. */
+static int32_t buffers_in_use[EK_CPU_DEVICES][BUFFER_CLASSES];
+static int32_t buffers_peak[EK_CPU_DEVICES][BUFFER_CLASSES];
+
+static void count_buffer(int32_t device, size_t actual, int32_t change) {
+  unsigned index = list_of(actual);
+  int32_t now = __atomic_add_fetch(&buffers_in_use[device][index], change, __ATOMIC_RELAXED);
+  int32_t *most = &buffers_peak[device][index];
+  int32_t peak = __atomic_load_n(most, __ATOMIC_RELAXED);
+  while (now > peak && !__atomic_compare_exchange_n(most, &peak, now, true, __ATOMIC_RELAXED,
+                                                    __ATOMIC_RELAXED)) {
+  }
+}
+
 static void count_use(size_t actual) {
   uint64_t now = __atomic_add_fetch(&bytes_in_use, actual, __ATOMIC_RELAXED);
   uint64_t peak = __atomic_load_n(&bytes_peak, __ATOMIC_RELAXED);
@@ -269,7 +283,9 @@ void *ek_device_buffer_alloc(int32_t device, size_t size, size_t *actual) {
   *actual = keeps ? buffer_actual(buffer_class(size)) : size == 0 ? 1 : size;
   void *buffer = keeps ? take_kept(device, actual) : NULL;
   if (buffer == NULL) buffer = fresh_buffer(*actual);
-  if (buffer != NULL) count_use(*actual);
+  if (buffer == NULL) return NULL;
+  count_use(*actual);
+  if (keeps) count_buffer(device, *actual, 1);
   return buffer;
 }
 
@@ -286,8 +302,12 @@ static void keep_buffer(int32_t device, void *buffer, size_t actual) {
 void ek_device_buffer_free(int32_t device, void *buffer, size_t actual) {
   if (buffer == NULL) return;
   __atomic_fetch_sub(&bytes_in_use, actual, __ATOMIC_RELAXED);
-  if (keeps) keep_buffer(device, buffer, actual);
-  else to_system(buffer, actual);
+  if (keeps) {
+    count_buffer(device, actual, -1);
+    keep_buffer(device, buffer, actual);
+  } else {
+    to_system(buffer, actual);
+  }
 }
 
 void ek_buffer_free(void *buffer, size_t actual) { ek_device_buffer_free(0, buffer, actual); }
@@ -390,9 +410,12 @@ void ek_free(void *memory) {
 
 /* Spares ----------------------------------------------------------------------------------------
 **
-** What will be needed at one moment is taken, from the lists where they have it, and given back when
-** all of it is there. So the lists end with enough for that moment, and no more the second time: a
-** thousand programs that are loaded, run and dropped leave what one leaves. */
+** What will be needed at one moment is taken, from the lists where they have more than the next run
+** takes itself, and given back when all of it is there. A buffer that is free now may be working
+** memory of that run, so a class has enough when it has one more buffer, in use and free, than were
+** ever in use at once. Runs alike do not move that peak: a thousand programs that are loaded, run
+** and dropped leave what one leaves. Blocks are not counted; a few free ones are left alone. */
+#define BLOCK_MARGIN 8
 
 /* Stands in a spare's own memory. */
 struct ek_spare {
@@ -413,17 +436,29 @@ static void add_spare(ek_spare **spares, void *memory, size_t actual, int32_t de
 void ek_spare_block(ek_spare **spares, const void *like) {
   const header *block = (const header *)like - 1;
   if (!keeps || block->magic != MAGIC || block->class_index >= SMALL_CLASSES) return;
-  header *spare = (header *)(void *)take_small(block->class_index);
+  header *spare = NULL;
+  if (local_small[block->class_index].count > BLOCK_MARGIN) {
+    spare = (header *)(void *)take_small(block->class_index);
+  }
   if (spare == NULL) spare = from_system(small_size(block->class_index), 16, 0);
   if (spare == NULL) return;
   *spare = *block;
   add_spare(spares, spare + 1, 0, 0);
 }
 
+/* Whether a class has a buffer that a run like those before leaves alone. */
+static bool has_room(int32_t device, unsigned index) {
+  ek_mutex_lock(&shared_lock);
+  int64_t have = (int64_t)shared_buffers[device][index].count;
+  ek_mutex_unlock(&shared_lock);
+  have += __atomic_load_n(&buffers_in_use[device][index], __ATOMIC_RELAXED);
+  return have > __atomic_load_n(&buffers_peak[device][index], __ATOMIC_RELAXED);
+}
+
 void ek_spare_buffer(ek_spare **spares, int32_t device, size_t size) {
   if (!keeps || size > (size_t)PTRDIFF_MAX / 2) return;
   size_t actual = buffer_actual(buffer_class(size));
-  void *spare = take_kept(device, &actual);
+  void *spare = has_room(device, list_of(actual)) ? take_kept(device, &actual) : NULL;
   if (spare == NULL) spare = from_system(actual, actual >= PAGE ? PAGE : BUFFER_ALIGNMENT, 0);
   add_spare(spares, spare, actual, device);
 }
