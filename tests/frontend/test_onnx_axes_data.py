@@ -39,6 +39,7 @@ def test_reductions_by_each_target(target: str) -> None:
     agree([node("ReduceLogSumExp", "x a")], feed, targets=(target,))
 
 
+@share(3)
 @pytest.mark.parametrize("dtype", ["int64", "int32", "float16", "float64"])
 @pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceMean", "ReduceMax"])
 def test_reductions_of_other_dtypes(op_type: str, dtype: str) -> None:
@@ -60,6 +61,7 @@ def test_as_many_axes_as_the_run_says(axes: tuple[int, ...], noop: int) -> None:
         agree([reduction], feed, reference=not axes)
 
 
+@share(3)
 @pytest.mark.parametrize("axes", [(1,), (0,), (1, 2)])
 @pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin"])
 def test_reductions_of_nothing(op_type: str, axes: tuple[int, ...]) -> None:

@@ -10,13 +10,13 @@ from onnx_models import named_node as node
 
 import ekiden
 from ekiden.runtime.errors import UnsupportedError
-from long_runs import share
+from long_runs import alike, share
 
 pytestmark = pytest.mark.early
 IMAGE = normal(1, 2, 7, 6)
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 0, 1, 1)])
@@ -32,6 +32,7 @@ def test_places_of_maxima(
     agree([pool], {"x": IMAGE}, None, 12, symbolic)
 
 
+@alike(4)
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("shape", [(2, 2, 9), (2, 1, 7, 6, 8)])
 def test_places_over_one_and_three_axes(shape: tuple[int, ...], symbolic: bool) -> None:
@@ -107,6 +108,7 @@ def test_aspect_ratios_of_sizes_that_come_at_run_time(mode: str, policy: str) ->
         agree([resize], {"x": IMAGE}, {"s": ints(*size[::-1])}, symbolic=True, reference=True)
 
 
+@alike(4)
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("coordinates", ["half_pixel_symmetric", "tf_crop_and_resize"])
 def test_rare_coordinates_of_any_extents(coordinates: str, mode: str) -> None:
@@ -124,6 +126,7 @@ def test_antialias_by_each_target(target: str) -> None:
     agree([resize], feed, reference=True, targets=(target,))
 
 
+@alike(4)
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("shape", [(5, 4), (2, 3, 2, 2, 3, 2)])
 def test_resizing_what_is_no_image(shape: tuple[int, ...], mode: str) -> None:

@@ -11,6 +11,7 @@ from onnx_models import named_node as node
 import ekiden
 from ekiden import relay
 from ekiden.relay import op
+from long_runs import alike, share
 
 pytestmark = pytest.mark.early
 CHANNELS = 4
@@ -32,6 +33,7 @@ NORMS = {
 }
 
 
+@share(4)
 @pytest.mark.parametrize("known", ["", "s", "b", "sb"])
 @pytest.mark.parametrize("name", NORMS)
 def test_vectors_of_normalisations(name: str, known: str) -> None:
@@ -104,6 +106,7 @@ TRANSPOSED: dict[str, tuple[dict[str, object], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+@alike(3)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_weights_of_any_extents(name: str) -> None:
     attributes, shape = CONVOLUTIONS[name]
@@ -111,6 +114,7 @@ def test_weights_of_any_extents(name: str) -> None:
     agree([node("Conv", "x w b", **attributes)], feed, symbolic=True)
 
 
+@alike(3)
 @pytest.mark.parametrize("name", TRANSPOSED)
 def test_transposed_weights_of_any_extents(name: str) -> None:
     attributes, shape = TRANSPOSED[name]
@@ -129,6 +133,7 @@ def test_weights_over_one_and_three_axes(shape: tuple[int, ...], op_type: str) -
     agree([node(op_type, "x w")], feed, symbolic=True)
 
 
+@alike(2)
 @pytest.mark.parametrize("target", ["c", "llvm -mcpu=nehalem"])
 @pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
 def test_weights_that_are_made_of_data(op_type: str, target: str) -> None:
@@ -148,6 +153,7 @@ def test_weights_that_are_made_of_data(op_type: str, target: str) -> None:
 # Recurrent layers.
 
 
+@alike(2)
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
 def test_weights_of_recurrent_layers(op_type: str, direction: str) -> None:

@@ -83,6 +83,7 @@ def test_gradients_of_embedding_bags(mode: str, padding: int | None) -> None:
     _check(bags, torch.ones(6, 3))
 
 
+@alike(2)
 @alike(3)
 @pytest.mark.parametrize("x", [torch.ones(6, 9), torch.ones(9, 6).t(), torch.ones(6, 18)[:, ::2]])
 @pytest.mark.parametrize(

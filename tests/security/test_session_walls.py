@@ -25,6 +25,7 @@ from ekiden.rpc.calls import CALLS, FALLBACKS
 from ekiden.rpc.fresh import FIRST_DESCRIPTOR
 from ekiden.rpc.keys import Key
 from ekiden.rpc.sandbox import missing
+from long_runs import alike
 
 pytestmark = [
     pytest.mark.early,
@@ -49,6 +50,7 @@ def _is_needless(walls: Walls, name: str) -> bool:
     return not walls.has_namespaces and name in BEHIND_NAMESPACES
 
 
+@alike(3)
 @pytest.mark.parametrize("walls", KINDS, ids=str)
 def test_every_attack_from_inside_is_refused(
     walls: Walls, program: Path, library: Path, outside: Path

@@ -299,6 +299,7 @@ def test_without_search_windows_load_what_neighbours_share_once(
     np.testing.assert_allclose(run(untuned), run(func), rtol=1e-4, atol=1e-4)
 
 
+@alike(3)
 @pytest.mark.parametrize("cpu", ["x86-64-v4", "x86-64-v3", "x86-64-v2"])
 @pytest.mark.parametrize(
     ("size", "channels", "kernel", "stride"),
@@ -411,6 +412,7 @@ def test_what_was_drawn_before_is_not_scheduled_again(monkeypatch: pytest.Monkey
     assert not any(space.refusal(each) for each in set(drawn))
 
 
+@alike(3)
 @pytest.mark.parametrize("size", [6, 8, 16])
 @pytest.mark.parametrize("processor", ["znver4", "znver3", "nehalem"])
 def test_two_vectors_of_terms_have_a_sketch(size: int, processor: str) -> None:
@@ -419,6 +421,7 @@ def test_two_vectors_of_terms_have_a_sketch(size: int, processor: str) -> None:
     assert not space.refusal(drawn)
 
 
+@alike(3)
 @pytest.mark.parametrize("columns", [4, 5, 8, 12, 24])
 @pytest.mark.parametrize("processor", ["znver4", "znver3", "nehalem"])
 def test_products_of_few_columns_have_tiles(columns: int, processor: str) -> None:

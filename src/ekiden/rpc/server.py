@@ -53,7 +53,8 @@ _TICK = 1.0
 _WATCH = 0.25
 """How often it looks at what its sessions use, while there are any."""
 SPARES = 2
-"""Programs that are ready before a client comes: one comes while the next one starts."""
+"""Programs that are ready before a client comes, of a server that has had one: the next may come
+while another program starts. Before the first client there is one."""
 _AFTER_FAILURE = 1.0
 """Seconds before another program is started where one has failed, unless a client comes."""
 
@@ -226,6 +227,7 @@ class _Loop:
         self._is_put, self._put_at = False, 0.0
         self._match = ""
         self._rests_until = 0.0
+        self._has_had_client = False
         signal.signal(signal.SIGTERM, lambda number, frame: self._end())
 
     def run(self) -> None:
@@ -262,7 +264,7 @@ class _Loop:
     def _start_spares(self) -> None:
         """Have programs ready for those who wait, and for the next."""
         room = self._most - len(self.sessions) - self.relays
-        wanted = min(room, max(SPARES, len(self.waiting)))
+        wanted = min(room, max(SPARES if self._has_had_client else 1, len(self.waiting)))
         if not self.waiting and time.monotonic() < self._rests_until:
             return
         while len(self.spares) < wanted:
@@ -361,6 +363,7 @@ class _Loop:
         ends = time.monotonic() + self.limits.seconds
         if guest.seconds:  # which its client counts from before it was heard
             ends = min(ends, guest.heard_at + guest.seconds)
+        self._has_had_client = True
         session = _Session(program, guest, ends)
         self.sessions[program.process] = session
         with suppress(OSError):  # the program has ended, and is reaped
