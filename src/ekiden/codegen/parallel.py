@@ -72,6 +72,11 @@ class Cancellation:
             self.is_set = True
             os.write(self._writer, b"x")
 
+    def wait(self, seconds: float) -> None:
+        """Let some time pass. Raises CancelledError as soon as `cancel` is called."""
+        select.select([self], [], [], seconds)
+        self.check()
+
     def check(self) -> None:
         """Raise CancelledError after `cancel`."""
         if self.is_set:

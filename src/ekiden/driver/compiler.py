@@ -537,7 +537,7 @@ def compile_quick(
     made.files.check("compile")
     _log_made(len(made), started)
     upgrade = import_late("ekiden.driver.tiers").Upgrade
-    return raw, upgrade(raw, tiers, targets[0], store)
+    return raw, upgrade(raw, tiers, targets[0], store, WORKER_MODULES)
 
 
 def _cached(
@@ -566,7 +566,7 @@ def _compiled(
     tiers: Tiers | None = None,
 ) -> Compiled:
     """What the compiler makes."""
-    if tiers is not None or environment.compile_jobs() > 1:
+    if tiers is None and environment.compile_jobs() > 1:
         worker_process.prepare(WORKER_MODULES)
     with _RARELY:
         build = _compiler()

@@ -10,12 +10,12 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ekiden import runtime
 from ekiden.backend.kernels.general import general_function
-from ekiden.codegen import llvm
+from ekiden.codegen import llvm, worker_process
 from ekiden.codegen.parallel import Cancellation, CancelledError
 from ekiden.ir.pass_context import PassContext
 from ekiden.runtime import load_image
@@ -33,6 +33,9 @@ GENERAL, COMPILED = "general", "compiled"
 EXIT_LIMIT_S = 10.0
 """Seconds for which the end of the program waits for a thread that plans or links: pieces of work
 of well below a second. Such a thread must not be inside the runtime when that goes."""
+FIRST_ANSWER_S = 0.05
+"""Seconds that the work waits for, in which the program has its first answer: a thread that is busy
+in Python takes the interpreter from it for 5 ms at a time."""
 Store = Callable[["Written"], runtime.Executable]
 """Puts an artifact into the cache, where there is one, and returns its program."""
 
@@ -42,11 +45,20 @@ class Upgrade:
     `error`.
     """
 
-    def __init__(self, raw: runtime.Executable, tiers: Tiers, target: Target, store: Store) -> None:
+    def __init__(
+        self,
+        raw: runtime.Executable,
+        tiers: Tiers,
+        target: Target,
+        store: Store,
+        worker_modules: Sequence[str] = (),
+    ) -> None:
+        """`worker_modules` are what processes that compile import first."""
         self._raw = raw
         self._finish = tiers.finish
         self._target = target
         self._store = store
+        self._worker_modules = worker_modules
         self._tiers = _tiers_of(raw, tiers.general)
         self._cancellation = Cancellation()
         self._owner = os.getpid()
@@ -104,6 +116,8 @@ class Upgrade:
     def _run(self) -> None:
         started = time.perf_counter()
         try:
+            self._cancellation.wait(FIRST_ANSWER_S)
+            worker_process.prepare(self._worker_modules)
             with _without_instruments():
                 artifact = self._finish(self._replace, self._cancellation)
                 self.program = self._store(artifact)
