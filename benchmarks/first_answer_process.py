@@ -106,8 +106,8 @@ def tell(kind: signal.Signals) -> None:
 
 def milliseconds(run: Run, feed: Feed, threads: int) -> float:
     """Of one call, the median; the first of them is not counted. On one thread time of the
-    processor: other programs do not count."""
-    clock = time.process_time if threads == 1 else time.perf_counter
+    processor in this thread: neither other programs nor what compiles count."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
     run(feed)
     found: list[float] = []
     deadline = time.perf_counter() + ENOUGH_S

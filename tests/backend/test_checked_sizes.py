@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 import ekiden
 from ekiden import relay
 from ekiden.arith import evaluate
-from ekiden.backend.kernels.checked_sizes import MAX_EXTENT, size_conditions
+from ekiden.backend.kernels.checked_sizes import MAX_EXTENT, MAX_PRODUCT, size_conditions
 from ekiden.ir.prim import Select, SizeVar, const, maximum, minimum
 from ekiden.ir.type import MAX_ELEMENTS, TensorType
 from ekiden.runtime.errors import CompileError, InputError, TypeInferenceError
@@ -170,7 +170,7 @@ EXPRESSIONS = {  # an expression on symbols, and in whole numbers
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_conditions_hold_where_nothing_wraps(name: str) -> None:
+def test_conditions_hold_for_all_sizes_that_a_memory_has(name: str) -> None:
     expr, whole = EXPRESSIONS[name]
     conditions = [condition for condition, _, _ in size_conditions([expr])]
     edges = (0, 1, 2, 3, 2**10, 2**15, 2**16, 2**20, 2**22, 2**32, MAX_EXTENT)
@@ -178,7 +178,7 @@ def test_conditions_hold_where_nothing_wraps(name: str) -> None:
         for m in edges:
             size = abs(whole(n, m))
             holds = all(evaluate(c, {N: n, M: m}) for c in conditions)
-            assert size < 2**63 if holds else size >= 2**62
+            assert size < 2**63 if holds else size >= MAX_PRODUCT
 
 
 def test_small_sizes_need_no_check_but_that_of_their_dimension() -> None:

@@ -77,14 +77,21 @@ _TIGHT = 9
 """How strongly a name, a number or a call binds."""
 
 
-def prim_text(value: PrimExpr, names: Names = _NO_NAMES, outer: int = 0) -> str:
-    """A scalar expression as text, parenthesised where it binds weaker than `outer`."""
+def prim_text(
+    value: PrimExpr, names: Names = _NO_NAMES, outer: int = 0, max_chars: int | None = None
+) -> str:
+    """Return a scalar expression as text, parenthesised where it binds weaker than `outer`. Text
+    beyond `max_chars` characters is cut, and never made: shared parts are written wherever they
+    are used, so that the whole may be as long as 2 to the depth."""
     out: list[str] = []
+    left = max_chars
     stack: list[_Part] = [(value, outer)]
     while stack:
         part = stack.pop()
         if isinstance(part, str):
             out.append(part)
+            if left is not None and (left := left - len(part)) < 0:
+                return "".join(out)[:max_chars] + " ..."
             continue
         parts, level = _parts(part[0], names)
         stack.extend((")", *reversed(parts), "(") if level < part[1] else reversed(parts))

@@ -1,14 +1,15 @@
 """Conditions under which the arithmetic of sizes does not leave int64 in a run.
 
-    n * 4611686018427387904      needs  n as float64 * 4.6e18 < 2**62
+    n * 4611686018427387904      needs  n as float64 * 4.6e18 < 2**53
     n * 4                        needs  n <= 2**40, once for all that is made of n
 
 Sizes are computed in machine integers, which wrap: of n = 4 the first is 0, and a kernel that takes
 0 for the extent of its result reads or writes beside its tensors. Intervals of what each part can
 be (assuming that no dimension is larger than MAX_EXTENT, which is checked) show which parts need a
 check of their own; products of several symbols do, mostly. It is made in float64, which no rule for
-whole numbers rewrites: a product may be half of what int64 holds, far beyond the rounding; a sum
-that rounds to 2**63 is refused, and one that rounds to -2**63 where it may be less than that.
+whole numbers rewrites. A product may be 2**53: no memory has as much, each number up to it is one
+of float64, and a sum of a thousand such products needs no check. A sum that rounds to 2**63 is
+refused, and one that rounds to -2**63 where it may be less than that.
 
 What stands in an arm of a choice is checked where the arm is taken: an end of 2**63 - 1, as slices
 have it, is added to nothing then.
@@ -39,14 +40,14 @@ from ekiden.ir.prim import (
     int_range,
     logical_and,
 )
-from ekiden.ir.prim_visitor import Interned, children, free_vars, post_order
+from ekiden.ir.prim_visitor import Interned, children, pending, post_order
 from ekiden.ir.text import prim_text
 from ekiden.tir.expr import Buffer, BufferLoad
 
 MAX_EXTENT = 2**40
 """A dimension of a tensor in a run, at most, where sizes are computed from it."""
-MAX_PRODUCT = 2**62
-"""What a product of sizes may be, at most, where it is checked."""
+MAX_PRODUCT = 2**53
+"""What a product of sizes may be, at most, where it is checked: float64 has each such number."""
 SHOWN_TEXT = 120
 """Characters of an expression that an error shows."""
 
@@ -66,14 +67,22 @@ class _Intervals:
         self.of: dict[int, Interval] = {}
         self.risky: dict[int, bool] = {}
         """Whether a part, or something inside of it, needs a check."""
+        self.reads_data: dict[int, bool] = {}
+        """Whether a part has an element of a buffer inside."""
+        self._symbols: dict[int, tuple[Var, ...]] = {}
 
     def add(self, parts: Iterable[PrimExpr]) -> None:
         """Compute the intervals of parts, each behind its operands."""
         for part in parts:
             low, high = self.before_check(part)
-            inside = any(self.risky[id(child)] for child in children(part))
-            self.risky[id(part)] = inside or self.leaves(part) or _compares_too_large(part)
-            if self.leaves(part):  # beyond, a check has failed
+            operands = [id(child) for child in children(part)]
+            leaves = _is_arithmetic(part) and (low < INT64[0] or high > INT64[1])
+            inside = any(map(self.risky.__getitem__, operands))
+            self.risky[id(part)] = inside or leaves or _compares_too_large(part)
+            self.reads_data[id(part)] = isinstance(part, BufferLoad) or any(
+                map(self.reads_data.__getitem__, operands)
+            )
+            if leaves:  # beyond, a check has failed
                 ends = (-MAX_PRODUCT, MAX_PRODUCT) if isinstance(part, Mul) else INT64
                 low, high = max(low, ends[0]), min(high, ends[1])
             self.of[id(part)] = low, high
@@ -82,6 +91,15 @@ class _Intervals:
         """Return whether a part by itself may leave int64."""
         low, high = self.before_check(part)
         return _is_arithmetic(part) and (low < INT64[0] or high > INT64[1])
+
+    def symbols(self, part: PrimExpr) -> tuple[Var, ...]:
+        """Return the first symbols inside a part, at most SHOWN."""
+        for inner in pending((part,), self._symbols):
+            within: tuple[Var, ...] = (inner,) if isinstance(inner, Var) else ()
+            for child in children(inner):
+                within = tuple(dict.fromkeys(within + self._symbols[id(child)]))[:SHOWN]
+            self._symbols[id(inner)] = within
+        return self._symbols[id(part)]
 
     def is_extent(self, part: PrimExpr) -> bool:
         """Return whether a part is a dimension of a tensor."""
@@ -172,12 +190,14 @@ def size_conditions(
             stack += [(if_true, one(logical_and(guard, chosen))), (chosen, guard)]
             continue
         stack.extend((child, guard) for child in children(part))
-        if _compares_too_large(part):
-            rows.append((Not(guard), f"a size leaves int64: {_text(part)}", _shown(part)))
+        conditions: list[PrimExpr] = [Not(guard)] if _compares_too_large(part) else []
         if intervals.leaves(part):
             fits = _fits(part, intervals.before_check(part))
-            condition = fits if guard is true else Not(logical_and(guard, Not(fits)))
-            rows.append((condition, f"a size leaves int64: {_text(part)}", _shown(part)))
+            conditions.append(fits if guard is true else Not(logical_and(guard, Not(fits))))
+        if conditions:
+            text = f"a size leaves int64: {_text(part, intervals)}"
+            shown = _shown(part, intervals)
+            rows.extend((condition, text, shown) for condition in conditions)
     yield from reversed(rows)  # what is inside of a part first: the part is made of it
 
 
@@ -203,22 +223,19 @@ def _fits(part: PrimExpr, between: Interval) -> PrimExpr:
     return conditions[0] if len(conditions) == 1 else logical_and(*conditions)
 
 
-def _shown(part: PrimExpr) -> dict[str, PrimExpr]:
+def _shown(part: PrimExpr, intervals: _Intervals) -> dict[str, PrimExpr]:
     """Return the numbers that an error shows: the symbols of a part, else its operands."""
-    symbols: dict[str, PrimExpr] = {symbol.name: symbol for symbol in free_vars(part)[:SHOWN]}
-    is_plain = all(not isinstance(inside, BufferLoad) for inside in post_order(part))
-    if is_plain or not isinstance(part, BinaryExpr):
-        return symbols
-    return {"one side": part.a, "the other": part.b}
+    if intervals.reads_data[id(part)] and isinstance(part, BinaryExpr):
+        return {"one side": part.a, "the other": part.b}
+    return {symbol.name: symbol for symbol in intervals.symbols(part)}
 
 
-def _text(part: PrimExpr) -> str:
+def _text(part: PrimExpr, intervals: _Intervals) -> str:
     """Return an expression of symbols as text; data have no names."""
-    if any(isinstance(inside, BufferLoad) for inside in post_order(part)):
+    if intervals.reads_data[id(part)]:
         kinds: dict[type[PrimExpr], str] = {Add: "a sum", Sub: "a difference", Mul: "a product"}
         return kinds.get(type(part), "a number")
-    text = prim_text(part)
-    return text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT]} ..."
+    return prim_text(part, max_chars=SHOWN_TEXT)
 
 
 __all__ = ["MAX_EXTENT", "MAX_PRODUCT", "size_conditions"]
