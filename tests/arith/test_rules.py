@@ -35,6 +35,7 @@ PAIRS = list(itertools.product((4, -4, 3, 1, 2), (3, 7, 8, 12, 2, -8)))
 PAIRS.append((4, -4))
 """Numbers tried for (c1, c2)."""
 TRIPLES = [(a, b, c) for a, b in PAIRS for c in (a * b, -a, b - a, 7, 2, 1)]
+TRIPLES.append((4, -2, 2))
 """And for (c1, c2, c3)."""
 
 

@@ -299,7 +299,7 @@ class Analyzer(CanonicalForm):
 
     def const_int_bound(self, expr: PrimExpr) -> ConstIntBound:
         """(lowest, highest) possible value, infinite where not known."""
-        return ConstIntBound(*self._bound(self._poly(expr)))
+        return ConstIntBound(*self._tight_bound(self._poly(expr)))
 
     def modular_set(self, expr: PrimExpr) -> ModularSet:
         """(coeff, base): the value is always coeff * something + base; coeff 0 for a constant."""

@@ -387,6 +387,24 @@ class CanonicalForm:
                 ends = [_times(scale, least), _times(scale, most)]
                 yield low + min(ends), high + max(ends)
 
+    def _tight_bound(self, p: Poly, depth: int = DEPTH) -> Interval:
+        """Return the interval of p, where remainders count that are written as `a - a // d * d`.
+        Proofs inside of schedules do without: they have `a % d`."""
+        low, high = self._bound(p)
+        for monomial, coefficient in p.items():
+            quotient = self._atoms[monomial[0]] if len(monomial) == 1 else None
+            if quotient is None or not isinstance(quotient.expr, FloorDiv) or depth <= 0:
+                continue
+            divisor, numerator = quotient.divisor, quotient.numerator
+            if numerator is None or divisor <= 0 or coefficient % divisor:
+                continue
+            scale = -coefficient // divisor
+            others = {m: c for m, c in p.items() if m != monomial}
+            inside = self._tight_bound(poly.add(others, dict(numerator), -scale), depth - 1)
+            ends = 0, scale * (divisor - 1)
+            low, high = max(low, inside[0] + min(ends)), min(high, inside[1] + max(ends))
+        return low, high
+
     def _nonnegative(self, p: Poly, depth: int = DEPTH) -> bool:
         """Whether p >= 0 is known: by constant bounds, or after replacing ranged variables by their
         ends.
