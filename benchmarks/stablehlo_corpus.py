@@ -1,7 +1,7 @@
 """StableHLO's own programs beside their expected values.
 
     git clone https://github.com/openxla/stablehlo
-    python benchmarks/stablehlo_corpus.py stablehlo/stablehlo [--match TEXT] [--workers N]
+    python benchmarks/stablehlo_corpus.py stablehlo/stablehlo [--match TEXT] [--share K/N]
                                           [--list FILE] [--limit SECONDS]
 
 FOLDER has `testdata` and `tests/interpret`. Every function that checks its results is a program:
