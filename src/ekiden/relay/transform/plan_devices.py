@@ -19,7 +19,7 @@ devices stays as it is where the host is the default.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -283,10 +283,17 @@ def _says_devices(module: IRModule) -> bool:
     return any(True for _ in said_places(module))
 
 
-def PlanDevices(config: CompilationConfig | None = None, *, marks: bool = True) -> Pass:  # noqa: N802
+def PlanDevices(  # noqa: N802
+    config: CompilationConfig | None = None,
+    *,
+    marks: bool = True,
+    refuses: Callable[[Call], bool] | None = None,
+) -> Pass:
     """The pass described at the top of this file. `config` says where programs are that do not say
     otherwise: the host, unless it is given. Any devices may be planned for; without `marks`, raises
     CompileError for those that no code can be made for, and for others than those of a `config`.
+    `refuses` says which calls of operators the default device has no code for: they run on the
+    host.
     """
     chosen = config or CompilationConfig()
 
@@ -297,7 +304,7 @@ def PlanDevices(config: CompilationConfig | None = None, *, marks: bool = True) 
         default = HOST if TABLE in module.attrs else chosen.default_primitive_virtual_device
         if default.is_host and not _says_devices(module):
             return module
-        domains = Domains(module, default.where)
+        domains = Domains(module, default.where, refuses if TABLE not in module.attrs else None)
         attrs = {name: value for name, value in module.attrs.items() if name != TABLE}
         if not marks:
             attrs[TABLE] = _table(domains, config)
