@@ -52,7 +52,13 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.vm import BindDimsAttrs
 from ekiden.relay.transform.device_generics import bound_variables
-from ekiden.relay.transform.host_values import Step, host_places, is_cheap, is_few_integers
+from ekiden.relay.transform.host_values import (
+    HostReason,
+    Step,
+    host_places,
+    is_cheap,
+    is_few_integers,
+)
 from ekiden.relay.transform.joined import Joined
 from ekiden.relay.transform.scopes import evaluation_order, is_atom
 from ekiden.relay.visitor import children, pattern_vars, type_post_order
@@ -167,6 +173,9 @@ def put(domain: Domain, where: object) -> None:
                 place.where = mark.where if known is None else known.joined(mark.where) or known
 
 
+HOST_WORK = "host_work"
+"""The attribute of a module planned without marks for several devices: rows of a reason (the text
+of a HostReason), then the operators that run on the host for it. For reports; no pass reads it."""
 TABLE = "virtual_devices"
 """The attribute of a module planned without marks: its devices, the host first. Their places are
 the numbers by which bytecode knows them. What functions of it do not say of their parameters and
@@ -221,10 +230,37 @@ class Domains:
             unify(self.of(function.body), domain.items[-1])
         if not self._is_planned:
             entry = next((d for g, d in self._globals.items() if g.name_hint == "main"), None)
-            self._pin_control(workers, every, entry)
+            self._pin_control(every, entry)
         for expr in workers:
             self._visit(expr)
         self._decide(functions.values())
+
+    def host_reasons(self) -> dict[HostReason, dict[str, None]]:
+        """Return the operators with a call on the host, by why they are there."""
+        found: dict[HostReason, dict[str, None]] = {}
+        for order in self.orders.values():
+            for expr in order:
+                if isinstance(expr, Call) and isinstance(expr.op, Op) and self._runs_on_host(expr):
+                    found.setdefault(self._reason(expr), {})[expr.op.name] = None
+        return found
+
+    def _runs_on_host(self, call: Call) -> bool:
+        assert isinstance(call.op, Op)
+        is_function = bool(call.op.definition.host)
+        return is_function or (self.is_worker(call) and self.worker(call) == HOST.device)
+
+    def _reason(self, call: Call) -> HostReason:
+        assert isinstance(call.op, Op)
+        row = call.op.definition
+        if row.host:
+            return HostReason.FUNCTION
+        if row.shape_only:
+            return HostReason.SHAPE
+        if call in self._refused:
+            return HostReason.REFUSED
+        if self._together(call).root().is_pinned:
+            return HostReason.CONTROL
+        return HostReason.DEFAULT if self.default == HOST.where else HostReason.PLACED
 
     def _bind_variables(self, every: Sequence[RelayExpr]) -> None:
         """One place for all values of a type variable that cannot be copied."""
@@ -444,17 +480,17 @@ class Domains:
                 place.pin()
                 self._refused.add(call)
 
-    def _pin_control(
-        self, workers: Sequence[Call], every: Sequence[RelayExpr], entry: Parts | None
-    ) -> None:
-        """Put control values on the host: see host_values."""
+    def _pin_control(self, every: Sequence[RelayExpr], entry: Parts | None) -> None:
+        """Put control values on the host: see host_values. A mark passes on what it marks."""
         steps = [
             Step(
                 tuple(places(self.of(call))),
                 tuple(p for a in call.args if not isinstance(a, Constant) for p in self._at(a)),
-                is_cheap(call),
+                isinstance(call.attrs, OnDeviceAttrs) or is_cheap(call),
             )
-            for call in workers
+            for call in every
+            if isinstance(call, Call)
+            and (self.is_worker(call) or isinstance(call.attrs, OnDeviceAttrs))
         ]
         needs = [p for expr in every for p in self._needs(expr)]
         given = [] if entry is None else [p for d in entry.items[:-1] for p in places(d)]

@@ -8,13 +8,16 @@ where it is computed, which waits for the device. So whatever leads to a decisio
 from the device's own work is computed on the host instead. A place qualifies if it holds a few
 integers alone, all kernels that give them are cheap, and each of these reads places that qualify,
 constants or shapes; it is on the host if a decision reads it, or kernels that give what one reads.
-So is a place into which nothing but values of the host go.
+A decision that combines such a place with a few integers of the device, as the test of a loop with
+both a counter and a tolerance does, is taken on the host too: that copies no more than its result
+would, and starts fewer kernels. So is a place into which nothing but values of the host go.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from enum import Enum
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -27,6 +30,18 @@ from ekiden.target.virtual_device import HOST
 
 if TYPE_CHECKING:
     from ekiden.relay.transform.device_domains import Place
+
+
+class HostReason(Enum):
+    """Why an operator runs on the host of a program that has other devices."""
+
+    CONTROL = "decides what runs next or how large a tensor is"
+    SHAPE = "reads shapes, which the host has"
+    REFUSED = "the device has no code for it"
+    FUNCTION = "is a function of the host"
+    PLACED = "is placed there"
+    DEFAULT = "no mark places it elsewhere"
+
 
 MAX_CONTROL_ELEMENTS = 16
 """Twice the dimensions of any tensor of a usual model: a shape, or padding at both ends of each."""
@@ -88,18 +103,33 @@ def host_places(
             if place in qualified:
                 del qualified[place]
                 waiting += (step for step in readers[place] if is_unfit(step))
-    found = {p: None for p in qualified if p.reads_pinned and p not in makers and p not in given}
-    reached = [place for place in wanted if place in qualified]
-    while reached:
-        place = reached.pop()
-        found[place] = None
-        for step in makers.pop(place, ()):
-            reached += (p for p in step.arguments if p in qualified)
-    return list(found)
+    pinned = {p: None for p in qualified if p.reads_pinned and p not in makers and p not in given}
+    visited: set[Place] = set()
+    while wanted:
+        place = wanted.pop()
+        given_by = makers.get(place, [])
+        if place in visited or not (place in qualified or _is_decision(place, given_by, qualified)):
+            continue
+        visited.add(place)
+        pinned[place] = None
+        wanted += (p for step in given_by for p in step.arguments)
+    return list(pinned)
+
+
+def _is_decision(place: Place, steps: Sequence[Step], qualified: Container[Place]) -> bool:
+    """Return whether integers are computed from few integers alone, some of them of the host."""
+    arguments = [p for step in steps for p in step.arguments]
+    return (
+        place.where is None
+        and place.is_small
+        and all(step.is_cheap for step in steps)
+        and all(p.is_small or _is_on_host(p) for p in arguments)
+        and any(p in qualified or _is_on_host(p) for p in arguments)
+    )
 
 
 def _may_qualify(place: Place, is_computed: bool) -> bool:
-    """Return whether a place is nowhere yet and holds integers, or nothing but values of the host."""
+    """Return whether a place has no device yet and holds integers, or values of the host alone."""
     is_copy = place.reads_pinned and not is_computed
     return place.where is None and (place.is_small or is_copy)
 
@@ -108,4 +138,11 @@ def _is_on_host(place: Place) -> bool:
     return place.where == HOST.where
 
 
-__all__ = ["MAX_CONTROL_ELEMENTS", "Step", "host_places", "is_cheap", "is_few_integers"]
+__all__ = [
+    "MAX_CONTROL_ELEMENTS",
+    "HostReason",
+    "Step",
+    "host_places",
+    "is_cheap",
+    "is_few_integers",
+]

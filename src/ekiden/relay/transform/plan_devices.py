@@ -39,7 +39,14 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, device_copy, on_device
-from ekiden.relay.transform.device_domains import TABLE, Domain, Domains, Parts, Place
+from ekiden.relay.transform.device_domains import (
+    HOST_WORK,
+    TABLE,
+    Domain,
+    Domains,
+    Parts,
+    Place,
+)
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import evaluation_order, infer_here, is_atom
 from ekiden.relay.visitor import children, pattern_vars, rebuild
@@ -307,7 +314,10 @@ def PlanDevices(  # noqa: N802
         domains = Domains(module, default.where, refuses if TABLE not in module.attrs else None)
         attrs = {name: value for name, value in module.attrs.items() if name != TABLE}
         if not marks:
-            attrs[TABLE] = _table(domains, config)
+            attrs[TABLE] = table = _table(domains, config)
+            if TABLE not in module.attrs and len(table) > 1:
+                rows = domains.host_reasons().items()
+                attrs[HOST_WORK] = [[reason.value, *names] for reason, names in rows]
         planner = _Planner(domains, marks)
         planned: dict[GlobalVar | str, BaseFunc] = {
             g: planner.plan(f) if isinstance(f, Function) else f
