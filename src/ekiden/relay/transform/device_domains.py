@@ -240,12 +240,16 @@ class Domains:
         found: dict[HostReason, dict[str, None]] = {}
         for order in self.orders.values():
             for expr in order:
-                if isinstance(expr, Call) and isinstance(expr.op, Op) and self._runs_on_host(expr):
+                if isinstance(expr, Call) and (engine := engine_of(expr)):
+                    found.setdefault(HostReason.ENGINE, {})[f"regions of {engine!r}"] = None
+                elif isinstance(expr, Call) and self._runs_on_host(expr):
+                    assert isinstance(expr.op, Op)
                     found.setdefault(self._reason(expr), {})[expr.op.name] = None
         return found
 
     def _runs_on_host(self, call: Call) -> bool:
-        assert isinstance(call.op, Op)
+        if not isinstance(call.op, Op):
+            return False
         is_function = bool(call.op.definition.host)
         return is_function or (self.is_worker(call) and self.worker(call) == HOST.device)
 
@@ -562,6 +566,9 @@ class Domains:
         if isinstance(call.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
             return [None]  # the value goes on from here to where it is used
         if not isinstance(call.op, Op):
+            if engine_of(call):
+                self._pin(call)
+                return [self._host] * n
             if reads_shapes_alone(call.op):
                 self._pin(call)
                 return [None] * n
@@ -634,6 +641,11 @@ class Domains:
 def is_primitive(op: RelayExpr) -> bool:
     """Whether what is called is a fused function."""
     return isinstance(op, Function) and is_atom(op)
+
+
+def engine_of(call: Call) -> str:
+    """Return the name of the external compiler that a call's function is for; "" for none."""
+    return str(call.op.attr("Compiler") or "") if isinstance(call.op, Function) else ""
 
 
 def reads_shapes_alone(op: RelayExpr) -> bool:

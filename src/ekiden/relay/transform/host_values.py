@@ -39,6 +39,7 @@ class HostReason(Enum):
     SHAPE = "reads shapes, which the host has"
     REFUSED = "the device has no code for it"
     FUNCTION = "is a function of the host"
+    ENGINE = "runs in an engine, which takes memory of the host"
     PLACED = "is placed there"
     DEFAULT = "no mark places it elsewhere"
 
