@@ -71,7 +71,7 @@ PROGRAMS = {
         f" %0 = on_device(%y, {ON_1}, constrain_result=True); add(%a, %0) }};"
         f" let %g = fn (%a1) {{ on_device(subtract(%a1, %y), {ON_0}) }};"
         " let %h = if (%x) { %f } else { %g }; %h(%z) }",
-        (np.array(True), random(5, 7), random(5, 7)), 3,
+        (np.array(True), random(5, 7), random(5, 7)), 2,
     ),
     "references": (
         f"def @main(%x: {T}, %y: {T}) {{ let %r = ref(on_device(%x, {ON_1},"

@@ -414,3 +414,69 @@ def test_an_engine_of_no_name_is_refused(name: object) -> None:
     made.name = name  # type: ignore[assignment]
     with pytest.raises(CompileError, match="byoc: engine: a name .* expected"):
         byoc.register(made)
+
+
+def broken(name: str, **changes: Any) -> str:  # noqa: ANN401
+    """An engine with one operator, registered, that does as `changes` say."""
+    made = Doubler()
+    made.name = name
+    made.patterns = lambda: [(f"{name}.twice", is_op("add")(*[wildcard()] * 2))]  # type: ignore[method-assign]
+    for method, value in changes.items():
+        setattr(made, method, value)
+    byoc.register(made)
+    return name
+
+
+def failing(*tensors: ekiden.Tensor) -> None:
+    raise ArithmeticError("the multiplier is on fire")
+
+
+def test_errors_of_an_engine_while_it_runs_are_ours_and_name_region_and_nodes() -> None:
+    engine = broken("burning", load=lambda symbol, code: failing)
+    exe = ekiden.compile(
+        byoc.partition(relay.parse("def @main(%x: Tensor[(2), float32]) { add(%x, %x) }"), engine)
+    )
+    text = (
+        r"run 'tvmgen_default_burning_main_0_\w+': engine 'burning': ArithmeticError: the"
+        r" multiplier is on fire \(in 'main': text:1:39\)"
+    )
+    with pytest.raises(RunError, match=text):
+        exe(np.float32([1, 2]))
+
+
+def test_errors_of_an_engine_while_it_compiles_name_region_and_nodes() -> None:
+    engine = broken("refusing", compile=lambda function: 1 // 0)
+    module = relay.parse("def @main(%x: Tensor[(2), float32]) { add(%x, %x) }")
+    said = r"region 'tvmgen_default_refusing_main_0' \(text:1:39\): ZeroDivisionError"
+    with pytest.raises(CompileError, match=said):
+        byoc.partition(module, engine)
+
+
+def test_errors_of_an_engine_while_it_loads_are_ours(tmp_path: Path) -> None:
+    engine = broken("loaded", load=lambda symbol, code: failing)
+    module = relay.parse("def @main(%x: Tensor[(2), float32]) { add(%x, %x) }")
+    ekiden.compile(byoc.partition(module, engine)).save(tmp_path / "region.eki")
+    broken("loaded", load=lambda symbol, code: [][1])
+    with pytest.raises(LoadError, match=r"load 'tvm.*': engine 'loaded': IndexError: list index"):
+        ekiden.load(tmp_path / "region.eki")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"load": lambda symbol, code: failing},
+        {"compile": lambda function: 1 // 0},
+        {"load": lambda symbol, code: None},
+        {"patterns": lambda: [][1]},
+        {"patterns": lambda: 7},
+    ],
+    ids=["run", "compile", "load", "patterns", "no patterns"],
+)
+def test_an_engine_that_fails_while_it_is_measured_is_left_out(
+    changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    broken("measured", **changes)
+    module = relay.parse("def @main(%x: Tensor[(2), float32]) { add(%x, %x) }")
+    exe = ekiden.compile(module, byoc="auto")
+    assert exe(np.float32([1, 2])).numpy().tolist() == [2, 4]
+    assert any("measured" in text and "byoc: " in text for text in caplog.messages)

@@ -343,3 +343,26 @@ def test_the_fastest_devices_by_the_command_line(
     np.testing.assert_array_equal(ekiden.load(out)(np.float32([-1, 0, 2])).numpy(), [0, 0, 2])
     assert main([*command, "--target", "llvm -mcpu=x86-64-v3"]) == 1
     assert "--devices auto: one target for each device expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("executor", ["vm", "async"])
+def test_regions_of_an_engine_run_on_the_host_between_kernels_of_a_device(
+    opencl: Device, executor: str
+) -> None:
+    """Values are copied to the engine and back, whatever stands around the region; where the
+    program places the value on the device, it stays with Ekiden."""
+    pytest.importorskip("onnxruntime")
+    x = relay.var("x", T)
+    body = relay.nn.dense(relay.cumsum(relay.tanh(x), axis=1), relay.const(W1))
+    module = IRModule.from_expr(relay.Function([x], relay.cumsum(body, axis=1)))
+    wanted = ekiden.compile(module)(X).numpy()
+    for target in ("opencl", ["opencl", "llvm"], [cpu(0), opencl]):
+        exe = ekiden.compile(module, target, executor=executor, byoc="onnxruntime")
+        assert "external" in exe.raw.metadata
+        np.testing.assert_allclose(exe(X).numpy(), wanted, 1e-5, 1e-5)
+    exe = ekiden.compile(module, "opencl", executor=executor, byoc="onnxruntime")
+    assert "regions of 'onnxruntime': runs in an engine" in exe.placement
+    there = relay.annotation.on_device(relay.nn.dense(x, relay.const(W1)), opencl)
+    marked = IRModule.from_expr(relay.Function([x], relay.cumsum(there, axis=1)))
+    exe = ekiden.compile(marked, [cpu(0), opencl], executor=executor, byoc="onnxruntime")
+    assert "external" not in exe.raw.metadata

@@ -20,7 +20,7 @@ from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Function
 from ekiden.runtime import Module, get_global_func, register_func
-from ekiden.runtime.engines import kept_for
+from ekiden.runtime.engines import guarded, kept_for
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 
@@ -53,7 +53,7 @@ def register_external(compiler: str, codegen: Codegen) -> None:
         """
         function = load_json(kept_for(symbol, metadata))
         assert isinstance(function, Function)
-        return codegen(function)
+        return guarded(compiler, symbol, codegen(function))
 
     register_func(f"ek.external.{compiler}", make, override=True)
     register_compiler(compiler, External(save_json))

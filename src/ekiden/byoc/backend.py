@@ -12,16 +12,19 @@ from ekiden.byoc.onnx_regions import OnnxEngine
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
 from ekiden.ir.transform import Sequential
-from ekiden.relay.expr import Call, Function
+from ekiden.relay.expr import Call, Function, TupleGetItem
+from ekiden.relay.op.annotation import OnDeviceAttrs
 from ekiden.relay.transform.annotate_target import AnnotateTarget
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import apply, inline
 from ekiden.relay.transform.merge_compiler_regions import MergeCompilerRegions
 from ekiden.relay.transform.merge_composite import Entry, MergeComposite
 from ekiden.relay.transform.partition_graph import PartitionGraph
-from ekiden.relay.transform.scopes import rewrite_graph
-from ekiden.runtime.engines import missing, register_loader, text_of
+from ekiden.relay.transform.scopes import evaluation_order, rewrite_graph
+from ekiden.relay.visitor import post_order
+from ekiden.runtime.engines import guarded, missing, register_loader, text_of
 from ekiden.runtime.errors import CompileError, EkidenError, LoadError
 
 _LOG = logging.getLogger("ekiden")
@@ -74,7 +77,11 @@ def register(backend: Backend) -> None:
     note_extension(type(backend))
     _BACKENDS[backend.name] = backend
     _compiles(backend)
-    register_loader(backend.name, backend.load)
+
+    def load(symbol: str, code: bytes) -> Callable[..., None]:
+        return guarded(backend.name, symbol, backend.load(symbol, code))
+
+    register_loader(backend.name, load)
 
 
 def _compiles(backend: Backend) -> None:
@@ -110,8 +117,9 @@ def partition(module: IRModule, engine: str) -> IRModule:
     return cut_out(module, engine)
 
 
-def cut_out(module: IRModule, engine: str) -> IRModule:
-    """What `partition` does, with an engine that is here."""
+def cut_out(module: IRModule, engine: str, *, forgives: bool = False) -> IRModule:
+    """What `partition` does, with an engine that is here; one that `forgives` leaves a region with
+    Ekiden, with a warning, for which the engine breaks its promises."""
     backend = _BACKENDS[engine]
     made = Sequential(
         [
@@ -123,11 +131,12 @@ def cut_out(module: IRModule, engine: str) -> IRModule:
             InferType(),
         ]
     )(module)
+    placed = _placed_elsewhere(made)
     refused: set[GlobalVar] = set()
     for name, function in made.functions.items():
         if not isinstance(function, Function) or function.attr("Compiler") != engine:
             continue
-        if reason := _refusal(backend, name.name_hint, function):
+        if reason := placed.get(name) or _refusal(backend, name.name_hint, function, forgives):
             _LOG.warning("byoc: '%s' stays with Ekiden: %s", name.name_hint, reason)
             refused.add(name)
         else:
@@ -135,9 +144,29 @@ def cut_out(module: IRModule, engine: str) -> IRModule:
     return taken_back(made, refused)
 
 
+def _placed_elsewhere(module: IRModule) -> dict[GlobalVar, str]:
+    """Return the functions whose results the program places on another device than the host, where
+    engines run, each with what to say of it."""
+    found: dict[GlobalVar, str] = {}
+    for function in module.functions.values():
+        for call in evaluation_order(function.body) if isinstance(function, Function) else ():
+            if not isinstance(call, Call) or not isinstance(call.attrs, OnDeviceAttrs):
+                continue
+            place, value = call.attrs.virtual_device, call.args[0]
+            while isinstance(value, TupleGetItem):
+                value = value.tuple_value
+            region = value.op if isinstance(value, Call) else None
+            is_placed = call.attrs.constrain_body and not place.is_host
+            if is_placed and isinstance(region, GlobalVar):
+                found[region] = f"the program places it on {place.device}"
+    return found
+
+
 def _patterns(backend: Backend) -> Sequence[Entry]:
     """What an engine takes; a name that is not its own would be nobody's."""
-    found = backend.patterns()
+    found = _asked(backend, None, backend.patterns)
+    if not isinstance(found, (list, tuple)):
+        raise _broken(backend, f"it gave a {type(found).__name__} of its patterns")
     for name, *_ in found:
         if not name.startswith(f"{backend.name}."):
             raise _broken(backend, f"names of patterns begin with '{backend.name}.', got {name!r}")
@@ -146,41 +175,57 @@ def _patterns(backend: Backend) -> Sequence[Entry]:
 
 def _code(backend: Backend, region: Function) -> bytes:
     """A region's code, by its engine. Raises CompileError, for any error of the engine's."""
-    code = _asked(backend, lambda: backend.compile(region))
+    code = _asked(backend, region, lambda: backend.compile(region))
     if not isinstance(code, bytes):
-        raise _broken(backend, f"it gave a {type(code).__name__} of the code of a region")
+        raise _broken(backend, f"it gave a {type(code).__name__} of the code of a region", region)
     return code
 
 
-def _asked(backend: Backend, question: Callable[[], object]) -> object:
+def _asked(backend: Backend, region: Function | None, question: Callable[[], object]) -> object:
     """What an engine answers; its refusals are errors of ours, and others no refusals."""
     try:
         return question()
     except EkidenError:
         raise
     except Exception as error:  # of code that is not ours
-        raise _broken(backend, f"{type(error).__name__}: {error}") from error
+        raise _broken(backend, f"{type(error).__name__}: {error}", region) from error
 
 
 class _BrokenError(CompileError):
     """Of an engine that does not do what a Backend promises, which is no refusal of a region."""
 
 
-def _broken(backend: Backend, why: str) -> CompileError:
-    return _BrokenError(f"byoc: engine '{backend.name}': {why}")
+def _broken(backend: Backend, why: str, region: Function | None = None) -> CompileError:
+    """An error that names the engine and, of a region, its name and its nodes."""
+    where = "" if region is None else f" region '{region.attr('global_symbol')}'"
+    spans = [] if region is None else [c.span for c in operators_of(region) if c.span]
+    nodes = ", ".join(dict.fromkeys(map(str, spans)))
+    return _BrokenError(
+        f"byoc: engine '{backend.name}':{where}{f' ({nodes})' if nodes else ''}"
+        f"{':' if where else ''} {why}"
+    )
 
 
-def _refusal(backend: Backend, symbol: str, region: Function) -> str:
+def operators_of(region: Function) -> list[Call]:
+    """Return the calls of operators in a region, in the order of their evaluation."""
+    order = post_order(region.body, into_functions=True)
+    return [e for e in order if isinstance(e, Call) and isinstance(e.op, Op)]
+
+
+def _refusal(backend: Backend, symbol: str, region: Function, forgives: bool) -> str:
     """Why an engine does not take a region; empty where it does."""
     try:
         code = _code(backend, region)
-        made = _asked(backend, lambda: backend.load(symbol, code))
-    except _BrokenError:
-        raise
+        made = _asked(backend, region, lambda: backend.load(symbol, code))
+        if not callable(made):
+            what = f"it gave a {type(made).__name__} of what runs a region"
+            raise _broken(backend, what, region)
+    except _BrokenError as error:
+        if not forgives:
+            raise
+        return str(error)
     except (CompileError, LoadError) as error:
         return str(error)
-    if not callable(made):
-        raise _broken(backend, f"it gave a {type(made).__name__} of what runs a region")
     return ""
 
 

@@ -194,7 +194,7 @@ def compile_model(
     targets = config.primitive_targets
     regions: list[str] = []
     if PassContext.current().config.get(ENGINE):
-        module, regions = import_late("ekiden.driver.engines").with_engine(module, targets)
+        module, regions = import_late("ekiden.driver.engines").with_engine(module, target, config)
     metadata: dict[str, object] = {
         "executor": executor,
         "weights": _weight_bytes(module),

@@ -182,7 +182,10 @@ def compile(
     try:
         if num_threads is not None:
             found.num_threads = num_threads
-        return Executable(found, upgrade)
+        executable = Executable(found, upgrade)
+        if executable.placement:
+            LOG.log(INFO, "compile: %s", executable.placement)
+        return executable
     except BaseException:
         if upgrade is not None:
             upgrade.stop()

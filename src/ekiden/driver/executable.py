@@ -33,6 +33,7 @@ from ekiden.runtime.metadata import (
     TEXT,
     TensorInfo,
     peak_memory,
+    placement_text,
     tensor_infos,
     variants,
 )
@@ -473,6 +474,12 @@ class Executable:
     def variants(self) -> tuple[str, ...]:
         """The targets that the artifact has code for, the best first: `target` is one of them."""
         return variants(self.raw.metadata)
+
+    @property
+    def placement(self) -> str:
+        """One line that says how many kernels run on which device, and of those of the host why
+        they do, by operator; "" where the program has no other device than the host."""
+        return placement_text(self.raw.metadata)
 
     @property
     def weight_bytes(self) -> tuple[int | None, int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from ekiden.runtime import engine_artifact
 from ekiden.runtime._core import get_global_func, register_func
-from ekiden.runtime.errors import LoadError
+from ekiden.runtime.errors import EkidenError, LoadError, RunError
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ else:
     pathlib = Late("pathlib")
 
 __all__ = [
-    "ENGINES", "folder_of", "kept_for", "load_region", "missing", "register_loader", "text_of",
+    "ENGINES", "folder_of", "guarded", "kept_for", "load_region", "missing", "register_loader",
+    "text_of",
 ]  # fmt: skip
 
 Loader = Callable[[str, bytes], Callable[..., None]]
@@ -82,11 +83,38 @@ def kept_for(symbol: str, metadata: str) -> str:
     return kept
 
 
+def guarded(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
+    """Return what runs a region, whose errors that are not ours become RunErrors which name engine
+    and region. Raises LoadError where `kernel` cannot be called.
+    """
+    if not callable(kernel):
+        what = f"it gave a {type(kernel).__name__} of what runs a region"
+        raise LoadError(f"load '{symbol}': engine '{engine}': {what}")
+
+    def run(*tensors: object) -> None:
+        try:
+            kernel(*tensors)
+        except EkidenError:
+            raise
+        except Exception as error:  # of code that is not ours
+            what = f"{type(error).__name__}: {error}"
+            raise RunError(f"run '{symbol}': engine '{engine}': {what}") from error
+
+    return run
+
+
 def register_loader(engine: str, load: Loader) -> None:
-    """Have the regions of an engine loaded by this function from now on."""
+    """Have the regions of an engine loaded by this function from now on; its own errors become
+    LoadErrors which name engine and region."""
 
     def make(symbol: str, metadata: str) -> Callable[..., None]:
-        return load(symbol, base64.b64decode(kept_for(symbol, metadata)))
+        try:
+            return load(symbol, base64.b64decode(kept_for(symbol, metadata)))
+        except EkidenError:
+            raise
+        except Exception as error:  # of code that is not ours
+            what = f"{type(error).__name__}: {error}"
+            raise LoadError(f"load '{symbol}': engine '{engine}': {what}") from error
 
     register_func(f"ek.external.{engine}", make, override=True)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from ekiden.runtime.dtypes import dtype_code
 from ekiden.runtime.errors import InternalError, LoadError
@@ -27,6 +27,8 @@ its shape is theirs.
 MAPS = "maps to "
 """How the dtype of an output begins that is a list of dictionaries, one for each row of it."""
 
+HOST = "cpu(0)"
+"""The host's name among the devices of `placement`."""
 EXECUTORS = ("aot", "async", "vm")
 LARGEST = 2**63 - 1
 
@@ -218,6 +220,9 @@ _METADATA = _record(
         "main": _MAIN,
         "memory": _record({"peak": _size}, {}),
         "mod_name": _name,
+        "placement": _record(
+            {"kernels": _map_of(_size), "host": _list_of(_list_of(_text, least=2))}, {}
+        ),
         "producer": _text,
         "regions": _list_of(_text, least=1),
         "states": _list_of(_text, least=1),
@@ -351,6 +356,23 @@ def variants(metadata: Mapping[str, object]) -> tuple[str, ...]:
     """The targets that there is code for, the best first."""
     target = cast(str, metadata.get("target", ""))
     return tuple(cast("list[str]", metadata.get("variants", [target])))
+
+
+def placement_text(metadata: Mapping[str, object]) -> str:
+    """Return one line that says how many kernels run on which device, and why some run on the
+    host; "" for a program of one device.
+
+    `opencl(0): 12 kernels; cpu(0): 1 kernel (less, add: decides what runs next ...)`
+    """
+    placement = cast("Mapping[str, Any]", metadata.get("placement", {}))
+    counts = cast("Mapping[str, int]", placement.get("kernels", {}))
+    reasons = "; ".join(f"{', '.join(names)}: {why}" for why, *names in placement.get("host", ()))
+    parts = [
+        f"{device}: {n or 'no'} kernel{'' if n == 1 else 's'}"
+        + (f" ({reasons})" if device == HOST and reasons else "")
+        for device, n in sorted(counts.items(), key=lambda row: row[0] == HOST)
+    ]
+    return "; ".join(parts)
 
 
 def peak_memory(metadata: Mapping[str, object]) -> int | None:

@@ -169,7 +169,8 @@ def test_the_text_of_a_planned_module() -> None:
     lines = re.sub(r" /\*.*?\*/", "", planned.astext()).splitlines()
     one = "VirtualDevice(device_type=1, virtual_device_id=1)"
     host = "VirtualDevice(device_type=1)"
-    assert lines[1] == f'attributes {{"virtual_devices" = [{host}, {one}]}}'
+    work = '"host_work" = [["no mark places it elsewhere", "add"]]'
+    assert lines[1] == f'attributes {{"virtual_devices" = [{host}, {one}], {work}}}'
     head = f"(%a {{virtual_device={one}}}: {T}, %b {{virtual_device={host}}}: {T}, virtual_device="
     assert head in lines[2]
     assert f"  %1 = device_copy(%0, src_virtual_device={one});" in lines

@@ -25,6 +25,7 @@ vectors of stages before it (dims.py); allocations and reshapes name a vector an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -71,6 +72,7 @@ from ekiden.relay.op.annotation import DeviceCopyAttrs
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, OwnAttrs
 from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
 from ekiden.relay.transform.chains import Binding, unchain
+from ekiden.relay.transform.device_domains import HOST_WORK
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.relay.transform.peak_memory import predict_peak
 from ekiden.relay.transform.plan_devices import device_table
@@ -686,6 +688,11 @@ def _compile_variant(
     if checks := _checks(compiled):
         metadata = {**metadata, "checks": checks}
     several = len(table) > 1
+    if several:
+        counts = Counter(at for _, at in made.calls)
+        by_device = {str(each.device): counts[at] for at, each in enumerate(table)}
+        work = module.attrs.get(HOST_WORK, [])
+        metadata = {**metadata, "placement": {"kernels": by_device, "host": work}}
     native: tuple[Sequence[bytes], Sequence[str]] = ((), ())
     if is_native:
         found = aot.native_code(

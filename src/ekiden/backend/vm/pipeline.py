@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels
-from ekiden.backend.vm.place_refused import PlaceRefused
+from ekiden.backend.vm.refusals import refusals_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import COSTS, PassContext
 from ekiden.ir.transform import Pass, Sequential, needed
@@ -142,10 +142,15 @@ def pipeline(
             HoistInvariants(),
             Rematerialize(),
             # nothing that merges values may follow
-            needed(place_by_cost.PlaceByCost(config), "as who measured has asked for")
-            if PassContext.current().config.get(COSTS)
-            else needed(PlaceRefused(config), "to run on the host what a device has no code for"),
-            needed(PlanDevices(config, marks=False), "to say where each value lives"),
+            *(
+                (needed(place_by_cost.PlaceByCost(config), "as who measured has asked for"),)
+                if PassContext.current().config.get(COSTS)
+                else ()
+            ),
+            needed(
+                PlanDevices(config, marks=False, refuses=refusals_of(config)),
+                "to say where each value lives",
+            ),
             needed(
                 FuseOps(most_inputs=most_inputs or MOST_JOINED),
                 "to make kernels; the option relay.FuseOps.max_depth=1 keeps operators apart",

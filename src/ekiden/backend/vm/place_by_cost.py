@@ -19,7 +19,7 @@ from dataclasses import field
 from math import prod
 
 from ekiden.backend.kernels.flops import count_flops
-from ekiden.backend.vm.place_refused import Refusals
+from ekiden.backend.vm.refusals import Refusals
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule

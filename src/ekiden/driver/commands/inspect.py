@@ -8,6 +8,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import ekiden
@@ -33,6 +34,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
 from ekiden.relay.expr import Function
 from ekiden.relay.printer import astext
+from ekiden.relay.transform.plan_devices import device_table
 from ekiden.runtime.artifact import read_sections
 from ekiden.runtime.device_code import unpack_kernels
 from ekiden.runtime.errors import CompileError, InputError
@@ -100,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.stage in (*CHOICE_STAGES, *KERNEL_STAGES):
         with PassContext(config=decisions_config(options)):
             module = optimize(import_model(options.file), target, compilation_config(target))
-            _print_kernels(module, options, target)
+            _print_kernels(_kernels_of(module, target), options)
     else:
         print(astext(import_model(options.file), show_meta_data=False))
     return 0
@@ -159,6 +161,8 @@ def _print_bytecode(executable: ekiden.Executable) -> None:
         else:
             print(f"Weights: {in_model} bytes in the model, {stored} in the artifact, {in_file}"
                   " with what is made of these when it is loaded")  # fmt: skip
+    if executable.placement:
+        print(f"Devices: {executable.placement}")
     if executable.peak_memory is not None:
         print(f"Peak memory of a run: {executable.peak_memory} bytes, inputs and weights aside")
     if len(executable.variants) > 1:
@@ -179,14 +183,29 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
         optimize(import_model(options.file), target, compilation_config(target))
 
 
-def _print_kernels(module: IRModule, options: argparse.Namespace, target: Target) -> None:
-    functions = list(dict.fromkeys(f for f, _ in primitive_functions(module)))
+def _kernels_of(module: IRModule, target: Target) -> list[tuple[Function, Target]]:
+    """Return the kernels of a module that is compiled for a target, each with the target of the
+    device that it runs on."""
+    config = compilation_config(target)
+    targets = {
+        at: config.by_kind.get(d.device_type_int) for at, d in enumerate(device_table(module))
+    }
+    (host, *_) = config.primitive_targets
+    return [(f, targets[at] or host) for f, at in primitive_functions(module)]
+
+
+def _print_kernels(kernels: Sequence[tuple[Function, Target]], options: argparse.Namespace) -> None:
+    """Print a stage of kernels; of a language, those of the target that is written in it."""
+    source = KERNEL_STAGES.get(options.stage, "")
+    if source:
+        kernels = [(f, t) for f, t in kernels if source in generator_of(t, "inspect").sources(t)]
+    functions = [f for f, _ in kernels]
     nodes, decisions = [str(f.span or "") for f in functions], given_decisions()
     check_decisions(functions, decisions)
     if options.kernel and not any(options.kernel in node for node in nodes):
         there = ", ".join(dict.fromkeys(filter(None, nodes))) or "none that are known"
         raise InputError(f"no kernel is of a node '{options.kernel}'; there are {there}")
-    for number, function in enumerate(functions):
+    for number, (function, target) in enumerate(kernels):
         if options.kernel not in nodes[number]:
             continue
         form = canonicalize(function)

@@ -7,19 +7,24 @@ structure and all it holds, a variable and its uses, the parameters of a functio
 of all its calls. Marks of the program go first; then uses in the order of evaluation. Where a use
 would put two devices into one place, the places stay apart, and the value is copied there.
 
-Conditions, sizes that are read, and operators that run on the host have its place; the place of a
-tensor whose shape alone is read does not matter.
+Conditions, sizes that are read and arguments of functions of the host are needed on the host. Such
+a need is met by a copy and is never unified: it says nothing of what computes the value, nor does a
+value of the host pull what reads it there (`Place.is_pinned`). A few integers that are computed for
+nothing but such needs, and from nothing but each other and shapes (counters, sizes), are on the
+host, as are calls of kernels that the device refuses (`host_values`). The place of a tensor whose
+shape alone is read does not matter.
 
 It is unification as of types, with one difference: a conflict is no error but a copy, so the order
-of what is unified decides where copies are. Hence four rounds: what can never be apart (a variable
+of what is unified decides where copies are. Hence six rounds: what can never be apart (a variable
 and its value; all of a type variable that stands for functions), then marks, then what marks ask of
-their arguments, then uses in the order of evaluation. Union by reference and path shortening make
-it nearly linear (Joined).
+their arguments, then what moves values and computes none (branches, calls of functions, data), then
+values of the host, then kernels in the order of evaluation. Union by reference and path shortening
+make it nearly linear (Joined).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -47,6 +52,13 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.vm import BindDimsAttrs
 from ekiden.relay.transform.device_generics import bound_variables
+from ekiden.relay.transform.host_values import (
+    HostReason,
+    Step,
+    host_places,
+    is_cheap,
+    is_few_integers,
+)
 from ekiden.relay.transform.joined import Joined
 from ekiden.relay.transform.scopes import evaluation_order, is_atom
 from ekiden.relay.visitor import children, pattern_vars, type_post_order
@@ -61,6 +73,18 @@ class Place(Joined):
     """One place; where that is once it is known."""
 
     where: Where | None = None
+    is_pinned: bool = False
+    """Whether the value can be nowhere else, or is not worth a device: what is computed from it, or
+    it from, need not be there."""
+    is_small: bool = True
+    """Whether all that is in it are a few integers."""
+    reads_pinned: bool = False
+    """Whether a pinned value goes into it."""
+
+    def pin(self) -> None:
+        """Put it on the host, if it is nowhere yet, without what it is used with."""
+        if self.where is None:
+            self.where, self.is_pinned = HOST.where, True
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -80,7 +104,7 @@ def domain_of(kind: Type) -> Domain:
         return Parts(tuple(map(domain_of, kind.fields)))
     if isinstance(kind, FuncType):
         return Parts(tuple(map(domain_of, (*kind.arg_types, kind.ret_type))), is_function=True)
-    return Place()
+    return Place(is_small=is_few_integers(kind))
 
 
 def places(domain: Domain) -> Iterator[Place]:
@@ -94,15 +118,16 @@ def places(domain: Domain) -> Iterator[Place]:
             stack.extend(reversed(at.items))
 
 
-def unify(a: Domain, b: Domain) -> None:
-    """Join the places of two domains, but for those that are on two devices. A tuple or function in
-    one place has all its parts there.
+def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
+    """Join the places of two domains, but for those that are on two devices, and pinned ones with
+    others; these too where the values are `always` the same. A tuple or function in one place has
+    all its parts there.
     """
     stack = [(a, b)]
     while stack:
         left, right = stack.pop()
         if isinstance(left, Place) and isinstance(right, Place):
-            _join(left.root(), right.root())
+            _join(left.root(), right.root(), always)
         elif isinstance(left, Parts) and isinstance(right, Parts):
             stack.extend(reversed(list(zip(left.items, right.items, strict=True))))
         else:
@@ -111,15 +136,24 @@ def unify(a: Domain, b: Domain) -> None:
             stack.extend((each, place) for each in reversed(parts.items))
 
 
-def _join(a: Place, b: Place) -> None:
+def _join(a: Place, b: Place, always: bool) -> None:
     if a is b:
+        return
+    if not always and a.is_pinned != b.is_pinned:
+        other = b if a.is_pinned else a
+        other.reads_pinned = True
         return
     if a.where is None or b.where is None:
         both = a.where or b.where
+        is_pinned = a.is_pinned or b.is_pinned
     elif (both := a.where.joined(b.where)) is None:
         return
+    else:
+        is_pinned = a.is_pinned and b.is_pinned
     child, parent = (a, b) if a.where is None else (b, a)
-    child.parent, parent.where = parent, both
+    child.parent, parent.where, parent.is_pinned = parent, both, is_pinned
+    parent.is_small = a.is_small and b.is_small
+    parent.reads_pinned = a.reads_pinned or b.reads_pinned
 
 
 def put(domain: Domain, where: object) -> None:
@@ -139,6 +173,9 @@ def put(domain: Domain, where: object) -> None:
                 place.where = mark.where if known is None else known.joined(mark.where) or known
 
 
+HOST_WORK = "host_work"
+"""The attribute of a module planned without marks for several devices: rows of a reason (the text
+of a HostReason), then the operators that run on the host for it. For reports; no pass reads it."""
 TABLE = "virtual_devices"
 """The attribute of a module planned without marks: its devices, the host first. Their places are
 the numbers by which bytecode knows them. What functions of it do not say of their parameters and
@@ -146,12 +183,19 @@ result is on the host, but for functions among these, which are where their call
 
 
 class Domains:
-    """The domains of all expressions of a module whose types are known."""
+    """The domains of all expressions of a module whose types are known. `refuses` says of which
+    operators devices have no code, so that they run on the host."""
 
-    def __init__(self, module: IRModule, default: Where = HOST.where) -> None:
+    def __init__(
+        self,
+        module: IRModule,
+        default: Where = HOST.where,
+        refuses: Callable[[Call], bool] | None = None,
+    ) -> None:
         self.default = default
         self._is_planned = TABLE in module.attrs
-        self._host = Place(HOST.where)
+        self._host = Place(HOST.where, is_pinned=True)
+        self._refused: set[Call] = set()
         self._of: dict[RelayExpr, Domain] = {}
         self._globals: dict[GlobalVar, Parts] = {}
         self._slots: dict[Call, Domain] = {}
@@ -176,11 +220,51 @@ class Domains:
             self._mark(expr)
         for call, slot in self._slots.items():
             unify(self.of(call.args[0]), slot)
+        workers = [e for e in every if isinstance(e, Call) and self.is_worker(e)]
+        if refuses is not None:
+            self._refuse(workers, refuses)
         for expr in every:
-            self._visit(expr)
+            if not self.is_worker(expr):
+                self._visit(expr)
         for function, domain in zip(functions.values(), self._globals.values(), strict=True):
             unify(self.of(function.body), domain.items[-1])
+        if not self._is_planned:
+            entry = next((d for g, d in self._globals.items() if g.name_hint == "main"), None)
+            self._pin_control(every, entry)
+        for expr in workers:
+            self._visit(expr)
         self._decide(functions.values())
+
+    def host_reasons(self) -> dict[HostReason, dict[str, None]]:
+        """Return the operators with a call on the host, by why they are there."""
+        found: dict[HostReason, dict[str, None]] = {}
+        for order in self.orders.values():
+            for expr in order:
+                if isinstance(expr, Call) and (engine := engine_of(expr)):
+                    found.setdefault(HostReason.ENGINE, {})[f"regions of {engine!r}"] = None
+                elif isinstance(expr, Call) and self._runs_on_host(expr):
+                    assert isinstance(expr.op, Op)
+                    found.setdefault(self._reason(expr), {})[expr.op.name] = None
+        return found
+
+    def _runs_on_host(self, call: Call) -> bool:
+        if not isinstance(call.op, Op):
+            return False
+        is_function = bool(call.op.definition.host)
+        return is_function or (self.is_worker(call) and self.worker(call) == HOST.device)
+
+    def _reason(self, call: Call) -> HostReason:
+        assert isinstance(call.op, Op)
+        row = call.op.definition
+        if row.host:
+            return HostReason.FUNCTION
+        if row.shape_only:
+            return HostReason.SHAPE
+        if call in self._refused:
+            return HostReason.REFUSED
+        if self._together(call).root().is_pinned:
+            return HostReason.CONTROL
+        return HostReason.DEFAULT if self.default == HOST.where else HostReason.PLACED
 
     def _bind_variables(self, every: Sequence[RelayExpr]) -> None:
         """One place for all values of a type variable that cannot be copied."""
@@ -206,7 +290,7 @@ class Domains:
             else:
                 for each in type_post_order(of):
                     if isinstance(each, TypeVar) and each in one:
-                        unify(at, one[each])
+                        unify(at, one[each], always=True)
 
     def of(self, expr: RelayExpr) -> Domain:
         """The domain of an expression; a constant is on the host, and on each use a new one."""
@@ -382,8 +466,59 @@ class Domains:
         if is_atom(expr) or isinstance(expr, Constant):
             return
         for child, where in zip(children(expr), self.uses(expr), strict=True):
-            if where is not None and not isinstance(child, Constant):
+            if where is not None and where is not self._host and not isinstance(child, Constant):
                 unify(self.of(child), where)
+
+    # Values of the host
+
+    def _pin(self, call: Call) -> None:
+        """Put what a function of the host gives on the host."""
+        for place in places(self.of(call)):
+            place.pin()
+
+    def _refuse(self, workers: Sequence[Call], refuses: Callable[[Call], bool]) -> None:
+        """Put calls on the host that devices have no code for, and that no mark has placed."""
+        for call in workers:
+            place = self._together(call).root()
+            if place.where is None and isinstance(call.op, Op) and refuses(call):
+                place.pin()
+                self._refused.add(call)
+
+    def _pin_control(self, every: Sequence[RelayExpr], entry: Parts | None) -> None:
+        """Put control values on the host: see host_values. A mark passes on what it marks."""
+        steps = [
+            Step(
+                tuple(places(self.of(call))),
+                tuple(p for a in call.args if not isinstance(a, Constant) for p in self._at(a)),
+                isinstance(call.attrs, OnDeviceAttrs) or is_cheap(call),
+            )
+            for call in every
+            if isinstance(call, Call)
+            and (self.is_worker(call) or isinstance(call.attrs, OnDeviceAttrs))
+        ]
+        needs = [p for expr in every for p in self._needs(expr)]
+        given = [] if entry is None else [p for d in entry.items[:-1] for p in places(d)]
+        domains = (*self._globals.values(), *self._of.values())
+        every_place = (place for domain in domains for place in places(domain))
+        for place in host_places(every_place, steps, needs, given):
+            place.pin()
+
+    def _at(self, expr: RelayExpr) -> Iterator[Place]:
+        return places(self.of(expr))
+
+    def _needs(self, expr: RelayExpr) -> Iterator[Place]:
+        """The places of what an expression needs on the host."""
+        if is_atom(expr) or isinstance(expr, Constant):
+            return
+        for child, where in zip(children(expr), self.uses(expr), strict=True):
+            if where is None or isinstance(child, Constant):
+                continue
+            whole = self.of(child)
+            if where is self._host:
+                yield from places(whole)
+            elif isinstance(where, Parts) and isinstance(whole, Parts):
+                for part, need in zip(whole.items, where.items, strict=True):
+                    yield from places(part) if need is self._host else ()
 
     def _connect_inside(self, expr: RelayExpr) -> None:
         """What an expression's domain has to do with those of parts that stay where they are; these
@@ -391,23 +526,25 @@ class Domains:
         """
         match expr:
             case Let(var=var, value=value) if not isinstance(value, Constant):
-                unify(self.of(var), self.of(value))
+                unify(self.of(var), self.of(value), always=True)
             case TupleGetItem(tuple_value=value, index=index):
                 whole = self.of(value)
-                unify(self.of(expr), whole.items[index] if isinstance(whole, Parts) else whole)
+                inner = whole.items[index] if isinstance(whole, Parts) else whole
+                unify(self.of(expr), inner, always=True)
             case RefRead(ref=ref):
-                unify(self.of(expr), self.of(ref))
+                unify(self.of(expr), self.of(ref), always=True)
             case Match(data=data, clauses=clauses):
                 for clause in clauses:
                     self._bind(clause.lhs, self.of(data))
             case Call(op=Op()) if isinstance(expr.attrs, OnDeviceAttrs):
                 if isinstance(expr.checked_type, FuncType):
-                    unify(self.of(expr), self.of(expr.args[0]))
+                    unify(self.of(expr), self.of(expr.args[0]), always=True)
             case Call(op=Op()) if isinstance(expr.attrs, BindDimsAttrs):
                 pass  # an alias, and sources that are put apart
             case Call(op=op) if not isinstance(op, (Op, Constructor)) and not is_primitive(op):
                 called = self.of(op)
-                unify(self.of(expr), called.items[-1] if isinstance(called, Parts) else called)
+                result = called.items[-1] if isinstance(called, Parts) else called
+                unify(self.of(expr), result, always=True)
             case Call():
                 self._arguments(expr)
 
@@ -417,7 +554,7 @@ class Domains:
             at, where = stack.pop()
             match at:
                 case PatternVar(var=var):
-                    unify(self.of(var), where)
+                    unify(self.of(var), where, always=True)
                 case PatternTuple(patterns=inner) if isinstance(where, Parts):
                     stack.extend(zip(inner, where.items, strict=True))
                 case PatternTuple(patterns=inner) | PatternConstructor(patterns=inner):
@@ -429,8 +566,11 @@ class Domains:
         if isinstance(call.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
             return [None]  # the value goes on from here to where it is used
         if not isinstance(call.op, Op):
+            if engine_of(call):
+                self._pin(call)
+                return [self._host] * n
             if reads_shapes_alone(call.op):
-                unify(self.of(call), self._host)
+                self._pin(call)
                 return [None] * n
             if isinstance(call.op, Constructor) or is_primitive(call.op):
                 return [self._together(call)] * n
@@ -440,10 +580,10 @@ class Domains:
         if isinstance(call.attrs, BindDimsAttrs):
             return [self.of(call), self._sources(call, call.attrs)]
         if row.shape_only:
-            unify(self.of(call), self._host)
+            self._pin(call)
             return [None] * n
         if row.host:
-            unify(self.of(call), self._host)
+            self._pin(call)
             return [self._host] * n
         if row.memory is Memory.VIEWS:
             return [self.of(call)]
@@ -453,7 +593,7 @@ class Domains:
         """The one place of a call's arguments and results."""
         if call not in self._workers:
             self._workers[call] = Place()
-            unify(self.of(call), self._workers[call])
+            unify(self.of(call), self._workers[call], always=True)
         return self._workers[call]
 
     def _sources(self, call: Call, attrs: BindDimsAttrs) -> Domain | None:
@@ -491,7 +631,8 @@ class Domains:
         for place in places(domain.items[-1]):
             place.where = place.where or self.default
         beside = set(self.each(domain.items[-1]))
-        where = beside.pop() if len(beside) == 1 else self.default
+        is_pinned = any(place.is_pinned for place in places(domain.items[-1]))
+        where = beside.pop() if len(beside) == 1 and not is_pinned else self.default
         for each in domain.items[:-1]:
             for place in places(each):
                 place.where = place.where or where
@@ -500,6 +641,11 @@ class Domains:
 def is_primitive(op: RelayExpr) -> bool:
     """Whether what is called is a fused function."""
     return isinstance(op, Function) and is_atom(op)
+
+
+def engine_of(call: Call) -> str:
+    """Return the name of the external compiler that a call's function is for; "" for none."""
+    return str(call.op.attr("Compiler") or "") if isinstance(call.op, Function) else ""
 
 
 def reads_shapes_alone(op: RelayExpr) -> bool:

@@ -19,7 +19,7 @@ devices stays as it is where the host is the default.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
@@ -39,7 +39,14 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, device_copy, on_device
-from ekiden.relay.transform.device_domains import TABLE, Domain, Domains, Parts, Place
+from ekiden.relay.transform.device_domains import (
+    HOST_WORK,
+    TABLE,
+    Domain,
+    Domains,
+    Parts,
+    Place,
+)
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import evaluation_order, infer_here, is_atom
 from ekiden.relay.visitor import children, pattern_vars, rebuild
@@ -283,10 +290,17 @@ def _says_devices(module: IRModule) -> bool:
     return any(True for _ in said_places(module))
 
 
-def PlanDevices(config: CompilationConfig | None = None, *, marks: bool = True) -> Pass:  # noqa: N802
+def PlanDevices(  # noqa: N802
+    config: CompilationConfig | None = None,
+    *,
+    marks: bool = True,
+    refuses: Callable[[Call], bool] | None = None,
+) -> Pass:
     """The pass described at the top of this file. `config` says where programs are that do not say
     otherwise: the host, unless it is given. Any devices may be planned for; without `marks`, raises
     CompileError for those that no code can be made for, and for others than those of a `config`.
+    `refuses` says which calls of operators the default device has no code for: they run on the
+    host.
     """
     chosen = config or CompilationConfig()
 
@@ -297,10 +311,13 @@ def PlanDevices(config: CompilationConfig | None = None, *, marks: bool = True) 
         default = HOST if TABLE in module.attrs else chosen.default_primitive_virtual_device
         if default.is_host and not _says_devices(module):
             return module
-        domains = Domains(module, default.where)
+        domains = Domains(module, default.where, refuses if TABLE not in module.attrs else None)
         attrs = {name: value for name, value in module.attrs.items() if name != TABLE}
         if not marks:
-            attrs[TABLE] = _table(domains, config)
+            attrs[TABLE] = table = _table(domains, config)
+            if TABLE not in module.attrs and len(table) > 1:
+                rows = domains.host_reasons().items()
+                attrs[HOST_WORK] = [[reason.value, *names] for reason, names in rows]
         planner = _Planner(domains, marks)
         planned: dict[GlobalVar | str, BaseFunc] = {
             g: planner.plan(f) if isinstance(f, Function) else f
