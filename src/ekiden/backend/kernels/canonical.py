@@ -55,7 +55,7 @@ class _Renaming:
         if not self.compound:
             return False
         pairs = zip(_dims(known), _dims(inferred), strict=False)
-        return any([self._learn(dim, self._known(dim), value) for dim, value in pairs])
+        return any(self._learn(dim, self._known(dim), value) for dim, value in pairs)
 
     def _learn(self, dim: PrimExpr, symbol: PrimExpr | None, value: PrimExpr) -> bool:
         if not isinstance(symbol, SizeVar) or isinstance(dim, IntImm):

@@ -157,14 +157,15 @@ def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
     """A weight ([N, K], OIHW or OIDHW) in the layout of the packed kernels, its last tile padded
     with zeros."""
     shape = pack_weight_shape(weight.shape, kind, tile, groups)
-    per_group = weight.shape[0] // groups if kind == "group_conv2d" else weight.shape[0]
+    is_grouped = kind.startswith("group_")
+    per_group = weight.shape[0] // groups if is_grouped else weight.shape[0]
     plain, word = kind.startswith("dense"), WORD_OF_KIND.get(kind)
 
     def body(*i: Var) -> PrimExpr:
         """The packed element: the panel's row within the tile, 0 behind the last row of the
         group."""
         indices: tuple[PrimExpr, ...]
-        group, indices = (i[0], i[1:]) if kind == "group_conv2d" else (as_dim(0), i)
+        group, indices = (i[0], i[1:]) if is_grouped else (as_dim(0), i)
         if word:
             *outer, step, row, part = indices
             indices = (*outer, step * word + part, row)
