@@ -126,7 +126,7 @@ def _in_integers(call: Call) -> RelayExpr | None:
     out = type_of(call).dtype
     if out not in SUMS or (out == "float32" and not allows("multiply bytes")):
         return None
-    if type_of(call.args[0]).dtype in ("uint8", "int8"):
+    if [type_of(operand).dtype for operand in call.args[:2]] == ["uint8", "int8"]:
         return None  # it is one of bytes already
     sides = []
     for operand in call.args[:2]:

@@ -60,14 +60,15 @@ def dense_pack(
     places: Tensor | None = None,
 ) -> Tensor:
     """`dense` with the weight packed as `[ceil(units/tile)][k][tile]`, or in words of
-    neighbours as `[...][k/word][tile][word]`.
+    neighbours as `[...][k/word][tile][word]`, of which there may be one for each of a batch.
 
     With `places` (`[ceil(units/tile)][r]`) the last r rows of a tile are multiplied with the words
     of data that those are the numbers of, and sums of the products of two neighbours fit int16.
     """
     dtype = out_dtype or data.dtype
-    word = weight.shape[3] if len(weight.shape) == 4 else as_dim(1)
-    k = te.reduce_axis((0, weight.shape[1] * word), "k")
+    word = weight.shape[-1] if len(weight.shape) >= 4 else as_dim(1)
+    batch = len(weight.shape) - 4 if len(weight.shape) >= 4 else 0
+    k = te.reduce_axis((0, weight.shape[batch + 1] * word), "k")
     words = data.shape[-1] // word
 
     def read(column: PrimExpr) -> PrimExpr:
@@ -82,7 +83,7 @@ def dense_pack(
 
     def body(*i: Var) -> PrimExpr:
         """The product over k; the weight's place has as many axes as its layout."""
-        place = (i[-1] // tile, k // word, i[-1] % tile, k % word)
+        place = (*i[:batch], i[-1] // tile, k // word, i[-1] % tile, k % word)
         factor = weight[place[: len(weight.shape)]]
         return te.sum(cast(data[(*i[:-1], read(i[-1]))], dtype) * cast(factor, dtype), k)
 
