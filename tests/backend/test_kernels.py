@@ -18,6 +18,7 @@ from ekiden.codegen.task import Task
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS
 from ekiden.ir.prim import SizeVar
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.span import Span
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transfer import encode
@@ -88,6 +89,25 @@ def test_one_symbol_twice_is_not_two_symbols() -> None:
     n, m = SizeVar("n"), SizeVar("m")
     square, free = canonicalize(primitive(1.0, n, n)), canonicalize(primitive(1.0, n, m))
     assert not structural_equal(square, free)
+
+
+def test_sizes_that_an_operator_relates_share_a_symbol() -> None:
+    """A sum beside a strided window is of its own symbols only if nothing relates them: then the
+    add would be a broadcast, which no kernel of the convolution can end in."""
+    h = SizeVar("h")
+    weight = var("w", tensor_type((4, 8, 3, 3), "float32"))
+    for lines in (h + 2, (h + 1) // 2):  # of which the first names its symbol, the second does not
+        data = var("x", tensor_type((1, lines, lines, 8), "float32"))
+        side = (lines - 3) // 2 + 1
+        conv = op.nn.conv2d(data, weight, strides=(2, 2), data_layout="NHWC")
+        sums = var("s", tensor_type((1, side, side, 1), "float32"))
+        for params in ((data, weight, sums), (sums, weight, data)):
+            made = Function(params, op.subtract(conv, sums), None, (), {"Primitive": 1})
+            function = infer_type(IRModule({"main": made}))["main"]
+            assert isinstance(function, Function)
+            form = canonicalize(function)
+            dims = [d for p in form.params for d in p.checked_type.shape]
+            assert len(free_vars(*dims)) == 1, form
 
 
 def test_a_cached_kernel_is_not_compiled_again(

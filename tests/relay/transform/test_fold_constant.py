@@ -23,6 +23,14 @@ def test_a_chain_folds_to_one_constant() -> None:
     check(FoldConstant(), "def @main() { exp(subtract(1f, 1f)) }", "def @main() { 1f }")
 
 
+def test_quantised_constants_fold_to_their_integers() -> None:
+    check(
+        FoldConstant(),
+        'def @main() { qnn.quantize(4f, 0.5f, 1, out_dtype="int8") }',
+        "def @main() { 9i8 }",
+    )
+
+
 def test_a_call_that_depends_on_a_parameter_stays() -> None:
     text = "def @main(%x: float32) { add(%x, 1f) }"
     check(FoldConstant(), text, text)

@@ -2,7 +2,12 @@
 
 Symbols are renamed in order of appearance (n0, n1, ...), so that layers that differ in names alone
 share a kernel. A dimension that is an expression on symbols the kernel cannot read off its
-arguments (`4*h` where no argument has the dimension `h`) becomes a symbol of its own.
+arguments (`4*h` where no argument has the dimension `h`) becomes a symbol of its own, unless an
+operator says what it is in the others:
+
+    %x [h + 2], %s [(h + 1) // 2]        %x [n0], %s [(n0 - 1) // 2]      a window of 3, stride 2
+    subtract(nn.conv2d(%x, W), %s)       of two symbols the sum would be of a broadcast, which no
+                                         kernel of the convolution can end in
 """
 
 from __future__ import annotations
@@ -14,8 +19,8 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
-from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var
-from ekiden.ir.prim_visitor import children, rebuild, substitute
+from ekiden.ir.prim import IntImm, PrimExpr, Select, SizeVar, Var
+from ekiden.ir.prim_visitor import children, post_order, rebuild, substitute
 from ekiden.ir.prim_visitor import free_vars as prim_vars
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
@@ -33,7 +38,7 @@ class _Renaming:
         result = function.body.checked_type
         dims = [d for t in [*kinds, *tensor_types(result)] for d in t.shape]
         self.symbols: dict[Var, PrimExpr] = {}
-        self.compound: list[tuple[PrimExpr, SizeVar]] = []
+        self.compound: list[tuple[PrimExpr, PrimExpr]] = []
         for dim in dims:
             if isinstance(dim, Var) and dim not in self.symbols:
                 self.symbols[dim] = self._fresh()
@@ -44,7 +49,25 @@ class _Renaming:
     def _fresh(self) -> SizeVar:
         return SizeVar(f"n{len(self.symbols) + len(getattr(self, 'compound', ()))}")
 
-    def _known(self, expr: PrimExpr) -> SizeVar | None:
+    def learn(self, known: Type | None, inferred: Type | None) -> bool:
+        """Whether the type that an operator infers in canonical symbols says what a symbol of the
+        expression's known type is in earlier ones; that stands for it from now on."""
+        if not self.compound:
+            return False
+        pairs = zip(_dims(known), _dims(inferred), strict=False)
+        return any(self._learn(dim, self._known(dim), value) for dim, value in pairs)
+
+    def _learn(self, dim: PrimExpr, symbol: PrimExpr | None, value: PrimExpr) -> bool:
+        if not isinstance(symbol, SizeVar) or isinstance(dim, IntImm):
+            return False
+        free = prim_vars(value)
+        is_broadcast = any(isinstance(e, Select) for e in post_order(value))
+        if not free or symbol in free or is_broadcast:
+            return False
+        self.compound = [(e, simplify(substitute(v, {symbol: value}))) for e, v in self.compound]
+        return True
+
+    def _known(self, expr: PrimExpr) -> PrimExpr | None:
         return next((v for e, v in self.compound if prove_equal(e, expr)), None)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
@@ -86,6 +109,10 @@ class _Renaming:
         return tuple(map(self._value, value)) if isinstance(value, tuple) else value
 
 
+def _dims(kind: Type | None) -> list[PrimExpr]:
+    return [] if kind is None else [d for t in tensor_types(kind) for d in t.shape]
+
+
 def _leaves(value: object) -> Iterator[object]:
     if isinstance(value, Attrs):
         value = tuple(getattr(value, f.name) for f in dataclasses.fields(value))  # type: ignore[arg-type]
@@ -115,6 +142,13 @@ def canonicalize(function: Function) -> Function:
 
 def _canonical(function: Function) -> Function:
     renaming = _Renaming(function)
+    while (made := _renamed(function, renaming)) is None:
+        pass  # with one symbol less
+    return made
+
+
+def _renamed(function: Function, renaming: _Renaming) -> Function | None:
+    """The function in canonical symbols; None if the renaming has learnt what one of them is."""
     new: dict[RelayExpr, RelayExpr] = {}
     params = []
     for index, param in enumerate(function.params):
@@ -131,6 +165,8 @@ def _canonical(function: Function) -> Function:
             raise CompileError(f"{text}, got a {got}")
         if expr not in new:
             new[expr] = _rebuild(expr, new, renaming)
+            if renaming.learn(expr.checked_type, new[expr].checked_type):
+                return None
     body = new[function.body]
     kind = body.checked_type
     if not _is_closed(params, body, new.values()):

@@ -42,6 +42,7 @@ from ekiden.relay.transform.fuse_ops import FuseOps
 from ekiden.relay.transform.hoist_dimensions import HoistDimensions
 from ekiden.relay.transform.hoist_invariants import HoistInvariants
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.integer_products import IntegerProducts
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
 from ekiden.relay.transform.kept_results import keeping
@@ -109,6 +110,7 @@ def pipeline(
             infer_type,
             Inline(),  # also what external compilers make, as functions in place
             qnn.Legalize(),
+            IntegerProducts(),  # before weights fold to the floats they stand for
             FoldConstant(),  # the dialect's products of bytes want constant weights
             FoldExplicitPadding(),  # also by zero points, which the next pass forgets
             needed(qnn.CanonicalizeOps(), "as no later pass knows the dialect"),

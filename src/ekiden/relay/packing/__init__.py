@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.packing.common import dtype_of
-from ekiden.relay.packing.dense import dense, dense_words
+from ekiden.relay.packing.dense import batch_words, dense, dense_words
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
@@ -79,6 +79,7 @@ RULES: Mapping[tuple[str, str, str, str], Row] = {
     ("nn.dense", *FLOAT):                              Row(dense),
     ("nn.dense", "uint8", "int8", "int32"):            Row(dense_words),
     ("nn.dense", "uint8", "int8", "float32"):          Row(dense_words),
+    ("nn.batch_matmul", "uint8", "int8", "int32"):     Row(batch_words, computed=True),
     ("nn.dense", "bfloat16", "bfloat16", "float32"):   Row(dense_words),
     ("nn.conv2d", *FLOAT):                             Row(_conv, computed=True),
     ("nn.conv3d", *FLOAT):                             Row(_conv, computed=True),

@@ -25,12 +25,12 @@ def known_shape(expr: RelayExpr) -> tuple[int, ...] | None:
     return extents if len(extents) == len(kind.shape) else None
 
 
-def rows_of(expr: RelayExpr) -> int | None:
-    """How many rows a tensor has over its last axis, if that is known."""
+def rows_of(expr: RelayExpr, first: int = 0) -> int | None:
+    """How many rows a tensor has over its last axis, from axis `first` on, if that is known."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     total = 1
-    for dim in kind.shape[:-1]:
+    for dim in kind.shape[first:-1]:
         if not isinstance(dim, IntImm):
             return None
         total *= dim.value

@@ -2,6 +2,7 @@
 
 nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
 nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
+nn.conv2d(%x u8, W s8, groups=G)      ->  GOHWI{tile}o4i
 nn.conv2d(%x u8, few channels)        ->  nn.conv2d(sliding_window(%x), ...), pointwise
 nn.conv2d(%x bf16, W bf16, NHWC)      ->  kernel layout OHWI64o2i, over data with their border
 nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
@@ -54,22 +55,25 @@ PLAIN_TRANSPOSED = (("NHWC", "IOHW"), ("NDHWC", "IODHW"))
 
 
 def conv_words(call: Call, target: Target) -> RelayExpr:
-    """Of uint8 and int8, or of bfloat16: without a border, which is made before."""
+    """Of uint8 and int8, or of bfloat16: without a border, which is made before, of zeros."""
     attrs, (data, weight) = call.attrs, call.args
     assert isinstance(attrs, Conv2DAttrs)
     assert isinstance(weight, Constant)
     dtype = dtype_of(data)
     word, kind = WORD_OF[dtype], "conv2d_bf16" if dtype == "bfloat16" else "conv2d_u8s8"
-    plain = attrs.data_layout == "NHWC" and attrs.kernel_layout == "OIHW" and attrs.groups == 1
-    has_border = any(attrs.padding) and dtype == "uint8"  # zeros may not be 0
-    if not plain or has_border or attrs.out_dtype != ("int32" if dtype == "uint8" else "float32"):
+    plain = attrs.data_layout == "NHWC" and attrs.kernel_layout == "OIHW"
+    if not plain or attrs.out_dtype != ("int32" if dtype == "uint8" else "float32"):
         return call
     channels, depth, *kernel = weight.data.shape
     missing, none = -depth % word, (0, 0)
+    groups = attrs.groups
+    if groups > 1 and (missing or dtype == "bfloat16"):
+        return call  # words would be of two groups
     if (
         dtype == "uint8"
         and has_few_products(target)
         and 2 * depth <= word
+        and groups == 1
         and math.prod(kernel) > 1
         and attrs.dilation == (1, 1)
     ):
@@ -81,11 +85,12 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
         padded = np.pad(weight.data, (none, (0, missing), none, none))
         weight = Constant(padded, span=weight.span)
     steps = -(-depth // word) * math.prod(kernel)
-    product = Product(rows_of(call), channels, steps, dtype)
+    product = Product(rows_of(call), channels // groups, steps, dtype)
     tile = panel_width(PACKED, product, target, call)
-    packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile)
+    kind, group = (kind, "") if groups == 1 else (f"group_{kind}", "G")
+    packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile, groups=groups)
     changed = attrs.with_fields(
-        kernel_layout=f"OHWI{tile}o{word}i",
+        kernel_layout=f"{group}OHWI{tile}o{word}i",
         channels=channels,
         kernel_size=tuple(kernel),
         padding=(0, 0, 0, 0),

@@ -3,6 +3,8 @@
 nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
 nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side, made so
                                           that sums of two products fit int16 where that is faster
+nn.batch_matmul(%x u8, %w s8)         ->  the same with one weight for each of the batch, packed
+                                          when it is computed
 nn.dense(%x bf16, W bf16) in f32      ->  the same with two elements of a row side by side
 """
 
@@ -15,12 +17,15 @@ import numpy as np
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Array
+from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.packing.common import dtype_of, panel_width, rows_of
+from ekiden.relay.op.nn.dense import BatchMatmulAttrs
+from ekiden.relay.packing.common import dtype_of, known_shape, panel_width, rows_of
+from ekiden.relay.transform.scopes import infer_here
 from ekiden.target import Target
-from ekiden.topi.nn.weights import WORD_OF, pack_weight
+from ekiden.topi.nn.weights import WORD, WORD_OF, pack_weight
 from ekiden.topi.rule.family import NARROW, Product
 from ekiden.topi.rule.model import narrowing_pays
 from ekiden.topi.rule.words import narrowed_words
@@ -67,6 +72,36 @@ def dense_words(call: Call, target: Target) -> RelayExpr:
     tile = panel_width(FAMILY, product, target, call)
     packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile)
     return op.nn.contrib_dense_pack(data, packed, units, tile, out).with_fields(span=call.span)
+
+
+def batch_words(call: Call, target: Target) -> RelayExpr:
+    """A batch of products of bytes with matrices that a run computes; itself where their sizes are
+    not known."""
+    attrs, (data, weight) = call.attrs, call.args
+    assert isinstance(attrs, BatchMatmulAttrs)
+    shape, kind = known_shape(weight), data.checked_type
+    assert isinstance(kind, TensorType)
+    batch = kind.shape[0]
+    if shape is None or 0 in shape or not is_const(batch, shape[0]):
+        return call
+    if attrs.transpose_a:
+        data = infer_here(op.transpose(data, (0, 2, 1)))
+    if not attrs.transpose_b:
+        weight = infer_here(op.transpose(weight, (0, 2, 1)))
+        shape = (shape[0], shape[2], shape[1])
+    missing, none = -shape[2] % WORD, (0, 0)
+    if missing:
+        zeros = [Constant(np.zeros((), d)) for d in (np.uint8, np.int8)]
+        data = op.nn.pad(data, (none, none, (0, missing)), zeros[0])
+        weight = op.nn.pad(weight, (none, none, (0, missing)), zeros[1])
+    count, units, depth = shape[0], shape[1], shape[2] + missing
+    product = Product(rows_of(call, 1), units, depth // WORD, "uint8")
+    tile = panel_width(FAMILY, product, target, call)
+    plain = op.reshape(weight, (count * units, depth, 1, 1))
+    packed = op.nn.contrib_pack_weight(plain, "group_conv2d_u8s8", tile, count)
+    packed = op.reshape(packed, (count, -(-units // tile), depth // WORD, tile, WORD))
+    made = op.nn.contrib_dense_pack(data, packed, units, tile, dtype_of(call))
+    return made.with_fields(span=call.span)
 
 
 def _narrow(

@@ -35,6 +35,7 @@ from ekiden.relay.op._declare import call
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Ints, sides, spread
 from ekiden.relay.op.reshape import reshape
 from ekiden.relay.op.slice import strided_slice
+from ekiden.topi.nn.weights import WORD
 
 EXACT = 1 << 24
 """Whole numbers of less are exact as float32, and so is each sum of such parts."""
@@ -107,8 +108,9 @@ def dense(
 def _grouped(
     data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs, data_dtype: str
 ) -> Expr:
-    """A convolution of groups: in float32 where that is exact. One of each channel reads bytes as
-    they are, if their zero point is 0, or has no border and is taken off the sums.
+    """A convolution of groups whose channels make no words of bytes: in float32 where that is
+    exact. One of each channel reads bytes as they are, if their zero point is 0, or has no border and is
+    taken off the sums.
     """
     centred = _centred(weight.data, points[1], 0)
     is_exact = centred is not None and len(_exact_parts(centred, 0, 1)) == 1
@@ -203,7 +205,7 @@ def conv2d(
     groups, kh, kw] of uint8 or int8; input_zero_point a scalar, kernel_zero_point a scalar or [o].
     TVM's qnn.conv2d with out_dtype int32.
     """
-    if groups > 1:
+    if groups > 1 and weight.data.shape[1] % WORD:
         window = Conv2DAttrs(spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups)
         points = input_zero_point, kernel_zero_point
         return _grouped(data, weight, points, window, data_dtype)
@@ -226,6 +228,7 @@ def conv2d(
             Constant(kernel, span=weight.span),
             strides=strides,
             dilation=dilation,
+            groups=groups,
             out_dtype="int32",
         )
         rows = kernel.astype(np.int32).sum(axis=(1, 2, 3), dtype=np.int32)[:, None, None]
@@ -234,7 +237,8 @@ def conv2d(
     made = convolved(weight.data)
     if is_symmetric:
         return made
-    sums = convolved(np.ones_like(weight.data[:1]))
+    # of one channel where they are those of all, else of each: groups read other data
+    sums = convolved(np.ones_like(weight.data[: 1 if groups == 1 else None]))
     return subtract(made, multiply(sums, reshape(kernel_point, (-1, 1, 1))))
 
 

@@ -21,6 +21,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.nn.dense import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
+from ekiden.relay.transform import computed_products
 from ekiden.relay.transform.fold_scale_axis import op_of
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
@@ -33,8 +34,10 @@ SIGN = 128
 def product_of_bytes(call: Call, target: Target) -> RelayExpr | None:
     """A product with sums of int32 as a target's devices compute it best; None for another."""
     is_one = isinstance(call.op, Op) and _type(call).dtype == "int32"
-    if not is_one or not target.kind.has_threads:
+    if not is_one:
         return None
+    if not target.kind.has_threads:
+        return computed_products.product_of_processor(call)
     if target.has("tensor_cores") and (found := _signed_product(call)) is not None:
         return found
     return _narrow_product(call) if target.has("dot4_s8s8") else None

@@ -58,6 +58,10 @@ FLOAT_REWRITES: tuple[FloatRewrite, ...] = (
     FloatRewrite("Winograd", ROUNDED, ("AlterOpLayout",),
         "conv(x, w) = A^T ((G w G^T) * (B^T x B)) A",
         "of windows of 3x3, F(2x2) to F(6x6)"),
+    FloatRewrite("multiply bytes", ROUNDED, ("IntegerProducts",),
+        "dense((x - p) * s, (w - q) * t) = dense(x - p, w - q) * (s * t)",
+        "of bytes: sums of integers, which are exact; a number that was no number when it was "
+        "rounded to a byte is a byte"),
     FloatRewrite("keep operands wide", ROUNDED, ("ProductPrecision",),
         "dense(cast(x, bfloat16), w) = dense(x, cast(w, float32))",
         "products of small floats take the float32 from which an operand was rounded"),

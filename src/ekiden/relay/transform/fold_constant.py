@@ -96,7 +96,8 @@ def can_compute(op: Op, attrs: Attrs | None) -> bool:
     known attributes.
     """
     row = op.definition
-    is_work = row.reference is not None and row.lower is not None and not row.stateful
+    is_work = row.reference is not None and (row.lower is not None or row.expanded)
+    is_work = is_work and not row.stateful
     return is_work and (attrs is None or not has_symbols(attrs))
 
 

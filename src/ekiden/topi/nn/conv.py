@@ -43,13 +43,13 @@ def weight_element(
     tile = packed_tile(layout)
     if not tile:
         return weight[permute((out, channel, *window), f"OI{window_axes(layout)}", layout)]
+    group: tuple[PrimExpr, ...] = ()
     if layout.startswith("G"):
-        group, within = out // out_per_group, out % out_per_group
-        return weight[(group, within // tile, *window, channel, within % tile)]
+        group, out = (out // out_per_group,), out % out_per_group
     if layout.endswith("i"):
         word = packed_word(layout)
-        return weight[(out // tile, *window, channel // word, out % tile, channel % word)]
-    return weight[(out // tile, *window, channel, out % tile)]
+        return weight[(*group, out // tile, *window, channel // word, out % tile, channel % word)]
+    return weight[(*group, out // tile, *window, channel, out % tile)]
 
 
 def guarded(

@@ -60,14 +60,15 @@ def dense_pack(
     places: Tensor | None = None,
 ) -> Tensor:
     """`dense` with the weight packed as `[ceil(units/tile)][k][tile]`, or in words of
-    neighbours as `[...][k/word][tile][word]`.
+    neighbours as `[...][k/word][tile][word]`, of which there may be one for each of a batch.
 
     With `places` (`[ceil(units/tile)][r]`) the last r rows of a tile are multiplied with the words
     of data that those are the numbers of, and sums of the products of two neighbours fit int16.
     """
     dtype = out_dtype or data.dtype
-    word = weight.shape[3] if len(weight.shape) == 4 else as_dim(1)
-    k = te.reduce_axis((0, weight.shape[1] * word), "k")
+    word = weight.shape[-1] if len(weight.shape) >= 4 else as_dim(1)
+    batch = len(weight.shape) - 4 if len(weight.shape) >= 4 else 0
+    k = te.reduce_axis((0, weight.shape[batch + 1] * word), "k")
     words = data.shape[-1] // word
 
     def read(column: PrimExpr) -> PrimExpr:
@@ -82,7 +83,7 @@ def dense_pack(
 
     def body(*i: Var) -> PrimExpr:
         """The product over k; the weight's place has as many axes as its layout."""
-        place = (i[-1] // tile, k // word, i[-1] % tile, k % word)
+        place = (*i[:batch], i[-1] // tile, k // word, i[-1] % tile, k % word)
         factor = weight[place[: len(weight.shape)]]
         return te.sum(cast(data[(*i[:-1], read(i[-1]))], dtype) * cast(factor, dtype), k)
 
@@ -157,14 +158,15 @@ def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
     """A weight ([N, K], OIHW or OIDHW) in the layout of the packed kernels, its last tile padded
     with zeros."""
     shape = pack_weight_shape(weight.shape, kind, tile, groups)
-    per_group = weight.shape[0] // groups if kind == "group_conv2d" else weight.shape[0]
+    is_grouped = kind.startswith("group_")
+    per_group = weight.shape[0] // groups if is_grouped else weight.shape[0]
     plain, word = kind.startswith("dense"), WORD_OF_KIND.get(kind)
 
     def body(*i: Var) -> PrimExpr:
         """The packed element: the panel's row within the tile, 0 behind the last row of the
         group."""
         indices: tuple[PrimExpr, ...]
-        group, indices = (i[0], i[1:]) if kind == "group_conv2d" else (as_dim(0), i)
+        group, indices = (i[0], i[1:]) if is_grouped else (as_dim(0), i)
         if word:
             *outer, step, row, part = indices
             indices = (*outer, step * word + part, row)

@@ -4,6 +4,7 @@ OIHW, HWIO, ...   plain: out channels, in channels / groups, kernel height, widt
 OHWI{r}o          packed: [ceil(O/r)][KH][KW][I/groups][r], zero padded (groups = 1)
 GOHWI{r}o         packed per group: [G][ceil(O/G/r)][KH][KW][I/G][r]
 OHWI{r}o4i        packed, of bytes: [ceil(O/r)][KH][KW][I/4][r][4], as dense_u8s8
+GOHWI{r}o4i       the same per group: [G][ceil(O/G/r)][KH][KW][I/G/4][r][4]
 OHWI{r}o2i        packed, of bfloat16: [ceil(O/r)][KH][KW][I/2][r][2]
 HWOI              depthwise: [KH][KW][C][1]
 IOHW, HWIO        transposed convolutions: I in channels, O out channels / groups; packed as above
@@ -27,7 +28,7 @@ from ekiden.topi.shape import as_dim, ceil_div, tidy, unify_dim
 
 KINDS = (
     *("dense", "dense_u8s8", "dense_bf16"),
-    *("conv2d", "conv2d_u8s8", "conv2d_bf16", "group_conv2d"),
+    *("conv2d", "conv2d_u8s8", "conv2d_bf16", "group_conv2d", "group_conv2d_u8s8"),
 )
 """What `pack_weight` can pack."""
 WORD = 4
@@ -35,7 +36,7 @@ WORD = 4
 WORD_OF = {"uint8": WORD, "int8": WORD, "bfloat16": 2}
 """dtype -> elements that a step of a product takes at a time, where that is more than one."""
 WORD_OF_KIND = {
-    **dict.fromkeys(("dense_u8s8", "conv2d_u8s8"), WORD),
+    **dict.fromkeys(("dense_u8s8", "conv2d_u8s8", "group_conv2d_u8s8"), WORD),
     **dict.fromkeys(("dense_bf16", "conv2d_bf16"), WORD_OF["bfloat16"]),
 }
 """What is packed in words -> their elements."""
@@ -58,7 +59,7 @@ def conv_weight_shape(
         raise ValueError(f"a weight in {kernel_layout} needs the attribute 'channels'")
     _check_tiles(shape, kernel_layout, channels, groups)
     if kernel_layout.endswith("i"):
-        *window, words = shape[1:-2]
+        *window, words = shape[-3 - len(axes) : -2]
         return as_dim(channels), tidy(words * packed_word(kernel_layout)), *window
     *window, per_group = shape[-2 - len(axes) : -1]
     return as_dim(channels), per_group, *window
@@ -113,7 +114,10 @@ def pack_weight_shape(
     if kind.startswith("conv2d_"):
         word = WORD_OF_KIND[kind]
         return tidy(ceil_div(out, tile)), *window, tidy(per_group // word), r, as_dim(word)
-    return as_dim(groups), tidy(ceil_div(out // groups, tile)), *window, per_group, r
+    grouped = as_dim(groups), tidy(ceil_div(out // groups, tile)), *window
+    if (word := WORD_OF_KIND.get(kind)) is not None:
+        return *grouped, tidy(per_group // word), r, as_dim(word)
+    return *grouped, per_group, r
 
 
 def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
@@ -139,7 +143,8 @@ def packed_view(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
         plain = packed_view(weight, "conv2d", tile)
         words = plain.reshape(*plain.shape[:-2], -1, WORD_OF_KIND[kind], tile)
         return words.swapaxes(-1, -2)
-    parts = [packed_view(part, "conv2d", tile) for part in np.split(weight, groups, axis=0)]
+    of_group = kind.removeprefix("group_")
+    parts = [packed_view(part, of_group, tile) for part in np.split(weight, groups, axis=0)]
     return np.stack(parts)
 
 
@@ -183,11 +188,11 @@ def unpack_conv_weight(
         order = f"OI{window_axes(kernel_layout)}"
         return np.transpose(weight, [kernel_layout.index(letter) for letter in order])
     assert channels is not None, "checked by the relation"
+    if kernel_layout.endswith("i"):
+        *outer, words, tile, word = weight.shape
+        weight = weight.swapaxes(-1, -2).reshape(*outer, words * word, tile)
     if kernel_layout.startswith("G"):
         return np.concatenate([_unpack_tiles(part)[: channels // groups] for part in weight])
-    if kernel_layout.endswith("i"):
-        count, kh, kw, words, tile, word = weight.shape
-        weight = weight.swapaxes(-1, -2).reshape(count, kh, kw, words * word, tile)
     return _unpack_tiles(weight)[:channels]
 
 

@@ -18,7 +18,7 @@ zeros times weights that are no numbers do not count.
 Blocks of k are parts of the innermost loop; their sums are kept in the result until the last one.
 
 Data of uint8 and weights of int8 [o // tile, i, j, c // 4, o % tile, c % 4] give int32, of bfloat16
-in words of two float32; such data have their border already.
+in words of two float32; such data have their border already. Groups come first in a weight.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Conv:
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.word = WORD_OF.get(weight.dtype, 1)
         assert self.word == 1 or not self.geometry.is_padded, "words have their border already"
-        self.group_in = simplify(weight.shape[-2 if self.word == 1 else 3] * self.word)
+        self.group_in = simplify(weight.shape[-2 if self.word == 1 else -3] * self.word)
         self.group_out = self.channels // self.geometry.groups
         self.taps = self.count_taps()
         self.in_matrices = decision.get("dot") in MATRIX_DOTS

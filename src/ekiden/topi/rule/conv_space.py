@@ -59,7 +59,7 @@ class ConvSizes:
         geometry, attrs = geometry_of(anchor), anchor.op.attrs
         data, weight = operands_of(anchor)
         word = WORD_OF.get(weight.dtype, 1)
-        channels_in = size_of(weight.shape[-2 if word == 1 else 3])
+        channels_in = size_of(weight.shape[-2 if word == 1 else -3])
         assert channels_in is not None, "weights are known"
         taps = math.prod(geometry.kernel) * geometry.depth.kernel
         channels = int(str(attrs["channels"]))

@@ -3,7 +3,8 @@
     out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
 
 or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of bfloat16
-with float32 results, two steps of k side by side. Panels of bytes that have rows behind those, with
+with float32 results, two steps of k side by side. Of words there may be a weight for each of a
+batch, which threads share out first. Panels of bytes that have rows behind those, with
 a list of the words of data that they are multiplied with, are `dense_listed`.
 
     for a run of panels, or one, in parallel:
@@ -81,6 +82,7 @@ def steps(sch: Schedule, kernel: Kernel) -> None:
     product_block = sch.get_block(anchor.op.name)
     endings = sch.get_consumers(product_block)
     *leading, columns, k = sch.get_loops(product_block)
+    batch, leading = leading[: _batched(weight)], leading[_batched(weight) :]
     rows = sch.fuse(*leading) if len(leading) > 1 else _single(sch, product_block, leading)
     if in_matrices:
         tile, row = sch.split(rows, [None, decision.number("rows")], tail="short")
@@ -93,21 +95,21 @@ def steps(sch: Schedule, kernel: Kernel) -> None:
         block = [outer]
     parts = _parts_of_word(weight, decision)
     depth = sch.split(k, [None, *parts]) if parts else [k]
-    by_rows = decision["split"] == "rows"
+    by_rows = decision["split"] == "rows" or bool(batch)
     is_outer = decision["order"] == "panel" and not by_rows
     chunk: list[LoopRV] = []
     if not by_rows and (block or not is_outer):
         panels = -(-int(str(anchor.op.attrs["units"])) // width)
         chunk, panel = _chunks(sch, panel, min(target.cores, panels))
     order = [panel, tile] if is_outer else [tile, panel]
-    sch.reorder(*chunk, *block, *order, row, column, *depth)
+    sch.reorder(*batch, *chunk, *block, *order, row, column, *depth)
     for each in endings:
         sch.reverse_compute_at(each, column)
     if block and decision["copy"]:
         copy = sch.read_at(block[0], product_block, 0, "global", pad=LINE)
         sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
     if chunk or by_rows or (is_outer and not block):
-        if_proved(sch.parallel, chunk[0] if chunk else order[0])
+        if_proved(sch.parallel, (*batch, *chunk, *order)[0])
     if block and endings and kernel.outputs[0].dtype == anchor.dtype:
         sch.reuse_buffer(product_block, 0)
     if in_matrices:
@@ -205,14 +207,19 @@ def _own_rows(sizes: Product, width: int, target: Target) -> dict[str, int]:
 
 def _word(weight: te.Tensor) -> int:
     """Elements of a row that a step takes at a time."""
-    return WORD_OF[weight.dtype] if len(weight.shape) == 4 else 1
+    return WORD_OF[weight.dtype] if len(weight.shape) >= 4 else 1
+
+
+def _batched(weight: te.Tensor) -> int:
+    """Axes of a batch of weights."""
+    return max(len(weight.shape) - 4, 0)
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
     """Whether the rule covers a product: a weight of words, or float32 throughout."""
     data, weight = operands_of(anchor)
     plain = {data.dtype, weight.dtype, anchor.dtype} == {"float32"}
-    return has_known_weights(anchor) and (plain or len(weight.shape) == 4)
+    return has_known_weights(anchor) and (plain or len(weight.shape) >= 4)
 
 
 def _sizes(anchor: te.Tensor) -> tuple[Product, int]:
@@ -222,7 +229,7 @@ def _sizes(anchor: te.Tensor) -> tuple[Product, int]:
     depth = simplify(data.shape[-1] // _word(weight))
     units, panel = int(str(attrs["units"])), int(str(attrs["tile"]))
     dtype = NARROW if "places" in attrs else data.dtype
-    return Product.of(product(data.shape[:-1]), units, depth, dtype), panel
+    return Product.of(product(data.shape[_batched(weight) : -1]), units, depth, dtype), panel
 
 
 def _matrices(anchor: te.Tensor, target: Target) -> str | None:

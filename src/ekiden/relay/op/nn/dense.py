@@ -202,7 +202,8 @@ def _batch_matmul_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     wanted = attrs_of(BatchMatmulAttrs, attrs)
     rank_is(name, x, 3, "tensor_a")
     rank_is(name, y, 3, "tensor_b")
-    dtype = one_dtype(name, (x, y))
+    is_bytes = (x.dtype, y.dtype, wanted.out_dtype) == WORDS[0]
+    dtype = "int32" if is_bytes else one_dtype(name, (x, y))
     rows, inner = x.shape[:0:-1] if wanted.transpose_a else x.shape[1:]
     columns, depth = y.shape[1:] if wanted.transpose_b else y.shape[:0:-1]
     agree(name, inner, depth, "the summed dimensions")
@@ -271,6 +272,11 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     wanted = attrs_of(DensePackAttrs, attrs)
     rank_at_least(name, data, 1, "data")
     dtypes = {"data": data.dtype, "weight": weight.dtype}
+    is_batched = len(weight.shape) == 5
+    if is_batched:
+        rank_is(name, data, 3, "data")
+        agree(name, data.shape[0], weight.shape[0], "the batches of 'data' and of 'weight'")
+        weight = TensorType(weight.shape[1:], weight.dtype)
     if len(weight.shape) == 4:
         if (data.dtype, weight.dtype, wanted.out_dtype) not in WORDS:
             takes = " or ".join(f"{a} and {b} to {c}" for a, b, c in WORDS)
@@ -284,6 +290,8 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             fail(name, "'places' are of a weight of words, not one of rank 3")
         one_dtype(name, (data, weight))
         depth = weight.shape[1]
+    if is_batched and places:
+        fail(name, "'places' are of one weight, not of a batch")
     agree(name, data.shape[-1], depth, "the summed dimensions")
     tiles = as_dim(-(-wanted.units // wanted.tile))
     agree(name, tiles, weight.shape[0], "the tiles of attribute 'units' and of 'weight'")
@@ -312,6 +320,9 @@ def _listed(name: str, weight: TensorType, places: Sequence[TensorType]) -> Prim
 def _dense_pack_reference(
     attrs: DensePackAttrs, data: Array, weight: Array, places: Array | None = None
 ) -> Array:
+    if weight.ndim == 5:
+        each = np.stack([unpack_dense_weight(part, attrs.units) for part in weight])
+        return _product(attrs.out_dtype, data, each.swapaxes(1, 2))
     plain = unpack_dense_weight(weight, attrs.units, places)
     return _product(attrs.out_dtype, data, plain.T)
 

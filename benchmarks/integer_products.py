@@ -1,0 +1,147 @@
+"""Convolutions and products of bytes in every way that quantisers write them, beside ONNX Runtime.
+
+    python benchmarks/integer_products.py [--only REGEX] [--seconds 0.15] [--target TARGET]
+
+The grid: signs of data and weights, zero points, per-channel scales, strides, dilations, groups,
+borders, sizes that only the run knows; as ConvInteger and MatMulInteger (DynamicQuantizeLinear and
+the scales behind, as dynamic quantisation writes them), as QLinearConv and QLinearMatMul, as nodes
+of floats between QuantizeLinear and DequantizeLinear, whose weights are bytes or become bytes by
+QuantizeLinear. One thread, medians of runs taken in turns. `peak` is the share of what the class's
+instructions multiply bytes at, of all that a run does; `family` are the families of kernels that
+multiply. Results are compared: integers exactly, quantised ones to one step, floats to its size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import onnx
+import onnxruntime
+
+import ekiden
+from ekiden.driver.peak import words_loop
+from ekiden.runtime import num_threads
+from ekiden.target import Target
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from byte_products import linked
+
+from integer_grid import Case, families_of, grid
+from onnx_runtime import EXACT
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case, measured: microseconds of both engines, share of the peak, families of kernels."""
+
+    case: Case
+    ours: float
+    theirs: float
+    share: float
+    family: str
+    is_close: bool
+
+    def __str__(self) -> str:
+        mark = "" if self.is_close else "  DIFFERS"
+        times = f"{self.ours:9.1f} {self.theirs:9.1f} {self.theirs / self.ours:7.2f}"
+        return f"{self.case.name:58}{times} {self.share:6.1%}  {self.family}{mark}"
+
+
+def peak(target: Target) -> float:
+    """Operations a second of the class's products of bytes, of one thread."""
+    made = words_loop(target, "int8")
+    assert made is not None, target
+    func, work = made
+    (out,) = func.buffers
+    kernel = linked(func, target)
+    result = ekiden.runtime.tensor(np.zeros(out.shape[0].value, np.int32))  # type: ignore[attr-defined]
+    kernel(result)
+    times = []
+    for _ in range(7):
+        begin = time.perf_counter()
+        kernel(result)
+        times.append(time.perf_counter() - begin)
+    return work / min(times)
+
+
+def session(model: onnx.ModelProto, exact: bool = False) -> onnxruntime.InferenceSession | None:
+    """One of one thread; None for types that it has no kernel for. Without `exact` its products of
+    uint8 and int8 may saturate on processors without VNNI."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    if exact:
+        options.add_session_config_entry(EXACT, "1")
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options)
+    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
+        return None
+
+
+def medians(runs: list[Run], seconds: float) -> list[float]:
+    """The median of each in microseconds, taken in turns."""
+    found: list[list[float]] = [[] for _ in runs]
+    end = time.perf_counter() + seconds * len(runs)
+    while time.perf_counter() < end or len(found[0]) < 5:
+        for run, times in zip(runs, found, strict=True):
+            begin = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begin)
+    return [median(times) * 1e6 for times in found]
+
+
+def measure(case: Case, target: Target, best: float, seconds: float) -> Row:
+    """Both engines on a case."""
+    model, feed = case.model(), case.feed()
+    exe = ekiden.compile(model, target)
+    got = exe(**feed).numpy()
+    exact = session(model, exact=True)
+    theirs = exact and exact.run(None, feed)[0]
+    is_close = theirs is None or bool(
+        np.all(np.abs(got.astype(np.float64) - theirs) <= case.tolerance(theirs))
+    )
+    reference = session(model)
+    runs: list[Run] = [lambda: exe(**feed)]
+    if reference is not None:
+        runs.append(lambda: reference.run(None, feed))
+    a, b = (*medians(runs, seconds), float("nan"))[:2]
+    share = case.operations / (a * 1e-6) / best
+    return Row(case, a, b, share, "+".join(families_of(model, target)), is_close)
+
+
+def main() -> None:
+    """Print a row for each case, and what is slower."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="cases whose names match")
+    parser.add_argument("--seconds", type=float, default=0.15, help="for each engine and case")
+    parser.add_argument("--target", default="llvm")
+    given = parser.parse_args()
+    num_threads(1)
+    target = Target.parse(given.target)
+    best = peak(target)
+    print(f"{target.cpu}: {best / 1e9:.0f} GOP/s, ONNX Runtime {onnxruntime.__version__}")
+    print(f"{'':58}{'ekiden us':>9} {'ort us':>9} {'times':>7} {'peak':>6}")
+    slower = []
+    for case in grid():
+        if not re.search(given.only, case.name):
+            continue
+        row = measure(case, target, best, given.seconds)
+        print(row, flush=True)
+        if row.ours > row.theirs:
+            slower.append(row)
+    print(f"slower: {len(slower)}")
+    for row in slower:
+        print(row)
+
+
+if __name__ == "__main__":
+    main()
