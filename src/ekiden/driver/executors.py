@@ -24,6 +24,7 @@ from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.expr import Constant, Constructor, Expr, Function, Var, const
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.match_declared_shapes import MatchDeclaredShapes
 from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.values import Closure, ConstructorValue, RefValue
 from ekiden.relay.visitor import bind, closed, free_vars
@@ -85,12 +86,14 @@ class DebugExecutor(Executor):
 
     def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
+        module = MatchDeclaredShapes()(module)
+        checked = module["main"]
         machine = Interpreter(module)
 
         def run(*args: object, **named: object) -> Result:
             """One run of `main` by the interpreter; arguments by position or by name."""
             given = _arrange(main, args, named)
-            value = machine.evaluate(main, *map(_to_value, given))
+            value = machine.evaluate(checked, *map(_to_value, given))
             return _to_result(value, machine)
 
         return run

@@ -17,11 +17,12 @@ from ekiden.ir.attrs import Attrs, NamedDimsAttrs, own_attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.node import NODE_TYPES, ignored, node
-from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.span import Span
-from ekiden.ir.type import Type, with_dims
+from ekiden.ir.text import type_text
+from ekiden.ir.type import TensorType, TupleType, Type, tensor_type, with_dims
 from ekiden.runtime import register_func
-from ekiden.runtime.errors import CompileError, TypeInferenceError
+from ekiden.runtime.errors import CompileError, EkidenError, RunError, TypeInferenceError
 from ekiden.runtime.late import Late, Table, load_postponed
 from ekiden.runtime.late_methods import dataclass
 
@@ -404,6 +405,78 @@ def set_dims(op_name: str, dims: DimsOf) -> None:
 def set_pattern(op_name: str, pattern: OpPattern) -> None:
     """How a program's own operator fuses. Raises ValueError for one of Ekiden's."""
     _change(op_name, pattern=OpPattern(pattern))
+
+
+def register_reference(
+    op_name: str, reference: Reference | None = None, level: int = 10
+) -> Callable[[Reference], Reference] | Reference:
+    """Say what a program's own operator means, in NumPy: what the interpreter runs, constants are
+    folded by, and compiled results are compared with. Without a function, a decorator.
+
+    Args:
+        op_name: one that `register` declared.
+        reference: (attributes, *arrays) -> an array, or a tuple of arrays; a tuple argument is a
+            tuple of arrays.
+        level: TVM's; the latest function counts.
+
+    Raises:
+        ValueError: the operator is Ekiden's. RunError, where it is computed: the result is not of
+            the dtype, shape and number that the type relation says.
+    """
+
+    def register(given: Reference) -> Reference:
+        """Set the reference, and give it back."""
+        if not callable(given):
+            raise CompileError(f"{op_name}: expected a function as its reference, got {given!r}")
+        note_extension(given)
+        _change(op_name, reference=_own_reference(op_name, given))
+        return given
+
+    return register if reference is None else register(reference)
+
+
+def _own_reference(op_name: str, given: Reference) -> Reference:
+    """Return a program's reference with its results held against the operator's relation."""
+
+    def reference(attrs: Attrs | None, *arrays: object) -> Array | tuple[Array, ...]:
+        """Return what the program's function gives. Raises RunError where it is of another type."""
+        try:
+            result = given(own_attrs(attrs), *arrays)
+        except EkidenError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise RunError(f"{op_name}: its reference raised {reason}") from error
+        kind = OPS[op_name].relation([_type_of(a) for a in arrays], attrs)
+        wanted = kind.fields if isinstance(kind, TupleType) else (kind,)
+        parts = result if isinstance(result, (tuple, list)) else (result,)
+        got = [_type_of(p) for p in parts]
+        if isinstance(result, (tuple, list)) != isinstance(kind, TupleType) or not (
+            len(wanted) == len(got) and all(map(_may_be, wanted, got))
+        ):
+            said, came = type_text(kind), ", ".join(map(type_text, got))
+            raise RunError(f"{op_name}: its reference gave {came}, its type relation says {said}")
+        return result
+
+    return reference
+
+
+def _type_of(value: object) -> Type:
+    """Return the type of an array, or of a tuple of arrays."""
+    if isinstance(value, (tuple, list)):
+        return TupleType(tuple(map(_type_of, value)))
+    shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", type(value).__name__)
+    return tensor_type(shape, str(dtype))
+
+
+def _may_be(wanted: Type, got: Type) -> bool:
+    """Return whether a tensor may be of a type whose sizes may be unknown."""
+    if not isinstance(wanted, TensorType) or not isinstance(got, TensorType):
+        return False
+    pairs = zip(wanted.shape, got.shape, strict=False)
+    same = all(w.value == g.value for w, g in pairs
+               if isinstance(w, IntImm) and isinstance(g, IntImm))  # fmt: skip
+    return wanted.dtype == got.dtype and len(wanted.shape) == len(got.shape) and same
 
 
 def set_stateful(op_name: str, stateful: bool) -> None:

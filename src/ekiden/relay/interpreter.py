@@ -22,8 +22,9 @@ from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import fields_of
 from ekiden.ir.op import Array, Op
-from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as PrimVar
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.text import prim_text, shape_text, type_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.evaluate_call import evaluate_call
@@ -49,6 +50,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
 from ekiden.relay.op.lowered import as_function
+from ekiden.relay.op.vm import MatchShapeAttrs
 from ekiden.relay.values import Closure, ConstructorValue, Frame, RefValue, Symbols, Value
 from ekiden.runtime.errors import IndexRangeError, InputError, LinAlgError, RunError
 from ekiden.tir.stmt import PrimFunc
@@ -98,6 +100,18 @@ def bind_symbols(kind: Type, value: Value, symbols: Symbols, what: str) -> None:
             bind_symbols(inner, each, symbols, f"{what}.{number}")
 
 
+def _match_shape(call: Call, value: Value, frame: Frame) -> None:
+    """Check a tensor against the shape that its place declares; names that nothing bound before are
+    bound in the frame. Raises InputError."""
+    attrs = call.attrs
+    assert isinstance(attrs, MatchShapeAttrs) and isinstance(value, np.ndarray)
+    before = set(frame.symbols)
+    where = f" ({call.span})" if call.span else ""
+    kind = TensorType(attrs.shape, str(value.dtype))
+    bind_symbols(kind, value, frame.symbols, f"{attrs.place or 'a tensor'}{where}")
+    frame.bound |= frame.symbols.keys() - before
+
+
 def _check_tensor(kind: TensorType, value: Array, what: str) -> None:
     if len(kind.shape) != value.ndim or to_numpy(kind.dtype) != value.dtype:
         got = f"{value.dtype} of shape {value.shape}"
@@ -112,11 +126,11 @@ def _bind_dim(
     expected = dim.value if isinstance(dim, IntImm) else extent
     if isinstance(dim, SizeVar):
         expected = symbols.setdefault(dim, extent)
+    elif not isinstance(dim, (IntImm, AnyDim)) and all(v in symbols for v in free_vars(dim)):
+        expected = evaluate_prim(dim, dict(symbols))
     if expected != extent:
         shape = shape_text(kind.shape)
-        reason = (
-            "" if isinstance(dim, IntImm) else f", where {getattr(dim, 'name', dim)} is {expected}"
-        )
+        reason = "" if isinstance(dim, IntImm) else f", where {prim_text(dim)} is {expected}"
         raise InputError(f"{what}: expected shape {shape}{reason}, got {value.shape}")
 
 
@@ -253,15 +267,20 @@ class Interpreter:
         elif isinstance(callee, Constructor):
             self._finish(call, frame, is_tail, ConstructorValue(callee, args))
         elif isinstance(callee, Op):
-            attrs = self._bind(call.attrs, frame.symbols) if call.attrs is not None else None
-            value: Value
-            if isinstance(attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
-                value = args[0]  # any value; here all are in one place
-            else:
-                value = _host_value(callee, attrs, args) or evaluate_call(callee, attrs, args)
-            self._finish(call, frame, is_tail, value)
+            self._finish(call, frame, is_tail, self._operator(callee, call, args, frame))
         else:
             raise RunError(f"call: expected a function, got {type(callee).__name__}")
+
+    def _operator(self, op: Op, call: Call, args: tuple[Value, ...], frame: Frame) -> Value:
+        """Return the value of an operator on the values of its arguments."""
+        if isinstance(call.attrs, MatchShapeAttrs):
+            if op.definition.stateful:
+                _match_shape(call, args[0], frame)
+            return args[0]
+        attrs = self._bind(call.attrs, frame.symbols) if call.attrs is not None else None
+        if isinstance(attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
+            return args[0]  # any value; here all are in one place
+        return _host_value(op, attrs, args) or evaluate_call(op, attrs, args)
 
     def _too_deep(self, call: Call) -> NoReturn:
         name = getattr(call.op, "name_hint", "a function")

@@ -472,7 +472,9 @@ class _Inference:
         match pattern:
             case PatternVar(var=var):
                 what = f"match: pattern %{var.name_hint}"
-                self.types[var] = self._agree(self.var(var), kind, at, what)
+                declared = self.var(var)
+                merged = self._agree(declared, kind, at, what)
+                self.types[var] = merged if var.type_annotation is None else declared
             case PatternTuple(patterns=inner):
                 fields = tuple(self.unifier.hole() for _ in inner)
                 self._agree(TupleType(fields), kind, at, "match: a tuple pattern")

@@ -482,6 +482,8 @@ def _last_binding(bindings: Sequence[Binding], result: RelayExpr) -> int:
     for at in range(len(bindings) - 1, -1, -1):
         variable, value = bindings[at]
         if variable is result:
+            if op_name(value) == "vm.match_shape":
+                break  # which is checked behind it
             same = isinstance(value, Call) and op_name(value) == "vm.forget_shape"
             if not (same or isinstance(value, Var)):
                 return at

@@ -77,8 +77,12 @@ class Dims:
         if not self.checks(constraint):
             self._checked.add(id(self._one(constraint[0])))
             self.constraints.append(constraint)
-            if not self.exprs:
-                self.place((const(0),))
+            self.require()
+
+    def require(self) -> None:
+        """Have the vector computed even where nothing is read from it: computing it checks."""
+        if not self.exprs:
+            self.place((const(0),))
 
     def checks(self, constraint: Constraint) -> bool:
         """Whether a condition is among them."""
@@ -199,6 +203,7 @@ class Plan:
             if symbol not in self._bound_at:
                 self._bound_at[symbol] = stage
                 stage.symbols[symbol] = stage.dims.place((symbol,))
+        stage.dims.require()  # where it only checks; symbols come first
 
     def _place_call(self, call: Call) -> None:
         match call.attrs:

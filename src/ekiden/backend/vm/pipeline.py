@@ -47,6 +47,7 @@ from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
 from ekiden.relay.transform.kept_results import keeping
 from ekiden.relay.transform.lambda_lift import LambdaLift
+from ekiden.relay.transform.legalize import Legalize
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.memory_plan import MemoryPlan
 from ekiden.relay.transform.multiply_einsums import MultiplyEinsums
@@ -109,6 +110,7 @@ def pipeline(
             needed(EtaExpand(), "to make constructors functions"),
             infer_type,
             Inline(),  # also what external compilers make, as functions in place
+            needed(Legalize(), "as an operator may have no kernel but what it is legalized to"),
             qnn.Legalize(),
             IntegerProducts(),  # before weights fold to the floats they stand for
             FoldConstant(),  # the dialect's products of bytes want constant weights

@@ -248,8 +248,9 @@ class _StageKernel:
         if isinstance(call.attrs, MatchShapeAttrs):
             (buffer,) = buffers
             for axis, wanted in enumerate(call.attrs.shape):
-                what = f"dimension {axis} of a tensor{where} to be {prim_text(wanted)}"
-                self._match(wanted, buffer.shape[axis], f"run: expected {what}")
+                what = f"dimension {axis} of {call.attrs.place or 'a tensor'}{where}"
+                text = f"run: expected {what} to be {prim_text(wanted)}"
+                self._match(wanted, buffer.shape[axis], text)
             return
         attrs = call.attrs
         assert isinstance(attrs, BindDimsAttrs)

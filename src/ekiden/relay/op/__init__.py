@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         register_infer_correct_layout,
         register_mixed_precision_conversion,
         register_optional_fake_quantization_to_integer,
+        register_reference,
     )
     from ekiden.relay.op.placing import *  # noqa: F403
     from ekiden.relay.op.reduce import *  # noqa: F403
@@ -95,6 +96,7 @@ __all__ = [
     "register_infer_correct_layout",
     "register_mixed_precision_conversion",
     "register_optional_fake_quantization_to_integer",
+    "register_reference",
     "register_schedule",
     "register_shape_func",
     "register_strategy",

@@ -52,6 +52,7 @@ NAMES = {
         register_alter_op_layout register_convert_op_layout
         register_fake_quantization_to_integer register_infer_correct_layout
         register_mixed_precision_conversion register_optional_fake_quantization_to_integer
+        register_reference
     """,
     "placing": """
         adv_index reverse_sequence scatter_elements scatter_nd sequence_mask sparse_to_dense

@@ -11,6 +11,7 @@ from ekiden.ir.op import (
     OpPattern,
     get,
     register_op_attr,
+    register_reference,
     registrar,
     set_op_attr,
     set_pattern,
@@ -117,5 +118,6 @@ __all__ = [
     "register_op_attr",
     "register_optional_fake_quantization_to_integer",
     "register_pattern",
+    "register_reference",
     "register_stateful",
 ]

@@ -27,9 +27,10 @@ from typing import Any, ClassVar
 from ekiden.arith import Analyzer
 from ekiden.ir.attrs import Attrs, own_attrs
 from ekiden.ir.op import OP_ATTRS, get, registrar
-from ekiden.ir.prim import PrimExpr
-from ekiden.ir.type import Type
-from ekiden.runtime.errors import CompileError
+from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.text import shape_text, type_text
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.runtime.errors import CompileError, EkidenError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.te import Tensor
@@ -72,6 +73,16 @@ class SpecializedCondition:
         SpecializedCondition.entered.pop()
 
 
+def _is_of(tensor: Tensor, kind: Type) -> bool:
+    """Return whether a tensor is of a type, as far as sizes are numbers."""
+    if not isinstance(kind, TensorType):
+        return True
+    shapes = zip(tensor.shape, kind.shape, strict=False)
+    differ = any(isinstance(a, IntImm) and isinstance(b, IntImm) and a.value != b.value
+                 for a, b in shapes)  # fmt: skip
+    return tensor.dtype == kind.dtype and len(tensor.shape) == len(kind.shape) and not differ
+
+
 @dataclass(frozen=True, slots=True)
 class OpImplementation:
     """One way to compute an operator."""
@@ -86,13 +97,27 @@ class OpImplementation:
     ) -> list[Tensor]:
         """Return the tensors of the result; one that the computation gives alone is the only one.
 
-        Raises CompileError where it gives anything else.
+        Raises CompileError where it raises or gives anything else, or tensors of another number,
+        dtype or shape than `out_type` says.
         """
-        given: object = self.fcompute(own_attrs(attrs), inputs, out_type)
+        try:
+            given: object = self.fcompute(own_attrs(attrs), inputs, out_type)
+        except EkidenError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise CompileError(f"compute '{self.name}' raised {reason}") from error
         tensors = [given] if isinstance(given, Tensor) else given
         if not isinstance(tensors, Sequence) or not all(isinstance(t, Tensor) for t in tensors):
             raise CompileError(
                 f"compute '{self.name}': expected a list of tensors (te.Tensor), got {given!r:.100}"
+            )
+        kinds = out_type.fields if isinstance(out_type, TupleType) else (out_type,)
+        if len(tensors) != len(kinds) or not all(map(_is_of, tensors, kinds)):
+            got = ", ".join(f"{t.dtype} of shape {shape_text(t.shape)}" for t in tensors)
+            raise CompileError(
+                f"compute '{self.name}': expected {type_text(out_type)}, as the type relation says,"
+                f" got {got or 'no tensor'}"
             )
         return list(tensors)
 

@@ -38,10 +38,11 @@ def _reshape_reference(attrs: ReshapeTensorAttrs, data: Array) -> Array:
 @node("relay.attrs.MatchShapeAttrs")
 class MatchShapeAttrs(Attrs):
     """What the dimensions are called: a symbol that stands nowhere before is the dimension's name
-    from here on, `?` says nothing, any other is checked.
+    from here on, `?` says nothing, any other is checked. `place` is what declares them, for errors.
     """
 
     shape: tuple[PrimExpr, ...]
+    place: str = ""
 
 
 @node("relay.attrs.BindDimsAttrs")
@@ -240,9 +241,9 @@ def reshape_tensor(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
     return Call(get("vm.reshape_tensor"), (data,), ReshapeTensorAttrs(shape))
 
 
-def match_shape(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """`data`, whose dimensions are called `shape` from here on."""
-    return Call(get("vm.match_shape"), (data,), MatchShapeAttrs(shape))
+def match_shape(data: Expr, shape: tuple[PrimExpr, ...], place: str = "") -> Call:
+    """`data`, whose dimensions are called `shape` from here on; `place` is what declares them."""
+    return Call(get("vm.match_shape"), (data,), MatchShapeAttrs(shape, place))
 
 
 def forget_shape(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:

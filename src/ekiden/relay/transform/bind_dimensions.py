@@ -34,9 +34,10 @@ from ekiden.ir.prim_visitor import post_order, rewrite
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Clause, Constant, Function, Let, Match, Tuple, TupleGetItem, Var
-from ekiden.relay.op.vm import bind_dims, forget_shape, match_shape, prefix
+from ekiden.relay.op.vm import MatchShapeAttrs, bind_dims, forget_shape, match_shape, prefix
 from ekiden.relay.transform.chains import Binding, let_chain
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.match_declared_shapes import MatchDeclaredShapes
 from ekiden.relay.transform.scopes import (
     bodies,
     evaluation_order,
@@ -212,9 +213,6 @@ class _Binder:
 
     def _let(self, let: Let) -> RelayExpr:
         value = self.plain(let.value)
-        kind = let.var.checked_type_or_none()
-        if isinstance(kind, TensorType) and not _same(kind, value.checked_type):
-            value = infer_here(match_shape(self.refined(let.value), kind.shape))
         body = self._wrap((let.var,), let.body)
         if value is let.value and body is let.body:
             return let
@@ -229,7 +227,8 @@ class _Binder:
         return made
 
     def _operator(self, call: Call) -> RelayExpr:
-        args = tuple(map(self.refined, call.args))
+        is_match = isinstance(call.attrs, MatchShapeAttrs)  # which names what it reads itself
+        args = tuple(map(self.plain if is_match else self.refined, call.args))
         made = call
         if any(a is not b for a, b in zip(args, call.args, strict=True)):
             made = Call(call.op, args, call.attrs, call.type_args, call.span)
@@ -365,7 +364,7 @@ def _bind(function: Function) -> Function:
     return _Binder(function).run()
 
 
-@module_pass(name="BindDimensions", required=(InferType(),))
+@module_pass(name="BindDimensions", required=(MatchDeclaredShapes(),))
 def _bind_dimensions(module: IRModule, context: PassContext) -> IRModule:
     bound = map_functions(module, _bind)
     return InferType()(bound) if bound.functions != module.functions else module

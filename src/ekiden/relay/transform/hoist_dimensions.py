@@ -4,7 +4,8 @@ fn (%x: Tensor[(?, 2), float32]) { let %y = vm.match_shape(%x, shape=(x_0, 2)); 
 -> fn (%x: Tensor[(x_0, 2), float32]) { nn.relu(%x) }
 
 So all that depends on them is known at entry. What the type of a parameter says already stays: a
-match that names a dimension which has a name or is a number is left where it is. The types of the
+match that names a dimension which has a name or is a number, or gives it the name or number that
+something else has, checks it, and is left where it is. The types of the
 callers stay as they are: this comes after the last type inference.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import AnyDim, PrimExpr
+from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, TupleGetItem, Var
@@ -22,6 +23,7 @@ from ekiden.relay.op.vm import MatchShapeAttrs
 from ekiden.relay.transform.chains import Binding, let_chain, unchain
 from ekiden.relay.transform.scopes import map_functions, rewrite_graph
 from ekiden.relay.transform.storage_lifetimes import op_name
+from ekiden.relay.unify import size_vars
 from ekiden.topi.shape import equal
 
 Place = tuple[Var, tuple[int, ...]]
@@ -36,11 +38,16 @@ def _at(kind: Type, path: tuple[int, ...]) -> TensorType:
     return kind
 
 
-def _named(own: Sequence[PrimExpr], said: Sequence[PrimExpr]) -> tuple[PrimExpr, ...] | None:
+def _named(
+    own: Sequence[PrimExpr], said: Sequence[PrimExpr], known: set[SizeVar]
+) -> tuple[PrimExpr, ...] | None:
     """A shape whose unknown dimensions are those of another; None where that says something else
-    of a dimension that is known."""
+    of a dimension that is known, or of an unknown one that it is anything but a new name."""
     pairs = tuple(zip(own, said, strict=True))
     if any(not (isinstance(o, AnyDim) or isinstance(s, AnyDim) or equal(o, s)) for o, s in pairs):
+        return None
+    new = [s for o, s in pairs if isinstance(o, AnyDim) and not isinstance(s, AnyDim)]
+    if len(set(new)) < len(new) or any(s in known or not isinstance(s, SizeVar) for s in new):
         return None
     return tuple(s if isinstance(o, AnyDim) else o for o, s in pairs)
 
@@ -62,6 +69,7 @@ class _Hoist:
         self.places: dict[RelayExpr, Place] = {p: (p, ()) for p in params}
         self.kinds: dict[Var, Type] = {p: p.checked_type for p in params}
         self.done: set[Place] = set()
+        self.known = set(size_vars(self.kinds.values()))
         self.chain = unchain(body)
         self.chain.bindings = [(v, self._binding(v, value)) for v, value in self.chain.bindings]
 
@@ -71,15 +79,19 @@ class _Hoist:
             param, path = self.places[value.tuple_value]
             self.places[variable] = (param, (*path, value.index))
         if op_name(value) != "vm.match_shape":
+            kind = variable.checked_type_or_none()
+            self.known.update(size_vars(() if kind is None else (kind,)))
             return value
         assert isinstance(value, Call) and isinstance(value.attrs, MatchShapeAttrs)
         place = self.places.get(value.args[0])
         if place is None or place in self.done:
             return value
         param, path = place
-        shape = _named(_at(self.kinds[param], path).shape, value.attrs.shape)
+        shape = _named(_at(self.kinds[param], path).shape, value.attrs.shape, self.known)
         if shape is None:
+            self.known.update(d for d in value.attrs.shape if isinstance(d, SizeVar))
             return value
+        self.known.update(d for d in shape if isinstance(d, SizeVar))
         self.done.add(place)
         self.kinds[param] = _refined(self.kinds[param], path, shape)
         return value.args[0]

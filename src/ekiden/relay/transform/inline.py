@@ -11,7 +11,8 @@ is called in place: a function for an external compiler, and one that is marked 
 
 Callees first, so that each body is copied with what was inlined into it; the program may grow to
 the product of calls along a path, as with any inlining. No variable is bound twice afterwards: each
-copy has variables of its own. Recursion is not unrolled (PartialEvaluate does, where it ends).
+copy has variables of its own, and the names of dimensions that its arguments have. Declared sizes
+stay checked (MatchDeclaredShapes). Recursion is not unrolled (PartialEvaluate does, where it ends).
 """
 
 from __future__ import annotations
@@ -20,17 +21,23 @@ from collections.abc import Callable, Mapping
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Constant, Function, Var
 from ekiden.relay.transform.chains import let_chain
 from ekiden.relay.transform.dead_code_elimination import is_pure
+from ekiden.relay.transform.instantiate import dims_of_call, instantiate, with_types_of_cells
+from ekiden.relay.transform.match_declared_shapes import MatchDeclaredShapes
 from ekiden.relay.transform.scopes import (
     captured_vars,
     evaluation_order,
     is_atom,
+    map_functions,
     rewrite_graph,
 )
+from ekiden.relay.unify import substitute_dims
 from ekiden.relay.visitor import fresh_copy
 
 
@@ -71,7 +78,7 @@ def _with_bodies(
             assert isinstance(new, Call)
             callee = functions[old.op]
             if is_part or not _is_kernel(callee):
-                return apply(callee, new)
+                return apply(callee, new, dims_of_call(callee, old.args))
             made = new.with_fields(op=_marked(callee))
             known = old.checked_type_or_none()
             if known is not None:
@@ -96,8 +103,11 @@ def _value_of(function: Function) -> Function:
     return Function(params, Call(kernel, params))
 
 
-def apply(function: Function, call: Call) -> RelayExpr:
-    """The body of a function over the arguments of a call, with variables of its own.
+def apply(
+    function: Function, call: Call, dims: Mapping[Symbol, PrimExpr] | None = None
+) -> RelayExpr:
+    """The body of a function over the arguments of a call, with variables of its own; `dims` are
+    the names of dimensions that are others there.
 
     Raises ValueError when their numbers differ.
     """
@@ -109,10 +119,11 @@ def apply(function: Function, call: Call) -> RelayExpr:
         if is_shared and is_pure(arg) and not isinstance(arg, Function):
             within[param] = arg
             continue
-        fresh = Var(param.name_hint, param.type_annotation)
+        kind = param.type_annotation
+        fresh = Var(param.name_hint, None if kind is None else substitute_dims(kind, dims or {}))
         within[param] = fresh
         bindings.append((fresh, arg))
-    return let_chain(bindings, fresh_copy(function.body, within))
+    return let_chain(bindings, instantiate(function.body, dims or {}, within))
 
 
 def _without_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
@@ -135,8 +146,13 @@ def _is_wanted(function: BaseFunc) -> bool:
 
 @module_pass(name="Inline", opt_level=1)
 def _inline(module: IRModule, context: PassContext) -> IRModule:
-    if not any(map(_is_wanted, module.functions.values())):
+    wanted = [f for f in module.functions.values() if _is_wanted(f)]
+    if not wanted:
         return module
+    if not all(
+        isinstance(f, Function) and _is_kernel(f) for f in wanted
+    ):  # whose checks go with them, and whose sizes are others
+        module = map_functions(MatchDeclaredShapes()(module), with_types_of_cells)
     return inline(module, lambda name, function: _is_wanted(function))
 
 

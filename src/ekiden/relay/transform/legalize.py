@@ -13,16 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ekiden.ir.attrs import Attrs
+from ekiden.ir.attrs import Attrs, own_attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OP_ATTRS, register_op_attr
+from ekiden.ir.text import type_text
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call
 from ekiden.relay.transform.calls import Rewrite, rewrite_calls
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import map_functions, on_body
+from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.unify import MismatchError, Unifier
+from ekiden.runtime.errors import CompileError, EkidenError
 
 Legalization = Callable[[Attrs | None, Sequence[RelayExpr], Sequence[Type]], RelayExpr | None]
 
@@ -40,12 +44,41 @@ def register_legalize(
     return register_op_attr(op_name, table, legal_op)
 
 
-def _rewrite(legalization: Legalization) -> Rewrite:
+def _rewrite(name: str, legalization: Legalization) -> Rewrite:
     def rewrite(call: Call) -> RelayExpr | None:
+        """Return what the rule of an operator makes of a call, in the call's place. Raises
+        CompileError for what is no expression, and for one of another type."""
         types = [*(a.checked_type for a in call.args), call.checked_type]
-        return legalization(call.attrs, call.args, types)
+        where = f" ({call.span})" if call.span else ""
+        try:
+            legal = legalization(own_attrs(call.attrs), call.args, types)
+        except EkidenError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise CompileError(f"{name}{where}: its legalization raised {reason}") from error
+        if legal is None:
+            return None
+        if not isinstance(legal, RelayExpr):
+            raise CompileError(
+                f"{name}{where}: its legalization gave {legal!r:.100}, expected an expression"
+            )
+        kind = _typed(legal).checked_type
+        try:
+            Unifier().unify(call.checked_type, kind)
+        except MismatchError:
+            wanted = f"expected {type_text(call.checked_type)}, got {type_text(kind)}"
+            raise CompileError(f"{name}{where}: its legalization: {wanted}") from None
+        return legal
 
     return rewrite
+
+
+def _typed(expr: RelayExpr) -> RelayExpr:
+    """Return an expression whose parts have types, of whatever it is made."""
+    if expr.checked_type_or_none() is None:
+        infer_expr_type(expr)
+    return expr
 
 
 def Legalize(  # noqa: N802
@@ -58,7 +91,9 @@ def Legalize(  # noqa: N802
         when the pass runs, so that rules may be registered after it was made.
         """
         rows: Mapping[str, Any] = OP_ATTRS.get(legalize_map_attr_name, {})
-        table = {name: _rewrite(legal) for name, legal in rows.items()}
+        if not rows:
+            return module
+        table = {name: _rewrite(name, legal) for name, legal in rows.items()}
         return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
 
     return Pass(name, transform, opt_level, (InferType(),))

@@ -71,6 +71,7 @@ from ekiden.relay.transform.lazy_gradient_init import LazyGradientInit
 from ekiden.relay.transform.legalize import Legalize, register_legalize
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc
 from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
+from ekiden.relay.transform.match_declared_shapes import MatchDeclaredShapes
 from ekiden.relay.transform.memory_plan import MemoryPlan
 from ekiden.relay.transform.merge_compiler_regions import MergeCompilerRegions
 from ekiden.relay.transform.merge_composite import MergeComposite
@@ -114,6 +115,7 @@ for _factory in (
     CarryDimensions,
     HoistDimensions,
     HoistInvariants,
+    MatchDeclaredShapes,
     AnnotateSpans,
     AnnotateUsedMemory,
     BackwardFoldScaleAxis,
@@ -230,6 +232,7 @@ __all__ = [
     "ManifestAlloc",
     "ManifestLifetimes",
     "MarkCompilerFunctionsAsExtern",
+    "MatchDeclaredShapes",
     "MemoryPlan",
     "MergeCompilerRegions",
     "MergeComposite",

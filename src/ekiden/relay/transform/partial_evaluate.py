@@ -30,13 +30,14 @@ import math
 from collections import ChainMap
 from collections.abc import Generator, Sequence
 from dataclasses import field
+from typing import cast
 
 import numpy as np
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op
-from ekiden.ir.prim import IntImm
+from ekiden.ir.prim import IntImm, SizeVar
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, Type, TypeVar
 from ekiden.relay.evaluate_call import evaluate_call
@@ -65,8 +66,11 @@ from ekiden.relay.transform.chains import Binding, let_chain
 from ekiden.relay.transform.dead_code_elimination import drop_unused_bindings
 from ekiden.relay.transform.fold_constant import can_compute
 from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.instantiate import dims_of_call, has_unknown_size, instantiate
+from ekiden.relay.transform.match_declared_shapes import MatchDeclaredShapes
 from ekiden.relay.transform.scopes import map_functions, on_body
 from ekiden.relay.transform.to_a_normal_form import to_a_normal_form
+from ekiden.relay.unify import size_vars
 from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order
 from ekiden.runtime.errors import IndexRangeError, LinAlgError
 from ekiden.runtime.late_methods import dataclass
@@ -127,9 +131,9 @@ class Scope:
             other = other.parent
         return other is self
 
-    def bind(self, expr: RelayExpr, hint: str = "v") -> Var:
-        """A new variable for an expression."""
-        variable = Var(hint)
+    def bind(self, expr: RelayExpr, hint: str = "v", kind: Type | None = None) -> Var:
+        """A new variable for an expression, of a type where that says less than its own."""
+        variable = Var(hint, kind)
         self.bindings.append((variable, expr))
         return variable
 
@@ -177,11 +181,14 @@ class _Specializer:
     def __init__(self, module: IRModule) -> None:
         self.module = module
         self.active: list[Activation] = []
+        self.bound: set[SizeVar] = set()
+        """Names of dimensions that a function inside of another may share with it."""
 
     def function(self, name: GlobalVar, function: Function) -> Function:
         """A global function, its arguments unknown."""
         scope = Scope(None)
         env = Env({p: Value(expr=p, scope=scope) for p in function.params})
+        self.bound = set(size_vars(p.checked_type for p in function.params))
         self.active = [Activation(function, (None,) * len(function.params), scope)]
         result = _run(self._finish(function.body, env, scope))
         assert result.expr is not None
@@ -313,7 +320,7 @@ class _Specializer:
             )
         callee = yield self._evaluate(call.op, env, scope)
         if isinstance(callee.known, Closure) and self._may_unroll(callee.known, args, scope):
-            return (yield self._unroll(callee.known, args, scope))
+            return (yield self._unroll(callee.known, call, args, scope))
         atom = yield self._reify(callee, scope)
         return (yield self._residual(call, _expr(atom), args, scope))
 
@@ -342,13 +349,19 @@ class _Specializer:
         is_counted = any(isinstance(a.known, np.ndarray) for a in args)
         return is_counted and _is_decided(scope, last.scope)
 
-    def _unroll(self, closure: Closure, args: Sequence[Value], scope: Scope) -> Step:
+    def _unroll(self, closure: Closure, call: Call, args: Sequence[Value], scope: Scope) -> Step:
+        function = closure.function
+        dims = dims_of_call(function, call.args, () if closure.name else self.bound)
+        if dims:
+            self.bound.update(size_vars(a.checked_type for a in call.args))
+            self.bound.update(d for d in dims.values() if isinstance(d, SizeVar))
+            function = cast("Function", instantiate(function, dims))
         env = Env({}, *closure.env.maps)
-        env.update(zip(closure.function.params, args, strict=True))
+        env.update(zip(function.params, args, strict=True))
         if closure.own_var is not None:
             env[closure.own_var] = Value(closure)
         self.active.append(Activation(closure.function, _sizes(args), scope))
-        value = yield self._evaluate(closure.function.body, env, scope)
+        value = yield self._evaluate(function.body, env, scope)
         self.active.pop()
         return value
 
@@ -393,7 +406,9 @@ class _Specializer:
         inside = children(expr)
         values = yield from self._all(inside, env, scope)
         atoms = yield from self._atoms(values, scope)
-        return self._bind(rebuild(expr, atoms), scope)
+        known = expr.checked_type_or_none()
+        kind = known if isinstance(expr, RefCreate) and has_unknown_size(known) else None
+        return Value(expr=scope.bind(rebuild(expr, atoms), kind=kind), scope=scope)
 
 
 def _closed(kind: Type | None, own: set[TypeVar]) -> Type | None:
@@ -485,7 +500,7 @@ def _all_fit(
 
 @module_pass(name="PartialEvaluate", opt_level=1, required=(InferType(),))
 def _partial_evaluate(module: IRModule, context: PassContext) -> IRModule:
-    normal = map_functions(module, on_body(to_a_normal_form))
+    normal = map_functions(MatchDeclaredShapes()(module), on_body(to_a_normal_form))
     specializer = _Specializer(normal)
     done = {
         name: specializer.function(name, f) if isinstance(f, Function) else f
