@@ -31,12 +31,14 @@ from typing import NoReturn
 from ekiden.ir.dtype import SCALAR_BITS
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
+from ekiden.ir.node import Node
 from ekiden.ir.op import OPS, Op, OpDef, same_type
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.text import shape_text, type_text
 from ekiden.ir.type import (
     FuncType,
+    GlobalTypeVar,
     IncompleteType,
     RelayRefType,
     TensorType,
@@ -44,6 +46,7 @@ from ekiden.ir.type import (
     Type,
     TypeCall,
 )
+from ekiden.relay.adjoint_type import definition
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.analysis.kind import check_kind
 from ekiden.relay.analysis.well_formedness import match_error
@@ -66,7 +69,6 @@ from ekiden.relay.expr import (
     RefWrite,
     Tuple,
     TupleGetItem,
-    TypeData,
     Var,
 )
 from ekiden.relay.fill_types import fill
@@ -99,11 +101,19 @@ def infer_type(module: IRModule, annotate: bool = True) -> IRModule:
     for name in _callees_first(module):
         run.function(name)
     run.finish()
-    filled = fill(module, run.type_args, annotate)
+    filled = _defining(fill(module, run.type_args, annotate), run.standard_types)
     if annotate:
         together = len(filled.functions), object()
         _inferred.update((f, (g, together)) for g, f in filled.functions.items())
     return filled
+
+
+def _defining(module: IRModule, data: Mapping[GlobalTypeVar, Node]) -> IRModule:
+    """Return the module with the definitions of the standard types that it uses."""
+    if not data:
+        return module
+    named: dict[GlobalVar | str, BaseFunc] = dict(module.functions.items())
+    return IRModule(named, {**data, **module.type_definitions}, module.attrs)
 
 
 _inferred: weakref.WeakKeyDictionary[BaseFunc, tuple[GlobalVar, object]] = (
@@ -187,6 +197,8 @@ class _Inference:
         self.types: dict[Expr, Type] = {}
         self.type_args: dict[Call, tuple[Type, ...]] = {}
         """What stands for the type parameters of the callee, where the call leaves it out."""
+        self.standard_types: dict[GlobalTypeVar, Node] = {}
+        """Standard data types that are used and that the module does not define."""
         self.waiting: list[Expr] = []
         self.current: GlobalVar | None = None
         self.rigid: set[SizeVar] = set()
@@ -367,11 +379,13 @@ class _Inference:
         """A constructor is a polymorphic function into its data type; one without fields too."""
         assert isinstance(constructor, Constructor)
         header = constructor.belong_to
-        data = self.module.type_definitions.get(header)
-        if not isinstance(data, TypeData):
+        data = definition(self.module, header)
+        if data is None:
             self.fail(
                 constructor, f"{constructor.name_hint}: the module has no type {header.name_hint}"
             )
+        if header not in self.module.type_definitions:
+            self.standard_types[header] = data
         return FuncType(constructor.inputs, TypeCall(header, data.type_vars), data.type_vars)
 
     def constant(self, constant: Expr) -> Type:

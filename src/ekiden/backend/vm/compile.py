@@ -53,6 +53,7 @@ from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.pass_context import phase
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.type import FuncType, GlobalTypeVar
+from ekiden.relay.adjoint_type import STANDARD_TYPES
 from ekiden.relay.expr import (
     Call,
     Constant,
@@ -677,7 +678,8 @@ def _compile_variant(
     devices = {each.device: at for at, each in enumerate(table)}
     primitives = Primitives(module, made, [*(s.name for s in shapes.values()), *hosts])
     own_numbers = {n: i for i, n in enumerate(functions)}
-    program = _Program(own_numbers, closures, module.type_definitions, devices, constants)
+    types = {**STANDARD_TYPES, **module.type_definitions}
+    program = _Program(own_numbers, closures, types, devices, constants)
     program.primitives = {(f, at): primitives.kernel(f, at) for f, at in made.calls}
     program.loads = {array: primitives.load(f) for array, f in made.loads.items()}
     program.host_functions = {n: primitives.anywhere(n) for n in hosts}

@@ -20,6 +20,7 @@ from ekiden.ir.type import (
     TypeRelation,
     TypeVar,
 )
+from ekiden.relay.adjoint_type import definition
 from ekiden.relay.expr import Expr, TypeData
 from ekiden.relay.visitor import type_post_order, types_in
 from ekiden.runtime.errors import TypeInferenceError
@@ -95,8 +96,8 @@ def _type_call_kind(at: TypeCall, kinds: dict[Type, TypeKind], module: IRModule 
     _all_types(at.args, kinds, f"an argument in {type_text(at)}")
     if module is None:
         return TypeKind.TYPE
-    data = module.type_definitions.get(at.func) if isinstance(at.func, GlobalTypeVar) else None
-    if not isinstance(data, TypeData):
+    data = definition(module, at.func)
+    if data is None:
         raise TypeInferenceError(
             f"kind check: {type_text(at)}: the module has no type {type_text(at.func)}"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.ir.module import IRModule
+from ekiden.relay.adjoint_type import definition
 from ekiden.relay.expr import (
     Constructor,
     Match,
@@ -17,7 +18,6 @@ from ekiden.relay.expr import (
     PatternConstructor,
     PatternTuple,
     PatternWildcard,
-    TypeData,
 )
 from ekiden.runtime.late_methods import dataclass
 
@@ -110,6 +110,6 @@ def _heads(column: Sequence[Pattern], module: IRModule) -> list[_Head]:
         if isinstance(pattern, PatternConstructor):
             made[pattern.constructor.tag] = pattern.constructor
     first = next(iter(made.values()))
-    data = module.type_definitions.get(first.belong_to)
-    every = data.constructors if isinstance(data, TypeData) else tuple(made.values())
+    data = definition(module, first.belong_to)
+    every = data.constructors if data is not None else tuple(made.values())
     return [_Head(c, len(c.inputs)) for c in every]

@@ -29,7 +29,7 @@ from ekiden.relay.testing.gradient import check_grad
 from ekiden.relay.testing.init import create_workload
 from ekiden.relay.testing.nat import count, make_nat_expr, make_nat_value
 from ekiden.relay.testing.py_converter import run_as_python, to_python
-from ekiden.relay.transform.first_order_gradient import gradient
+from ekiden.relay.transform.differentiate import gradient
 from ekiden.relay.transform.infer_type import InferType
 
 

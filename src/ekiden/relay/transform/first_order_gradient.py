@@ -1,13 +1,13 @@
-"""Reverse-mode differentiation: the function that computes a result and its gradients.
+"""Reverse-mode differentiation of graphs: operators, tuples and If.
 
     fn (%x, %y) { multiply(%x, %y) }
 ->  fn (%x, %y) { (multiply(%x, %y), (multiply(ones_like(..), %y), multiply(ones_like(..), %x))) }
 
-The result is summed to a number in thought: its gradient starts as ones. Of several results the
-first is differentiated, as in TVM; the others come along. Calls of functions are
-inlined first; an `If` becomes a second `If` over the same condition that computes the gradients of
-the branch taken, and computes that branch's values again. What is made is an ordinary function,
-which can be differentiated again.
+The gradient is that of the sum of the result's elements: it starts as ones. Of several results the
+first is differentiated, as in TVM; the others come along. Calls of functions are inlined first; an
+`If` becomes a second `If` over the same condition that computes the gradients of the branch taken,
+and computes that branch's values again. Recursion, data types and references are left to
+higher_order_gradient.py, and so are programs that inlining would make too large.
 
 With the adjoint of v written v' = d(sum of the result) / dv, users before what they use:
 
@@ -25,17 +25,31 @@ need not leave their If. annotation.checkpoint is the same choice, made by a use
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.text import type_text
-from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
-from ekiden.relay.expr import Call, Constant, Function, If, Tuple, TupleGetItem, Var
-from ekiden.relay.gradient import GRADIENTS
+from ekiden.relay.analysis.call_graph import CallGraph
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    Constructor,
+    Function,
+    If,
+    Match,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.gradient import Gradient
+from ekiden.relay.transform.free_names import free_name
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import apply, inline
 from ekiden.relay.transform.scopes import (
@@ -43,62 +57,116 @@ from ekiden.relay.transform.scopes import (
     bodies,
     find_scopes,
     is_atom,
-    map_functions,
     operands,
     rewrite_graph,
 )
 from ekiden.relay.transform.to_graph_normal_form import to_graph_normal_form
-from ekiden.relay.visitor import REBUILD, bind, children
+from ekiden.relay.visitor import REBUILD, bind, children, post_order
 from ekiden.runtime.errors import DifferentiationError
 
-MODES = ("higher_order", "first_order")
 MAX_ROUNDS = 100
 """How often functions given to functions are applied before giving up."""
+MAX_GROWTH = 16
+"""How many times larger than the program its graph may be."""
+FREE_NODES = 10_000
+"""Expressions that a graph may have however small the program is."""
 
 Grad = RelayExpr | list["Grad | None"]
 """The gradient of a tensor, or those of the fields of a tuple."""
+Rules = Callable[[Call], Gradient | None]
+"""A call of an operator or of a loop program -> its gradient, None where it has none."""
 
 
-def gradient(
-    expr: Function | GlobalVar, mod: IRModule | None = None, mode: str = "higher_order"
-) -> Function:
-    """The function (params) -> (result, (gradient of each parameter,)).
-
-    `mode` is TVM's and makes no difference here: the result can always be differentiated again.
-    Parameters that are not floating point get zeros. Raises DifferentiationError for an operator
-    without a gradient, recursion, references, data types and functions among the values, naming it.
+def is_graph(expr: RelayExpr, is_kernel: Callable[[RelayExpr], bool]) -> bool:
+    """Return whether an expression is made of operators, tuples and If alone, so that it can be
+    differentiated as a graph. `is_kernel` tells what else than an operator has a rule.
     """
-    if mode not in MODES:
-        raise DifferentiationError(
-            f"gradient: mode must be one of {', '.join(MODES)}, got {mode!r}"
-        )
-    module = mod or IRModule()
-    function = module[expr] if isinstance(expr, GlobalVar) else expr
-    assert isinstance(function, Function)
-    return _differentiate(function, module)
+    return all(
+        isinstance(e, _GRAPH)
+        or (isinstance(e, Call) and isinstance(e.op, Op))
+        or (isinstance(e, Call) and is_kernel(e.op))
+        or is_kernel(e)
+        for e in post_order(expr, into_functions=True)
+    )
 
 
-def _differentiate(function: Function, module: IRModule) -> Function:
-    name = "gradient of this"
-    whole = InferType()(module.with_function(name, function))
-    whole = inline(whole, lambda callee, f: callee.name_hint != name)
-    flat = whole[name]
-    assert isinstance(flat, Function)
-    whole = InferType()(whole.with_function(name, _flattened(flat)))
-    flat = whole[name]
-    assert isinstance(flat, Function)
-    seed = _seed(flat.body, flat.body.checked_type)
-    found = _gradients(flat.body, flat.params, seed)
-    grads = [op.zeros_like(p) if g is None else g for p, g in zip(flat.params, found, strict=True)]
-    result = Tuple((flat.body, Tuple(tuple(grads))))
-    made = Function(flat.params, result, None, flat.type_params, flat.attrs, span=flat.span)
-    typed = InferType()(whole.with_function(name, made))[name]
+_GRAPH = (Op, Var, Constant, Tuple, TupleGetItem, If)
+
+
+def flatten(function: Function, module: IRModule) -> Function | None:
+    """Return the function with the functions that it calls inlined, as far as they are known, and
+    without lets, with checked types; None where that is no graph or would be out of proportion.
+    """
+    name = GlobalVar(free_name("gradient of this", {g.name_hint for g in module.functions}))
+    whole = _called(name, module.with_function(name, function))
+    if not _is_inlinable(name, whole):
+        return None
+    whole = inline(InferType()(whole), lambda callee, f: callee is not name)
+    inlined = whole[name]
+    assert isinstance(inlined, Function)
+    flat = _flattened(inlined)
+    if flat is None:
+        return None
+    typed = InferType()(whole.with_function(name, flat))[name]
     assert isinstance(typed, Function)
     return typed
 
 
-def _flattened(function: Function) -> Function:
-    """A function whose body is a graph without lets and without calls of function values."""
+def _called(root: GlobalVar, module: IRModule) -> IRModule:
+    """The module with what a function calls alone."""
+    unused = set(CallGraph(module).unreachable((root.name_hint,)))
+    return module.with_functions({g: f for g, f in module.functions.items() if g not in unused})
+
+
+_NO_GRAPH = (Match, Constructor, RefCreate, RefRead, RefWrite)
+
+
+def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
+    """Whether no function of a module is recursive or uses data types and references, and the one
+    that calls all others is of a size in proportion once they are inlined.
+    """
+    graph = CallGraph(module)
+    orders = {
+        name: post_order(function, into_functions=True)
+        for name, function in module.functions.items()
+        if isinstance(function, Function)
+    }
+    if graph.cycles() or any(isinstance(e, _NO_GRAPH) for o in orders.values() for e in o):
+        return False
+    sizes: dict[GlobalVar, int] = {}
+    for (name,) in graph.components():
+        below = sum(count * sizes[callee] for callee, count in graph[name].items())
+        sizes[name] = len(orders.get(name, ())) + below
+    return sizes[root] <= MAX_GROWTH * sum(map(len, orders.values())) + FREE_NODES
+
+
+def _is_proportionate(root: RelayExpr) -> bool:
+    """Whether an expression stays of a size in proportion once function values are applied."""
+    order = post_order(root, into_functions=True)
+    sizes: dict[RelayExpr, int] = {}
+    for function in [e for e in order if isinstance(e, Function)]:
+        sizes[function] = _applied_size(function.body, sizes)
+    return _applied_size(root, sizes) <= MAX_GROWTH * len(order) + FREE_NODES
+
+
+def _applied_size(root: RelayExpr, sizes: Mapping[RelayExpr, int]) -> int:
+    order = post_order(root)
+    return len(order) + sum(sizes.get(e.op, 0) for e in order if isinstance(e, Call))
+
+
+def differentiate_graph(flat: Function, rules: Rules) -> Function:
+    """Return the function (params) -> (result, (gradient of each parameter,)), untyped."""
+    seed = seed_of(flat.body, flat.body.checked_type)
+    found = graph_gradients(flat.body, flat.params, seed, rules)
+    grads = [op.zeros_like(p) if g is None else g for p, g in zip(flat.params, found, strict=True)]
+    result = Tuple((flat.body, Tuple(tuple(grads))))
+    return Function(flat.params, result, None, flat.type_params, flat.attrs, span=flat.span)
+
+
+def _flattened(function: Function) -> Function | None:
+    """A function whose body is a graph without lets and without calls of function values, None
+    where that would be out of proportion.
+    """
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """A call of a function becomes its body."""
@@ -108,17 +176,19 @@ def _flattened(function: Function) -> Function:
 
     body = to_graph_normal_form(function.body)
     for _ in range(MAX_ROUNDS):
+        if not _is_proportionate(body):
+            return None
         before, body = body, rewrite_graph(to_graph_normal_form(body), rewrite)
         if body is before:
             break
     return function.with_fields(body=body)
 
 
-def _seed(expr: RelayExpr, kind: Type) -> Grad:
+def seed_of(expr: RelayExpr, kind: Type) -> Grad:
     """Ones for the result, or for the first of several."""
     if isinstance(kind, TupleType) and kind.fields:
         others: list[Grad | None] = [None] * (len(kind.fields) - 1)
-        return [_seed(_field(expr, 0), kind.fields[0]), *others]
+        return [seed_of(_field(expr, 0), kind.fields[0]), *others]
     if not isinstance(kind, TensorType):
         raise DifferentiationError(f"gradient: the result must be a tensor, got {type_text(kind)}")
     return op.ones_like(expr)
@@ -179,102 +249,122 @@ def _field(expr: RelayExpr, index: int) -> RelayExpr:
     return expr.fields[index] if isinstance(expr, Tuple) else TupleGetItem(expr, index)
 
 
-def _gradients(body: RelayExpr, wanted: Sequence[RelayExpr], seed: Grad) -> list[RelayExpr | None]:
-    """The gradients of a graph's result with respect to some of its leaves."""
-    scope = find_scopes(body)[0]
-    adjoints = _Adjoints()
-    adjoints.add(body, seed)
-    for expr in reversed(scope.nodes):
-        grad = adjoints.get(expr)
-        if grad is not None:
-            _push(expr, grad, scope, adjoints)
-    return [
-        None
-        if adjoints.get(leaf) is None
-        else _materialize(adjoints.get(leaf), leaf, leaf.checked_type)
-        for leaf in wanted
-    ]
+def graph_gradients(
+    body: RelayExpr, wanted: Sequence[RelayExpr], seed: Grad, rules: Rules
+) -> list[RelayExpr | None]:
+    """Return the gradients of a graph's result with respect to some of its leaves, None where
+    nothing flows. `seed` is the gradient of the result.
+
+    Raises DifferentiationError for an expression without a gradient.
+    """
+    return _Sweep(rules).gradients(body, wanted, seed)
 
 
-def _push(expr: RelayExpr, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
-    """Hand the gradient of an expression to what it is made of."""
-    match expr:
-        case Call(op=Op()):
-            _push_call(expr, grad, adjoints)
-        case Tuple(fields=fields):
-            for field, part in zip(fields, _fields(grad), strict=True):
-                if part is not None:
-                    adjoints.add(field, part)
-        case TupleGetItem(tuple_value=value, index=index):
-            kind = value.checked_type
-            assert isinstance(kind, TupleType)
-            parts: list[Grad | None] = [None] * len(kind.fields)
-            parts[index] = grad
-            adjoints.add(value, parts)
-        case If():
-            _push_if(expr, grad, scope, adjoints)
-        case _:
+class _Sweep:
+    """One walk backwards over a graph."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    def gradients(
+        self, body: RelayExpr, wanted: Sequence[RelayExpr], seed: Grad
+    ) -> list[RelayExpr | None]:
+        """Return the gradients of some leaves."""
+        scope = find_scopes(body)[0]
+        adjoints = _Adjoints()
+        adjoints.add(body, seed)
+        for expr in reversed(scope.nodes):
+            grad = adjoints.get(expr)
+            if grad is not None:
+                self._push(expr, grad, scope, adjoints)
+        found = ((leaf, adjoints.get(leaf)) for leaf in wanted)
+        return [None if g is None else _materialize(g, x, x.checked_type) for x, g in found]
+
+    def _push(self, expr: RelayExpr, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
+        """Hand the gradient of an expression to what it is made of."""
+        match expr:
+            case Tuple(fields=fields):
+                for field, part in zip(fields, _fields(grad), strict=True):
+                    if part is not None:
+                        adjoints.add(field, part)
+            case TupleGetItem(tuple_value=value, index=index):
+                kind = value.checked_type
+                assert isinstance(kind, TupleType)
+                parts: list[Grad | None] = [None] * len(kind.fields)
+                parts[index] = grad
+                adjoints.add(value, parts)
+            case If():
+                self._push_if(expr, grad, scope, adjoints)
+            case Call():
+                self._push_call(expr, grad, adjoints)
+            case _:
+                raise DifferentiationError(
+                    f"gradient: a {type(expr).__name__}{place_text(expr)} has no gradient in a "
+                    "graph of operators"
+                )
+
+    def _push_call(self, call: Call, grad: Grad, adjoints: _Adjoints) -> None:
+        rule = self.rules(call)
+        if rule is None:
             raise DifferentiationError(
-                f"gradient: {_kind(expr)} has no gradient{_where(expr)}; operators, tuples and If "
-                "have"
+                f"gradient: {callee_text(call)} has no gradient{place_text(call)}; {_advice(call)}"
             )
+        try:
+            found = rule(call, _materialize(grad, call, call.checked_type))
+        except ValueError as error:
+            raise DifferentiationError(
+                f"gradient: {callee_text(call)}{place_text(call)}: not known for {error}"
+            ) from error
+        assert len(found) == len(call.args), f"{callee_text(call)}: one gradient per argument"
+        for arg, part in zip(call.args, found, strict=True):
+            if part is not None and not isinstance(arg, Constant):
+                adjoints.add(arg, part)
+
+    def _push_if(self, expr: If, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
+        """The gradients of what either branch uses, by a second If."""
+        branches = scope.inner[expr]
+        captured = dict.fromkeys(leaf for branch in branches for leaf in _captured(branch))
+        leaves = [leaf for leaf in captured if _is_differentiable(leaf.checked_type)]
+        if not leaves:
+            return
+        taken, other = (self._branch(b, list(captured), leaves, grad) for b in branches)
+        again = If(expr.cond, taken, other)
+        for i, leaf in enumerate(leaves):
+            adjoints.add(leaf, TupleGetItem(again, i))
+
+    def _branch(
+        self,
+        branch: Scope,
+        captured: Sequence[RelayExpr],
+        leaves: Sequence[RelayExpr],
+        grad: Grad,
+    ) -> RelayExpr:
+        """(gradient of each leaf,) through one branch, whose values are computed again."""
+        params = {leaf: _stand_in(leaf, i) for i, leaf in enumerate(captured)}
+        body = _copy(branch, params)
+        found = self.gradients(body, [params[leaf] for leaf in leaves], grad)
+        pairs = zip(leaves, found, strict=True)
+        grads = [op.zeros_like(leaf) if g is None else g for leaf, g in pairs]
+        return bind(Tuple(tuple(grads)), {p: leaf for leaf, p in params.items()})
 
 
-def _kind(expr: RelayExpr) -> str:
-    if not isinstance(expr, Call):
-        return f"a {type(expr).__name__}"
-    if isinstance(expr.op, GlobalVar):
-        return f"a call of the recursive function @{expr.op.name_hint}"
-    return f"a call of a {type(expr.op).__name__}"
+def callee_text(call: Call) -> str:
+    """Return what a call calls, as messages name it."""
+    if isinstance(call.op, Op):
+        return f"operator {call.op.name!r}"
+    return f"the loop program @{getattr(call.op, 'name_hint', '')}"
 
 
-def _where(expr: RelayExpr) -> str:
+def _advice(call: Call) -> str:
+    if isinstance(call.op, Op):
+        return "give it one with relay.op.register_gradient"
+    return "name the function that computes it in its attribute 'gradient'"
+
+
+def place_text(expr: RelayExpr) -> str:
+    """Return where an expression comes from, in brackets, nothing where that is not known."""
     span = getattr(expr, "span", None)
     return f" ({span})" if span else ""
-
-
-def _push_call(call: Call, grad: Grad, adjoints: _Adjoints) -> None:
-    assert isinstance(call.op, Op)
-    rule = GRADIENTS.get(call.op.name)
-    if rule is None:
-        raise DifferentiationError(
-            f"gradient: operator {call.op.name!r} has no gradient{_where(call)}; give it one with "
-            "relay.op.register_gradient"
-        )
-    try:
-        found = rule(call, _materialize(grad, call, call.checked_type))
-    except ValueError as error:
-        raise DifferentiationError(
-            f"gradient: operator {call.op.name!r}{_where(call)}: not known for {error}"
-        ) from error
-    assert len(found) == len(call.args), f"{call.op.name}: one gradient per argument"
-    for arg, part in zip(call.args, found, strict=True):
-        if part is not None and not isinstance(arg, Constant):
-            adjoints.add(arg, part)
-
-
-def _push_if(expr: If, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
-    """The gradients of what either branch uses, by a second If."""
-    branches = scope.inner[expr]
-    captured = dict.fromkeys(leaf for branch in branches for leaf in _captured(branch))
-    leaves = [leaf for leaf in captured if _is_differentiable(leaf.checked_type)]
-    if not leaves:
-        return
-    taken, other = (_branch(branch, list(captured), leaves, grad) for branch in branches)
-    again = If(expr.cond, taken, other)
-    for i, leaf in enumerate(leaves):
-        adjoints.add(leaf, TupleGetItem(again, i))
-
-
-def _branch(
-    branch: Scope, captured: Sequence[RelayExpr], leaves: Sequence[RelayExpr], grad: Grad
-) -> RelayExpr:
-    """(gradient of each leaf,) through one branch, whose values are computed again."""
-    params = {leaf: _stand_in(leaf, i) for i, leaf in enumerate(captured)}
-    body = _copy(branch, params)
-    found = _gradients(body, [params[leaf] for leaf in leaves], grad)
-    grads = [op.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
-    return bind(Tuple(tuple(grads)), {p: leaf for leaf, p in params.items()})
 
 
 def _stand_in(leaf: RelayExpr, number: int) -> Var:
@@ -325,13 +415,3 @@ def _is_differentiable(kind: Type) -> bool:
     if isinstance(kind, TupleType):
         return all(map(_is_differentiable, kind.fields))
     return isinstance(kind, TensorType) and "float" in kind.dtype
-
-
-@module_pass(name="FirstOrderGradient", required=(InferType(),))
-def _first_order_gradient(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, lambda function: _differentiate(function, module))
-
-
-def FirstOrderGradient() -> Pass:  # noqa: N802
-    """Every function of a module with its gradients, as `gradient` makes it."""
-    return _first_order_gradient

@@ -45,6 +45,7 @@ from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
 from ekiden.relay.transform.defunctionalization import Defunctionalization, Defunctionalize
 from ekiden.relay.transform.defuse_ops import DefuseOps
 from ekiden.relay.transform.desired_layouts import LayoutConfig
+from ekiden.relay.transform.differentiate import FirstOrderGradient, gradient
 from ekiden.relay.transform.div_to_mul import DivToMul
 from ekiden.relay.transform.dynamic_to_static import DynamicToStatic
 from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
@@ -52,7 +53,6 @@ from ekiden.relay.transform.eta_expand import EtaExpand
 from ekiden.relay.transform.expand_ops import ExpandOps
 from ekiden.relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
 from ekiden.relay.transform.fast_math import FastMath
-from ekiden.relay.transform.first_order_gradient import FirstOrderGradient, gradient
 from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
 from ekiden.relay.transform.flexible_shape import FlexibleShapeDispatch
 from ekiden.relay.transform.fold_constant import FoldConstant, FoldConstantExpr

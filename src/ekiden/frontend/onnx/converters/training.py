@@ -11,14 +11,14 @@ import numpy as np
 
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, Function, Tuple, Var, const
+from ekiden.relay.expr import Expr, Function, Tuple, TupleGetItem, Var, const
 from ekiden.relay.visitor import bind, free_vars
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
-    from ekiden.relay.transform import first_order_gradient
+    from ekiden.relay.transform import differentiate
 else:
-    first_order_gradient = Late("ekiden.relay.transform.first_order_gradient")
+    differentiate = Late("ekiden.relay.transform.differentiate")
 
 
 def _groups(node: Node, states: int) -> list[list[Expr]]:
@@ -119,15 +119,15 @@ def _gradient(node: Node) -> list[Expr]:
     free = list(dict.fromkeys((*places, *free_vars(y))))
     if not node.scope.param_names.keys() >= set(free):
         node.unsupported("'y' depends on values whose shapes are found at run time")
-    made = first_order_gradient.gradient(Function(tuple(free), y), node.scope.module)
-    assert isinstance(made.body, Tuple)
-    found = made.body.fields[1]
-    assert isinstance(found, Tuple)
+    made = differentiate.gradient(Function(tuple(free), y), node.scope.module)
     given = {p: node.expr(places.index(v)) if v in places else v
              for p, v in zip(made.params, free, strict=True)}  # fmt: skip
-    wanted = bind(Tuple(found.fields[: len(node.get_strings("xs"))]), given)
-    assert isinstance(wanted, Tuple)
-    return list(wanted.fields)
+    gradients = _field(bind(made.body, given), 1)
+    return [_field(gradients, i) for i in range(len(node.get_strings("xs")))]
+
+
+def _field(value: Expr, index: int) -> Expr:
+    return value.fields[index] if isinstance(value, Tuple) else TupleGetItem(value, index)
 
 
 def _parameter(node: Node, name: str) -> Var:

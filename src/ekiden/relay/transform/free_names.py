@@ -1,0 +1,13 @@
+"""Names that a module does not use yet."""
+
+from __future__ import annotations
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """Return `name`, or the first of `name1`, `name2`, ... that is not taken, and take it."""
+    number, chosen = 0, name
+    while chosen in taken:
+        number += 1
+        chosen = f"{name}{number}"
+    taken.add(chosen)
+    return chosen
