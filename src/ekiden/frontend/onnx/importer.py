@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ekiden.frontend.common.cases import single
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
 from ekiden.frontend.common.options import Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import Absent, MapValue, SequenceValue, sequence_of
+from ekiden.frontend.common.sum_value import Member, SumValue
 from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name
@@ -105,6 +107,7 @@ class _Import:
         self.params: dict[str, Array] = {}
         self.texts: list[str] = []
         self.shared, self.scope = shared, shared.scope
+        self.scope.splits_cases = True
         self.main = Main(self.scope)
         self.scope.used = names_read(proto.node) | {o.name for o in proto.output}
         self.graph = Graph(proto, self.shared)
@@ -120,16 +123,19 @@ class _Import:
             self._input(each)
         if not self.freeze_params:
             self._weights_as_params()
-        self.graph.walk()
+        try:
+            self.graph.walk()
+        except Unsupported as error:
+            self.shared.problems.append(f"graph {self.proto.name!r}: {error}")
         self.shared.finish()
         if not self.proto.output:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
-        outputs = {o.name: self.graph.output(o.name) for o in self.proto.output}
+        outputs = {o.name: self._output(o.name) for o in self.proto.output}
         self._check_outputs(outputs)
         for each in self.proto.output:
             stated = each.type.tensor_type
             made = outputs[each.name]
-            if stated.HasField("shape") and not isinstance(made, TextValue):
+            if stated.HasField("shape") and not isinstance(made, (TextValue, SumValue)):
                 self.scope.declare(len(stated.shape.dim), len(made.type.shape))
         function = self.main.function([outputs[o.name] for o in self.proto.output])
         texts = [n for n, v in outputs.items() if isinstance(v, TextValue)]
@@ -150,6 +156,13 @@ class _Import:
             maps=tuple(maps),
             params=self.params,
         )
+
+    def _output(self, name: str) -> Value:
+        """Return an output; one of several ranks as a sum of tensors."""
+        value = self.graph.output(name)
+        if not isinstance(value, Member):
+            return value
+        return SumValue(single(self.scope, value), value.whole.kinds)
 
     def _check_outputs(self, outputs: Mapping[str, Value]) -> None:
         """Raise UnsupportedError for values that cannot leave a program."""
