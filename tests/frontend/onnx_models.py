@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 import ekiden
 from ekiden.frontend.onnx import from_onnx
 from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.values import ConstructorValue
 from onnx_runtime import run_onnx_runtime
 
 Array = np.ndarray[Any, Any]
@@ -53,8 +54,14 @@ def graph_model(
 
 def interpret(model: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
     """The model's outputs by way of `from_onnx` and the Relay interpreter."""
-    found = Interpreter(from_onnx(model)).evaluate("main", *inputs)
-    return list(found) if isinstance(found, (tuple, list)) else [found]
+    return evaluated(Interpreter(from_onnx(model)), inputs)
+
+
+def evaluated(interpreter: Interpreter, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs of an imported model; of values of several ranks what they hold."""
+    found = interpreter.evaluate("main", *inputs)
+    outputs = list(found) if isinstance(found, (tuple, list)) else [found]
+    return [v.fields[0] if isinstance(v, ConstructorValue) and v.fields else v for v in outputs]
 
 
 def expected(model: onnx.ModelProto, feed: Feed, reference: bool) -> list[Array]:

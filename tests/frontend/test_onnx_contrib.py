@@ -392,6 +392,42 @@ def test_weights_of_a_few_bits(bits: int, zeros: bool) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("points_kind", ["none", "packed", "floats"])
+@pytest.mark.parametrize("known", [False, True])
+def test_weights_of_a_few_bits_whose_columns_name_their_blocks(
+    bits: int, points_kind: str, known: bool
+) -> None:
+    """Against NumPy: ONNX Runtime 1.32 takes 8 for every packed zero point beside `g_idx`."""
+    rows, columns, block = 6, 48, 16
+    blocks, per_byte = columns // block, 8 // bits
+    rng = np.random.default_rng(7)
+    packed = some_bytes(rows, blocks, block // per_byte)
+    scales = (normal(rows, blocks) ** 2).astype(np.float32)
+    groups = rng.permutation(np.arange(columns) // block).astype(np.int32)
+    shifts = np.arange(per_byte) * bits
+    points: Array | None = None
+    zero = np.full((rows, blocks), 1 << (bits - 1), np.float32)
+    if points_kind == "packed":
+        points = some_bytes(rows, -(-blocks // per_byte), seed=3)
+        parts = (points[..., None] >> shifts) & ((1 << bits) - 1)
+        zero = parts.reshape(rows, -1)[:, :blocks].astype(np.float32)
+    elif points_kind == "floats":
+        points = zero = normal(rows, blocks)
+    levels = ((packed[..., None] >> shifts) & ((1 << bits) - 1)).reshape(rows, columns)
+    weight = (levels - zero[:, groups]) * scales[:, groups]
+    data = normal(3, columns)
+    model, feed = contrib_model(
+        "MatMulNBits", [data, packed, scales, points, groups], (1, 2, 3, 4) if known else (),
+        N=rows, K=columns, bits=bits, block_size=block,
+    )  # fmt: skip
+    (result,) = interpret(model, list(feed.values()))
+    # Sums of `columns` products in float32, whose terms have these sizes.
+    sizes = np.abs(data) @ ((levels + np.abs(zero)[:, groups]) * scales[:, groups]).T
+    bound = 2 * columns * np.finfo(np.float32).eps * sizes
+    assert (np.abs(result - data @ weight.T) <= bound).all()
+
+
 def test_a_table_of_a_few_bits() -> None:
     table, scales = some_bytes(7, 16), normal(7, 2) ** 2
     check(

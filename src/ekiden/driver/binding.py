@@ -9,7 +9,7 @@ import numpy as np
 
 from ekiden import runtime
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, TensorInfo
+from ekiden.runtime.metadata import ANY_OBJECT, ANY_RANK, MAPS, SEQUENCE, TEXT, TensorInfo
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -61,7 +61,7 @@ def _by_output(infos: Sequence[TensorInfo], out: object) -> list[object]:
 
 def _place(info: TensorInfo, given: object) -> Place:
     what = f"out '{info.name}'"
-    if info.dtype in (ANY_OBJECT, TEXT) or info.dtype.startswith((SEQUENCE, MAPS)):
+    if info.dtype in (ANY_OBJECT, TEXT) or info.dtype.startswith((SEQUENCE, MAPS, ANY_RANK)):
         raise InputError(
             f"{what}: the output is a {info.dtype}, not a tensor that could be written"
         )

@@ -19,6 +19,7 @@ from ekiden.codegen.build import generator_of
 from ekiden.codegen.parallel import Progress
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
+from ekiden.frontend.common.sum_value import is_sum
 from ekiden.frontend.table import as_bytes, described, frontend_of, taken
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import BaseFunc, GlobalVar
@@ -42,7 +43,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import Writer
 from ekiden.runtime.late import import_late
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, Dim
+from ekiden.runtime.metadata import ANY_OBJECT, ANY_RANK, MAPS, SEQUENCE, TEXT, Dim
 from ekiden.runtime.shown import shown
 from ekiden.runtime.terminal import stderr_is_terminal
 from ekiden.target.virtual_device import Targets, compilation_config
@@ -314,6 +315,10 @@ def _describe(name: str, kind: Type, imported: ImportedModule) -> dict[str, obje
     if isinstance(kind, TensorType) and name in maps:
         keys, rows = list(maps[name]), [_dim(kind.shape[0])]
         return {"name": name, "shape": rows, "dtype": f"{MAPS}{kind.dtype}", "keys": keys}
+    if imported.sequences and is_sum(kind):
+        tensor = kind.args[0] if isinstance(kind, TypeCall) else kind
+        assert isinstance(tensor, TensorType), "an output is a tensor of one of several ranks"
+        return {"name": name, "shape": ["..."], "dtype": f"{ANY_RANK}{tensor.dtype}"}
     element = kind.args[0] if imported.sequences and isinstance(kind, TypeCall) else None
     if isinstance(element, TensorType):
         shape = [_dim(d) for d in element.shape]

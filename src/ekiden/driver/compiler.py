@@ -36,7 +36,7 @@ from ekiden.ir.pass_context import (
 )
 from ekiden.runtime import Device, environment, late_bound
 from ekiden.runtime.devices import check_here
-from ekiden.runtime.errors import CompileError
+from ekiden.runtime.errors import CompileError, UnrankedInputError
 from ekiden.runtime.files import PathName, check_folder
 from ekiden.runtime.forks import Lock
 from ekiden.runtime.late import Late, LateLog, import_late
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ekiden.backend.kernels.tiers import Tiers
     from ekiden.codegen import worker_process
     from ekiden.codegen.parallel import Progress
-    from ekiden.driver import library, time_limit
+    from ekiden.driver import library, time_limit, unranked
     from ekiden.driver.build import Compiled, Model
     from ekiden.driver.tiers import Upgrade
     from ekiden.frontend.common.options import Shapes
@@ -63,6 +63,7 @@ else:
     worker_process = Late("ekiden.codegen.worker_process")
     library = Late("ekiden.driver.library")
     time_limit = Late("ekiden.driver.time_limit")
+    unranked = Late("ekiden.driver.unranked")
     target_values = Late("ekiden.target")
     virtual_device = Late("ekiden.target.virtual_device")
 
@@ -98,7 +99,8 @@ def compile(
     of which an artifact runs the first that its machine can (docs/targets.md).
     `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says on which devices, of which the
     first is for what the model does not place (docs/vm.md).
-    `shape` replaces the declared shapes of inputs by name.
+    `shape` replaces the declared shapes of inputs by name. Where neither it nor the model says the
+    rank of an input, the executable compiles the model for each rank at the first run that has it.
     `example_inputs` are what a module of PyTorch or a function of JAX is traced with,
     `example_kwargs` such by name, and `dynamic_shapes` says which of their dimensions may be
     others, as torch.export and jax.export have it. `signature` names one of the functions of a
@@ -154,42 +156,54 @@ def compile(
         tier=tier, byoc=byoc, devices=devices, float_rewrites=float_rewrites,
     )  # fmt: skip
     target, example_inputs = _placed(model, given, target, example_inputs)
-    asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
-    seconds = _time_limit(timeout)
     if tier not in TIERS:
         raise CompileError(f"compile: tier 'full' or 'quick' expected, got {shown(tier)}")
     if devices not in DEVICES:
         raise CompileError(f"compile: devices 'auto' or '' expected, got {shown(devices)}")
     if devices and (bounds or tier == "quick"):
         raise CompileError("compile: devices 'auto' takes neither bounds nor tier 'quick'")
-    upgrade: Upgrade | None = None
-    made: memoryview | runtime.Executable
-    with _chosen(size, denormals, decisions, records, byoc, float_rewrites):
-        to = virtual_device.with_bounds(target, bounds) if bounds else target
-        if not devices and not is_this_machine(to):  # `devices` says itself what is not here
-            check_here(each.device for each in virtual_device.compilation_config(to).devices)
-        if devices:
-            made = time_limit.call_within(
-                seconds, lambda: compile_fastest(model, target, asked, executor, progress)
-            )
-        elif tier == "quick":
-            made, upgrade = time_limit.call_within(
-                seconds, lambda: compile_quick(model, to, asked, executor, progress)
-            )
-        else:
-            made = compile_artifact(model, to, asked, executor, progress, seconds)
-    found = made if isinstance(made, runtime.Executable) else artifact.executable_of(made)
+    seconds = _time_limit(timeout)
+
+    def executable(shapes: Shapes | None) -> Executable:
+        """The executable for these shapes of inputs."""
+        asked = ImportOptions(shapes, example_inputs, example_kwargs, dynamic_shapes, signature)
+        upgrade: Upgrade | None = None
+        made: memoryview | runtime.Executable
+        with _chosen(size, denormals, decisions, records, byoc, float_rewrites):
+            to = virtual_device.with_bounds(target, bounds) if bounds else target
+            if not devices and not is_this_machine(to):  # `devices` says itself what is not here
+                check_here(each.device for each in virtual_device.compilation_config(to).devices)
+            if devices:
+                made = time_limit.call_within(
+                    seconds, lambda: compile_fastest(model, target, asked, executor, progress)
+                )
+            elif tier == "quick":
+                made, upgrade = time_limit.call_within(
+                    seconds, lambda: compile_quick(model, to, asked, executor, progress)
+                )
+            else:
+                made = compile_artifact(model, to, asked, executor, progress, seconds)
+        found = made if isinstance(made, runtime.Executable) else artifact.executable_of(made)
+        try:
+            if num_threads is not None:
+                found.num_threads = num_threads
+            compiled = Executable(found, upgrade)
+            if compiled.placement:
+                LOG.log(INFO, "compile: %s", compiled.placement)
+            return compiled
+        except BaseException:
+            if upgrade is not None:
+                upgrade.stop()
+            raise
+
     try:
-        if num_threads is not None:
-            found.num_threads = num_threads
-        executable = Executable(found, upgrade)
-        if executable.placement:
-            LOG.log(INFO, "compile: %s", executable.placement)
-        return executable
-    except BaseException:
-        if upgrade is not None:
-            upgrade.stop()
-        raise
+        return executable(shape)
+    except UnrankedInputError as error:
+        return unranked.UnrankedExecutable(
+            error.model_inputs,
+            error.model_outputs,
+            lambda ranks: executable({**(shape or {}), **ranks}),
+        )
 
 
 def _time_limit(timeout: float | None) -> float | None:

@@ -17,7 +17,7 @@ from ekiden.driver.closures import plain, with_functions
 from ekiden.driver.formats import ARTIFACT, KINDS
 from ekiden.driver.kept import kept_values
 from ekiden.driver.nested import Nesting
-from ekiden.driver.sequences import from_list, to_list, to_maps
+from ekiden.driver.sequences import from_list, held, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.callers import Machines, executor_of, start
 from ekiden.runtime.compiler import compiler_module
@@ -26,6 +26,7 @@ from ekiden.runtime.files import File, PathName, write_to
 from ekiden.runtime.late import Late, cached_property, import_late
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
+    ANY_RANK,
     CALL_CLOSURE,
     INITIAL,
     MAPS,
@@ -628,13 +629,15 @@ def _argument(info: TensorInfo, value: object) -> object:
 
 
 def _is_object(info: TensorInfo) -> bool:
-    return info.dtype == TEXT or info.dtype.startswith((SEQUENCE, MAPS))
+    return info.dtype == TEXT or info.dtype.startswith((SEQUENCE, MAPS, ANY_RANK))
 
 
 def _result(info: TensorInfo, value: object) -> object:
     """An output as Python has it. Raises RunError where the program gave what is none such."""
     if info.dtype.startswith(SEQUENCE):
         return to_list(value)
+    if info.dtype.startswith(ANY_RANK):
+        return held(value)
     if info.dtype != TEXT and not info.dtype.startswith(MAPS):
         return value
     if not isinstance(value, runtime.Tensor):

@@ -15,6 +15,7 @@ from ekiden.runtime.artifact import metadata_of, without_kernels
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.metadata import (
     ANY_OBJECT,
+    ANY_RANK,
     MAPS,
     SEQUENCE,
     TEXT,
@@ -96,4 +97,6 @@ class RemoteExecutable:
 
 
 def _is_tensor(info: TensorInfo) -> bool:
-    return info.dtype not in (TEXT, ANY_OBJECT) and not info.dtype.startswith((SEQUENCE, MAPS))
+    return info.dtype not in (TEXT, ANY_OBJECT) and not info.dtype.startswith(
+        (SEQUENCE, MAPS, ANY_RANK)
+    )

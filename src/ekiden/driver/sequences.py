@@ -1,4 +1,6 @@
-"""Python lists of tensors as the sequences of a program (see ekiden.relay.op.sequence) and back."""
+"""Python lists of tensors as the sequences of a program (see ekiden.relay.op.sequence) and back,
+and what values of sum types hold.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +42,11 @@ def to_list(value: object) -> list[object]:
     if not isinstance(value, tuple) or value:
         raise RunError(f"expected a sequence, got {type(value).__name__}")
     return found[::-1]
+
+
+def held(value: object) -> object:
+    """Return what a value of a sum type holds. Raises RunError for what is none."""
+    if not isinstance(value, tuple) or len(value) != 1:
+        raise RunError(f"expected a value of one of several ranks, got {type(value).__name__}")
+    content: object = value[0]
+    return content

@@ -12,7 +12,8 @@
     │   └── RunLimitError    a run took more steps or time than it may (also a TimeoutError)
     ├── CompileError         a program cannot be compiled
     │   ├── ImportModelError a model file cannot be imported
-    │   │   └── UnsupportedError   it uses operators, opsets or attributes Ekiden does not have
+    │   │   ├── UnsupportedError   it uses operators, opsets or attributes Ekiden does not have
+    │   │   └── UnrankedInputError inputs of it have no rank, and none was given
     │   ├── TypeInferenceError     types do not agree
     │   ├── ParseError       Relay text cannot be parsed (carries line and column)
     │   ├── ScheduleError    a schedule primitive refuses
@@ -104,6 +105,25 @@ class UnsupportedError(ImportModelError):
         super().__init__(message)
         self.inputs = inputs
         self.nodes = nodes
+
+
+class UnrankedInputError(ImportModelError):
+    """Inputs of a model have no rank, and the import was given none.
+
+    model_inputs: (name, dtype, shape) of each input of the model; the shape is None for those
+        without a rank.
+    model_outputs: (name, dtype) of each output.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        model_inputs: tuple[tuple[str, str, tuple[int | str, ...] | None], ...] = (),
+        model_outputs: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.model_inputs = model_inputs
+        self.model_outputs = model_outputs
 
 
 class TypeInferenceError(CompileError):

@@ -24,6 +24,8 @@ SEQUENCE = "sequence of "
 """How the dtype of an input or output that is a sequence begins; that of its elements follows, and
 its shape is theirs.
 """
+ANY_RANK = "any rank of "
+"""How the dtype of an output begins that has one of several ranks; its shape is ("...",)."""
 MAPS = "maps to "
 """How the dtype of an output begins that is a list of dictionaries, one for each row of it."""
 
@@ -117,7 +119,7 @@ def _dim(value: object) -> None:
 
 def _dtype(value: object) -> None:
     _text(value)
-    text = str(value).removeprefix(SEQUENCE).removeprefix(MAPS)
+    text = str(value).removeprefix(SEQUENCE).removeprefix(MAPS).removeprefix(ANY_RANK)
     try:
         bits = 8 if value in (ANY_OBJECT, TEXT) else dtype_code(text)[1]
     except (InternalError, ValueError):

@@ -1,8 +1,9 @@
 """Choices between graphs: If.
 
 A condition that is known takes its branch. Else both are imported, and the results are seen under
-what their types have in common. Where they have nothing in common, or one of the branches cannot
-be, the other is taken and the run ends where the condition says otherwise.
+what their types have in common, or, where they have nothing in common, as a sum of both types. A
+branch that cannot be imported, or after which a later node cannot, ends the run; so does the less
+likely one of two types in a frontend that imports what follows once alone.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import numpy as np
 
 from ekiden.frontend.common.arithmetic import lift, select
 from ekiden.frontend.common.block import Block, fail
+from ekiden.frontend.common.cases import alternatives_of, injected, members, whole_of
 from ekiden.frontend.common.loop import as_scalar
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import Absent, joined
+from ekiden.frontend.common.sum_value import Kinds, SumValue, merged
 from ekiden.frontend.common.value import Value, known
 from ekiden.ir.op import Op
 from ekiden.ir.type import TensorType, Type
@@ -45,6 +48,15 @@ class _Branch:
                 self.error = error
             self.types = [self.scope.outside(v.kind) for v in self.values]
 
+    def alternatives(self) -> list[Kinds]:
+        """Return the combinations of types that its values may have, seen from outside."""
+        return alternatives_of(self.scope, self.values, self.block)
+
+    def injected(self, alternatives: Sequence[Kinds], numbers: Sequence[int]) -> Expr:
+        """Return its results as a sum, one of the alternatives of these numbers."""
+        with self.scope.inside(self.block):
+            return self.scope.close(injected(self.scope, self.values, alternatives, numbers))
+
     def expr(self, kinds: Sequence[Type]) -> Expr:
         """Its results, under these types."""
         scope = self.scope
@@ -66,18 +78,23 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     errors = [s.error for s in sides if s.error is not None]
     if len(errors) == len(sides):
         raise errors[0]
-    if errors:
-        taken = 0 if sides[0].error is None else 1
-        return _only(node, condition, sides, names, taken, str(errors[0]))
+    doomed = {n: str(s.error) for n, s in enumerate(sides) if s.error is not None}
+    doomed |= node.scope.doomed()
+    if doomed:
+        if len(doomed) == len(sides):
+            raise ImportModelError("; ".join(f"{names[n]}: {doomed[n]}" for n in doomed))
+        (other,) = doomed
+        return _only(node, condition, sides, names, 1 - other, doomed[other])
     if len(sides[0].values) != len(sides[1].values):
         node.unsupported("its branches have different numbers of outputs")
     if any(isinstance(v, Absent) for s in sides for v in s.values):
         node.needs(0, "whether an optional value is there depends on data")
     _check_dtypes(node, sides, names)
+    if node.scope.splits_cases:
+        alternatives, numbers = merged([k for s in sides for k in s.alternatives()])
+        if len(alternatives) > 1:
+            return _either(node, condition, sides, alternatives, numbers)
     kinds = [joined(a, b) for a, b in zip(sides[0].types, sides[1].types, strict=True)]
-    for a, b in zip(sides[0].types, sides[1].types, strict=True):
-        if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype != b.dtype:
-            node.unsupported(f"its branches give {a.dtype} and {b.dtype}")
     common = [k for k in kinds if k is not None]
     if len(common) < len(kinds):
         reason = "the rest of the model needs values of another rank"
@@ -89,6 +106,28 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     pairs = zip(sides[0].values, sides[1].values, strict=True)
     both = [_known(node.scope, condition, a, b) for a, b in pairs]
     return [v if k is None else k for k, v in zip(both, found, strict=True)]
+
+
+def _either(
+    node: Node,
+    condition: Value,
+    sides: Sequence[_Branch],
+    alternatives: Sequence[Kinds],
+    numbers: Sequence[int],
+) -> list[Value]:
+    """Return the results as members of a sum; `numbers` are the alternatives that the sides have,
+    those of the first one first."""
+    scope = node.scope
+    scope.use_sum(len(alternatives))
+    count = len(sides[0].alternatives())
+    parts = numbers[:count], numbers[count:]
+    first, other = (s.injected(alternatives, n) for s, n in zip(sides, parts, strict=True))
+    chosen = scope.spanned(If(as_scalar(scope, condition), first, other, span=scope.span))
+    origin = None
+    if len(alternatives) == len(sides) and all(len(n) == 1 for n in parts):
+        branches = (0, 1) if numbers[0] == 0 else (1, 0)
+        origin = (str(scope.span), branches)
+    return members(scope, SumValue(chosen, alternatives, origin))
 
 
 def _check_dtypes(node: Node, sides: Sequence[_Branch], names: Sequence[str]) -> None:
@@ -131,8 +170,16 @@ def _only(
     """One branch; where the other would be taken the run ends."""
     side = sides[taken]
     stop = fail(f"{node.scope.span}: {names[1 - taken]} is taken, but {reason}")
+    test = as_scalar(node.scope, condition)
+    if whole_of(side.values) is not None:
+        alternatives, numbers = merged(side.alternatives())
+        node.scope.use_sum(len(alternatives))
+        held = side.injected(alternatives, numbers)
+        arms = (held, stop) if taken == 0 else (stop, held)
+        chosen = node.scope.spanned(If(test, *arms).with_fields(span=node.scope.span))
+        return members(node.scope, SumValue(chosen, alternatives))
     both = (side.expr(side.types), stop) if taken == 0 else (stop, side.expr(side.types))
-    chosen = If(as_scalar(node.scope, condition), *both).with_fields(span=node.scope.span)
+    chosen = If(test, *both).with_fields(span=node.scope.span)
     return node.scope.fields(chosen, _labels(node, side.types))
 
 

@@ -29,6 +29,7 @@ class Facts:
     equal: extents of resized images (by text) that must be other extents, over names. choices: node
     whose branches give values that cannot be one -> the branches not yet seen to fail, the imported
     one first; the other one fails at run time. met: those nodes in the order of this attempt.
+    doomed: node -> its branches after which a later node fails, and how it fails.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class Facts:
         self.equal: dict[str, PrimExpr] = {}
         self.choices: dict[str, tuple[int, ...]] = {}
         self.met: list[str] = []
+        self.doomed: dict[str, dict[int, str]] = {}
         self._of_data: dict[Place, str] = {}
 
     def name_at(self, place: Place) -> str:
@@ -72,6 +74,11 @@ class Facts:
         self.equal.update(new)
         if new:
             raise Learned
+
+    def doom(self, name: str, branch: int, reason: str) -> NoReturn:
+        """Note that a branch of a node cannot be taken. Raises Learned."""
+        self.doomed.setdefault(name, {})[branch] = reason
+        raise Learned
 
     def choice(self, name: str, order: tuple[int, ...]) -> int:
         """The branch of a node that is imported: the first of this order not seen to fail."""

@@ -20,7 +20,8 @@ import numpy as np
 from ekiden.frontend.common.block import Block
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scope import Scope, says_as_much
-from ekiden.frontend.common.sequence_value import SequenceValue, joined, sequence_of
+from ekiden.frontend.common.sequence_value import SequenceValue, joined
+from ekiden.frontend.common.sum_value import dtypes, of_type_call
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant, known
 from ekiden.ir.prim import PrimExpr
@@ -49,7 +50,14 @@ MAX_WRITTEN_OUT = 64
 
 
 class ChangesRank(Unsupported):
-    """An iteration gives a carried value another rank or dtype, so that it has no one type."""
+    """An iteration gives a carried value another rank or dtype, so that it has no one type.
+
+    index: the number of the value where only its rank changes; None where its dtype does.
+    """
+
+    def __init__(self, reason: str, index: int | None = None) -> None:
+        super().__init__(reason)
+        self.index = index
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +193,7 @@ class Loop:
     def _param(self, name: str, kind: Type) -> Value:
         var = self.node.scope.variable(name, kind)
         if isinstance(kind, TypeCall):
-            return sequence_of(var, kind)
+            return of_type_call(var, kind)
         return Value(self.node.scope.typed(var), expr=var)
 
     def _changed(self, kinds: Sequence[Type | None], after: Sequence[Value]) -> list[Type | None]:
@@ -193,7 +201,8 @@ class Loop:
         is still empty.
         """
         found: list[Type | None] = []
-        for name, kind, value in zip(self.names, kinds, after, strict=True):
+        every = zip(self.names, kinds, after, strict=True)
+        for index, (name, kind, value) in enumerate(every):
             if _kind(value) is None:
                 found.append(kind)
                 continue
@@ -203,7 +212,8 @@ class Loop:
                 was = "" if kind is None else type_text(kind)
                 raise ChangesRank(
                     f"the carried value {name!r} must keep its type and rank, but is "
-                    f"{was} before an iteration and {type_text(value.kind)} after it"
+                    f"{was} before an iteration and {type_text(value.kind)} after it",
+                    index if kind is not None and dtypes(kind) == dtypes(new) else None,
                 )
             found.append(kind if kind is not None and says_as_much(kind, both) else both)
         return found

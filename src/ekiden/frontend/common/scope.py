@@ -14,7 +14,8 @@ from ekiden.arith import Analyzer
 from ekiden.frontend.common.block import Block
 from ekiden.frontend.common.captures import bind_captured
 from ekiden.frontend.common.facts import Facts, Learned
-from ekiden.frontend.common.sequence_value import SequenceValue, sequence_of
+from ekiden.frontend.common.sequence_value import SequenceValue
+from ekiden.frontend.common.sum_value import definition, of_type_call
 from ekiden.frontend.common.value import Value, clean_name
 from ekiden.ir import prim
 from ekiden.ir.module import IRModule
@@ -66,6 +67,11 @@ class Scope:
         """Symbols that are names of the model, which may be found to be numbers."""
         self._places: dict[tuple[str, str, int], int] = {}
         self.module = IRModule(None, {sequence.LIST.header: sequence.LIST})
+        self.splits_cases = False
+        """Whether what follows a value of several ranks is imported for each of them."""
+        self._tentative = 0
+        """Of how many alternatives inside each other the current node is: facts that it implies
+        need not hold of the others."""
 
     # Dimensions.
 
@@ -198,7 +204,7 @@ class Scope:
         """
         kind = self.type_of(expr)
         if isinstance(kind, TypeCall):
-            return sequence_of(self.spanned(expr), kind)
+            return of_type_call(self.spanned(expr), kind)
         assert isinstance(kind, TensorType), f"a tensor or a sequence expected, got {kind!r}"
         if any(exceeds(d, MAX_EXTENT_NODES) for d in kind.shape):
             return self._bounded(expr, name, kind)
@@ -289,9 +295,9 @@ class Scope:
         expr = self.expr(value)
         return self.relaxed(expr, self.outside(self.type_of(expr)))
 
-    def outside(self, kind: Type) -> Type:
-        """A type as it is seen around the innermost block."""
-        inner = self._blocks[-1].symbols
+    def outside(self, kind: Type, block: Block | None = None) -> Type:
+        """A type as it is seen around a block, the innermost one by default."""
+        inner = (self._blocks[-1] if block is None else block).symbols
 
         def replace(each: Type) -> Type:
             """The type with unknown dimensions where one names what is bound inside alone."""
@@ -351,6 +357,37 @@ class Scope:
         """
         self._facts.choose_another_since(start)
 
+    # Alternatives of values of several ranks.
+
+    @contextmanager
+    def inside_alternative(self, blocks: Sequence[Block]) -> Iterator[None]:
+        """A `with` block in which nodes are imported for one alternative, in the innermost of these
+        blocks."""
+        count = len(self._blocks)
+        self._blocks.extend(blocks)
+        self._tentative += 1
+        try:
+            yield
+        finally:
+            del self._blocks[count:]
+            self._tentative -= 1
+
+    def use_sum(self, count: int) -> None:
+        """Have the module define the sum type of so many alternatives."""
+        data = definition(count)
+        self.module.type_definitions[data.header] = data
+
+    def doomed(self) -> Mapping[int, str]:
+        """Return the branches of the current node after which a later node always fails, and how it
+        fails."""
+        return self._facts.doomed.get(str(self.span), {})
+
+    def doom(self, name: str, branch: int, reason: str) -> None:
+        """Note that a node that follows the choice `name` fails in one of its branches. Raises
+        Learned, unless it does so in an alternative of something else alone."""
+        if not self._tentative:
+            self._facts.doom(name, branch, reason)
+
     def same(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
         """Note that dimensions must be equal, of all that a node says so at once.
 
@@ -363,11 +400,12 @@ class Scope:
             for a, b in pairs
             if isinstance(a, SizeVar) and isinstance(b, SizeVar) and not inner & {a, b}
         ]
-        if named:
+        if named and not self._tentative:
             self._facts.unite(named)
         if len(self._blocks) == 1:  # of main, which every run computes
             self._learn_number(pairs)
-        self._learn_resized(pairs)
+        if not self._tentative:
+            self._learn_resized(pairs)
         for a, b in pairs:
             self.require(binary(prim.EQ, a, b))
 
@@ -376,10 +414,11 @@ class Scope:
         aligned = zip(reversed(first), reversed(other), strict=False)
         pairs = [(a, b) for a, b in aligned if not is_const(a, 1) and not is_const(b, 1)]
         pairs = list(_open_pairs([a for a, _ in pairs], [b for _, b in pairs]))
-        for a, b in pairs:
-            self._learn_bound(a, b)
-            self._learn_bound(b, a)
-        self._learn_resized(pairs)
+        if not self._tentative:
+            for a, b in pairs:
+                self._learn_bound(a, b)
+                self._learn_bound(b, a)
+            self._learn_resized(pairs)
         for a, b in pairs:
             condition = binary(prim.EQ, a, b)
             for each in (d for d in (a, b) if not is_const(d)):
@@ -589,8 +628,8 @@ def says_as_much(have: Type, wanted: Type) -> bool:
                 x is y or (isinstance(x, AnyDim) and isinstance(y, AnyDim)) or equal(x, y)
                 for x, y in zip(a, b, strict=True)
             )
-        case TypeCall(args=a), TypeCall(args=b):
-            return all(says_as_much(x, y) for x, y in zip(a, b, strict=True))
+        case (TypeCall(args=a), TypeCall(args=b)) | (TupleType(fields=a), TupleType(fields=b)):
+            return len(a) == len(b) and all(says_as_much(x, y) for x, y in zip(a, b, strict=True))
     return False
 
 

@@ -28,10 +28,20 @@ def joined(a: Type, b: Type) -> Type | None:
     match a, b:
         case TensorType(), TensorType() if a.dtype == b.dtype and len(a.shape) == len(b.shape):
             return TensorType(tuple(map(_joined_dim, a.shape, b.shape)), a.dtype)
-        case TypeCall(args=(x,)), TypeCall(args=(y,)):
-            inner = joined(x, y)
-            return None if inner is None else TypeCall(a.func, (inner,))
+        case TypeCall(), TypeCall() if a.func == b.func:
+            args = _joined_all(a.args, b.args)
+            return None if args is None else TypeCall(a.func, args)
+        case TupleType(), TupleType():
+            fields = _joined_all(a.fields, b.fields)
+            return None if fields is None else TupleType(fields)
     return None
+
+
+def _joined_all(first: Sequence[Type], other: Sequence[Type]) -> tuple[Type, ...] | None:
+    if len(first) != len(other):
+        return None
+    found = [joined(a, b) for a, b in zip(first, other, strict=True)]
+    return None if None in found else tuple(k for k in found if k is not None)
 
 
 def _joined_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:

@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ekiden.frontend.common.cases import Case, Cases, PerCase
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope, with_span
+from ekiden.frontend.common.sum_value import Member
 from ekiden.frontend.common.text_value import has_text, text_constant
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
@@ -21,14 +23,21 @@ from ekiden.frontend.onnx.check import (
     stated_version,
 )
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.load import Functions, initializers, key_of, names_read, sorted_nodes
+from ekiden.frontend.onnx.load import (
+    Functions,
+    initializers,
+    key_of,
+    names_read,
+    reads,
+    sorted_nodes,
+)
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Attributes, Node, Row, describe
 from ekiden.frontend.onnx.shape_value import evaluate, fold, followed
 from ekiden.frontend.onnx.signatures import Signature, check_limits, signature
 from ekiden.frontend.onnx.tensor import dense, to_array
 from ekiden.ir.span import Span
-from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
 
@@ -75,9 +84,13 @@ class Graph:
         self.proto, self.shared, self.outer = proto, shared, outer
         self.versions = shared.versions if versions is None else versions
         self.values: dict[str, Value] = {}
+        self._cases: Cases | None = None
+        self._ranked: set[str] = set()
+        """Names of values that have one of several ranks."""
         self.weights = dict(initializers(proto))
         self.nodes = sorted_nodes(proto, shared.label)
         self._makers: dict[str, onnx.NodeProto] = {}
+        self._reads: dict[str, int] = {}
 
     @property
     def names(self) -> list[str]:
@@ -92,15 +105,28 @@ class Graph:
         if len(inputs) != len(self.names):
             text = f"expected a graph with {len(inputs)} inputs, got {len(self.names)}"
             raise Unsupported(f"{self.proto.name!r}: {text}")
-        self.values = dict(zip(self.names, inputs, strict=True))
+        self._cases, self._ranked = None, set()
+        self.values = {}
+        self._put(dict(zip(self.names, inputs, strict=True)))
         self.walk()
         if any(self.value(o.name) is None for o in self.proto.output):
             raise Unsupported("")
         return [self.output(o.name) for o in self.proto.output]
 
     def walk(self) -> None:
-        """Import the nodes, those of a function in the place of each that calls it."""
-        bodies = [Body("", iter(self.nodes), self.versions)]
+        """Import the nodes, those of a function in the place of each that calls it, and those that
+        follow a value of several ranks once for each (see ekiden.frontend.common.cases).
+
+        Raises Unsupported where outputs may have too many combinations of ranks.
+        """
+        for position, node in enumerate(self.nodes):
+            self._import([Body("", iter([node]), self.versions)])
+            if self._cases is not None:
+                self._try_end_cases(position)
+        self._end_cases()
+
+    def _import(self, bodies: list[Body]) -> None:
+        """Import the nodes of bodies, the last body first."""
         while bodies:
             node = next(bodies[-1].nodes, None)
             if node is None:
@@ -123,7 +149,8 @@ class Graph:
         at: Graph | None = self
         while at is not None:
             if name in at.values:
-                return at.values[name]
+                found = at.values[name]
+                return found if at._cases is None else at._cases.value(name, found)
             if name in at.weights:
                 at.values[name] = at.weight(name)
                 return at.values[name]
@@ -160,10 +187,100 @@ class Graph:
         value.expr = with_span([value.expr], Span(f"initializer '{name}'"))[0]
         return value
 
+    def _put(self, values: Mapping[str, Value]) -> None:
+        """Give values their names, in the current case."""
+        cases = self._cases
+        if cases is not None and cases.at is not cases.root:
+            cases.at.values.update(values)
+            self.values.update((name, PerCase()) for name in values)
+            self._ranked.update(values)
+        else:
+            self.values.update(values)
+            self._ranked.update(n for n, v in values.items() if isinstance(v, Member))
+
+    # Values of several ranks.
+
+    def _in_cases(
+        self, proto: onnx.NodeProto, versions: Mapping[str, int], names: Sequence[str]
+    ) -> None:
+        """Import a node that reads these names in each case that they depend on. A case in which it
+        cannot be imported ends the run there; where that is so in all, it is not imported at all.
+        """
+        if self._cases is None:
+            self._cases = Cases(self.shared.scope)
+        cases, problems = self._cases, self.shared.problems
+        try:
+            waiting = cases.split_members(names, self.values)
+        except Unsupported as error:
+            problems.append(f"{describe(proto)}: {error}")
+            return
+        before, failures = len(problems), list[Case]()
+        for case in waiting:
+            known = len(problems)
+            with cases.inside(case):
+                try:
+                    self._import([Body("", iter([proto]), versions)])
+                except UnsupportedError:
+                    raise
+                except (CompileError, ValueError) as error:
+                    case.error = error
+            if case.error is None and len(problems) > known:
+                case.error = UnsupportedError(problems[known])
+            failures += [case] if case.error is not None else []
+        if failures and not cases.at.leaves():
+            first = failures[0].error
+            if isinstance(first, UnsupportedError):
+                return
+            assert first is not None
+            raise first
+        del problems[before:]
+        for case in failures:
+            origin = None if cases.root.whole is None else cases.root.whole.origin
+            if case.around is cases.root and origin is not None:
+                self.shared.scope.doom(origin[0], origin[1][case.number], str(case.error))
+
+    def _try_end_cases(self, position: int) -> None:
+        """End the cases behind the node of this position if all values that are read later have one
+        rank."""
+        assert self._cases is not None
+        later = self._last_reads()
+        outputs = {o.name for o in self.proto.output}
+        live = [n for n in self._ranked if n in outputs or later.get(n, -1) > position]
+        live.sort()
+        if self._cases.are_one(live, self.values):
+            self._ranked.clear()
+            values = self._cases.end(live, self.values)
+            self._cases = None
+            self._put(values)
+
+    def _last_reads(self) -> Mapping[str, int]:
+        """Return the position of the last node that reads a name."""
+        if not self._reads:
+            self._reads.update((n, i) for i, node in enumerate(self.nodes) for n in reads(node))
+        return self._reads
+
+    def _end_cases(self) -> None:
+        """Give the outputs that have one of several ranks as members of one sum. Raises Unsupported
+        for too many combinations."""
+        outputs = [o.name for o in self.proto.output if o.name in self._ranked]
+        found = [self.values[name] for name in outputs]
+        wholes = {id(v.whole) for v in found if isinstance(v, Member)}
+        cases, self._cases = self._cases, None
+        if not outputs or (len(wholes) == 1 and all(isinstance(v, Member) for v in found)):
+            return
+        cases = cases or Cases(self.shared.scope)
+        cases.split_members(outputs, self.values)
+        self._put(cases.end(outputs, self.values))
+
     # Nodes.
 
     def _node(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> Body | None:
         """Import a node; return the body of the function that it calls, which stands for it."""
+        if self._ranked:
+            names = list(dict.fromkeys(reads(proto)))
+            if any(isinstance(self.value(n), (Member, PerCase)) for n in names):
+                self._in_cases(proto, versions, names)
+                return None
         shared = self.shared
         inputs = [self.value(i) if i else None for i in proto.input]
         if any(i and v is None for i, v in zip(proto.input, inputs, strict=True)):
@@ -204,10 +321,11 @@ class Graph:
                 raise Unsupported("ONNX does not define it for inputs of these types")
             return self._expand(proto, function, versions)
         result = _converted(row, node, declared)
-        self.values.update(self.shared.outputs(result, proto.output))
+        values = self.shared.outputs(result, proto.output)
         first = proto.output[0] if proto.output else ""
-        if first in self.values:
-            self.values[first] = followed(node, self.values[first])
+        if first in values:
+            values[first] = followed(node, values[first])
+        self._put(values)
         return None
 
     def _expand(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ekiden.frontend.common.cases import single
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
 from ekiden.frontend.common.options import Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import Absent, MapValue, SequenceValue, sequence_of
+from ekiden.frontend.common.sum_value import Member, SumValue
 from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name
@@ -35,7 +37,13 @@ from ekiden.ir.pass_context import DEBUG, phase
 from ekiden.ir.prim import AnyDim, PrimExpr, const
 from ekiden.ir.type import TensorType
 from ekiden.relay.op.sequence import list_type
-from ekiden.runtime.errors import ExpressionError, ImportModelError, UnsupportedError
+from ekiden.runtime.errors import (
+    ExpressionError,
+    ImportModelError,
+    UnrankedInputError,
+    UnsupportedError,
+)
+from ekiden.runtime.metadata import ANY_OBJECT, TEXT
 
 
 def from_onnx(
@@ -99,6 +107,7 @@ class _Import:
         self.params: dict[str, Array] = {}
         self.texts: list[str] = []
         self.shared, self.scope = shared, shared.scope
+        self.scope.splits_cases = True
         self.main = Main(self.scope)
         self.scope.used = names_read(proto.node) | {o.name for o in proto.output}
         self.graph = Graph(proto, self.shared)
@@ -109,20 +118,24 @@ class _Import:
         for name in self.shapes:  # a weight that a shape is given for is an input
             self.graph.weights.pop(name, None)
         inputs = [i for i in self.proto.input if i.name not in self.graph.weights]
+        self._check_ranks(inputs)
         for each in inputs:
             self._input(each)
         if not self.freeze_params:
             self._weights_as_params()
-        self.graph.walk()
+        try:
+            self.graph.walk()
+        except Unsupported as error:
+            self.shared.problems.append(f"graph {self.proto.name!r}: {error}")
         self.shared.finish()
         if not self.proto.output:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
-        outputs = {o.name: self.graph.output(o.name) for o in self.proto.output}
+        outputs = {o.name: self._output(o.name) for o in self.proto.output}
         self._check_outputs(outputs)
         for each in self.proto.output:
             stated = each.type.tensor_type
             made = outputs[each.name]
-            if stated.HasField("shape") and not isinstance(made, TextValue):
+            if stated.HasField("shape") and not isinstance(made, (TextValue, SumValue)):
                 self.scope.declare(len(stated.shape.dim), len(made.type.shape))
         function = self.main.function([outputs[o.name] for o in self.proto.output])
         texts = [n for n, v in outputs.items() if isinstance(v, TextValue)]
@@ -143,6 +156,13 @@ class _Import:
             maps=tuple(maps),
             params=self.params,
         )
+
+    def _output(self, name: str) -> Value:
+        """Return an output; one of several ranks as a sum of tensors."""
+        value = self.graph.output(name)
+        if not isinstance(value, Member):
+            return value
+        return SumValue(single(self.scope, value), value.whole.kinds)
 
     def _check_outputs(self, outputs: Mapping[str, Value]) -> None:
         """Raise UnsupportedError for values that cannot leave a program."""
@@ -167,6 +187,35 @@ class _Import:
                 f"import {self.label}: shape is given for {', '.join(unknown)}; "
                 f"the inputs are {have}{more}"
             )
+
+    def _check_ranks(self, inputs: Sequence[onnx.ValueInfoProto]) -> None:
+        """Raise UnrankedInputError for tensors whose rank neither the model nor `shape` says."""
+        kinds = {i.name: _held(i.type) for i in inputs if i.name not in self.shapes}
+        names = [
+            name
+            for name, kind in kinds.items()
+            if kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape")
+        ]
+        if not names:
+            return
+        listed = ", ".join(map(repr, names))
+        wanted = ", ".join(f"{name!r}: ..." for name in names)
+        has = f"input {listed} has no shape" if len(names) == 1 else f"inputs {listed} have none"
+        raise UnrankedInputError(
+            f"import {self.label}: {has}; give one with shape={{{wanted}}}",
+            tuple((i.name, _dtype_text(i), self._stated_shape(i)) for i in inputs),
+            tuple((o.name, _dtype_text(o)) for o in self.proto.output),
+        )
+
+    def _stated_shape(self, info: onnx.ValueInfoProto) -> tuple[int | str, ...] | None:
+        """Return the shape of an input as messages have it; None where its rank is not known."""
+        held = _held(info.type)
+        given = self.shapes.get(info.name)
+        if given is None and not held.tensor_type.HasField("shape"):
+            return None if held.HasField("tensor_type") else ()
+        stated = [_stated(d) for d in held.tensor_type.shape.dim]
+        dims = stated if given is None else given_dims(info.name, given)
+        return tuple("?" if d is None else d for d in dims)
 
     def _input(self, info: onnx.ValueInfoProto) -> None:
         if info.name in self.shapes and self.shapes[info.name] is None:
@@ -208,11 +257,6 @@ class _Import:
 
     def _tensor(self, info: onnx.ValueInfoProto) -> Value:
         kind = info.type.tensor_type
-        if not kind.HasField("shape") and info.name not in self.shapes:
-            raise ImportModelError(
-                f"import {self.label}: input {info.name!r} has no shape; "
-                f"give one with shape={{{info.name!r}: ...}}"
-            )
         if kind.elem_type == onnx.TensorProto.STRING:
             return self._text(info)
         try:
@@ -259,6 +303,19 @@ def _stated(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if dim.HasField("dim_value"):
         return int(dim.dim_value)
     return str(dim.dim_param) or None
+
+
+def _dtype_text(info: onnx.ValueInfoProto) -> str:
+    """Return the dtype of an input or output, as far as the model states it."""
+    kind = _held(info.type)
+    if not kind.HasField("tensor_type"):
+        return ANY_OBJECT
+    if kind.tensor_type.elem_type == onnx.TensorProto.STRING:
+        return TEXT
+    try:
+        return from_onnx_dtype(kind.tensor_type.elem_type)
+    except Unsupported:
+        return ANY_OBJECT
 
 
 def _held(kind: onnx.TypeProto) -> onnx.TypeProto:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ekiden.frontend.common.choice import choose
 from ekiden.frontend.common.loop import ChangesRank, Iteration, Loop, as_scalar, is_true, stacked
+from ekiden.frontend.common.ranked_loop import build_ranked
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Node, Row
@@ -56,11 +57,11 @@ def _loop(node: Node) -> list[Value]:
     loop = Loop(node, body.names[2:], carried, trips, go, step)
     try:
         last, parts, endless = loop.build()
-    except ChangesRank:
+    except ChangesRank as error:
         written = loop.written_out()
-        if written is None:
-            raise
-        return _collected(node, *written)
+        if written is not None:
+            return _collected(node, *written)
+        last, parts, endless = build_ranked(loop, error)
     length = None
     if endless and limit is not None and limit.is_known:
         (length,) = (maximum(as_dim(d), 0) for d in limit.dims())

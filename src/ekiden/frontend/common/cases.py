@@ -1,0 +1,381 @@
+"""What follows a value of several ranks, imported once for each: a case.
+
+    match %q { OneOf2_0(%a) => { nodes for the rank of %a }, OneOf2_1(%b) => { nodes for %b's } }
+
+Nodes are imported in order, each in all cases that it depends on, so that the cases can end as soon
+as the values that are still needed have one rank again; the program grows by the number of cases at
+most, of which there are MAX_CASES. A case whose node cannot be imported, or whose results are
+none of MAX_ALTERNATIVES combinations of ranks, ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+
+from ekiden.frontend.common.block import Block, fail
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.sequence_value import Absent, NoTensor
+from ekiden.frontend.common.sum_value import (
+    MAX_ALTERNATIVES,
+    MAX_CASES,
+    Kinds,
+    Member,
+    SumValue,
+    first_merged,
+    held_var,
+    inject,
+    match,
+    merged,
+    packed,
+)
+from ekiden.frontend.common.text_value import TextValue
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.type import TupleType, Type
+from ekiden.relay.expr import Expr, Tuple, TupleGetItem, Var
+from ekiden.runtime.errors import UnsupportedError
+from ekiden.topi.shape import equal
+
+
+class PerCase(NoTensor):
+    """What stands for a value of a graph that each case has its own of."""
+
+    __slots__ = ()
+    what = "a value whose rank depends on data"
+
+    def __init__(self) -> None:
+        self.array = self.symbols = self.hint = self.expr = None
+
+
+class Case:
+    """One alternative of a sum, within a case around it; further sums split it."""
+
+    def __init__(self, around: Case | None, number: int = 0, var: Var | None = None) -> None:
+        self.around, self.number, self.var = around, number, var
+        self.block = Block()
+        self.values: dict[str, Value] = {}
+        self.members: list[Value] = []
+        self.whole: SumValue | None = None
+        """What splits this case."""
+        self.inner: list[Case] = []
+        self.error: Exception | None = None
+
+    def path(self) -> list[Case]:
+        """Return the cases from the outermost one to this, without the root."""
+        found: list[Case] = []
+        at: Case | None = self
+        while at is not None and at.around is not None:
+            found.append(at)
+            at = at.around
+        return found[::-1]
+
+    def leaves(self) -> list[Case]:
+        """Return the cases that nothing splits, in order, of this one; without those that fail."""
+        found, waiting = [], [self]
+        while waiting:
+            case = waiting.pop()
+            waiting += reversed(case.inner)
+            if not case.inner and case.error is None:
+                found.append(case)
+        return found
+
+    def failure(self) -> Exception | None:
+        """Return the first error where all cases inside of this one, or itself, have one."""
+        waiting, found = [self], None
+        while waiting:
+            case = waiting.pop()
+            waiting += reversed(case.inner)
+            if not case.inner and case.error is None:
+                return None
+            found = found or case.error
+        return found
+
+
+class Cases:
+    """The cases of a graph, which begin with none."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.root = self.at = Case(None)
+
+    @contextmanager
+    def inside(self, case: Case) -> Iterator[None]:
+        """A `with` block in which nodes are imported for a case, inside the current one."""
+        before, path = self.at, case.path()
+        blocks = [c.block for c in path[len(before.path()) :]]
+        self.at = case
+        try:
+            with self.scope.inside_alternative(blocks) if blocks else nullcontext():
+                yield
+        finally:
+            self.at = before
+
+    def value(self, name: str, value: Value) -> Value:
+        """Return what a name of the graph stands for in the current case; `value` is what the graph
+        has under it, which is the answer where it does not depend on the case, or not yet."""
+        for case in reversed(self.at.path()):
+            if isinstance(value, PerCase) and name in case.values:
+                value = case.values[name]
+                break
+        while isinstance(value, Member):
+            inner = [c for c in self.at.path() if c.around and c.around.whole is value.whole]
+            if not inner:
+                break
+            value = inner[0].members[value.index]
+        return value
+
+    def split(self, whole: SumValue) -> list[Case]:
+        """Split each case of the current one by the alternatives of a sum; return the new ones.
+
+        Raises Unsupported where that would make too many.
+        """
+        old = self.at.leaves()
+        if len(self.root.leaves()) + len(old) * (len(whole.kinds) - 1) > MAX_CASES:
+            raise Unsupported(f"more than {MAX_CASES} combinations of ranks would be told apart")
+        return [case for leaf in old for case in self._split(leaf, whole)]
+
+    def _split(self, leaf: Case, whole: SumValue) -> list[Case]:
+        leaf.whole = whole
+        for number, kinds in enumerate(whole.kinds):
+            var = held_var(kinds, self.scope.span)
+            case = Case(leaf, number, var)
+            with self.inside(case):
+                fields = (TupleGetItem(var, i) for i in range(len(kinds)))
+                case.members = [self.scope.bound(f, "held") for f in fields]
+            leaf.inner.append(case)
+        return leaf.inner
+
+    def split_members(self, names: Sequence[str], values: dict[str, Value]) -> list[Case]:
+        """Split the cases of the current one until no value under these names is a member of a sum;
+        return them. Raises Unsupported where that would make too many.
+        """
+        done, waiting = [], self.at.leaves()
+        while waiting:
+            case = waiting.pop(0)
+            with self.inside(case):
+                found = (self.value(n, values[n]) for n in names if n in values)
+                member = next((v for v in found if isinstance(v, Member)), None)
+                if member is None:
+                    done.append(case)
+                else:
+                    waiting = self.split(member.whole) + waiting
+        return done
+
+    # The end.
+
+    def _kinds(self, leaf: Case, names: Sequence[str], values: dict[str, Value]) -> Kinds:
+        """Return the types of values of a case as they are seen outside of all."""
+        kinds: list[Type] = []
+        for name in names:
+            with self.inside(leaf):
+                kind = self.value(name, values[name]).kind
+            for case in reversed(leaf.path()):
+                kind = self.scope.outside(kind, case.block)
+            kinds.append(kind)
+        return tuple(kinds)
+
+    def are_one(self, names: Sequence[str], values: dict[str, Value]) -> bool:
+        """Whether all cases have values of one rank and dtype under these names."""
+        for leaf in self.root.leaves():
+            with self.inside(leaf):
+                if any(isinstance(self.value(n, values[n]), Member) for n in names):
+                    return False
+        every = [self._kinds(leaf, names, values) for leaf in self.root.leaves()]
+        return len(first_merged(every)[0]) <= 1
+
+    def end(self, names: Sequence[str], values: dict[str, Value]) -> dict[str, Value]:
+        """Return the values under these names behind all cases: plain ones, or members of a sum."""
+        scope, leaves = self.scope, self.root.leaves()
+        same = {n: v for n in names if (v := self._same(n, values, leaves)) is not None}
+        open_names = [n for n in names if n not in same]
+        if not open_names:
+            return same
+        every = [self._kinds(leaf, open_names, values) for leaf in leaves]
+        alternatives, numbers = first_merged(every)
+        for leaf, number in zip(leaves, numbers, strict=True):
+            if number is None:
+                names_text = ", ".join(map(repr, open_names))
+                reason = f"{names_text}: more than {MAX_ALTERNATIVES} combinations of ranks"
+                leaf.error = UnsupportedError(reason)
+        number_of = {id(leaf): n for leaf, n in zip(leaves, numbers, strict=True)}
+        if len(alternatives) > 1:
+            scope.use_sum(len(alternatives))
+        results: dict[int, Expr] = {}
+        order = [self.root]
+        for case in order:
+            order += case.inner
+        for case in reversed(order):  # the inner ones first
+            results[id(case)] = self._result(
+                case, open_names, values, alternatives, number_of, results
+            )
+        whole = results[id(self.root)]
+        texts = {n for n in open_names if self._is_text(n, values, leaves)}
+        found = _results(scope, whole, alternatives, open_names)
+        return same | {n: _as_text(scope, v) if n in texts else v for n, v in found.items()}
+
+    def _result(
+        self,
+        case: Case,
+        names: Sequence[str],
+        values: dict[str, Value],
+        alternatives: Sequence[Kinds],
+        number_of: dict[int, int | None],
+        results: dict[int, Expr],
+    ) -> Expr:
+        """Return what a case gives: the values as a tuple, as an alternative of several, the match
+        of the cases inside of it, or the end of the run."""
+        scope = self.scope
+        with self.inside(case):
+            error = case.failure()
+            if error is not None:
+                return fail(str(error))
+            if case.whole is not None:
+                assert case.whole.expr is not None
+                arms = [(c.var, results[id(c)]) for c in case.inner if c.var is not None]
+                result: Expr = match(case.whole.expr, arms).with_fields(span=scope.span)
+            else:
+                number = number_of[id(case)]
+                assert number is not None, "others have an error"
+                pairs = zip(names, alternatives[number], strict=True)
+                exprs = [scope.under(self.value(n, values[n]), kind) for n, kind in pairs]
+                result = packed(exprs, number, alternatives)
+            return result if case is self.root else scope.close(result)
+
+    def _same(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> Value | None:
+        """Return a value that is one and the same in all cases, if it is."""
+        found: list[Value] = []
+        for leaf in leaves:
+            with self.inside(leaf):
+                found.append(self.value(name, values[name]))
+        first = found[0]
+        if isinstance(first, Absent) and all(isinstance(v, Absent) for v in found):
+            return first
+        if any(isinstance(v, NoTensor) or not v.is_known for v in found):
+            return None
+        inner = {s for leaf in leaves for case in leaf.path() for s in case.block.symbols}
+        symbols = [e for v in found if v.symbols is not None for e in v.symbols.ravel()]
+        if inner.intersection(free_vars(*symbols)):
+            return None
+        return first if all(_are_equal(first, v) for v in found[1:]) else None
+
+    def _is_text(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> bool:
+        with self.inside(leaves[0]):
+            return isinstance(self.value(name, values[name]), TextValue)
+
+
+def _are_equal(a: Value, b: Value) -> bool:
+    """Whether known values have the same elements and type."""
+    if a.type.dtype != b.type.dtype or a.elements.shape != b.elements.shape:
+        return False
+    if a.array is not None and b.array is not None:
+        return bool(np.array_equal(a.array, b.array))
+    pairs = zip(a.elements.ravel(), b.elements.ravel(), strict=True)
+    return all(
+        isinstance(x, PrimExpr) and isinstance(y, PrimExpr) and equal(x, y) for x, y in pairs
+    )
+
+
+def _results(
+    scope: Scope, whole: Expr, alternatives: Sequence[Kinds], names: Sequence[str]
+) -> dict[str, Value]:
+    """Return the values of a tuple, or of a sum of tuples, under their names."""
+    if len(alternatives) == 1:
+        return dict(zip(names, scope.fields(whole, names), strict=True))
+    return dict(
+        zip(names, members(scope, SumValue(scope.spanned(whole), alternatives)), strict=True)
+    )
+
+
+def _as_text(scope: Scope, value: Value) -> Value:
+    return value if isinstance(value, Member) else TextValue(scope.expr(value), value.type)
+
+
+def whole_of(values: Sequence[Value]) -> SumValue | None:
+    """Return the sum that some of these values are members of: one, as graphs give them."""
+    return next((v.whole for v in values if isinstance(v, Member)), None)
+
+
+def alternatives_of(
+    scope: Scope, values: Sequence[Value], block: Block | None = None
+) -> list[Kinds]:
+    """Return the combinations of types that values may have, as they are seen around a block."""
+    whole = whole_of(values)
+    if whole is None:
+        return [tuple(scope.outside(v.kind, block) for v in values)]
+    return [
+        tuple(
+            scope.outside(kinds[v.index] if isinstance(v, Member) else v.kind, block)
+            for v in values
+        )
+        for kinds in whole.kinds
+    ]
+
+
+def injected(
+    scope: Scope,
+    values: Sequence[Value],
+    alternatives: Sequence[Kinds],
+    numbers: Sequence[int | None],
+    reason: str = "",
+) -> Expr:
+    """Return values as a sum of these alternatives: of those that they may have themselves, each is
+    the one that `numbers` says, or ends the run for this reason where that is None."""
+    whole = whole_of(values)
+    arms: list[tuple[Var, Expr]] = []
+    for own, number in enumerate(numbers):
+        held = held_var(() if whole is None else whole.kinds[own], scope.span)
+        if number is None:
+            arms.append((held, fail(f"{scope.span}: {reason}")))
+            continue
+        fields = [
+            scope.relaxed(TupleGetItem(held, value.index), kind)
+            if isinstance(value, Member)
+            else scope.under(value, kind)
+            for value, kind in zip(values, alternatives[number], strict=True)
+        ]
+        kinds = [TupleType(k) for k in alternatives]
+        arms.append((held, inject(kinds, number, Tuple(tuple(fields)))))
+    if whole is None:
+        ((_, alone),) = arms
+        return alone
+    assert whole.expr is not None
+    return match(whole.expr, arms).with_fields(span=scope.span)
+
+
+def members(scope: Scope, whole: SumValue) -> list[Value]:
+    """Return the values of a sum: those of one type in all alternatives as plain ones."""
+    found: list[Value] = []
+    for index in range(len(whole.kinds[0])):
+        kinds, _ = merged([(k[index],) for k in whole.kinds])
+        if len(kinds) > 1:
+            found.append(Member(whole, index))
+        else:
+            found.append(scope.bound(_member(scope, whole, index, kinds[0][0]), "held"))
+    return found
+
+
+def _member(scope: Scope, whole: SumValue, index: int, kind: Type) -> Expr:
+    """Return a member that has one type in all alternatives."""
+    assert whole.expr is not None
+    held = [held_var(k, scope.span) for k in whole.kinds]
+    arms = [(var, scope.relaxed(TupleGetItem(var, index), kind)) for var in held]
+    return match(whole.expr, arms).with_fields(span=scope.span)
+
+
+def single(scope: Scope, value: Member) -> Expr:
+    """Return a member as a sum of tensors, of its own: what leaves the program."""
+    whole, index = value.whole, value.index
+    kinds, numbers = merged([(k[index],) for k in whole.kinds])
+    scope.use_sum(len(kinds))
+    held = [held_var(k, scope.span) for k in whole.kinds]
+    arms = []
+    for var, number in zip(held, numbers, strict=True):
+        field = scope.relaxed(TupleGetItem(var, index), kinds[number][0])
+        arms.append((var, inject([k for (k,) in kinds], number, field)))
+    assert whole.expr is not None
+    return scope.spanned(match(whole.expr, arms).with_fields(span=scope.span))

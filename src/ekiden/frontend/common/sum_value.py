@@ -1,0 +1,200 @@
+"""Values whose rank or dtype only the run knows: tagged unions.
+
+What may have one of several ranks is a value of a sum type of the program, with a constructor for
+each rank; it is matched where it is used, and what follows is imported for each (see
+ekiden.frontend.common.cases):
+
+    type OneOf2[A, B] { OneOf2_0(A), OneOf2_1(B) }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, reduce
+from typing import TypeAlias
+
+from ekiden.frontend.common.sequence_value import NoTensor, joined, sequence_of
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.ir.span import Span
+from ekiden.ir.text import type_text
+from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeCall, TypeVar
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constructor,
+    Expr,
+    Match,
+    PatternConstructor,
+    PatternVar,
+    Tuple,
+    TypeData,
+    Var,
+)
+
+ONE_OF = "OneOf"
+"""How the name of a sum type begins; the number of its alternatives follows."""
+MAX_ALTERNATIVES = 8
+"""The most combinations of ranks that values may have at one place of a program."""
+MAX_CASES = 32
+"""The most cases that a node is imported for."""
+Kinds: TypeAlias = tuple[Type, ...]
+"""The types of several values in one alternative."""
+
+
+@cache
+def definition(count: int) -> TypeData:
+    """Return the sum type of `count` alternatives."""
+    header = GlobalTypeVar(f"{ONE_OF}{count}")
+    variables = tuple(TypeVar(f"A{n}") for n in range(count))
+    constructors = (
+        Constructor(f"{ONE_OF}{count}_{n}", (variable,), header, n)
+        for n, variable in enumerate(variables)
+    )
+    return TypeData(header, variables, tuple(constructors))
+
+
+def sum_type(alternatives: Sequence[Type]) -> TypeCall:
+    """Return the type of what has one of these types."""
+    return TypeCall(definition(len(alternatives)).header, tuple(alternatives))
+
+
+def is_sum(kind: Type) -> bool:
+    """Whether a type is such a sum."""
+    return isinstance(kind, TypeCall) and str(getattr(kind.func, "name_hint", "")).startswith(
+        ONE_OF
+    )
+
+
+def inject(alternatives: Sequence[Type], index: int, value: Expr) -> Expr:
+    """Return a value as the alternative `index` of a sum of these types."""
+    constructor = definition(len(alternatives)).constructors[index]
+    return Call(constructor, (value,), type_args=tuple(alternatives))
+
+
+def match(value: Expr, arms: Sequence[tuple[Var, Expr]]) -> Match:
+    """Return the arm, (variable of what it holds, result), of the alternative that a value has."""
+    constructors = definition(len(arms)).constructors
+    clauses = [
+        Clause(PatternConstructor(constructor, (PatternVar(var),)), result)
+        for constructor, (var, result) in zip(constructors, arms, strict=True)
+    ]
+    return Match(value, tuple(clauses))
+
+
+def held_var(kinds: Sequence[Type], span: Span) -> Var:
+    """Return a variable of what an alternative holds. It has a span, as an expression without one
+    is copied where it becomes a part of a node."""
+    kind = TupleType(tuple(kinds))
+    var = Var("held", kind, span=span)
+    var.set_checked_type(kind)
+    return var
+
+
+class SumValue(NoTensor):
+    """A value of one of several alternatives, each of which holds as many values.
+
+    origin: the choice that decides which, where one alone does, by its name, and the branch of each
+    alternative.
+    """
+
+    __slots__ = ("kinds", "origin")
+    what = "a value of one of several ranks"
+
+    def __init__(
+        self, expr: Expr, kinds: Sequence[Kinds], origin: tuple[str, tuple[int, ...]] | None = None
+    ) -> None:
+        self.array = self.symbols = self.hint = None
+        self.expr, self.kinds, self.origin = expr, tuple(kinds), origin
+
+    @property
+    def kind(self) -> Type:
+        """The sum type."""
+        assert self.expr is not None
+        found = self.expr.checked_type_or_none()
+        return sum_type([TupleType(k) for k in self.kinds]) if found is None else found
+
+
+class Member(NoTensor):
+    """One of the values that each alternative of a sum holds."""
+
+    __slots__ = ("index", "whole")
+    what = "a value whose rank depends on data"
+
+    def __init__(self, whole: SumValue, index: int) -> None:
+        self.array = self.symbols = self.hint = self.expr = None
+        self.whole, self.index = whole, index
+
+    @property
+    def kind(self) -> Type:
+        """The sum of the types that it may have."""
+        return sum_type([kinds[self.index] for kinds in self.whole.kinds])
+
+
+def sum_value(expr: Expr, kind: TypeCall) -> SumValue:
+    """Return an expression of a sum of tuples as a value."""
+    kinds = [k.fields for k in kind.args if isinstance(k, TupleType)]
+    assert len(kinds) == len(kind.args), f"a sum of tuples expected, got {type_text(kind)}"
+    return SumValue(expr, kinds)
+
+
+def of_type_call(expr: Expr, kind: TypeCall) -> NoTensor:
+    """Return an expression of an algebraic data type as a value: a sum or a sequence."""
+    return sum_value(expr, kind) if is_sum(kind) else sequence_of(expr, kind)
+
+
+def merged(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int]]:
+    """Return the alternatives of which each of `every` is one, and the number of that one: those
+    of equal ranks and dtypes are one, of what their types have in common.
+
+    Raises Unsupported for more than MAX_ALTERNATIVES.
+    """
+    alternatives, numbers = first_merged(every)
+    known = [n for n in numbers if n is not None]
+    if len(known) < len(numbers):
+        raise Unsupported(f"its values may have more than {MAX_ALTERNATIVES} combinations of ranks")
+    return alternatives, known
+
+
+def first_merged(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int | None]]:
+    """Return the same, but MAX_ALTERNATIVES at most, and None for what is none of them."""
+    groups: dict[object, list[Kinds]] = {}
+    for kinds in every:
+        key = tuple(map(_signature, kinds))
+        if key in groups or len(groups) < MAX_ALTERNATIVES:
+            groups.setdefault(key, []).append(kinds)
+    keys = list(groups)
+    alternatives = [reduce(_joined_kinds, members) for members in groups.values()]
+    of_each = [tuple(map(_signature, kinds)) for kinds in every]
+    return alternatives, [keys.index(key) if key in groups else None for key in of_each]
+
+
+def dtypes(kind: Type) -> set[str]:
+    """Return the dtypes that a tensor may have: that of a tensor, or those of a sum of tensors."""
+    if isinstance(kind, TypeCall) and is_sum(kind):
+        return {d for k in kind.args for d in dtypes(k)}
+    return {kind.dtype} if isinstance(kind, TensorType) else {type_text(kind)}
+
+
+def _joined_kinds(a: Kinds, b: Kinds) -> Kinds:
+    both = [joined(x, y) for x, y in zip(a, b, strict=True)]
+    return tuple(k for k in both if k is not None)
+
+
+def _signature(kind: Type) -> object:
+    """Return what types that have something in common share."""
+    match kind:
+        case TensorType():
+            return kind.dtype, len(kind.shape)
+        case TypeCall():
+            return kind.func.name_hint, tuple(map(_signature, kind.args))  # type: ignore[attr-defined]
+        case TupleType():
+            return tuple(map(_signature, kind.fields))
+    return type_text(kind)
+
+
+def packed(values: Sequence[Expr], index: int, alternatives: Sequence[Kinds]) -> Expr:
+    """Return values as a tuple, and that as the alternative `index` where there are several."""
+    whole = Tuple(tuple(values))
+    if len(alternatives) == 1:
+        return whole
+    return inject([TupleType(kinds) for kinds in alternatives], index, whole)

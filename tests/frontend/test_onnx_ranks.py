@@ -1,0 +1,247 @@
+# ruff: noqa: ANN401 - graphs in a line, attributes as helper.make_node
+"""Values whose rank only the run knows: of branches, of loops, and what follows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import FLOAT, Feed, evaluated, ints, normal
+from test_onnx_control import BOOL, INT, branch, counting, graph, model, node, value
+
+import ekiden
+from ekiden.frontend.onnx import from_onnx
+from ekiden.relay.expr import Match
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.visitor import post_order
+from ekiden.runtime.errors import ImportModelError, InputError, RunError
+from onnx_runtime import run_onnx_runtime
+
+EXECUTORS = ("vm", "aot", "async")
+
+
+def check(made: onnx.ModelProto, *feeds: Feed, executors: tuple[str, ...] = ("vm",)) -> None:
+    """All executors and the interpreter give what ONNX Runtime does, of its ranks."""
+    programs = [ekiden.compile(made, executor=e) for e in executors]
+    interpreter = Interpreter(from_onnx(made))
+    for feed in feeds:
+        wanted = run_onnx_runtime(made, feed)
+        results = [evaluated(interpreter, list(feed.values()))]
+        for program in programs:
+            found = program(**feed)
+            results.append([np.from_dlpack(t) for t in _all(found)])
+        for result in results:
+            for ours, theirs in zip(result, wanted, strict=True):
+                assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def _all(found: Any) -> tuple[ekiden.Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def choice(output: str = "q", name: str = "pick") -> onnx.NodeProto:
+    """x where c holds, else x with one axis more."""
+    return node(
+        "If", "c", output, name=name,
+        then_branch=branch("Identity", "x"), else_branch=branch("Unsqueeze", "x zero"),
+    )  # fmt: skip
+
+
+INPUTS = [value("x", FLOAT, [4]), value("c", BOOL)]
+WEIGHTS = {"zero": ints(0)}
+BOTH: list[Feed] = [{"x": normal(4), "c": np.array(c)} for c in (True, False)]
+
+
+@pytest.mark.parametrize("op_type", ["Relu", "Softmax", "ReduceSum", "Shape", "Size"])
+def test_what_follows_branches_of_different_ranks_is_computed_for_both(op_type: str) -> None:
+    nodes = [choice(), node(op_type, "q", "y"), node("Neg", "q", "z")]
+    check(model(nodes, INPUTS, "y z q", WEIGHTS), *BOTH, executors=EXECUTORS)
+
+
+def test_ranks_are_one_again_behind_the_node_that_makes_them_one() -> None:
+    nodes = [choice(), node("Exp", "q", "e"), node("Flatten", "e", "f", axis=0)]
+    nodes += [node("Add", "f w", "a"), node("Relu", "a", "y")]
+    made = model(nodes, INPUTS, "y", {**WEIGHTS, "w": normal(4)})
+    check(made, *BOTH)
+    matches = [e for e in post_order(from_onnx(made)["main"]) if isinstance(e, Match)]
+    assert len(matches) == 1
+    assert str(ekiden.compile(made).outputs[0]) == "y: float32[1, 4]"
+
+
+def test_branches_that_read_a_value_of_several_ranks() -> None:
+    inner = node(
+        "If", "c", "y", name="again",
+        then_branch=branch("Neg", "q"), else_branch=branch("ReduceMax", "q", keepdims=0),
+    )  # fmt: skip
+    check(model([choice(), inner], INPUTS, "y", WEIGHTS), *BOTH)
+
+
+def test_a_branch_inside_a_branch_gives_three_ranks() -> None:
+    deep = graph([node("Unsqueeze", "x axes", "r")], [], "r")
+    inner = node("If", "d", "r", then_branch=branch("Unsqueeze", "x zero"), else_branch=deep)
+    outer = node(
+        "If", "c", "q", then_branch=branch("Identity", "x"), else_branch=graph([inner], [], "r")
+    )
+    made = model(
+        [outer, node("Softmax", "q", "y"), node("ReduceSum", "y", "z", keepdims=0)],
+        [*INPUTS, value("d", BOOL)], "y z", {**WEIGHTS, "axes": ints(0, 1)},
+    )  # fmt: skip
+    feeds = [
+        {"x": normal(4), "c": np.array(c), "d": np.array(d)}
+        for c in (True, False) for d in (True, False)
+    ]  # fmt: skip
+    check(made, *feeds, executors=EXECUTORS)
+
+
+def test_two_choices_are_told_apart_together() -> None:
+    other = node(
+        "If", "d", "r",
+        then_branch=branch("Identity", "x"), else_branch=branch("Unsqueeze", "x axes"),
+    )  # fmt: skip
+    nodes = [choice(), other, node("Add", "q r", "y"), node("Mul", "q q", "z")]
+    inputs = [*INPUTS, value("d", BOOL)]
+    made = model(nodes, inputs, "y z r", {**WEIGHTS, "axes": ints(0, 2)})
+    feeds = [
+        {"x": normal(4), "c": np.array(c), "d": np.array(d)}
+        for c in (True, False) for d in (True, False)
+    ]  # fmt: skip
+    check(made, *feeds)
+
+
+def test_several_outputs_of_one_choice_have_ranks_that_belong_together() -> None:
+    then = graph([node("Identity", "x", "a"), node("Neg", "x", "b")], [], "a b")
+    other = graph([node("Unsqueeze", "x zero", "a"), node("Unsqueeze", "x axes", "b")], [], "a b")
+    nodes = [
+        node("If", "c", "p q", then_branch=then, else_branch=other), node("Add", "p q", "y"),
+        node("Concat", "p p", "z", axis=0),
+    ]  # fmt: skip
+    made = model(nodes, INPUTS, "y z", {**WEIGHTS, "axes": ints(0, 1)})
+    check(made, *BOTH)
+
+
+def test_a_function_of_the_model_takes_a_value_of_several_ranks() -> None:
+    body = [node("Relu", "a", "r"), node("Add", "r a", "b")]
+    imports = [helper.make_opsetid("", 18)]
+    function = helper.make_function("own", "Twice", ["a"], ["b"], body, imports)
+    call = helper.make_node("Twice", ["q"], ["y"], domain="own")
+    made = model([choice(), call], INPUTS, "y", WEIGHTS)
+    made.functions.append(function)
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    check(made, *BOTH)
+
+
+def test_a_rank_that_a_later_node_refuses_ends_the_run_there() -> None:
+    """And costs nothing: the program is that of the other branch."""
+    nodes = [choice(), node("Exp", "q", "e"), node("Conv", "e w", "y", name="late")]
+    inputs = [value("x", FLOAT, [1, 4]), value("c", BOOL)]
+    made = model(nodes, inputs, "y", {**WEIGHTS, "w": normal(1, 1, 3)})
+    good, bad = ({"x": normal(1, 4), "c": np.array(c)} for c in (False, True))
+    exe = ekiden.compile(made)
+    np.testing.assert_allclose(
+        np.from_dlpack(_all(exe(**good))[0]), run_onnx_runtime(made, good)[0], rtol=1e-5
+    )
+    with pytest.raises(RunError, match=r"If 'pick': then_branch is taken, but .*Conv 'late'"):
+        exe(**bad)
+    matches = [e for e in post_order(from_onnx(made)["main"]) if isinstance(e, Match) and e.clauses]
+    assert matches == []
+
+
+def test_a_rank_that_no_branch_has_is_an_import_error_of_the_node() -> None:
+    nodes = [choice(), node("Conv", "q w", "y", name="late")]
+    made = model(nodes, INPUTS, "y", {**WEIGHTS, "w": normal(1, 1, 3)})
+    with pytest.raises(ImportModelError, match="Conv 'late'"):
+        from_onnx(made)
+
+
+def test_facts_of_one_rank_are_not_those_of_another() -> None:
+    """A product in the branch of matrices says n == 3, which vectors need not meet."""
+    then = graph([node("MatMul", "x w", "r")], [], "r")
+    other = branch("ReduceSum", "x axes", keepdims=0)
+    pick = node("If", "c", "q", then_branch=then, else_branch=other)
+    made = model(
+        [pick, node("Relu", "q", "y")], [value("x", FLOAT, ["m", 3]), value("c", BOOL)], "y",
+        {"w": normal(3, 2), "axes": ints(1)},
+    )  # fmt: skip
+    check(made, *({"x": normal(n, 3), "c": np.array(c)} for n in (1, 5) for c in (True, False)))
+
+
+@pytest.mark.parametrize(
+    "executor", ["vm", *(pytest.param(e, marks=pytest.mark.long) for e in ("aot", "async"))]
+)
+def test_a_loop_carries_a_value_whose_rank_grows(executor: str) -> None:
+    step = [node("Identity", "go", "go_out"), node("Unsqueeze", "x zero", "x_out")]
+    step.append(node("ReduceSum", "x", "total", keepdims=0))
+    made = unranked(model(
+        [node("Loop", "n - x0", "x totals", body=counting(step, "x", "total"))],
+        [value("n", INT), value("x0", FLOAT, [2])], "x totals", WEIGHTS,
+    ))  # fmt: skip
+    feeds = [{"n": np.array(n), "x0": normal(2)} for n in (0, 1, 3, 7)]
+    check(made, *feeds, executors=(executor,))
+    with pytest.raises(RunError, match="'x': more than 8 combinations of ranks"):
+        ekiden.compile(made, executor=executor)(n=np.array(8), x0=normal(2))
+
+
+def unranked(made: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with no shapes of what its loop carries."""
+    for each in made.graph.node[0].attribute[0].g.input[2:]:
+        each.type.tensor_type.ClearField("shape")
+    return made
+
+
+def test_a_loop_whose_ranks_come_and_go() -> None:
+    step = [
+        node("Identity", "go", "go_out"),
+        node("Mod", "i two", "p"),
+        node("Cast", "p", "odd", to=BOOL),
+        node(
+            "If", "odd", "x_out",
+            then_branch=branch("Squeeze", "x zero"), else_branch=branch("Unsqueeze", "x zero"),
+        ),
+        node("Add", "k one", "k_out"),
+    ]  # fmt: skip
+    made = unranked(model(
+        [node("Loop", "n - x0 k0", "y k", body=counting(step, "x k")), node("Relu", "y", "z")],
+        [value("n", INT), value("x0", FLOAT, [3]), value("k0", FLOAT, [])], "z k",
+        {**WEIGHTS, "two": np.array(2), "one": np.float32(1).reshape(())},
+    ))  # fmt: skip
+    feeds = [{"n": np.array(n), "x0": normal(3), "k0": normal()} for n in (0, 1, 2, 5)]
+    check(made, *feeds)
+
+
+def test_a_loop_that_changes_a_dtype_is_refused() -> None:
+    step = [node("Identity", "go", "go_out"), node("Cast", "x", "x_out", to=INT)]
+    made = unranked(model(
+        [node("Loop", "n - x0", "y", name="turn", body=counting(step, "x"))],
+        [value("n", INT), value("x0", FLOAT, [2])], "y",
+    ))  # fmt: skip
+    with pytest.raises(ImportModelError, match="Loop 'turn': the carried value 'x' must keep"):
+        from_onnx(made)
+
+
+def test_an_output_of_several_ranks_is_saved_loaded_and_described(tmp_path: Path) -> None:
+    made = model([choice("y")], INPUTS, "y", WEIGHTS)
+    exe = ekiden.compile(made)
+    assert str(exe.outputs[0]) == "y: any rank of float32[...]"
+    exe.save(tmp_path / "m.eki")
+    loaded = ekiden.load(tmp_path / "m.eki")
+    for feed in BOTH:
+        np.testing.assert_array_equal(
+            np.from_dlpack(_all(loaded(**feed))[0]), run_onnx_runtime(made, feed)[0]
+        )
+    with pytest.raises(InputError, match="out 'y': the output is a any rank of float32"):
+        exe(**BOTH[0], out=np.zeros(4, np.float32))
+
+
+def test_more_ranks_than_are_told_apart_are_refused_by_the_node() -> None:
+    nodes, names = [], []
+    for at in range(6):
+        nodes.append(choice(f"q{at}", f"pick{at}"))
+        names.append(f"q{at}")
+    made = model([*nodes, node("Sum", " ".join(names), "y")], INPUTS, "y", WEIGHTS)
+    with pytest.raises(ImportModelError, match="Sum 'y': more than 32 combinations of ranks"):
+        from_onnx(made)
