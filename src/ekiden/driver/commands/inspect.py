@@ -13,6 +13,7 @@ from pathlib import Path
 
 import ekiden
 from ekiden import tir
+from ekiden.backend.external import is_external
 from ekiden.backend.kernels.build import check_decisions
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.lower import (
@@ -184,14 +185,15 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
 
 
 def _kernels_of(module: IRModule, target: Target) -> list[tuple[Function, Target]]:
-    """Return the kernels of a module that is compiled for a target, each with the target of the
-    device that it runs on."""
+    """Return the kernels of a module that is compiled for a target, each once with the target of
+    the device that it runs on. An engine's code has no loops of ours and is left out."""
     config = compilation_config(target)
     targets = {
         at: config.by_kind.get(d.device_type_int) for at, d in enumerate(device_table(module))
     }
     (host, *_) = config.primitive_targets
-    return [(f, targets[at] or host) for f, at in primitive_functions(module)]
+    placed = dict.fromkeys(primitive_functions(module))
+    return [(f, targets[at] or host) for f, at in placed if not is_external(f)]
 
 
 def _print_kernels(kernels: Sequence[tuple[Function, Target]], options: argparse.Namespace) -> None:
