@@ -90,7 +90,8 @@ UNKNOWN = {
       let %f = fn (%a: Tensor[(?, 3), float32]) { nn.softmax(nn.relu(%a)) };
       %f(concatenate((%f(%x), %x))) }""",
     "reference": """def @main(%x: Tensor[(?, 3), float32]) {
-      let %r = ref(%x); ref_write(%r, concatenate((%x, %x))); nn.relu(nn.softmax(ref_read(%r))) }""",
+      let %r = ref(%x); ref_write(%r, concatenate((%x, %x)));
+      nn.relu(nn.softmax(ref_read(%r))) }""",
     "data": """def @main(%x: Tensor[(?, 3), float32]) {
       nn.relu(sigmoid(take(%x, reshape(argwhere(less(%x, 0f)), newshape=[-1])))) }""",
 }
