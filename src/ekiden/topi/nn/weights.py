@@ -115,7 +115,8 @@ def pack_weight_shape(
         word = WORD_OF_KIND[kind]
         return tidy(ceil_div(out, tile)), *window, tidy(per_group // word), r, as_dim(word)
     grouped = as_dim(groups), tidy(ceil_div(out // groups, tile)), *window
-    if (word := WORD_OF_KIND.get(kind)) is not None:
+    if kind in WORD_OF_KIND:
+        word = WORD_OF_KIND[kind]
         return *grouped, tidy(per_group // word), r, as_dim(word)
     return *grouped, per_group, r
 
