@@ -178,6 +178,10 @@ static void types_are_seen_by_the_runtime() {
   expect_error("TypeError", "set field 'dims' of 'hpp.Point': it can only be read",
                [&] { set_field(point, "dims", Array{}); });
   expect_error("AttributeError", "'hpp.Point' has no field 'y'", [&] { get_field(point, "y"); });
+  ADT pair(3, {Value(7), Value(8)});
+  CHECK(get_field(pair, "tag").as<int>() == 3 && get_field(pair, "1").as<int>() == 8);
+  expect_error("AttributeError", "an ADT of 2 fields has 'tag' and their numbers, not '2'",
+               [&] { get_field(pair, "2"); });
   const ek_type_info* info = ek_type_get(type_index_of<Point>());
   Function sum(ObjectRef::borrow(info->methods[0].function));
   CHECK(std::string(info->methods[0].name) == "sum" && sum(point, 3).as<int>() == 10);

@@ -1198,10 +1198,20 @@ namespace detail {
               "'" + object.type_key() + "' has no field '" + std::string(name) + "'");
 }
 
+inline Value adt_field(const ADT& adt, std::string_view name) {
+  if (name == "tag") return adt.tag();
+  for (size_t i = 0; i < adt.size(); i++)
+    if (name == std::to_string(i)) return adt[i];
+  throw Error("AttributeError", "an ADT of " + std::to_string(adt.size()) +
+                                    " fields has 'tag' and their numbers, not '" +
+                                    std::string(name) + "'");
+}
+
 }  // namespace detail
 
-/* Reads a field of any object by its name. */
+/* Reads a field of any object by its name: of an ADT "tag", "0", "1" and so on. */
 inline Value get_field(const ObjectRef& object, std::string_view name) {
+  if (object && object.get()->type_index == EK_ADT) return detail::adt_field(ADT(object), name);
   const ek_type_info* info = object ? ek_type_get(object.get()->type_index) : nullptr;
   for (int32_t i = 0; info != nullptr && i < info->n_fields; i++) {
     if (name != info->fields[i].name) continue;
