@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,7 +25,7 @@ from ekiden.runtime import Device, cpu, vm
 from ekiden.runtime.errors import CompileError, InputError, LoadError
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
-from long_runs import share
+from long_runs import LONG, share
 from stand_ins import GPU
 
 RNG = np.random.default_rng(7)
@@ -366,3 +367,40 @@ def test_regions_of_an_engine_run_on_the_host_between_kernels_of_a_device(
     marked = IRModule.from_expr(relay.Function([x], relay.cumsum(there, axis=1)))
     exe = ekiden.compile(marked, [cpu(0), opencl], executor=executor, byoc="onnxruntime")
     assert "external" not in exe.raw.metadata
+
+
+@LONG
+def test_the_state_of_a_program_on_a_device_is_saved_and_taken_up_again(
+    opencl: Device, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Counting(torch.nn.Module):  # type: ignore[misc, name-defined]
+        """A sum over runs, and how many there were."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("runs", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("total", torch.zeros(8))
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401
+            self.runs.add_(1)
+            self.total.add_(torch.tanh(x).sum(0))
+            return self.total * 2
+
+    given = torch.from_numpy(X)
+    exe = ekiden.compile(Counting().eval(), example_inputs=(given,), target="opencl")
+    for _ in range(3):
+        exe(X)
+    runtime.save_params(tmp_path / "state.safetensors", exe.state)
+    exe.save(tmp_path / "program.eki")
+    known = runtime.load_params(tmp_path / "state.safetensors")
+    assert int(known["runs"].numpy()) == 3
+    wanted = exe(X).numpy()
+    np.testing.assert_allclose(wanted, 8 * np.tanh(X).sum(0), 1e-5, 1e-5)
+    for other in (
+        ekiden.load(tmp_path / "program.eki"),
+        ekiden.compile(Counting().eval(), example_inputs=(given,)),
+    ):
+        other.set_state(known)
+        np.testing.assert_allclose(other(X).numpy(), wanted, 1e-5, 1e-5)

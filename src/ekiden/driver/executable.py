@@ -21,6 +21,7 @@ from ekiden.driver.sequences import from_list, held, to_list, to_maps
 from ekiden.runtime import late_bound
 from ekiden.runtime.callers import Machines, executor_of, start
 from ekiden.runtime.compiler import compiler_module
+from ekiden.runtime.devices import without_driver
 from ekiden.runtime.errors import EkidenError, ExportError, InputError, RunError
 from ekiden.runtime.files import File, PathName, write_to
 from ekiden.runtime.late import Late, cached_property, import_late
@@ -134,7 +135,7 @@ class Executable:
         self._takes_tensors = not any(_is_object(i) or i.dtype == ANY_OBJECT for i in self.inputs)
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
-        if not late_bound.missing(raw):
+        if not late_bound.missing(raw) and not without_driver(raw.devices):
             self._program.machines  # noqa: B018  # links it now, and says what is missing
         self._upgrade = upgrade
         if upgrade is not None:

@@ -18,7 +18,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.name_dimensions import NameDimensions
-from ekiden.runtime import load_image
+from ekiden.runtime import Device, load_image
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import PathName
 from ekiden.target import Target, TargetLike, target_or_current
@@ -116,6 +116,8 @@ def prepare(
     if measurer.remote is None and measurer.executor is None:
         for each in dict.fromkeys(t.target.code_host for t in chosen):
             _check_here(each)
+        for each in dict.fromkeys(t.target for t in chosen if not t.target.kind.is_cpu):
+            _check_device(each)
     return Session(chosen, records, measurer, search, seed, progress)
 
 
@@ -134,6 +136,16 @@ def _check_here(target: Target) -> None:
         f"tune: code for '{target}' cannot be measured here: {why}; remote= (--remote) measures on"
         " a server"
     )
+
+
+def _check_device(target: Target) -> None:
+    """Raises InputError for a target whose device is not here."""
+    place = Device(target.kind.device_type, 0)
+    if not place.exist:
+        raise InputError(
+            f"tune: code for '{target}' cannot be measured here: there is no {place}; remote="
+            " (--remote) measures on a server"
+        )
 
 
 def _tasks(

@@ -115,6 +115,18 @@ def check_devices(what: str, given: object, known: Sequence[Device] = ()) -> Non
         raise InputError(f"{what}: expected {others[0]}, got {found[0]}")
 
 
+def without_driver(devices: Iterable[Device]) -> list[Device]:
+    """Return those of the devices that this machine has no working driver for."""
+    found = []
+    for each in devices:
+        try:
+            if each.type != cpu().type:
+                get_global_func("ek.device.count")(each)
+        except DeviceError:
+            found.append(each)
+    return found
+
+
 def check_here(devices: Iterable[Device]) -> None:
     """Whether devices are among those of this machine, as far as their drivers can say: where there
     is no driver of a kind, nothing is known of them.
@@ -155,4 +167,5 @@ __all__ = [
     "vpi",
     "vulkan",
     "webgpu",
+    "without_driver",
 ]

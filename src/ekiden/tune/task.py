@@ -16,16 +16,18 @@ from ekiden.backend.vm.module_kernels import primitive_functions
 from ekiden.backend.vm.pipeline import optimize
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Call, Function
+from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.manifest_alloc import tensor_types
+from ekiden.relay.transform.plan_devices import device_table
 from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target, TargetLike, target_or_current
+from ekiden.target.virtual_device import compilation_config
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.tensor import Tensor
 from ekiden.tir.schedule.schedule import Schedule
@@ -116,31 +118,38 @@ class Extracted:
 
 def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None) -> Extracted:
     """The distinct kernels of a module of Relay functions that have something to choose, each with
-    how often a run calls it; calls in a loop or a branch count once.
+    how often a run calls it; calls in a loop or a branch count once. Those that run on the host of
+    a program for a device are tasks for the host.
 
     `dims` are sizes of the module's symbols, one or several with how much each counts. A kernel
     that has symbols of other names is skipped, and says so. Raises CompileError for what cannot be
     compiled.
     """
-    optimized = optimize(module, target, kernels=None)
+    config = compilation_config(target)
+    optimized = optimize(module, target, config, kernels=None)
+    targets = {
+        n: config.by_kind.get(d.device_type_int) for n, d in enumerate(device_table(optimized))
+    }
     counts = _calls(optimized)
     tasks: dict[str, Task] = {}
     skipped: list[tuple[str, str]] = []
     runs, shares = _runs(dims or {})
-    for function in dict.fromkeys(f for f, _ in primitive_functions(optimized)):
+    host = target.code_host
+    for function, device in primitive_functions(optimized):
         if is_external(function):
             name, engine = function.attr("global_symbol"), function.attr("Compiler")
             skipped.append((str(name), f"it is a region of the engine '{engine}'"))
             continue
+        on = targets[device] or host
         form = canonicalize(function)
         workload = structural_digest(form)
-        if workload in tasks:
-            known = tasks[workload]
-            tasks[workload] = _again(known, counts.get(function, 1))
+        calls = counts.get((function, device), 1)
+        if known := tasks.get(record_key(workload, on)):
+            tasks[known.key] = _again(known, calls)
             continue
-        chosen = choose_primitive(form, target)
+        chosen = choose_primitive(form, on)
         if chosen.anchor is None or not any(
-            not c.is_early and len(c.domain) > 1 for c in chosen.family.space(chosen.anchor, target)
+            not c.is_early and len(c.domain) > 1 for c in chosen.family.space(chosen.anchor, on)
         ):
             skipped.append((display_name(form), f"'{chosen.family.name}' has no choices"))
             continue
@@ -150,13 +159,14 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
             continue
         space = FamilySpace(
             chosen.family.name,
-            chosen.family.space(chosen.anchor, target),
-            partial(chosen.family.decide, chosen.anchor, target),
+            chosen.family.space(chosen.anchor, on),
+            partial(chosen.family.decide, chosen.anchor, on),
         )
-        tasks[workload] = Task(
-            display_name(form), workload, Source(form), target, space, counts.get(function, 1),
+        task = Task(
+            display_name(form), workload, Source(form), on, space, calls,
             "".join(names_of(form)[1:]), sizes, _flops(form, sizes), shares,
         )  # fmt: skip
+        tasks[task.key] = task
     return Extracted(tuple(tasks.values()), tuple(dict.fromkeys(skipped)))
 
 
@@ -235,17 +245,16 @@ def _again(task: Task, calls: int) -> Task:
     return replace(task, calls=task.calls + calls)
 
 
-def _calls(module: IRModule) -> dict[RelayExpr, int]:
-    """How many calls of each kernel a module has."""
-    found: dict[RelayExpr, int] = {}
+def _calls(module: IRModule) -> dict[tuple[RelayExpr, int], int]:
+    """How many calls of each kernel on each device a module has."""
+    found: dict[tuple[RelayExpr, int], int] = {}
     for function in module.functions.values():
         if not isinstance(function, Function):
             continue
         for each in evaluation_order(function.body):
-            op = each.op if isinstance(each, Call) else None
-            if isinstance(op, Op) and op.name == "vm.invoke_tvm_op":
-                kernel = each.args[0]  # type: ignore[attr-defined]  # a call
-                found[kernel] = found.get(kernel, 0) + 1
+            if isinstance(each, Call) and isinstance(each.attrs, InvokeAttrs):
+                called = each.args[0], each.attrs.device
+                found[called] = found.get(called, 0) + 1
     return found
 
 

@@ -159,7 +159,12 @@ class Family:
         """
         if fixed:
             check_fixed(self.space(anchor, target), fixed, f"'{self.name}'")
-        return self.default(anchor, target, fixed)
+        made = self.default(anchor, target, fixed)
+        missing = [
+            c.name for c in self.space(anchor, target) if not c.is_early and c.name not in made
+        ]
+        assert not missing, f"{self.name}: {made} does not say {missing}"
+        return made
 
     def panel_of(self, product: Product, target: Target, fixed: Fixed) -> int:
         """Columns of a panel of packed weights. Raises CompileError for a fixed one that cannot

@@ -154,8 +154,9 @@ def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) 
     tiles = None if m is None else -(-m // rows)
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": DEPTH_OF_BLOCK,
-        "shared": 0, "vector": lanes, "along": along, "tensor": 0, "dot": 0,
+        "shared": 0, "buffers": 1, "near": 1, "vector": lanes, "along": along,
         "band": band_of(target, rows, tiles, depth, factors.a.dtype), "panel": 0,
+        "tensor": 0, "dot": 0,
     }  # fmt: skip
     if fixed.keys().isdisjoint(("along", "panel")):
         found = dict(panel_of(target, factors, found, int(asked)) or found)

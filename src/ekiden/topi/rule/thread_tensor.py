@@ -85,7 +85,7 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
     depth = DEPTH if kept is None else DEPTH * 2 // dt.itemsize(kept.dtype)
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines, "depth": depth,
-        "shared": 1, "vector": 1, "along": "columns", "tensor": 1, "dot": 0,
+        "shared": 1, "vector": 1, "along": "columns", "tensor": 1, "dot": 0, "band": 0, "panel": 0,
     }  # fmt: skip
     made = TensorKernel.with_memory(factors, target, found | dict(fixed))
     has_room = TensorKernel.most_bytes(factors, made) <= target.block_memory
