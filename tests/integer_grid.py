@@ -26,8 +26,8 @@ from ekiden.target import Target
 Array = np.ndarray[Any, Any]
 WAYS = ("integer", "dynamic", "linear", "qdq", "qdq-floats")
 """ConvInteger or MatMulInteger alone; those behind DynamicQuantizeLinear with scales; QLinearConv
-or QLinearMatMul; a node of floats between DequantizeLinear and QuantizeLinear, its weight bytes; the
-same with a weight of floats behind QuantizeLinear."""
+or QLinearMatMul; a node of floats between DequantizeLinear and QuantizeLinear, its weight bytes;
+the same with a weight of floats behind QuantizeLinear."""
 KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "float32": TensorProto.FLOAT}
 
 

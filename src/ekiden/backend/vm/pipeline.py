@@ -42,9 +42,9 @@ from ekiden.relay.transform.fuse_ops import FuseOps
 from ekiden.relay.transform.hoist_dimensions import HoistDimensions
 from ekiden.relay.transform.hoist_invariants import HoistInvariants
 from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.integer_products import IntegerProducts
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
+from ekiden.relay.transform.integer_products import IntegerProducts
 from ekiden.relay.transform.kept_results import keeping
 from ekiden.relay.transform.lambda_lift import LambdaLift
 from ekiden.relay.transform.manifest_alloc import ManifestAlloc

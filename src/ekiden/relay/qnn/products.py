@@ -109,8 +109,8 @@ def _grouped(
     data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs, data_dtype: str
 ) -> Expr:
     """A convolution of groups whose channels make no words of bytes: in float32 where that is
-    exact. One of each channel reads bytes as they are, if their zero point is 0, or has no border and is
-    taken off the sums.
+    exact. One of each channel reads bytes as they are, if their zero point is 0, or has no border
+    and is taken off the sums.
     """
     centred = _centred(weight.data, points[1], 0)
     is_exact = centred is not None and len(_exact_parts(centred, 0, 1)) == 1
