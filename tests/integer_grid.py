@@ -74,6 +74,16 @@ class Case:
         return f"{self.way} {kind} {sizes} {self.data}*{self.weight} {' '.join(marks)}".strip()
 
     @property
+    def small(self) -> Case:
+        """The same with an eighth of the channels and fewer pixels or rows, for tests."""
+        least = 3 if self.channels == 3 else 8
+        channels, out = (max(least, n // 8) for n in (self.channels, self.out))
+        groups = self.groups if self.groups < 8 else self.groups // 8
+        size = self.size if self.size == 1 else 9
+        batch = min(self.batch, 3)
+        return replace(self, channels=channels, out=out, groups=groups, size=size, batch=batch)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Of the data."""
         if self.batch:

@@ -207,7 +207,7 @@ _MAIN = _record(
 )
 _KERNEL = _record(
     {"flops": _text, "operators": _list_of(_text), "params": _list_of(_list_of(_text))},
-    {"reads": _list_of(_text), "vectors": _flag},
+    {"reads": _list_of(_text), "vectors": _flag, "over_floats": _text},
 )
 _METADATA = _record(
     {},

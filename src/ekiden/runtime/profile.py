@@ -94,6 +94,8 @@ class KernelCall:
     """Whether its code has no vectors."""
     is_general: bool = False
     """Whether it ran by a general kernel, its own code not being compiled yet."""
+    over_floats: str = ""
+    """As in Row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,9 @@ class Row:
     is_general: bool = False
     dtypes: frozenset[str] = frozenset()
     """Of its arguments."""
+    over_floats: str = ""
+    """How many times as long a product of integers takes as its floats would, by the model of
+    kernels, where it is slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +267,8 @@ class Report:
         whole = {"calls": calls, "instructions": instructions, "configuration": configuration}
         if self.regions:
             whole["regions"] = list(self.regions)
+        if warnings := self.warnings():
+            whole["warnings"] = warnings
         return json.dumps(whole)
 
     def csv(self) -> str:
@@ -280,7 +287,17 @@ class Report:
         return json.dumps({"traceEvents": spans, "displayTimeUnit": "ns"})
 
     def __str__(self) -> str:
-        return "\n".join([self.table(), *self.regions])
+        return "\n".join([self.table(), *self.regions, *self.warnings()])
+
+    def warnings(self) -> list[str]:
+        """A line for each kernel of integers that the model of kernels has for slower than its
+        floats."""
+        rows = [row for row in self.rows() if row.over_floats]
+        return [
+            f"{row.title or row.name} {row.source}: by the model {row.over_floats} times as long as"
+            f" the same product of floats; leave the layer in floats"
+            for row in rows
+        ]
 
     def flame(self) -> str:
         """The run as a flame chart, SVG: time to the right, functions on top of their kernels."""
@@ -315,6 +332,7 @@ def _row(calls: Sequence[KernelCall]) -> Row:
         max(c.nbytes for c in calls),
         any(c.is_general for c in calls),
         frozenset(a.dtype for a in calls[0].arguments),
+        calls[0].over_floats,
     )
 
 
@@ -441,6 +459,7 @@ class _Reader:
             short_name(cast("Sequence[str]", known.get("operators", ()))) or name,
             known.get("vectors") is False,
             self.tiers.get(name) == "general",
+            str(known.get("over_floats", "")),
         )  # fmt: skip
         return call, at
 

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from ekiden.backend.external import is_external
+from ekiden.backend.kernels.beside_floats import slower_than_floats, warn_of_slower
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint, check_names
@@ -573,6 +574,12 @@ def _marks(facts: KernelFacts) -> dict[str, object]:
     return {} if facts.vectors else {"vectors": False}
 
 
+def _nodes(made: ModuleKernels) -> list[tuple[str, str]]:
+    """The names of kernels, each with a node of the model that it is of."""
+    functions = zip(made.kernels.names, (f for f, _ in made.functions), strict=False)
+    return [(name, str(f.span)) for name, f in functions if f.span]
+
+
 def _origins(functions: Sequence[VMFunction], metadata: Mapping[str, object]) -> dict[str, object]:
     """What instructions were made from, and the tensors of the model that some of them give."""
     found = _sources(functions)
@@ -687,7 +694,11 @@ def _compile_variant(
     compiled = [_FunctionCompiler(program, plan).compile() for plan in plans]
     compiled = [_with_input_names(f, metadata) if f.name == "main" else f for f in compiled]
     rows = zip(kernels.names, kernels.forms, kernels.facts, strict=True)
-    about = {n: describe_kernel(f) | _marks(found) for n, f, found in rows}
+    about = {
+        n: describe_kernel(f) | _marks(found) | slower_than_floats(f, target)
+        for n, f, found in rows
+    }
+    warn_of_slower(about, _nodes(made), target)
     metadata = {**metadata, "kernels": about, **_origins(compiled, metadata)}
     if checks := _checks(compiled):
         metadata = {**metadata, "checks": checks}

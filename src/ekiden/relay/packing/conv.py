@@ -2,6 +2,7 @@
 
 nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
 nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
+nn.conv2d(%x u8, W s8, 1x1)           ->  the dense layer over all pixels that it is
 nn.conv2d(%x u8, W s8, groups=G)      ->  GOHWI{tile}o4i
 nn.conv2d(%x u8, few channels)        ->  nn.conv2d(sliding_window(%x), ...), pointwise
 nn.conv2d(%x bf16, W bf16, NHWC)      ->  kernel layout OHWI64o2i, over data with their border
@@ -34,6 +35,7 @@ from ekiden.relay.packing.common import (
     panel_width,
     rows_of,
 )
+from ekiden.relay.packing.dense import dense_words
 from ekiden.relay.transform.convert_layout import transpose
 from ekiden.relay.transform.float_rewrites import allows
 from ekiden.relay.transform.scopes import infer_here
@@ -78,6 +80,9 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
         and attrs.dilation == (1, 1)
     ):
         return conv_words(_of_windows(call, attrs, weight, word * words_of_step(target)), target)
+    is_pointwise = tuple(kernel) == attrs.strides == (1, 1) and not any(attrs.padding)
+    if dtype == "uint8" and groups == 1 and is_pointwise:
+        return dense_words(_as_dense(call, weight), target)
     if missing or any(attrs.padding):
         top, left, bottom, right = attrs.padding
         widths = (none, (top, bottom), (left, right), (0, missing))
@@ -96,6 +101,16 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
         padding=(0, 0, 0, 0),
     )
     return Call(call.op, (data, packed), changed, span=call.span)
+
+
+def _as_dense(call: Call, weight: Constant) -> Call:
+    """A pointwise convolution as the dense layer over all pixels that it is."""
+    channels, depth = weight.data.shape[:2]
+    flat = infer_here(Constant(weight.data.reshape(channels, depth), span=weight.span))
+    made = op.nn.dense(call.args[0], flat, channels, out_dtype=dtype_of(call))
+    made = made.with_fields(span=call.span)
+    made.set_checked_type(call.checked_type)
+    return made
 
 
 def _of_windows(call: Call, attrs: Conv2DAttrs, weight: Constant, step: int) -> Call:

@@ -16,6 +16,8 @@ against 2.38 measured, as 17 MB of weights come from its slow third-level cache.
 
 from __future__ import annotations
 
+import math
+
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.target import Target
@@ -121,15 +123,30 @@ def tile_side(
         return int(fixed[SIDE])
     if image is None:
         return max(POINTS)
+    costs = _costs(image, channels, target)
+    best = min(costs, key=costs.__getitem__, default=0)
+    direct = math.prod(image) * TAPS**2 * channels[0] * channels[1]
+    return best if best and costs[best] < direct_cycles(direct, target) else 0
+
+
+def _costs(
+    image: tuple[int, int, int], channels: tuple[int, int], target: Target
+) -> dict[int, float]:
+    """Side of output tiles -> cycles."""
     many, height, width = image
     counts = {m: many * -(-height // m) * -(-width // m) for m in POINTS}
-    costs = {m: _cost(m, n, channels, target) for m, n in counts.items() if n >= FEW}
-    best = min(costs, key=costs.__getitem__, default=0)
-    direct = many * height * width * TAPS**2 * channels[0] * channels[1]
-    return best if best and costs[best] < _multiply(direct, target) else 0
+    return {m: _cost(m, n, channels, target) for m, n in counts.items() if n >= FEW}
 
 
-def _multiply(products: float, target: Target) -> float:
+def winograd_cycles(
+    image: tuple[int, int, int], channels: tuple[int, int], target: Target
+) -> float:
+    """Cycles of the method with the best side of tiles, as `tile_side` has its arguments; infinite
+    where there are too few tiles."""
+    return min(_costs(image, channels, target).values(), default=math.inf)
+
+
+def direct_cycles(products: float, target: Target) -> float:
     """Cycles of so many multiply-adds in good tiles."""
     lanes = target.lanes("float32")
     rows = tile_rows(3, Product(1 << 12, None, None), target)
@@ -151,5 +168,5 @@ def _cost(m: int, tiles: int, channels: tuple[int, int], target: Target) -> floa
     vectors = sum(-(-many // lanes) for many in channels)
     moved = 2 * 4 * tiles * places * vectors * lanes
     read = weights * (blocks if weights <= second.size // 2 else 1) / speed
-    multiply = _multiply(tiles * places * before * behind, target)
+    multiply = direct_cycles(tiles * places * before * behind, target)
     return multiply + HIDDEN * read + moved / second.bandwidth

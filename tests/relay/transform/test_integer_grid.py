@@ -1,0 +1,49 @@
+"""Every way that quantisers write a convolution or a product of bytes ends in a kernel that
+multiplies bytes, and gives the integers that it says.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+import ekiden
+from ekiden.target import Target
+from integer_grid import Case, families_of, grid
+from long_runs import alike, share
+from processor import processors
+
+CASES = list(grid())
+CLASSES = ("cascadelake", "x86-64-v3", "sapphirerapids")
+WORDS = {"cascadelake": "dot4_u8s8", "x86-64-v3": "madd", "sapphirerapids": "amx_int8"}
+"""Class of processors -> how it multiplies words of bytes (of the second there are two ways)."""
+
+
+@alike(5)
+@pytest.mark.quick
+@pytest.mark.parametrize("cpu", CLASSES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_kernel_of_bytes_multiplies(case: Case, cpu: str) -> None:
+    small = case.small
+    found = families_of(small.model(), Target.parse(f"llvm -mcpu={cpu}"))
+    if small.groups == small.channels:
+        assert found == ["depthwise_conv_nhwc"]  # which reads bytes and adds up floats
+        return
+    few = small.groups > 1 and small.channels // small.groups % 4
+    few_rows = small.size == 1 and cpu == "sapphirerapids"
+    for family in found:
+        assert family.startswith(("conv_nhwc_pack", "dense_pack")), found
+        assert few or few_rows or WORDS[cpu] in family, found
+
+
+@share(6)
+@pytest.mark.parametrize("text", processors())
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.way == "integer"], ids=lambda case: case.name
+)
+def test_sums_are_those_of_integers(case: Case, text: str) -> None:
+    small = case.small
+    model, feed = small.model(), small.feed()
+    (wanted,) = ReferenceEvaluator(model).run(None, feed)
+    np.testing.assert_array_equal(ekiden.compile(model, text)(**feed).numpy(), wanted)
