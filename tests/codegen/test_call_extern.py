@@ -34,6 +34,7 @@ float %(name)s_types(bool b, int8_t i, uint8_t u, int16_t h, int64_t l, double d
 }
 """
 X = np.float32([0.5, 1, 2, 3])
+SIXTEEN = tir.const(16, "int64")
 
 
 def micro_object(folder: Path, name: str) -> Path:
@@ -121,7 +122,7 @@ def memcpy() -> tir.PrimFunc:
     y = te.extern(
         (4,), [x],
         lambda ins, outs: tir.call_extern(
-            "handle", "memcpy", outs[0].access_ptr("w"), ins[0].access_ptr("r"), tir.const(16, "int64")
+            "handle", "memcpy", outs[0].access_ptr("w"), ins[0].access_ptr("r"), SIXTEEN
         ),
         dtype="float32",
     )  # fmt: skip
@@ -170,9 +171,7 @@ def axpy_program(name: str) -> IRModule:
     x = te.placeholder((4,), name="x")
 
     def body(ins: Any, outs: Any) -> Any:  # noqa: ANN401
-        zero = tir.call_extern(
-            "handle", "memset", outs[0].access_ptr("w"), 0, tir.const(16, "int64")
-        )
+        zero = tir.call_extern("handle", "memset", outs[0].access_ptr("w"), 0, SIXTEEN)
         given = outs[0].access_ptr("rw"), ins[0].access_ptr("r"), tir.const(2, "float32"), 4
         axpy = tir.call_extern("int32", name, *given)
         return tir.SeqStmt((tir.Evaluate(zero), tir.Evaluate(axpy)))
@@ -241,8 +240,9 @@ def test_two_models_are_linked_into_one_program(suffix: str, tmp_path: Path) -> 
         exe.export_library(tmp_path / f"{name}{suffix}", name=name)
         files += [tmp_path / f"{name}{suffix}", micro_object(tmp_path, micro)]
     (tmp_path / "program.c").write_text(PROGRAM)
-    command = ["cc", "-DEK_STATIC", f"-I{include_dir()}", "program.c", *map(str, files),
-               str(static_library_path().resolve()), "-o", "program", "-pthread", "-ldl", "-lm"]  # fmt: skip
+    linked = [*files, static_library_path().resolve(), "-pthread", "-ldl", "-lm"]
+    command = ["cc", "-DEK_STATIC", f"-I{include_dir()}", "program.c", *map(str, linked)]
+    command += ["-o", "program"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
     done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["1 2 4 6", "-1 -2 -4 -6", "1 2 4 6"]
