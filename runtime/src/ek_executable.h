@@ -97,6 +97,7 @@ typedef struct ek_executable {
   ek_bytes *primitives;                    /* names, in the file */
   int32_t *words;                          /* the code of all functions */
   ek_bytes image;                          /* native code in the file; size 0 if absent */
+  const ek_extern *externs;                /* that its library has, or NULL */
   ek_bytes device_code;                    /* kernels of devices, size 0 if absent */
   ek_bytes metadata;
   ek_symbol *symbols;                      /* that the types of parameters name */

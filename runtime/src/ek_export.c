@@ -9,8 +9,22 @@
 
 #include "ek_executable.h"
 
+/* What the bytes of an export hold. One of a program that several models are linked into. */
+typedef struct loaded {
+  struct loaded *next;
+  const void *begin;
+  ek_object *module;
+} loaded;
+
 static ek_mutex lock = EK_MUTEX_INIT;
-static ek_object *module;      /* as long as the process lives */
+static loaded *all_loaded;     /* as long as the process lives */
+
+/* The module of an export that has been called. Entries are only added, in front. */
+static ek_object *module_of(const ek_export *program) {
+  const loaded *item = __atomic_load_n(&all_loaded, __ATOMIC_ACQUIRE);
+  while (item != NULL && item->begin != program->begin) item = item->next;
+  return item == NULL ? NULL : item->module;
+}
 
 /* Errors --------------------------------------------------------------------------------------- */
 
@@ -76,10 +90,11 @@ static int leave(const char *name, const ek_value *value, int depth, ek_value *o
   return 0;
 }
 
-static int check_args(const char *name, const ek_value *args, int32_t nargs) {
+static int check_args(const ek_export *program, const ek_value *args, int32_t nargs) {
+  const char *name = program->name;
   for (int32_t i = 0; i < nargs; i++) {
     if (args[i].type_index < EK_DYNAMIC) continue;
-    const ek_executable *loaded = ek_program_executable(module);
+    const ek_executable *loaded = ek_program_executable(module_of(program));
     int32_t at = loaded == NULL ? -1 : ek_executable_find(loaded, name);
     bool is_input = at >= 0 && i < loaded->functions[at].n_params;
     ek_bytes input = is_input ? ek_executable_param(&loaded->functions[at], i) : ek_bytes_of("?");
@@ -91,10 +106,22 @@ static int check_args(const char *name, const ek_value *args, int32_t nargs) {
 
 /* Calls ---------------------------------------------------------------------------------------- */
 
-/* Under the lock. */
-static int load(const ek_export *program) {
-  if (module != NULL) return 0;
-  return ek_module_from_bytes(program->begin, (size_t)program->size, &module);
+/* Under the lock: the module of an export; NULL with an error. */
+static ek_object *load(const ek_export *program) {
+  ek_object *known = module_of(program);
+  if (known != NULL) return known;
+  loaded *added = ek_alloc_or_error(sizeof *added);
+  if (added == NULL) return NULL;
+  const ek_extern *before = ek_image_link(program->externs);
+  int code = ek_module_from_bytes(program->begin, (size_t)program->size, &known);
+  ek_image_link(before);
+  if (code != 0) {
+    ek_free(added);
+    return NULL;
+  }
+  *added = (loaded){all_loaded, program->begin, known};
+  __atomic_store_n(&all_loaded, added, __ATOMIC_RELEASE);
+  return known;
 }
 
 /* The function of a name, found once; NULL with an error. */
@@ -103,7 +130,8 @@ static ek_object *function_of(ek_export *program) {
   if (known != NULL) return known;
   ek_mutex_lock(&lock);
   known = program->function;
-  if (known == NULL && load(program) == 0 && ek_module_get(module, program->name, &known) == 0) {
+  ek_object *module = known == NULL ? load(program) : NULL;
+  if (module != NULL && ek_module_get(module, program->name, &known) == 0) {
     __atomic_store_n(&program->function, known, __ATOMIC_RELEASE);
   }
   ek_mutex_unlock(&lock);
@@ -113,7 +141,7 @@ static ek_object *function_of(ek_export *program) {
 int ek_export_call(ek_export *program, const ek_value *args, int32_t nargs, ek_value *ret) {
   ek_value result = ek_value_none();
   ek_object *function = function_of(program);
-  if (function == NULL || check_args(program->name, args, nargs) != 0) return report();
+  if (function == NULL || check_args(program, args, nargs) != 0) return report();
   if (ek_function_call(function, args, nargs, &result) != 0) return report();
   if (result.type_index < EK_DYNAMIC) {
     *ret = result;

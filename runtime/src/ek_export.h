@@ -10,6 +10,7 @@ typedef struct ek_export {
   const char *name;
   const void *begin;           /* of the executable's bytes */
   uint64_t size;
+  const ek_extern *externs;    /* C functions that it is linked with */
 } ek_export;
 
 int ek_export_call(ek_export *program, const ek_value *args, int32_t nargs, ek_value *ret);

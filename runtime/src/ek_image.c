@@ -51,6 +51,7 @@ typedef struct image {
   ek_call_site *sites;         /* with names of their own */
   uint32_t site_count;
   unsigned char *held;         /* of an image that is not run here: its text */
+  char absent[256];            /* the first C function that it needs and nobody has, or "" */
 } image;
 
 typedef struct header {
@@ -254,6 +255,32 @@ static ek_call_site *add_site(image *self, ek_bytes name) {
   return site;
 }
 
+/* C functions, whose import is "ek_extern_<name>": first those of the program or library that the
+** image is part of, which its table names, then those of the process. */
+static EK_THREAD_LOCAL const ek_extern *linked;
+
+const ek_extern *ek_image_link(const ek_extern *externs) {
+  const ek_extern *before = linked;
+  linked = externs;
+  return before;
+}
+
+const ek_extern *ek_image_linked(void) { return linked; }
+
+static uintptr_t address_of(const char *name) {
+  for (const ek_extern *item = linked; item != NULL && item->name != NULL; item++) {
+    if (strcmp(item->name, name) == 0) return (uintptr_t)item->address;
+  }
+  return (uintptr_t)ek_dl_find(NULL, name);
+}
+
+static int no_extern(image *self, const char *name) {
+  snprintf(self->absent, sizeof self->absent, "%s", name);
+  return ek_error("MissingSymbolError",
+                  "load code image: import table: no C function '%s' is loaded; load the library "
+                  "that has it for all (RTLD_GLOBAL), or export the program and link it", name);
+}
+
 static int no_service(ek_bytes name) {
   int shown = ek_shown(name, 200);
   return ek_error("LoadError", "load code image: import table: there is no service '%.*s'", shown,
@@ -262,9 +289,9 @@ static int no_service(ek_bytes name) {
 
 /* The address that an import stands for, as a number. */
 static int resolve(image *self, ek_bytes import, uintptr_t *address) {
-  static const char prefix[] = "packed:";
-  const size_t skip = sizeof prefix - 1;
-  char name[64];
+  static const char prefix[] = "packed:", external[] = "ek_extern_";
+  const size_t skip = sizeof prefix - 1, extern_skip = sizeof external - 1;
+  char name[256];
   if (import.size > skip && memcmp(import.data, prefix, skip) == 0) {
     *address = (uintptr_t)add_site(self, (ek_bytes){import.data + skip, import.size - skip});
     return *address == 0 ? -1 : 0;
@@ -272,6 +299,10 @@ static int resolve(image *self, ek_bytes import, uintptr_t *address) {
   if (import.size >= sizeof name) return no_service(import);
   memcpy(name, import.data, import.size);
   name[import.size] = '\0';
+  if (strncmp(name, external, extern_skip) == 0) {
+    *address = address_of(name + extern_skip);
+    return *address == 0 ? no_extern(self, name + extern_skip) : 0;
+  }
   *address = (uintptr_t)ek_service(name);
   return *address == 0 ? no_service(import) : 0;
 }
@@ -363,13 +394,16 @@ static int refuse(void *self, const ek_value *args, int32_t nargs, ek_value *ret
 
 static int refusing(const image *self, ek_bytes name, ek_object **out) {
   char lacks[EK_IMAGE_LACKS] = "";
-  size_t size = EK_IMAGE_LACKS + name.size + 128;
+  size_t size = EK_IMAGE_LACKS + name.size + 192;
   char *text = ek_alloc_or_error(size);
   if (text == NULL) return -1;
   ek_image_lacks(self->head, PAGE, lacks, sizeof lacks);
-  snprintf(text, size,
-           "call '%.*s': this machine lacks what its code needs: %s; export it and load it there",
-           ek_shown(name, 200), name.data, lacks);
+  bool is_absent = self->absent[0] != '\0';
+  snprintf(text, size, "call '%.*s': %s: %s; export it and %s", ek_shown(name, 200), name.data,
+           is_absent ? "no C function of this process is what its code needs"
+                     : "this machine lacks what its code needs",
+           is_absent ? self->absent : lacks,
+           is_absent ? "link it, or load the library that has it first" : "load it there");
   if (ek_function_new(text, refuse, ek_free, out) == 0) return 0;
   ek_free(text);
   return -1;
@@ -440,24 +474,29 @@ static int hold(image *self, const unsigned char *bytes, const header *h) {
   return 0;
 }
 
-static int fill(image *self, const unsigned char *bytes, size_t size, bool runs) {
+/* 'holds': what needs a C function that nobody has is held, too. */
+static int fill(image *self, const unsigned char *bytes, size_t size, bool runs, bool holds) {
   header h = {0};
   if (read_header(bytes, size, runs, &h) != 0 || check_header(&h, size) != 0) return -1;
   if (check_gap(bytes, &h) != 0 || keep_rest(self, bytes, &h) != 0) return -1;
   if (read_exports(self, &h) != 0) return -1;
   if (!runs) return hold(self, bytes, &h);
-  if (read_imports(self, bytes, &h) != 0) return -1;
+  if (read_imports(self, bytes, &h) != 0) {
+    if (!holds || self->absent[0] == '\0') return -1;
+    ek_object_release(ek_error_take());
+    return hold(self, bytes, &h);
+  }
   if (map(self, bytes, &h) != 0) return -1;
   name_for_perf(self, &h);
   return 0;
 }
 
 /* Call sites know the module without owning it: they live in it, and it has what they call. */
-static int make(const void *bytes, size_t size, bool runs, ek_object **out) {
+static int make(const void *bytes, size_t size, bool runs, bool holds, ek_object **out) {
   image *self = ek_alloc_or_error(sizeof *self);
   if (self == NULL) return -1;
   *self = (image){0};
-  if (fill(self, bytes, size, runs) == 0 && ek_module_new(&image_kind, self, out) == 0) {
+  if (fill(self, bytes, size, runs, holds) == 0 && ek_module_new(&image_kind, self, out) == 0) {
     for (uint32_t i = 0; i < self->site_count; i++) self->sites[i].image = *out;
     return 0;
   }
@@ -466,10 +505,10 @@ static int make(const void *bytes, size_t size, bool runs, ek_object **out) {
 }
 
 int ek_image_load(const void *bytes, size_t size, ek_object **out) {
-  return make(bytes, size, true, out);
+  return make(bytes, size, true, false, out);
 }
 
 int ek_image_hold(const void *bytes, size_t size, ek_object **out) {
   char lacks[EK_IMAGE_LACKS] = "";
-  return make(bytes, size, !ek_image_lacks(bytes, size, lacks, sizeof lacks), out);
+  return make(bytes, size, !ek_image_lacks(bytes, size, lacks, sizeof lacks), true, out);
 }

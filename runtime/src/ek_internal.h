@@ -57,6 +57,17 @@ static inline int ek_shown(ek_bytes name, size_t most) {
   return (int)(name.size < most ? name.size : most);
 }
 
+/* A C function that code calls by its symbol, as the linker has found it. NULL ends a table. */
+typedef struct ek_extern {
+  const char *name;
+  const void *address;
+} ek_extern;
+
+/* ek_image.c: what this thread's loading of images looks for such functions in, before the process;
+** the first gives what was there before. */
+const ek_extern *ek_image_link(const ek_extern *externs);
+const ek_extern *ek_image_linked(void);
+
 /* ek_alloc.c -----------------------------------------------------------------------------------
 **
 ** Two shapes of one allocator. Blocks are for objects: aligned to 16, any size, kept on lists of

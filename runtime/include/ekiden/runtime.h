@@ -986,7 +986,9 @@ EK_API int ek_module_from_bytes(const void *bytes, size_t size, ek_object **out)
 ** u32 name length, name. The tables follow the text in this order without gaps but for zeros. In
 ** memory, a table of one address per import follows the text on the next 4096-byte boundary,
 ** filled with the address of a service (section 11), or for "packed:<name>" with that of an
-** ek_call_site for the global function <name>. The text is mapped readable and executable, the
+** ek_call_site for the global function <name>, or for "ek_extern_<name>" with that of the C function
+** <name>: of the library or program that the image is linked into, else of the process; LoadError
+** where there is none. The text is mapped readable and executable, the
 ** table readable. 0 or -1. */
 EK_API int ek_image_load(const void *bytes, size_t size, ek_object **out);
 

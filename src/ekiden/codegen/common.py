@@ -92,9 +92,36 @@ def check_compiled(e: Intrinsic) -> None:
     if row_of(e.op).is_compiled:
         return
     called = repr(e.args[0].value) if e.args and isinstance(e.args[0], StringImm) else ""
-    hint = "; T.call_packed calls a packed function" if e.op == "call_extern" else ""
-    hint = "; threads of devices that have warps make it" if is_exchange(e) else hint
+    hint = "; threads of devices that have warps make it" if is_exchange(e) else ""
     raise CompileError(f"no code generator has the call {e.op} {called}".rstrip() + hint)
+
+
+def called_with(e: Intrinsic) -> tuple[PrimExpr, ...]:
+    """Return the arguments of a call of a function that are values: no texts and no addresses,
+    whose indices are evaluated with the call."""
+    return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
+
+
+def extern_name(e: Intrinsic, generator: str) -> str:
+    """Return the symbol of the C function that a call names. Raises CompileError for what is no C
+    identifier, and for types that C cannot pass."""
+    name = e.args[0].value if e.args and isinstance(e.args[0], StringImm) else ""
+    if not (name.isidentifier() and name.isascii()) or len(name) > MAX_SYMBOL:
+        raise CompileError(
+            f"{generator}: {e.op}: expected the name of a C function first, got {name or e!r}"
+        )
+    for dtype in (e.dtype, *(a.dtype for a in e.args[1:])):
+        if dtype != "handle" and dt.element(dtype) not in _C_TYPES:
+            raise CompileError(f"{generator}: {e.op} {name!r}: C has no type for {dtype}")
+    return name
+
+
+MAX_SYMBOL = 200
+"""Characters of the name of a C function; the loader of images holds them on its stack."""
+_C_TYPES = frozenset(
+    ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+     "float32", "float64")
+)  # fmt: skip
 
 
 def dtype_word(dtype: str) -> int:

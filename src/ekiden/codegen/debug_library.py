@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ekiden.codegen.c.compiler import find_compiler
 from ekiden.codegen.llvm import elf
+from ekiden.codegen.llvm.image import EXTERN
 from ekiden.runtime import Module, library_path, load_module
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.printer import text_and_lines
@@ -74,7 +75,8 @@ def _shim(code: bytes) -> str:
     outside = sorted(
         {s.name for s in elf.read(code).symbols if s.section == elf.UNDEFINED and s.name}
     )
-    services = [n for n in outside if n.startswith("ek_")]
+    externs = [n for n in outside if n.startswith(EXTERN)]
+    services = [n for n in outside if n.startswith("ek_") and n not in externs]
     sites = [n for n in outside if n.startswith("packed:")]
     found = (f'  ek_debug_services[{i}] = ek_service("{n}");' for i, n in enumerate(services))
     jumps = [
@@ -86,6 +88,11 @@ def _shim(code: bytes) -> str:
         f'struct {{ void *f; const char *name; void *image; }} site{i} __asm__("{n}")'
         f' = {{0, "{n.removeprefix("packed:")}", 0}};'
         for i, n in enumerate(sites)
+    ]
+    jumps += [
+        f'__asm__(".text\\n.globl {n}\\n.hidden {n}\\n.type {n},@function\\n'
+        f'{n}: jmp {n.removeprefix(EXTERN)}@PLT\\n");'
+        for n in externs
     ]
     head = _HEAD.format(count=max(len(services), 1), fill="\n".join(found))
     return "\n".join([head, *jumps, *cells, ""])

@@ -6,6 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, cast, overload
 
@@ -22,7 +23,13 @@ from ekiden.runtime import late_bound
 from ekiden.runtime.callers import Machines, executor_of, start
 from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.devices import without_driver
-from ekiden.runtime.errors import EkidenError, ExportError, InputError, RunError
+from ekiden.runtime.errors import (
+    EkidenError,
+    ExportError,
+    InputError,
+    MissingSymbolError,
+    RunError,
+)
 from ekiden.runtime.files import File, PathName, write_to
 from ekiden.runtime.late import Late, cached_property, import_late
 from ekiden.runtime.metadata import (
@@ -136,7 +143,8 @@ class Executable:
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
         if not late_bound.missing(raw) and not without_driver(raw.devices):
-            self._program.machines  # noqa: B018  # links it now, and says what is missing
+            with suppress(MissingSymbolError):  # it may be exported, and linked there
+                self._program.machines  # noqa: B018  # links it now, and says what is missing
         self._upgrade = upgrade
         if upgrade is not None:
             self._held.follow(upgrade)
@@ -447,13 +455,16 @@ class Executable:
         cc: str | None = None,
         options: Sequence[str] = (),
         fcompile: object = None,
+        name: str = "",
     ) -> None:
         """Write one shared library with the model and the runtime inside, for programs in any
         language; see ekiden.driver.library.export_library. Needs the compiler's package, and raises
         MissingCompilerError without.
         """
         library = compiler_module("ekiden.driver.library", "export_library")
-        library.export_library(self._whole(), path, cc=cc, options=options, fcompile=fcompile)
+        library.export_library(
+            self._whole(), path, cc=cc, options=options, fcompile=fcompile, name=name
+        )
 
     @property
     def num_threads(self) -> int:

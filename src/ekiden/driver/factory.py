@@ -55,15 +55,16 @@ class ExecutorFactoryModule(Executable):
         cc: str | None = None,
         options: Sequence[str] = (),
         fcompile: object = None,
+        name: str = "",
     ) -> None:
         """Write one shared library with the model, the modules that `get_lib()` imports and the
         runtime; see `Executable.export_library`."""
         lib = self.get_lib()
         if not lib.imported_modules:
-            super().export_library(path, cc=cc, options=options, fcompile=fcompile)
+            super().export_library(path, cc=cc, options=options, fcompile=fcompile, name=name)
             return
         library = compiler_module("ekiden.driver.library", "export_library")
-        library.export_library(lib, path, cc=cc, options=options, fcompile=fcompile)
+        library.export_library(lib, path, cc=cc, options=options, fcompile=fcompile, name=name)
 
     def save(self, path: File | None = None) -> Any:  # noqa: ANN401
         """Write the artifact; see `Executable.save`. Raises ExportError where `get_lib()` imports

@@ -26,6 +26,7 @@ import numpy as np
 from ekiden import runtime
 from ekiden.codegen.llvm.image import architecture_of
 from ekiden.driver.formats import ARTIFACT, KINDS
+from ekiden.driver.library_source import NUMBERS, externs_of, library_source
 from ekiden.runtime import late_bound
 from ekiden.runtime.artifact import ALIGNMENT, function_names, metadata_of
 from ekiden.runtime.errors import ExportError
@@ -50,54 +51,6 @@ __all__ = [
     "write_artifact",
 ]
 
-_HEAD = """\
-/* A model that Ekiden compiled, as the functions {names}.
-**
-** cc -c this file, and link it with Ekiden's runtime (libekiden_runtime.a) and threads. */
-#include <stdint.h>
-
-#ifdef __cplusplus
-extern "C" {{
-#endif
-#define SHOWN __attribute__((visibility("default")))
-SHOWN extern const unsigned char __ek_executable[];
-SHOWN extern const uint64_t __ek_executable_size;
-const uint64_t __ek_executable_size = {size}u;
-"""
-_INCLUDED = """
-/* A section of its own, so that its alignment is that of the constants in it. */
-__asm__(".section .rodata.ekiden,\\"a\\",%progbits\\n"
-        ".balign 64\\n"
-        ".globl __ek_executable\\n"
-        ".type __ek_executable,%object\\n"
-        ".size __ek_executable,{size}\\n"
-        "__ek_executable:\\n"
-        ".incbin \\"{file}\\"\\n"
-        ".previous\\n");
-"""
-_CALL = """
-typedef struct {
-  void *function;
-  const char *name;
-  const void *begin;
-  uint64_t size;
-} ek_export;
-
-int ek_export_call(ek_export *program, const void *args, int32_t nargs, void *ret);
-"""
-_FUNCTION = """
-SHOWN int __tvm_ffi_{name}(void *self, const void *args, int32_t nargs, void *ret);
-int __tvm_ffi_{name}(void *self, const void *args, int32_t nargs, void *ret) {{
-  static ek_export program = {{0, "{name}", __ek_executable, {size}u}};
-  (void)self;
-  return ek_export_call(&program, args, nargs, ret);
-}}
-"""
-_TAIL = """
-#ifdef __cplusplus
-}
-#endif
-"""
 _MAKEFILE = """\
 # make CC=aarch64-linux-gnu-gcc builds {stem}.so for another machine than this one.
 CFLAGS ?= -O2
@@ -106,7 +59,7 @@ RUNTIME = -DEK_STATIC '-DEK_API=__attribute__((visibility("hidden")))'
 LINK = -shared -s -Wl,--gc-sections -Wl,-z,nodelete -Wl,-z,defs
 
 {stem}.so: {stem}.c {stem}.eki $(wildcard src/*)
-\t$(CC) $(CFLAGS) $(MODEL) $(RUNTIME) $(LINK) {stem}.c src/*.c -o $@ -pthread -ldl
+\t$(CC) $(CFLAGS) $(MODEL) $(RUNTIME) $(LINK) {stem}.c src/*.c -o $@ -pthread -ldl -lm
 """
 _STATIC = ("-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))')
 _LINK = ("-shared", "-fPIC", "-O2", "-s", "-Wl,--gc-sections", "-Wl,-z,nodelete", "-Wl,-z,defs")
@@ -125,6 +78,8 @@ class _Content:
     data: Bytes
     names: Sequence[str]
     architecture: str
+    externs: Sequence[str]
+    """The C functions that its kernels call, which are linked with it."""
 
 
 def _of_artifact(data: Bytes) -> _Content:
@@ -133,15 +88,17 @@ def _of_artifact(data: Bytes) -> _Content:
     parsed = (Target.parse(text or "llvm") for text in variants(metadata_of(data)))
     found = [target.architecture.replace("-", "_") for target in parsed]
     here = platform.machine()
-    return _Content(data, function_names(data), here if here in found else found[0])
+    runs_on = here if here in found else found[0]
+    return _Content(data, function_names(data), runs_on, externs_of([data]))
 
 
 def _of_module(module: runtime.Module) -> _Content:
     """A module with all that it imports: for the machine of its code, if it is code alone, else
     this one. Raises ExportError for a kind that cannot be saved."""
+    parts = [_alone(each) for each in _with_imports(module)]
     data = saved_module(module)
     runs_on = architecture_of(_alone(module)) if module.kind == "image" else platform.machine()
-    return _Content(data, module.names(), runs_on)
+    return _Content(data, module.names(), runs_on, externs_of(parts))
 
 
 def save_module(module: runtime.Module, path: PathName, fmt: str = "") -> None:
@@ -172,6 +129,8 @@ class _Order:
     options: Sequence[str]
     fcompile: Callable[..., object] | None = None
     """What makes the library in the place of a compiler; see `export_library`."""
+    prefix: str = ""
+    """Before the names of functions, in their symbols."""
 
     @property
     def data(self) -> Bytes:
@@ -198,7 +157,7 @@ def _write_library(order: _Order) -> None:
         _call_compiler(order, order.fcompile)
         return
     arguments = [*_LINK, *order.options, "library.c", *_runtime(order)]
-    _compile(order, [*arguments, "-o", "made", "-pthread", "-ldl"], is_program=True)
+    _compile(order, [*arguments, "-o", "made", *_libraries(order)], is_program=True)
 
 
 def _write_object(order: _Order) -> None:
@@ -210,8 +169,8 @@ def _write_c(order: _Order) -> None:
         """The source, and behind it the executable as numbers, 65,536 to a line: a table of all
         bytes' texts and one join a line, as a model has hundreds of megabytes.
         """
-        file.write(_source(order.content, None).encode())
-        file.write(b"\n_Alignas(64) SHOWN const unsigned char __ek_executable[] = {\n")
+        file.write(_source(order, None).encode())
+        file.write(b"\n" + NUMBERS.encode())
         rows = np.frombuffer(order.data, np.uint8)
         for at in range(0, len(rows), 1 << 16):
             file.write(b",".join(_NUMBERS[rows[at : at + (1 << 16)]].tolist()) + b",\n")
@@ -228,7 +187,7 @@ def _write_archive(order: _Order) -> None:
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", order.target.stem) or "model"
     texts = {
         f"{stem}.eki": bytes(order.data),
-        f"{stem}.c": _source(order.content, f"{stem}.eki").encode(),
+        f"{stem}.c": _source(order, f"{stem}.eki").encode(),
         "Makefile": _MAKEFILE.format(stem=stem).encode(),
     }
     for folder, path in (("include/ekiden", include_dir() / "ekiden"), ("src", source_dir())):
@@ -314,6 +273,7 @@ def export_library(
     cc: str | None = None,
     options: Sequence[str] = (),
     fcompile: object = None,
+    name: str = "",
 ) -> None:
     """Write a model, or a module with all that it imports, as the suffix says: `.so` one shared
     library with the runtime inside, `.o` an object to link with it, `.c` the same as C, `.tar`
@@ -322,6 +282,10 @@ def export_library(
     Each function of the executable becomes a symbol `__tvm_ffi_<name>`, so that
     `ekiden.runtime.load_module(path)["main"]` runs it, `ek_module_load` does in C, and
     `tvm_ffi.load_module` of the published package. The library needs libc and threads alone.
+
+    With a `name` the symbols are `__tvm_ffi_<name>_<function>`, so that several models go into one
+    program as `.o` or `.c`. C functions that kernels call (`tir.call_extern`) are linked: `options`
+    name the objects and libraries that have them.
 
     A module that imports others, or is none of an executable, has no artifact (`.eki`).
     `cc` is the C compiler; else $CC, cc, gcc or clang is taken, or that of the package ziglang.
@@ -333,6 +297,10 @@ def export_library(
     """
     function = _compile_function(path, fcompile)
     chosen = FORMATS[".so"] if function else format_of(path)
+    if name and not re.fullmatch(r"[A-Za-z0-9_]+", name):
+        raise ExportError(f"export library '{path}': a C identifier expected as name, got {name!r}")
+    if name and chosen is FORMATS[ARTIFACT]:
+        raise ExportError(f"export library '{path}': an artifact has no symbols to name {name!r}")
     target = check_folder(path).absolute()
     if isinstance(program, runtime.Executable):
         content = _of_artifact(late_bound.whole(program))
@@ -342,7 +310,8 @@ def export_library(
                 f"export library '{path}': modules are written as .so, .o, .c or .tar"
             )
         content = _of_module(program)
-    _make(chosen, _Order(content, target, cc, options, function))
+    prefix = f"{name}_" if name else ""
+    _make(chosen, _Order(content, target, cc, options, function, prefix))
 
 
 def _compile_function(path: PathName, given: object) -> Callable[..., object] | None:
@@ -370,14 +339,10 @@ def saved_module(module: runtime.Module) -> bytes:
     """A module and all that it imports as bytes for `ek_module_from_bytes`; one that is imported
     twice stands there once. Raises ExportError for a kind that cannot be saved.
     """
-    numbers: dict[runtime.Module, int] = {module: 0}
-    imports: list[int] = []
-    for importer in (waiting := [module]):
-        for each in importer.imported_modules:
-            if each not in numbers:
-                numbers[each] = len(numbers)
-                waiting.append(each)
-            imports += (numbers[importer], numbers[each])
+    numbers = {each: at for at, each in enumerate(_with_imports(module))}
+    imports = [
+        n for m in numbers for each in m.imported_modules for n in (numbers[m], numbers[each])
+    ]
     parts = [_alone(each) for each in numbers]
     if len(parts) == 1:
         return parts[0]
@@ -394,6 +359,15 @@ def saved_module(module: runtime.Module) -> bytes:
     return bytes(made)
 
 
+def _with_imports(module: runtime.Module) -> list[runtime.Module]:
+    """Return a module and all that it imports, each once, nearest first."""
+    order = {module: None}
+    for importer in (waiting := [module]):
+        waiting += [each for each in importer.imported_modules if each not in order]
+        order.update(dict.fromkeys(importer.imported_modules))
+    return list(order)
+
+
 def _alone(module: runtime.Module) -> bytes:
     try:
         return module.to_bytes()
@@ -401,15 +375,10 @@ def _alone(module: runtime.Module) -> bytes:
         raise ExportError(f"export library: {error}; import what it was made from") from error
 
 
-def _source(content: _Content, file: str | None) -> str:
+def _source(order: _Order, file: str | None) -> str:
     """The C that has the functions of a program, and its bytes as they stand in `file`."""
-    size = len(content.data)
-    names = [n for n in content.names if re.fullmatch(r"[A-Za-z0-9_]+", n)]
-    parts = [_HEAD.format(size=size, names=", ".join(names))]
-    if file is not None:
-        parts.append(_INCLUDED.format(size=size, file=file))
-    functions = (_FUNCTION.format(name=n, size=size) for n in names)
-    return "".join([*parts, _CALL, *functions, _TAIL])
+    content = order.content
+    return library_source(len(content.data), content.names, content.externs, file, order.prefix)
 
 
 def _runtime(order: _Order) -> list[str]:
@@ -420,13 +389,19 @@ def _runtime(order: _Order) -> list[str]:
     return ["-std=gnu11", f"-I{include_dir()}", *_STATIC, *sources]
 
 
+def _libraries(order: _Order) -> list[str]:
+    """The libraries of the system that a model is linked with: the mathematical one where kernels
+    call C functions, which may be of it."""
+    return ["-pthread", "-ldl", *(("-lm",) if order.content.externs else ())]
+
+
 def _compile(order: _Order, arguments: Sequence[str], is_program: bool = False) -> None:
     """Have the C compiler make the file `made` of library.c."""
     command = compiler_for("export library", order.architecture, order.cc)
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
         with named(f"export library '{order.target}': write to the folder", folder):
             Path(folder, _NAME).write_bytes(order.data)
-            Path(folder, "library.c").write_text(_source(order.content, _NAME))
+            Path(folder, "library.c").write_text(_source(order, _NAME))
         compile_in(folder, [*command, *arguments], f"export library '{order.target}'")
         with open(Path(folder, "made"), "rb") as made:
             write_whole(order.target, partial(shutil.copyfileobj, made), is_program)
@@ -438,11 +413,11 @@ def _call_compiler(order: _Order, fcompile: Callable[..., object]) -> None:
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
         data, source, made = (Path(folder, n) for n in (_NAME, "library.c", "made"))
         data.write_bytes(order.data)
-        source.write_text(_source(order.content, str(data)))
+        source.write_text(_source(order, str(data)))
         linked = _runtime(order)
         files = [each for each in linked if not each.startswith("-")]
         flags = [each for each in linked if each.startswith("-")]
-        options = [*_EXPORTS, *flags, *order.options, "-pthread", "-ldl"]
+        options = [*_EXPORTS, *flags, *order.options, *_libraries(order)]
         compiler = {} if order.cc is None else {"cc": order.cc}
         fcompile(str(made), [str(source), *files], options=options, **compiler)
         if not made.exists():

@@ -46,6 +46,9 @@ class IntrinsicDef:
     """Whether the addresses that a call is handed say exactly what it touches, and the call itself
     how that lies: buffers may then be laid out in another way."""
 
+    calls: bool = False
+    """Whether a call hands its arguments to a function: texts and addresses are among them."""
+
     @property
     def has_meaning(self) -> bool:
         """Whether its value follows from its arguments alone."""
@@ -233,8 +236,9 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("shuffle",      ANY, _shuffled),     # elements of two vectors, by numbers
     IntrinsicDef("same_memory",  2, _same_memory, "bool"),  # of the addresses of two buffers
     IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given
-    IntrinsicDef("call_packed",  ANY, _call_packed, "int32", effects=True),
-    IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True),  # of the same module
+    IntrinsicDef("call_packed",  ANY, _call_packed, "int32", effects=True, calls=True),
+    # of the same module
+    IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True, calls=True),
     # waits for all threads of a block, whose memory of a scope is then as they have written it
     IntrinsicDef("tvm_storage_sync", 1, _not_here, "int32", effects=True),
     # what another thread of the warp has: the threads that take part as bits, all of which call it,
@@ -244,8 +248,9 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     IntrinsicDef("tvm_warp_activemask", 0, _not_here, "uint32", True, is_compiled=False),
     # of how many times their least width the processor's scalable vectors are
     IntrinsicDef("vscale",       0, _not_here, "int64", is_compiled=False),
-    IntrinsicDef("call_extern",  ANY, _not_here, "int32", True, is_compiled=False),
-    IntrinsicDef("call_pure_extern", ANY, _not_here, "int32", is_compiled=False),
+    # of a C function by its symbol, which who links or loads the code finds
+    IntrinsicDef("call_extern",  ANY, _not_here, "int32", effects=True, calls=True),
+    IntrinsicDef("call_pure_extern", ANY, _not_here, "int32", calls=True),
     IntrinsicDef("ret",          1, lambda x: x, effects=True, is_compiled=False),  # the end
     # where the first element of a region is, and how far apart its neighbours along an axis, which
     # is known when buffers are laid out: FlattenBuffer

@@ -10,6 +10,9 @@ from ekiden.ir.op import OPS, Op
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.relay.expr import Expr
 from ekiden.relay.lexer import Source
+from ekiden.runtime.errors import ParseError
+from ekiden.tir.script.parser import from_source
+from ekiden.tir.stmt import PrimFunc
 
 Given = Mapping[str, tuple[object, int]]
 """Name -> value and where it stands."""
@@ -44,6 +47,8 @@ def _make(source: Source, kind: type[Attrs], values: Given, at: int) -> Attrs:
         if name not in known:
             what = f"{kind.__name__} has no attribute {name!r}; it has {', '.join(known)}"
             source.fail(place, what)
+        if isinstance(value, str) and PrimFunc in classes[name]:
+            value = _loop_program(source, value, place)
         if not _fits(value, classes[name]):
             source.fail(place, f"{kind.__name__}: {name} cannot be {value!r}")
         if name in sequences and isinstance(value, (int, float, PrimExpr)):
@@ -54,6 +59,17 @@ def _make(source: Source, kind: type[Attrs], values: Given, at: int) -> Attrs:
     except TypeError as error:
         missing = str(error).partition("required positional argument")[2].lstrip("s: ")
         source.fail(at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error))
+
+
+def _loop_program(source: Source, text: str, place: int) -> PrimFunc:
+    """Return the loop program of a text. Raises ParseError where it is none."""
+    try:
+        made = from_source(text, name=f"{source.name}: a loop program")
+    except ParseError as error:
+        source.fail(place, f"a loop program cannot be read: {error}")
+    if not isinstance(made, PrimFunc):
+        source.fail(place, "expected one loop program, got a module")
+    return made
 
 
 def _fits(value: object, classes: frozenset[object]) -> bool:

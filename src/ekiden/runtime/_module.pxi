@@ -103,7 +103,7 @@ cdef class Module(Object):
         """
         return _module_part(self, EK_MODULE_BYTES)
 
-    def export_library(self, path, *, cc=None, options=(), fcompile=None):
+    def export_library(self, path, *, cc=None, options=(), fcompile=None, name=""):
         """Write the module, with all that it imports, as one shared library (`.so`), an object, C
         or sources with a Makefile (`.o`, `.c`, `.tar`); needs a C compiler.
 
@@ -111,7 +111,7 @@ cdef class Module(Object):
         """
         # The writer stands on a higher floor, and is loaded when it is first used.
         importlib.import_module("ekiden.driver.library").export_library(
-            self, path, cc=cc, options=options, fcompile=fcompile)
+            self, path, cc=cc, options=options, fcompile=fcompile, name=name)
 
     @property
     def imported_modules(self):

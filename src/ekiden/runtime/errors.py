@@ -2,6 +2,7 @@
 
     EkidenError
     ├── LoadError            a file or byte string is not a valid artifact
+    │   └── MissingSymbolError     code calls a C function that is not loaded
     ├── RunError             a compiled program failed while running
     │   ├── InputError       an argument has the wrong name, dtype, rank or dimension
     │   ├── IndexRangeError  an index in the data is out of range (also an IndexError)
@@ -40,6 +41,11 @@ class EkidenError(RuntimeError):
 
 class LoadError(EkidenError):
     """An artifact is truncated, corrupted, foreign, or of another format version."""
+
+
+class MissingSymbolError(LoadError):
+    """Compiled code calls a C function (`tir.call_extern`) that neither its library nor the process
+    has."""
 
 
 class RunError(EkidenError):

@@ -33,6 +33,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, post_order
 from ekiden.runtime import errors
+from ekiden.tir.c_functions import call_c
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 from ekiden.tir.stmt import (
     Allocate,
@@ -287,6 +288,11 @@ class _Source:
         """A call by its reference in NumPy; a scalar condition evaluates the chosen side alone."""
         if e.op == "call_function":
             return f"{self.constant(self.called)}({', '.join(x)})"
+        if e.op in ("call_extern", "call_pure_extern"):
+            kinds = tuple(a.dtype for a in e.args[1:])
+            given = f"{x[0]}, {e.dtype!r}, {kinds!r}, {', '.join(x[1:])}"
+            call = f"{self.constant(call_c)}({given})"
+            return call if e.dtype == "handle" else f"rt.cast({call}, {e.dtype!r})"
         if e.op == "reinterpret":
             return f"rt.view({x[0]}, {e.dtype!r})"
         if not row_of(e.op).has_meaning and e.op != "if_then_else":

@@ -207,7 +207,7 @@ def plan_module(
     fixed = _bind_outputs(reader, result, outputs)
     places, used = _place(reader, set(fixed), pools or (Pool("workspace"),))
     places |= fixed
-    helpers = tuple(kernels.helpers.texts.values())
+    helpers = (*kernels.helpers.externs.values(), *kernels.helpers.texts.values())
     texts = (*helpers, *(kernel.text for kernel in kernels.made.values()))
     return MicroModule(
         name=name,

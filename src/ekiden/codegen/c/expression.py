@@ -7,20 +7,23 @@ long, gets a variable on a line of its own; a conditional whose sides need such 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ekiden.codegen.c.helpers import Helpers
+from ekiden.codegen.c.helpers import Helpers, quoted
 from ekiden.codegen.c.types import KEYWORDS, is_macro_like
 from ekiden.codegen.common import (
     addressed,
+    called_with,
     check_compiled,
     check_lanes,
+    extern_name,
     is_nonnegative,
     shuffle_order,
     undefined,
 )
 from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import (
     BOOLEAN,
     Add,
@@ -175,8 +178,8 @@ class ExpressionWriter:
             return (index.base,)
         if isinstance(e, Intrinsic):
             check_compiled(e)
-        if isinstance(e, Intrinsic) and e.op in ("call_packed", "call_function"):
-            return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
+        if isinstance(e, Intrinsic) and row_of(e.op).calls:
+            return called_with(e)
         return children(e)
 
     def _named(self, e: PrimExpr, text: str) -> str:
@@ -212,6 +215,8 @@ class ExpressionWriter:
                 return self._guarded(e)
             case Intrinsic(op="call_packed" | "call_function"):
                 return self.call_packed(e)
+            case Intrinsic(op="call_extern" | "call_pure_extern"):
+                return self.call_extern(e)
             case Intrinsic(op="same_memory"):
                 one, other = (self.name(buffer) for buffer in addressed(e))
                 return f"({one} == {other})"
@@ -298,6 +303,27 @@ class ExpressionWriter:
         at = f"((const unsigned char[]){{{', '.join(map(str, order))}}})[lane]"
         a, b = (f"{self.names[v]}[{at}" for v in (one, two))
         return f"({at} < {lanes} ? {a}] : {b} - {lanes}])"
+
+    def call_extern(self, e: Intrinsic) -> str:
+        """A call of a C function by its symbol. One with effects is a variable: it is made once."""
+        name = extern_name(e, "c")
+        given = ", ".join(self.extern_argument(a) for a in e.args[1:])
+        kinds = [None if isinstance(a, StringImm) else a.dtype for a in e.args[1:]]
+        call = f"{self.extern(name, e.dtype, kinds)}({given})"
+        return self._named(e, call) if row_of(e.op).effects else call
+
+    def extern(self, name: str, result: str, arguments: Sequence[str | None]) -> str:
+        """The C name of a function that is elsewhere, declared for these dtypes; None: a text."""
+        raise CompileError(f"c: call_extern {name!r}: here is no C function to call")
+
+    def extern_argument(self, a: PrimExpr) -> str:
+        """An argument of a C function: a number, a text, or the address of a first element."""
+        if isinstance(a, StringImm):
+            return quoted(a.value)
+        if isinstance(a, BufferAddress):
+            offset = f" + ({self.text(a.indices[0])})" if a.indices else ""
+            return f"(void *)({self.name(a.buffer)}{offset})"
+        return stripped(self.of(a))
 
     def call_packed(self, e: Intrinsic) -> str:
         """A call that may fail: only where statements are."""

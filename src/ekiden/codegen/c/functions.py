@@ -77,7 +77,7 @@ def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
     parts = [text for func in funcs for text in _function(func, helpers)]
     head = HEAD.format(target=target)
     sites = [f"EK_CALL_SITE({v}, {quoted(name)});" for name, v in helpers.sites.items()]
-    sites += helpers.prototypes.values()
+    sites += [*helpers.prototypes.values(), *helpers.externs.values()]
     if helpers.bounds:
         sites.append(CHECKED)
     return "\n\n".join([head, *sites, ARGUMENT, *helpers.texts.values(), *parts]) + "\n"

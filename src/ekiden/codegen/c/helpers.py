@@ -14,6 +14,7 @@ from ekiden.codegen.c.types import KEYWORDS, C, Syntax, c_type, constant, is_mac
 from ekiden.codegen.c.vectors import NoVectorsError
 from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.image import EXTERN
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary
 from ekiden.codegen.llvm.software import WITHOUT
@@ -167,6 +168,20 @@ def quoted(text: str) -> str:
 
 def _escaped(byte: int) -> str:
     return chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
+
+
+_C_KINDS = {"": "const char *", "handle": "void *"}
+"""How texts and addresses are declared that a C function gets."""
+EXTERN_LABEL = """\
+#ifdef EK_KERNEL_IMAGE
+#define EK_SYMBOL(name)
+#else
+#define EK_STRING(x) #x
+#define EK_TEXT(x) EK_STRING(x)
+#define EK_SYMBOL(name) __asm__(EK_TEXT(__USER_LABEL_PREFIX__) name)
+#endif
+"""
+"""Before declarations of C functions."""
 
 
 def c_symbol(name: str) -> str:
@@ -352,6 +367,7 @@ class Helpers:
         self.texts: dict[str, str] = {}
         self.sites: dict[str, str] = {}
         self.prototypes: dict[str, str] = {}
+        self.externs: dict[str, str] = {}
         self._module = Module(target)
 
     def over(self, form: Form) -> Helpers:
@@ -376,6 +392,17 @@ class Helpers:
     def site(self, name: str) -> str:
         """The call site of a function that the runtime knows by name."""
         return self.sites.setdefault(name, f"site{len(self.sites)}")
+
+    def extern(self, name: str, result: str, arguments: Sequence[str | None]) -> str:
+        """The C name of a C function by its symbol, declared once for dtypes; None: a text. A
+        header may declare the symbol itself otherwise, so the name is another; code that is
+        compiled for an image leaves the symbol to the loader (image.EXTERN)."""
+        kinds = ", ".join(_C_KINDS.get(a or "") or c_type(dt.element(a or "")) for a in arguments)
+        declared = f"{c_type(dt.element(result))} {EXTERN}{name}({kinds or 'void'})"
+        label = f" EK_SYMBOL({quoted(name)})"
+        self.externs.setdefault("", EXTERN_LABEL)
+        self.externs.setdefault(name, f"extern {declared}{label};")
+        return f"{EXTERN}{name}"
 
     def function(self, name: str) -> str:
         """The C name of a function of the same module."""

@@ -176,6 +176,10 @@ class StatementWriter(ExpressionWriter):
         self.put(f"ek_value_drop(&{result});")
         return value
 
+    def extern(self, name: str, result: str, arguments: Sequence[str | None]) -> str:
+        """The C name of a function that is somewhere else, declared for these dtypes."""
+        return self.helpers.extern(name, result, arguments)
+
     def packed_value(self, a: PrimExpr) -> str:
         """An argument as an initializer of ek_value."""
         if isinstance(a, StringImm):

@@ -6,6 +6,8 @@ at the top of the kernel; a check that fails notes what it has seen and ends its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ekiden.codegen.c.expression import stripped
 from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.c.types import memory_type
@@ -24,7 +26,7 @@ from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var,
 from ekiden.runtime.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer
+from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -203,6 +205,17 @@ class KernelWriter(NearWriter):
     def fail(self, status: str = "-1") -> None:
         """Nothing else fails here."""
         raise InternalError(f"kernel {self.symbol!r}: {status} has no meaning on a device")
+
+    def extern(self, name: str, result: str, arguments: Sequence[str | None]) -> str:
+        """The function itself, which the language of the kernel has, or a header of it."""
+        return name
+
+    def extern_argument(self, a: PrimExpr) -> str:
+        """An argument: an address is of the memory that its buffer is in."""
+        if isinstance(a, BufferAddress):
+            offset = f" + ({self.text(a.indices[0])})" if a.indices else ""
+            return f"{self.name(a.buffer)}{offset}"
+        return super().extern_argument(a)
 
     def call_packed(self, e: Intrinsic) -> str:
         """Threads call nothing of the host."""

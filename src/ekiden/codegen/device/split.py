@@ -22,13 +22,13 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var, cast, const, maximum
-from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.transform import Sequential
 from ekiden.runtime.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
-from ekiden.tir.expr import BufferLoad
+from ekiden.tir.expr import BufferAddress, BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.transform import split_host_device
 from ekiden.tir.transform.narrow_data_type import narrow_data_type
@@ -61,6 +61,7 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
         for name, f in parts.functions.items()
         if isinstance(f, PrimFunc) and name.name_hint != func.name
     }
+    callers = _sizes_of_callers(parts)
     guarded: dict[GlobalVar | str, BaseFunc] = {
         name: _Guards(grids[name.name_hint]).function(f) if name.name_hint in grids else f
         for name, f in parts.functions.items()
@@ -78,10 +79,34 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
         kernel = print_for(each.with_fields(params=params, body=body), sizes, target, readable)
         kernels.append(kernel)
         used = tuple(n for n, b in enumerate(each.params) if b in buffers)
-        calls[name.name_hint] = _Call(kernel, grids[name.name_hint], used, given)
+        own = callers[name.name_hint]
+        grid = {axis: substitute(extent, own) for axis, extent in grids[name.name_hint].items()}
+        calls[name.name_hint] = _Call(kernel, grid, used, tuple(substitute(g, own) for g in given))
     host = lowered[func.name]
     assert isinstance(host, PrimFunc)
     return Split(_host(host, calls, target), kernels)
+
+
+def _sizes_of_callers(parts: IRModule) -> dict[str, dict[Var, PrimExpr]]:
+    """Return for each kernel what its sizes and numbers are where the host calls it."""
+    found: dict[str, dict[Var, PrimExpr]] = {}
+    bodies = [f.body for f in parts.functions.values() if isinstance(f, PrimFunc)]
+    for call in (e for body in bodies for e in all_expressions(body)):
+        if not isinstance(call, Intrinsic) or call.op != "call_function":
+            continue
+        name, *args = call.args
+        assert isinstance(name, StringImm)
+        kernel = parts[name.value]
+        assert isinstance(kernel, PrimFunc)
+        own = found.setdefault(name.value, {})
+        for param, arg in zip(kernel.params, args, strict=True):
+            if isinstance(param, Var):
+                own[param] = arg
+            elif isinstance(arg, BufferAddress):
+                # written alike, as the parameter is a copy
+                of_host = free_vars(*arg.buffer.sizes())
+                own.update(zip(free_vars(*param.sizes()), of_host, strict=True))
+    return found
 
 
 def _as_integers(

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 
 from ekiden.codegen.common import (
     addressed,
+    called_with,
     check_compiled,
     check_lanes,
+    extern_name,
     is_nonnegative,
     shuffle_order,
     undefined,
@@ -23,6 +25,7 @@ from ekiden.codegen.llvm.operations import emit_binary, reduce_lanes
 from ekiden.codegen.llvm.strided import emit_strided, is_near, shuffle
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
 from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import (
     Add,
     BinaryExpr,
@@ -37,13 +40,12 @@ from ekiden.ir.prim import (
     Not,
     PrimExpr,
     Select,
-    StringImm,
     Sub,
     Var,
 )
-from ekiden.runtime.errors import InternalError
+from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.late_methods import dataclass
-from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
+from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
 
 
 class DemoteRegisterError(Exception):
@@ -193,8 +195,8 @@ class ExpressionEmitter:
                 return (e.args[0],)
             case Intrinsic(op="same_memory"):
                 return ()
-            case Intrinsic(op="call_packed" | "call_function"):
-                return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
+            case Intrinsic() if row_of(e.op).calls:
+                return called_with(e)
             case Intrinsic(op="shuffle"):
                 return e.args[:2]
             case Intrinsic():
@@ -260,6 +262,8 @@ class ExpressionEmitter:
                 return b.value(f"icmp eq {self.pointer_type(buffers[0])} {one}, {other}")
             case Intrinsic(op="call_packed" | "call_function"):
                 return self.call_packed(e)
+            case Intrinsic(op="call_extern" | "call_pure_extern"):
+                return self.call_extern(e)
             case Intrinsic(op="shuffle"):
                 one, two = (self.value(a) for a in e.args[:2])
                 return shuffle(b, e.args[0].dtype, one, two, shuffle_order(e))
@@ -312,6 +316,11 @@ class ExpressionEmitter:
         """Division of non-negative integers, with 0 in place of a division by zero."""
         unsigned = dt.with_lanes("u" + dt.element(e.dtype).lstrip("u"), dt.lanes(e.dtype))
         return emit_binary(self.b, type(e), unsigned, self.value(e.a), self.value(e.b))
+
+    def call_extern(self, e: Intrinsic) -> Operand:
+        """A call of a C function, where there are any."""
+        name = extern_name(e, "llvm")
+        raise CompileError(f"llvm: {e.op} {name!r}: there is no C function to call here")
 
     def call_packed(self, e: Intrinsic) -> Operand:
         """A call of a function of the runtime, which may fail: only where statements are."""

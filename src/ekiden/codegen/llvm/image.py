@@ -32,6 +32,9 @@ PAGE = 4096
 HEADER = struct.Struct("<6sBBIIQQQQ")
 CALL_SITE = "packed:"
 """Before the name of a function for which code has a call site."""
+EXTERN = "ek_extern_"
+"""Before the name of a C function that the program declares by calling it (`call_extern`): it is
+that of the library or program that the code is linked into, or of the process that loads it."""
 MACHINE = frozenset(f"ek_op_{opcode.name}" for opcode in OPCODES)
 """What the virtual machine gives to native code of its functions, beside the services."""
 
@@ -56,7 +59,8 @@ def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None
     """
     linker = _linker(objects, exports)
     known = MACHINE.union(SERVICES, ABI_SERVICES)
-    unknown = [n for n in linker.imports if n not in known and not n.startswith(CALL_SITE)]
+    prefixes = CALL_SITE, EXTERN
+    unknown = [n for n in linker.imports if n not in known and not n.startswith(prefixes)]
     if unknown:
         raise InternalError(
             f"image: compiled code calls {', '.join(unknown)}; there are {', '.join(SERVICES)}"

@@ -15,10 +15,11 @@ import numpy as np
 from ekiden import te
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
+from ekiden.ir.intrinsic import row_of
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, get, register_op
-from ekiden.ir.prim import PrimExpr, SizeVar, Var
-from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.ir.prim import Intrinsic, PrimExpr, SizeVar, Var
+from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
 from ekiden.ir.text import type_text
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type, tensor_type
 from ekiden.relay.expr import Call, Expr, Function, Tuple
@@ -27,10 +28,18 @@ from ekiden.relay.unify import match_dims, size_vars, substitute_dims
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.runtime.late import Late
 from ekiden.tir import transform as tir_transform
-from ekiden.tir.expr import Buffer
+from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.stmt import Block, PrimFunc, Stmt
 from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
-from ekiden.tir.visitor import buffers_read, buffers_written, rename, walk
+from ekiden.tir.visitor import (
+    StmtMutator,
+    all_expressions,
+    buffers_read,
+    buffers_written,
+    rename,
+    walk,
+    with_body,
+)
 
 if TYPE_CHECKING:
     from ekiden.tir import interpreter
@@ -43,6 +52,41 @@ class CallLoweredAttrs(Attrs):
     """The loop program that is called."""
 
     func: PrimFunc
+
+    def calls_out(self) -> bool:
+        """Whether the program calls functions that are not part of it: nothing says that they do
+        the same whenever they are called, or do nothing else."""
+        return any(
+            isinstance(e, Intrinsic) and row_of(e.op).calls for e in all_expressions(self.func.body)
+        )
+
+
+class _Inputs(StmtMutator):
+    """Hands buffers to the functions that a program calls as what they read."""
+
+    def __init__(self, buffers: set[Buffer]) -> None:
+        self.buffers = buffers
+
+    def expr(self, expr: PrimExpr) -> PrimExpr:
+        """The expression, with the addresses of the buffers marked."""
+        return rewrite(expr, self._address)
+
+    def _address(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferAddress) and e.access == "rw" and e.buffer in self.buffers:
+            return e.with_fields(access="r")
+        return e
+
+
+def _as_called(func: PrimFunc) -> PrimFunc:
+    """Return a loop program over tensors, whose parameters before the results that its attribute
+    "num_outputs" counts are read by the functions that it calls with them: an address alone says
+    nothing of what a callee does there."""
+    func = numbers_as_tensors(func)
+    count = (func.attrs or {}).get("num_outputs")
+    if not isinstance(count, int) or count >= len(func.params):
+        return func
+    body = _Inputs(set(func.buffers[: len(func.params) - count])).visit(func.body)
+    return func if body is func.body else with_body(func, body)
 
 
 def result_count(func: PrimFunc) -> int:
@@ -85,7 +129,7 @@ def relay_type(func: PrimFunc) -> FuncType:
     """The type of a loop program as a function of Relay. Raises TypeInferenceError as
     `result_count` does, and for a result with a dimension that no argument has.
     """
-    func = numbers_as_tensors(func)
+    func = _as_called(func)
     count = result_count(func)
     dims: dict[Var, PrimExpr] = {
         v: SizeVar(v.name)
@@ -105,7 +149,7 @@ def relay_type(func: PrimFunc) -> FuncType:
 def as_function(func: PrimFunc) -> Function:
     """A function of Relay that calls a loop program; to be inlined."""
     kind = relay_type(func)
-    func = numbers_as_tensors(func)
+    func = _as_called(func)
     inputs = zip(func.params, kind.arg_types, strict=False)
     params = tuple(RelayVar(b.name, each) for b, each in inputs)
     return Function(params, call_lowered(func, params), kind.ret_type, attrs={"Inline": 1})
@@ -113,7 +157,7 @@ def as_function(func: PrimFunc) -> Function:
 
 def call_lowered(func: PrimFunc, args: Sequence[Expr]) -> Call:
     """A call of a loop program that gives its results."""
-    attrs = CallLoweredAttrs(numbers_as_tensors(func))
+    attrs = CallLoweredAttrs(_as_called(func))
     return Call(get("call_lowered"), (Tuple(tuple(args)),), attrs)
 
 

@@ -33,6 +33,7 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.evaluate_call import evaluate_call
 from ekiden.relay.expr import Call, Constant, ConstantData, Function, If, Tuple, TupleGetItem
+from ekiden.relay.op.lowered import CallLoweredAttrs
 from ekiden.relay.transform.dead_code_elimination import has_effect
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.kept_results import LARGE, computed, kept, known
@@ -93,11 +94,13 @@ def has_symbols(attrs: Attrs) -> bool:
 
 def can_compute(op: Op, attrs: Attrs | None) -> bool:
     """Whether a call of known arguments can be computed now: a kernel's work, without state, of
-    known attributes.
+    known attributes, which calls nothing that may do more than give its results.
     """
     row = op.definition
     is_work = row.reference is not None and (row.lower is not None or row.expanded)
     is_work = is_work and not row.stateful
+    if isinstance(attrs, CallLoweredAttrs) and attrs.calls_out():
+        return False
     return is_work and (attrs is None or not has_symbols(attrs))
 
 

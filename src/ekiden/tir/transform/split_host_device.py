@@ -6,17 +6,20 @@
                                                             for i in thread_binding(8, ..): ..
 
 Each outermost loop over a thread axis becomes a function of its own, with the attributes of a
-device function: `tir.is_device`, and `tir.thread_axes`. Buffers that it uses are its parameters;
-sizes come with their shapes, other variables as numbers. On a processor thread loops run as loops.
+device function: `tir.is_device`, and `tir.thread_axes`. It has a parameter for each buffer that it
+uses; sizes come with their shapes, other variables as numbers. On a processor thread loops run as
+loops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import Intrinsic, StringImm, Var
+from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var
+from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.stmt import (
     Evaluate,
@@ -26,7 +29,7 @@ from ekiden.tir.stmt import (
     Stmt,
 )
 from ekiden.tir.transform.inject_virtual_threads import is_virtual
-from ekiden.tir.visitor import StmtMutator, used_inside, walk
+from ekiden.tir.visitor import StmtMutator, rename, used_inside, walk
 
 
 def is_device_loop(stmt: Stmt) -> bool:
@@ -55,7 +58,7 @@ class _Split(StmtMutator):
         threads = [s for s in walk(stmt) if isinstance(s, For) and is_device_loop(s)]
         axes = tuple(dict.fromkeys(str((s.annotations or {})["thread"]) for s in threads))
         attrs = {"global_symbol": name, "tir.is_device": True, "tir.thread_axes": axes}
-        self.kernels[name] = PrimFunc((*buffers, *numbers), stmt, attrs)
+        self.kernels[name] = _with_own_parameters(PrimFunc((*buffers, *numbers), stmt, attrs))
         given = (*(BufferAddress(b) for b in buffers), *numbers)
         return Evaluate(Intrinsic("call_function", (StringImm(name), *given), "int32"))
 
@@ -63,6 +66,26 @@ class _Split(StmtMutator):
         """Parameters of the function in their order, then buffers of its own."""
         own = [b for b in self._func.buffers if b in buffers]
         return own + [b for b in buffers if b not in own]
+
+
+def _with_own_parameters(func: PrimFunc) -> PrimFunc:
+    """Return a function whose parameters, and the sizes of these, are no other function's: what two
+    functions share could not be said of their texts."""
+    sizes = free_vars(*(size for b in func.buffers for size in b.sizes()))
+    own: dict[Var, PrimExpr] = {
+        v: type(v)(v.name, v.dtype) for v in dict.fromkeys((*sizes, *func.scalars))
+    }
+    buffers = {
+        b: b.with_fields(
+            shape=tuple(substitute(d, own) for d in b.shape),
+            strides=tuple(substitute(d, own) for d in b.strides),
+            elem_offset=None if b.elem_offset is None else substitute(b.elem_offset, own),
+        )
+        for b in func.buffers
+    }
+    params = tuple(buffers[p] if isinstance(p, Buffer) else own[p] for p in func.params)
+    body = rename(func.body, own, buffers)
+    return func.with_fields(params=cast("tuple[Buffer | Var, ...]", params), body=body)
 
 
 def split_host_device(module: IRModule) -> IRModule:

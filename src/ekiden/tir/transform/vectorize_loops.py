@@ -58,7 +58,7 @@ from ekiden.tir.stmt import (
     While,
 )
 from ekiden.tir.transform.simplify import Simplifier
-from ekiden.tir.visitor import StmtMutator, sequence, walk
+from ekiden.tir.visitor import StmtMutator, all_expressions, sequence, walk
 
 DEFAULT_LANES = 16
 """Of a loop whose annotation `lanes` does not say."""
@@ -326,6 +326,10 @@ class _Vectorize(Simplifier):
 
     def visit_for(self, stmt: For) -> Stmt:
         """Vectorized loops become vectors; what is known of other loops is kept for them."""
+        if stmt.kind is ForKind.VECTORIZED and _calls_out(stmt.body):
+            stmt = stmt.with_fields(
+                kind=ForKind.SERIAL, annotations=None
+            )  # a call is of one element
         if stmt.kind is ForKind.VECTORIZED:
             outer, self._inside = self._inside, True
             vectors = self._vectors(stmt)
@@ -364,6 +368,11 @@ class _Vectorize(Simplifier):
                 _at(stmt, low + whole * lanes, wide, None if rest == wide else const(rest))
             )
         return self.visit(sequence(*parts))
+
+
+def _calls_out(body: Stmt) -> bool:
+    """Return whether a statement calls a function, which is handed numbers and no vectors."""
+    return any(isinstance(e, Intrinsic) and row_of(e.op).calls for e in all_expressions(body))
 
 
 def _times_vscale(extent: PrimExpr) -> int | None:

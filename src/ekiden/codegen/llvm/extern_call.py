@@ -1,0 +1,63 @@
+"""Calls of C functions by their symbols (`call_extern`, `call_pure_extern`).
+
+The arguments are numbers, texts, and addresses of the first elements of buffers or regions. Who
+links or loads the code finds the function (`image.EXTERN`).
+"""
+
+from __future__ import annotations
+
+from ekiden.codegen.common import extern_name
+from ekiden.codegen.llvm.builder import Operand
+from ekiden.codegen.llvm.image import EXTERN
+from ekiden.codegen.llvm.packed_call import PackedCallEmitter
+from ekiden.codegen.llvm.types import memory_type, register_type
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import row_of
+from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm
+from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.tir.expr import BufferAddress
+
+_NARROW = {
+    "bool": " zeroext", "uint8": " zeroext", "uint16": " zeroext", "int8": " signext",
+    "int16": " signext",
+}  # fmt: skip
+"""What the callers of C functions extend, and callees take for extended."""
+
+
+class ExternCallEmitter(PackedCallEmitter):
+    """Emits `call_extern`."""
+
+    def call_extern(self, e: Intrinsic) -> Operand:
+        """Return the result of a call; loops over vectors that make one were made serial."""
+        name, b = extern_name(e, "llvm"), self.b
+        if b.module.is_wasm:
+            raise CompileError(f"llvm: call_extern {name!r}: WebAssembly has no C symbols to call")
+        if any(dt.lanes(each.dtype) > 1 for each in (e, *e.args[1:])):
+            raise InternalError(f"llvm: {e.op}: an argument is a vector: {e!r}")
+        arguments = [self._argument(a) for a in e.args[1:]]
+        result, symbol = _typed(e.dtype), f"{EXTERN}{name}"
+        result = " ".join(reversed(result.split()))  # an attribute stands before a result's type
+        self.module.declare(symbol, result, [kind for kind, _ in arguments])
+        given = ", ".join(f"{kind} {operand}" for kind, operand in arguments)
+        value = b.value(f"call {result} @{symbol}({given})")
+        if row_of(e.op).effects:
+            b.touch_memory()
+        return value
+
+    def _argument(self, a: PrimExpr) -> tuple[str, Operand]:
+        """(type with its extension, operand) of an argument."""
+        b = self.b
+        if isinstance(a, StringImm):
+            return "ptr", self.module.string(a.value)
+        if isinstance(a, BufferAddress):
+            data = self.pointer(a.buffer)
+            if a.indices:
+                at = self.value(a.indices[0])
+                data = b.pure(f"getelementptr {memory_type(a.buffer.dtype)}, ptr {data}, i64 {at}")
+            return "ptr", data
+        return _typed(a.dtype), self.value(a)
+
+
+def _typed(dtype: str) -> str:
+    """Return a type as C passes it, with its attribute behind it."""
+    return f"{register_type(dtype)}{_NARROW.get(dtype, '')}"
