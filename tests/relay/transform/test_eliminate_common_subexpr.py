@@ -71,3 +71,21 @@ def test_what_is_skipped_stays_apart() -> None:
         "def @main(%x: float32) { subtract(add(tanh(%x), %x), add(tanh(%x), %x)) }",
         "def @main(%x: float32) { %0 = tanh(%x); subtract(add(%0, %x), add(%0, %x)) }",
     )
+
+
+def test_closure_does_not_capture_what_it_fuses() -> None:
+    text = """def @main(%x: float32) {
+      let %f = fn (%a: float32) -> float32 { multiply(%a, exp(%x)) };
+      (exp(%x), %f) }"""
+    check(EliminateCommonSubexpr(), text, text)
+
+
+def test_closure_shares_what_does_not_fuse() -> None:
+    check(
+        EliminateCommonSubexpr(),
+        """def @main(%x: Tensor[(9,), float32]) {
+          let %f = fn (%a: Tensor[(9,), float32]) { multiply(%a, sort(%x)) }; (sort(%x), %f) }""",
+        """def @main(%x: Tensor[(9,), float32]) {
+          %0 = sort(%x);
+          let %f = fn (%a: Tensor[(9,), float32]) { multiply(%a, %0) }; (%0, %f) }""",
+    )

@@ -6,6 +6,10 @@ One walk, operands first: two calls are equal if operator and attributes are, an
 one object, which equal operands are by then. Hash consing, linear. Only what has no effect: two
 reads of a reference, or two draws, may differ. Large constants are compared by identity, as reading
 them would take longer than it saves; those of a few elements (axes, scales) by content.
+
+What fuses is shared within one function value alone. A closure would capture what it shares with
+the function around it: a tensor more is written, kept as long as the closure, and read, where each
+of the two would have computed it inside of its kernels (the back-propagators of gradients).
 """
 
 from __future__ import annotations
@@ -14,12 +18,20 @@ from collections.abc import Callable
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Op
+from ekiden.ir.op import Op, OpPattern
 from ekiden.ir.structural import structural_key
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
+from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.scopes import (
+    Scope,
+    evaluation_order,
+    find_scopes,
+    is_atom,
+    map_functions,
+    on_body,
+    rewrite_graph,
+)
 
 Key = tuple[object, ...]
 Skip = Callable[[RelayExpr], bool]
@@ -27,13 +39,17 @@ SMALL = 16
 """Elements of a constant up to which it is compared by content."""
 
 
-def _key(expr: RelayExpr) -> Key | None:
+FUSING = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
+
+
+def _key(expr: RelayExpr, function: RelayExpr | None) -> Key | None:
     """Equal keys mean equal values; operands are told apart by identity, since they are unified
-    first.
+    first. `function` is the innermost one around the expression.
     """
     if isinstance(expr, Call) and isinstance(expr.op, Op) and not expr.op.definition.stateful:
         attrs = None if expr.attrs is None else structural_key(expr.attrs)
-        return (expr.op.name, attrs, *map(id, expr.args))
+        own = id(function) if expr.op.definition.pattern in FUSING else None
+        return (expr.op.name, own, attrs, *map(id, expr.args))
     if isinstance(expr, Tuple):
         return ("fields", *map(id, expr.fields))
     if isinstance(expr, TupleGetItem):
@@ -46,12 +62,29 @@ def _key(expr: RelayExpr) -> Key | None:
 def eliminate_common_subexpr(root: RelayExpr, fskip: Skip | None = None) -> RelayExpr:
     """Share equal calls below root. Only for expressions of one scope, as before A-normal form."""
     first: dict[Key, RelayExpr] = {}
+    functions = _innermost_functions(root)
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        key = None if fskip is not None and fskip(new) else _key(new)
+        key = None if fskip is not None and fskip(new) else _key(new, functions.get(old))
         return new if key is None else first.setdefault(key, new)
 
     return rewrite_graph(root, rewrite)
+
+
+def _innermost_functions(root: RelayExpr) -> dict[RelayExpr, RelayExpr]:
+    """Expression -> the innermost function value around it, of those that are in one."""
+    if not any(isinstance(e, Function) and not is_atom(e) for e in evaluation_order(root)):
+        return {}
+    functions: dict[RelayExpr, RelayExpr] = {}
+    of_scope: dict[Scope, RelayExpr | None] = {}
+    for scope in find_scopes(root):  # outer scopes first
+        around = of_scope.setdefault(scope, None)
+        if around is not None:
+            functions.update(dict.fromkeys(scope.nodes, around))
+        for expr, inner in scope.inner.items():
+            own = expr if isinstance(expr, Function) else around
+            of_scope.update(dict.fromkeys(inner, own))
+    return functions
 
 
 def EliminateCommonSubexpr(fskip: Skip | None = None) -> Pass:  # noqa: N802

@@ -21,7 +21,7 @@ tail call stays one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.op import Op
@@ -56,7 +56,7 @@ from ekiden.relay.transform.lifted_scopes import (
     plain_tree,
 )
 from ekiden.relay.transform.lifted_types import STEP, LiftedTypes, is_float
-from ekiden.relay.transform.segment_gradient import back_propagator, unwritten
+from ekiden.relay.transform.segment_gradient import Segment, unwritten
 from ekiden.relay.transform.to_a_normal_form import to_a_normal_form
 from ekiden.relay.visitor import map_pattern
 from ekiden.runtime.errors import DifferentiationError
@@ -230,34 +230,18 @@ class _Writer:
 
     def _demand(self, needed: Iterable[Leaf]) -> None:
         """Write the operations that leaves need and that are not written yet, as one segment."""
-        segment = unwritten(needed, self.scope)
-        for operation in segment:
+        operations = unwritten(needed, self.scope)
+        for operation in operations:
             operation.is_written = True
-            self._forward(operation)
-        made = leaves([operation.result for operation in segment])
-        outputs = [leaf for leaf in made if leaf.cell is not None and _is_used_later(leaf)]
-        for leaf in outputs:
+        made = leaves([operation.result for operation in operations])
+        outputs = [leaf for leaf in made if _is_used_later(leaf)]
+        segment = Segment(operations, outputs, self.types, self.lifter.rules)
+        self.steps.extend(segment.forward())
+        for leaf in segment.outputs:
             assert leaf.cell is not None
             self.steps.append((leaf.cell, new_cell(self.types, leaf.kind)))
-        self._record(segment, outputs)
-
-    def _forward(self, operation: Operation) -> None:
-        """Write the call, and name the tensors of its result."""
-        value = operation.call.with_fields(args=tuple(map(plain_tree, operation.args)))
-        self.steps.append((operation.whole, value))
-        stack: list[tuple[Tree, RelayExpr]] = [(operation.result, operation.whole)]
-        while stack:
-            tree, whole = stack.pop()
-            if not isinstance(tree, Leaf):
-                stack.extend((part, TupleGetItem(whole, i)) for i, part in enumerate(tree))
-            elif tree.value is not whole:
-                assert isinstance(tree.value, Var)
-                self.steps.append((tree.value, whole))
-
-    def _record(self, segment: Sequence[Operation], outputs: Sequence[Leaf]) -> None:
-        """Put the back-propagator of a segment before what the tape holds."""
         before = Var("before", STEP)
-        step = back_propagator(segment, outputs, before, self.types, self.lifter.rules)
+        step = segment.back_propagator(before)
         if step is not None:
             self.steps.append((before, RefRead(self.scope.tape)))
             self.steps.append((Var("_"), RefWrite(self.scope.tape, step)))

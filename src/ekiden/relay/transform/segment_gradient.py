@@ -15,9 +15,10 @@ segment: let %a = %x * %w; let %y = tanh(%a)        %y is used outside of it, %a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import OPS, Op, OpPattern
 from ekiden.ir.type import TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import (
@@ -39,7 +40,7 @@ from ekiden.relay.transform.chains import Binding, let_chain
 from ekiden.relay.transform.first_order_gradient import Grad, Rules, graph_gradients
 from ekiden.relay.transform.lifted_scopes import Leaf, LiftedScope, Operation, Tree, leaves
 from ekiden.relay.transform.lifted_types import UNIT, LiftedTypes
-from ekiden.relay.visitor import ExprMutator
+from ekiden.relay.visitor import REBUILD, ExprMutator, children
 
 Grads = Sequence[tuple[Leaf, RelayExpr]]
 
@@ -63,99 +64,170 @@ def unwritten(needed: Iterable[Leaf], scope: LiftedScope) -> list[Operation]:
     return list(order)
 
 
-class _Replaced(ExprMutator):
-    """Puts variables in the place of expressions."""
+class Segment:
+    """Operations that are differentiated as one graph: what they bind forward, and back."""
 
-    def __init__(self, values: Mapping[RelayExpr, RelayExpr]) -> None:
-        super().__init__()
-        self.memo.update(values)
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        outputs: Sequence[Leaf],
+        types: LiftedTypes,
+        rules: Rules,
+    ) -> None:
+        """`outputs` are the leaves that are used outside of the segment.
 
+        Raises DifferentiationError for an operator without a gradient.
+        """
+        self.types = types
+        self.outputs = [leaf for leaf in outputs if leaf.cell is not None]
+        self.seeds = {leaf: _var("g", leaf.kind) for leaf in self.outputs}
+        self._nodes: dict[Leaf, RelayExpr] = {}
+        self._variables: dict[RelayExpr, Var] = {}
+        """Node of the graph -> the variable for its value, in the order of evaluation."""
+        self._operations: dict[RelayExpr, Operation] = {}
+        for operation in operations:
+            self._add(operation)
+        self._grads = self._input_gradients(operations, rules)
+        self._bound = {self._nodes[leaf] for leaf in outputs}
+        """Nodes that have a variable: outputs, and what is saved for the back-propagator."""
+        self._save()
 
-class _Graph:
-    """A segment as one expression: operations are nodes, other leaves variables."""
+    def _add(self, operation: Operation) -> None:
+        args = tuple(map(self._expr, operation.args))
+        node = _typed(operation.call.with_fields(args=args), operation.call.checked_type)
+        self._variables[node] = operation.whole
+        stack: list[tuple[Tree, RelayExpr]] = [(operation.result, node)]
+        while stack:
+            tree, at = stack.pop()
+            self._operations[at] = operation
+            if isinstance(tree, Leaf):
+                assert isinstance(tree.value, Var)
+                self._nodes[tree], self._variables[at] = at, tree.value
+                continue
+            kind = at.checked_type
+            assert isinstance(kind, TupleType)
+            fields = [_typed(TupleGetItem(at, i), k) for i, k in enumerate(kind.fields)]
+            stack.extend(reversed(list(zip(tree, fields, strict=True))))
 
-    def __init__(self, segment: Sequence[Operation]) -> None:
-        self.nodes: dict[Leaf, RelayExpr] = {}
-        self.values: dict[RelayExpr, RelayExpr] = {}
-        """Node -> the variable that holds its value."""
-        for operation in segment:
-            args = tuple(map(self.expr, operation.args))
-            node = _typed(operation.call.with_fields(args=args), operation.call.checked_type)
-            self.values[node] = operation.whole
-            self._add(operation.result, node)
-
-    def _add(self, tree: Tree, node: RelayExpr) -> None:
+    def _expr(self, tree: Tree) -> RelayExpr:
+        """The expression of a tree: operations are nodes, other leaves variables."""
         if isinstance(tree, Leaf):
-            self.nodes[tree] = node
-            self.values.setdefault(node, tree.value)
-            return
-        kind = node.checked_type
-        assert isinstance(kind, TupleType)
-        for index, part in enumerate(tree):
-            self._add(part, _typed(TupleGetItem(node, index), kind.fields[index]))
-
-    def expr(self, tree: Tree) -> RelayExpr:
-        """Return the expression of a tree."""
-        if isinstance(tree, Leaf):
-            return self.nodes.get(tree, tree.value)
-        fields = tuple(map(self.expr, tree))
+            return self._nodes.get(tree, tree.value)
+        fields = tuple(map(self._expr, tree))
         return _typed(Tuple(fields), TupleType(tuple(f.checked_type for f in fields)))
+
+    def _input_gradients(self, operations: Sequence[Operation], rules: Rules) -> Grads:
+        """The gradients of what the segment reads of outside."""
+        if not self.outputs:
+            return []
+        used = dict.fromkeys(leaf for operation in operations for leaf in leaves(operation.args))
+        inputs = [leaf for leaf in used if leaf.cell is not None and leaf not in self._nodes]
+        seed: Grad = list(self.seeds.values())
+        body = self._expr(tuple(self.outputs))
+        grads = graph_gradients(body, [leaf.value for leaf in inputs], seed, rules)
+        return [(x, grad) for x, grad in zip(inputs, grads, strict=True) if grad is not None]
+
+    def _save(self) -> None:
+        """Bind what the back-propagator reads and does not compute again."""
+        stack = [grad for _, grad in self._grads]
+        visited = set(stack)
+        while stack:
+            node = stack.pop()
+            if node in self._bound:
+                continue
+            if node in self._operations and not self._is_recomputed(node):
+                self._bound.add(node)
+                continue
+            below = [c for c in children(node) if c not in visited]
+            visited.update(below)
+            stack.extend(below)
+
+    def _is_recomputed(self, node: RelayExpr) -> bool:
+        """Whether a back-propagator computes a value again: what fuses costs less than writing and
+        reading it, and fuses forward as well unless it is saved. What follows a product is saved
+        in the place of that, so that both are one kernel.
+        """
+        operation = self._operations[node]
+        if _pattern(operation) not in RECOMPUTED:
+            return False
+        for leaf in leaves(operation.args):
+            before = self._operations.get(self._nodes.get(leaf, leaf.value))
+            if (
+                before is not None
+                and _pattern(before) is OpPattern.OUT_ELEMWISE_FUSABLE
+                and leaf.readers == [operation]
+                and not leaf.escapes
+                and leaf.kind == node.checked_type
+            ):
+                return False
+        return True
+
+    def forward(self) -> list[Binding]:
+        """Return the bindings of the segment in the program."""
+        copies = _Copies()
+        bindings: list[Binding] = []
+        for node, variable in self._variables.items():
+            if node in self._bound:
+                bindings.append((variable, copies.definition(node)))
+                copies.memo[node] = variable
+        return bindings
+
+    def back_propagator(self, before: Var) -> Function | None:
+        """Return the function that propagates gradients through the segment and then calls
+        `before`; None where none flow.
+        """
+        if not self._grads:
+            return None
+        copies = _Copies()
+        copies.memo.update((node, self._variables[node]) for node in self._bound)
+        grads = [(leaf, copies.visit(grad)) for leaf, grad in self._grads]
+        types, outputs = self.types, self.outputs
+        clear: list[Binding] = [(Var("_"), clear_cell(types, _cell(leaf))) for leaf in outputs]
+        nothing = PatternConstructor(types.no_gradient)
+        steps: list[Binding] = []
+        if len(outputs) == 1:
+            arrived: RelayExpr = RefRead(_cell(outputs[0]))
+            some = PatternConstructor(types.gradient, (PatternVar(self.seeds[outputs[0]]),))
+            clauses = Clause(nothing, Tuple(())), Clause(some, _accumulate_all(types, grads, clear))
+        else:
+            read = [Var("arrived", types.cell(leaf.kind).value) for leaf in outputs]
+            steps = [(v, RefRead(_cell(x))) for v, x in zip(read, outputs, strict=True)]
+            arrived = Tuple(tuple(read))
+            pairs = zip(read, outputs, strict=True)
+            values = [(self.seeds[x], or_zeros(types, v, x.value)) for v, x in pairs]
+            none, inside = PatternTuple((nothing,) * len(outputs)), [*clear, *values]
+            some = PatternWildcard()
+            clauses = Clause(none, Tuple(())), Clause(some, _accumulate_all(types, grads, inside))
+        steps.append((Var("_"), Match(arrived, clauses)))
+        return Function((), let_chain(steps, Call(before, ())), UNIT)
+
+
+RECOMPUTED = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
+
+
+def _pattern(operation: Operation) -> OpPattern:
+    call = operation.call
+    return OPS[call.op.name].pattern if isinstance(call.op, Op) else OpPattern.OPAQUE
+
+
+class _Copies(ExprMutator):
+    """Copies expressions. Nothing is shared with the original: what two scopes share is computed
+    in the one around both, and would be saved.
+    """
+
+    def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Return a new node, also where no child changed; atoms stay."""
+        below = children(old)
+        return REBUILD[type(old)](old, below) if new is old and below else new
+
+    def definition(self, node: RelayExpr) -> RelayExpr:
+        """Return a node over copies of its children."""
+        return REBUILD[type(node)](node, [self.visit(c) for c in children(node)])
 
 
 def _typed(expr: RelayExpr, kind: Type) -> RelayExpr:
     expr.set_checked_type(kind)
     return expr
-
-
-def _input_gradients(
-    segment: Sequence[Operation], seeds: Mapping[Leaf, Var], rules: Rules
-) -> Grads:
-    """The gradients of what a segment reads of outside; `seeds` are those of its outputs."""
-    graph = _Graph(segment)
-    used = dict.fromkeys(leaf for operation in segment for leaf in leaves(operation.args))
-    inputs = [leaf for leaf in used if leaf.cell is not None and leaf not in graph.nodes]
-    body = graph.expr(tuple(seeds))
-    seed: Grad = list(seeds.values())
-    grads = graph_gradients(body, [leaf.value for leaf in inputs], seed, rules)
-    replaced = _Replaced(graph.values)
-    pairs = zip(inputs, grads, strict=True)
-    return [(leaf, replaced.visit(grad)) for leaf, grad in pairs if grad is not None]
-
-
-def back_propagator(
-    segment: Sequence[Operation],
-    outputs: Sequence[Leaf],
-    before: Var,
-    types: LiftedTypes,
-    rules: Rules,
-) -> Function | None:
-    """Return the back-propagator of a segment, None where no gradient flows through it.
-
-    `outputs` are the leaves of it that have cells; `before` is called at the end. Raises
-    DifferentiationError for an operator without a gradient.
-    """
-    seeds = {leaf: _var("g", leaf.kind) for leaf in outputs}
-    grads = _input_gradients(segment, seeds, rules) if seeds else []
-    if not grads:
-        return None
-    clear: list[Binding] = [(Var("_"), clear_cell(types, _cell(leaf))) for leaf in outputs]
-    nothing = PatternConstructor(types.no_gradient)
-    steps: list[Binding] = []
-    if len(outputs) == 1:
-        arrived: RelayExpr = RefRead(_cell(outputs[0]))
-        some = PatternConstructor(types.gradient, (PatternVar(seeds[outputs[0]]),))
-        clauses = Clause(nothing, Tuple(())), Clause(some, _accumulate_all(types, grads, clear))
-    else:
-        read = [Var("arrived", types.cell(leaf.kind).value) for leaf in outputs]
-        steps = [(v, RefRead(_cell(x))) for v, x in zip(read, outputs, strict=True)]
-        arrived = Tuple(tuple(read))
-        pairs = zip(read, outputs, strict=True)
-        values = [(seeds[x], or_zeros(types, v, x.value)) for v, x in pairs]
-        none, inside = PatternTuple((nothing,) * len(outputs)), [*clear, *values]
-        clauses = (Clause(none, Tuple(())),
-                   Clause(PatternWildcard(), _accumulate_all(types, grads, inside)))  # fmt: skip
-    steps.append((Var("_"), Match(arrived, clauses)))
-    return Function((), let_chain(steps, Call(before, ())), UNIT)
 
 
 def _var(name: str, kind: Type) -> Var:
