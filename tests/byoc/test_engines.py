@@ -18,6 +18,7 @@ from onnx import helper
 import ekiden
 from ekiden import byoc, relay
 from ekiden.byoc.onnx_regions import OnnxEngine
+from ekiden.driver.tuning import extract_tasks
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.relay.dataflow_pattern import is_op, wildcard
@@ -79,6 +80,44 @@ def @main(%x: Tensor[(n, 3), float32], %y: Tensor[(n, 2), float32]) {
   (concatenate((%1, nn.relu(%y), %0), axis=1), cumsum(%0, axis=1))
 }"""
     check(engine, text, whole((2, 3), (2, 2)))
+
+
+UNKNOWN = {
+    "parameter": "def @main(%x: Tensor[(?, 3), float32]) { nn.softmax(nn.relu(%x)) }",
+    "broadcast": """def @main(%x: Tensor[(?, 3), float32], %y: Tensor[(?, 3), float32]) {
+      nn.softmax(nn.relu(add(%x, %y))) }""",
+    "closure": """def @main(%x: Tensor[(?, 3), float32]) {
+      let %f = fn (%a: Tensor[(?, 3), float32]) { nn.softmax(nn.relu(%a)) };
+      %f(concatenate((%f(%x), %x))) }""",
+    "reference": """def @main(%x: Tensor[(?, 3), float32]) {
+      let %r = ref(%x); ref_write(%r, concatenate((%x, %x)));
+      nn.relu(nn.softmax(ref_read(%r))) }""",
+    "data": """def @main(%x: Tensor[(?, 3), float32]) {
+      nn.relu(sigmoid(take(%x, reshape(argwhere(less(%x, 0f)), newshape=[-1])))) }""",
+}
+
+
+@pytest.mark.parametrize("text", UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_region_of_unknown_sizes(engine: str, text: str, rows: int) -> None:
+    module = relay.parse(text)
+    count = len(module["main"].params)  # type: ignore[attr-defined]
+    made = byoc.partition(module, engine)
+    if not regions(made):
+        pytest.skip(f"'{engine}' takes no such operator")
+    exe = ekiden.compile(made)
+    assert any(engine in name for name in exe.primitive_ops)
+    args = whole(*[(rows, 3)] * count)
+    np.testing.assert_allclose(
+        results(exe, args)[0], results(ekiden.compile(module), args)[0], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_region_is_nothing_to_tune(engine: str) -> None:
+    made = byoc.partition(relay.parse(MLP), engine)
+    found = extract_tasks(made, "llvm", {"n": 4})
+    region = str(regions(made)[0].attr("global_symbol"))
+    assert (region, f"it is a region of the engine '{engine}'") in found.skipped
 
 
 @pytest.mark.parametrize(("dtype", "count"), [("float32", 1), ("float64", 0)])

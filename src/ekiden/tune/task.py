@@ -8,6 +8,7 @@ from dataclasses import field, replace
 from functools import partial
 
 from ekiden.arith import simplify
+from ekiden.backend.external import is_external
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import count_flops
 from ekiden.backend.kernels.lower import choose_primitive, display_name, names_of
@@ -127,6 +128,10 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
     skipped: list[tuple[str, str]] = []
     runs, shares = _runs(dims or {})
     for function in dict.fromkeys(f for f, _ in primitive_functions(optimized)):
+        if is_external(function):
+            name, engine = function.attr("global_symbol"), function.attr("Compiler")
+            skipped.append((str(name), f"it is a region of the engine '{engine}'"))
+            continue
         form = canonicalize(function)
         workload = structural_digest(form)
         if workload in tasks:

@@ -36,6 +36,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Clause, Constant, Function, Let, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.op.vm import bind_dims, forget_shape, match_shape, prefix
 from ekiden.relay.transform.chains import Binding, let_chain
+from ekiden.relay.transform.compiler_functions import specialize
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import (
     bodies,
@@ -198,6 +199,8 @@ class _Binder:
         match expr:
             case Call(op=Op()):
                 self._refined[expr] = self._operator(expr)
+            case Call(op=Function() as region) if is_region(region):
+                self._refined[expr] = self._region(expr, region)
             case Tuple() | TupleGetItem():
                 pass
             case Let():
@@ -228,6 +231,16 @@ class _Binder:
         made.set_checked_type(expr.checked_type)
         return made
 
+    def _region(self, call: Call, region: Function) -> RelayExpr:
+        """Return the call of a region, for the named dimensions of its arguments."""
+        args = tuple(map(self.refined, call.args))
+        if not has_unknown(call.checked_type):
+            return with_children(call, {arg: self.plain(arg) for arg in call.args})
+        made = specialize(region, [arg.checked_type for arg in args])
+        called = Call(made, args, None, (), call.span)
+        called.set_checked_type(made.body.checked_type)
+        return called
+
     def _operator(self, call: Call) -> RelayExpr:
         args = tuple(map(self.refined, call.args))
         made = call
@@ -243,10 +256,16 @@ class _Binder:
         return _bound(made, self._symbols) if definition.dims is not None else made
 
 
+def is_region(function: RelayExpr) -> bool:
+    """Return whether a function in place is a region for an external compiler: as an operator's
+    call, a call of it gives what follows from its arguments."""
+    return isinstance(function, Function) and function.attr("Compiler") is not None
+
+
 def _is_data(value: RelayExpr) -> bool:
-    """Whether a value is an operator's result, or made of values in place."""
+    """Whether a value is an operator's or a region's result, or made of values in place."""
     if isinstance(value, Call):
-        return isinstance(value.op, Op)
+        return isinstance(value.op, Op) or is_region(value.op)
     return isinstance(value, (Tuple, TupleGetItem))
 
 

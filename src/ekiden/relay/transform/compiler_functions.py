@@ -4,19 +4,22 @@ elsewhere, and back into what calls them.
     %0 = fn(%y, Compiler="c", global_symbol="f") {..}; %0(%x)   ->   @f(%x)      Outline...
     def @f(%y, Compiler="c", ..) {..}               ->   def @f(%y, Extern=1) {..}   Mark...
     @f(%x)                                          ->   the body of @f, with %x     Inline...
+    fn(%y: Tensor[(?)], Compiler="c") {..}, (n)     ->   fn(%y: Tensor[(n)], ..)     specialize
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr, Function, Let, Var
 from ekiden.relay.transform.inline import apply, inline
 from ekiden.relay.transform.scopes import rewrite_graph
-from ekiden.relay.visitor import free_vars, post_order
+from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.visitor import ExprMutator, bound_vars, free_vars, post_order
 
 
 def _is_for(function: BaseFunc | RelayExpr, compiler: str) -> bool:
@@ -92,6 +95,30 @@ def OutlineCompilerFunctionsWithExistingGlobalSymbols(  # noqa: N802
         return module.with_functions({**done, **outliner.made})
 
     return Pass("OutlineCompilerFunctionsWithExistingGlobalSymbols", transform, 0, ())
+
+
+class _Untyped(ExprMutator):
+    """Rebuilds a function over other variables; what it says of its results is left out."""
+
+    def __init__(self, variables: Mapping[Var, Var]) -> None:
+        super().__init__()
+        self.memo.update(variables)
+
+    def rewrite(self, old: Expr, new: Expr) -> Expr:
+        """A function says its result's type no more: that follows from its parameters."""
+        return new.with_fields(ret_type=None) if isinstance(new, Function) else new
+
+
+def specialize(function: Function, kinds: Sequence[Type]) -> Function:
+    """Return a function for arguments of these types, with the types that follow inside of it, as
+    those of the functions of patterns: fn (%x: Tensor[(?, 3)]) {..} for Tensor[(n, 3)] gives
+    results of n rows, not of `?`. Raises TypeInferenceError where they do not fit."""
+    params = dict(zip(function.params, kinds, strict=True))
+    variables = {v: Var(v.name_hint, params.get(v), v.span) for v in bound_vars(function)}
+    made = _Untyped(variables).visit(function)
+    assert isinstance(made, Function)
+    infer_expr_type(made)
+    return made
 
 
 def MarkCompilerFunctionsAsExtern(compiler_filter: str = "") -> Pass:  # noqa: N802
