@@ -761,7 +761,8 @@ static int reduce_across(void *context, int64_t begin, int64_t end) {
   int64_t buffer = w->s->results[0], length = p->extents[p->lane];
   int32_t type = p->r->types[buffer];
   int64_t at[MAX_AXES] = {0}, turns = count(p, p->n_spatial, p->n_axes);
-  int64_t n = length < STRIP ? length : STRIP, strips = strips_of(p);
+  int64_t n = length < 1 ? 1 : length < STRIP ? length : STRIP; /* a sum of nothing is one lane too */
+  int64_t strips = strips_of(p);
   strip *R = registers_of(p, 1), *sum = R == NULL ? NULL : R + p->c->n_registers;
   if (R == NULL) return -1;
   for (int64_t i = begin; i < end; i++) {

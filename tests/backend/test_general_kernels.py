@@ -132,6 +132,23 @@ def test_reductions(name: str, axis: tuple[int, ...] | None) -> None:
         check(getattr(relay, name)(v("a", 3, 4, 0), axis=(1,)), data(3, 4, 0))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int8", "int64"])
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "min"])
+@pytest.mark.parametrize(("shape", "axis"), [((0,), None), ((0, 16), None), ((3, 0), 1),
+                                             ((0, 300), 0), ((2, 0, 5), (0, 1))])  # fmt: skip
+def test_reductions_of_nothing_are_the_identity(
+    name: str, dtype: str, shape: tuple[int, ...], axis: tuple[int, ...] | None
+) -> None:
+    reduced = getattr(relay, name)(v("x", *shape, dtype=dtype), axis)
+    form = general_form(canonicalize(fused(reduced)), TARGET)
+    assert isinstance(form, bytes), form
+    axes = range(len(shape)) if axis is None else np.atleast_1d(axis)
+    result = np.full([d for k, d in enumerate(shape) if k not in axes], 7, dtype)
+    general_function(form)(np.empty(shape, dtype), result)
+    identity = te.identity(name, dtype).value  # type: ignore[attr-defined]  # a constant
+    np.testing.assert_array_equal(result, np.full_like(result, identity))
+
+
 def test_movement() -> None:
     a = v("a", 5, 3, 33)
     check(relay.transpose(a, (2, 0, 1)), A)

@@ -1,21 +1,30 @@
-"""Well-typed Relay programs made by Hypothesis: lets, choices, matches with nested patterns,
-closures, tuples, data, polymorphic functions, recursion bounded by fuel, references, and tensors of
-constant and symbolic sizes, in graphs with sharing.
+"""The features of programs: how an expression of a type is grown that has each of them.
+
+A rule returns None where it does not fit the type. What decides a branch is exact: no float
+that was computed is compared.
 """
 
 from __future__ import annotations
 
-import random
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import strategies as st
-from road_programs import Array, Builder
+from program_scope import (
+    BOOL,
+    FLOAT,
+    INT,
+    LIBRARY,
+    LIST,
+    SHAPE,
+    TREE,
+    UNKNOWN_MATRIX,
+    VECTOR,
+    Scope,
+    with_args,
+)
 
-from ekiden import relay
+from ekiden import relay, te
 from ekiden.relay import (
     Call,
     Clause,
@@ -24,7 +33,6 @@ from ekiden.relay import (
     FuncType,
     GlobalVar,
     If,
-    IRModule,
     Let,
     Match,
     Pattern,
@@ -35,7 +43,6 @@ from ekiden.relay import (
     RefCreate,
     RefRead,
     RefWrite,
-    SizeVar,
     TensorType,
     Tuple,
     TupleGetItem,
@@ -46,436 +53,386 @@ from ekiden.relay import (
     Var,
     const,
     op,
-    parse,
-    tensor_type,
+    qnn,
 )
-from ekiden.relay.transform import InferType
-from ekiden.relay.visitor import children, post_order, rebuild
-from ekiden.runtime import Device
+from ekiden.tir import PrimFunc
 
-_T = TypeVar("_T")
-
-LIBRARY = parse(
-    """
-    type List[A] { Cons(A, List[A]), Nil, }
-    type Shape { Dot, Line(float32), Both(Shape, (int32, Shape)), }
-    def @id[A](%x: A) -> A { %x }
-    def @twice[A](%f: fn (A) -> A, %x: A) -> A { %f(%f(%x)) }
-    def @map[A, B](%f: fn (A) -> B, %l: List[A]) -> List[B] {
-      match (%l) { Cons(%x, %rest) => Cons(%f(%x), @map(%f, %rest)), Nil => Nil, }
-    }
-    def @foldl[A, B](%f: fn (B, A) -> B, %b: B, %l: List[A]) -> B {
-      match (%l) { Cons(%x, %rest) => @foldl(%f, %f(%b, %x), %rest), Nil => %b, }
-    }
-    def @times[A](%n: int32, %f: fn (A) -> A, %x: A) -> A {
-      if (%n <= 0) { %x } else { @times(%n - 1, %f, %f(%x)) }
-    }
-    def @even(%n: int32) -> bool { if (%n <= 0) { True } else { @odd(%n - 1) } }
-    def @odd(%n: int32) -> bool { if (%n <= 0) { False } else { @even(%n - 1) } }
-    """
-)
-LIST, SHAPE = (LIBRARY.get_global_type_var(n) for n in ("List", "Shape"))
-ROWS = SizeVar("n")
-FLOAT, INT, BOOL = (tensor_type((), d) for d in ("float32", "int32", "bool"))
-VECTOR, MATRIX = tensor_type((3,)), tensor_type((ROWS, 3))
-TENSORS = (FLOAT, INT, BOOL, VECTOR, MATRIX)
+Rule = Callable[[Scope, Type, int], Expr | None]
 
 
-@dataclass
-class Maker:
-    """Draws one program."""
+@dataclass(frozen=True)
+class Feature:
+    """A row of FEATURES."""
 
-    draw: Callable[[st.SearchStrategy[Any]], Any]
-    has_references: bool
-    networks: Builder
-    """Grows tensors from parameters of their own, which can be used everywhere in `main`."""
-    used: set[str] = field(default_factory=set)
-    count: int = 0
-
-    def number(self, low: int, high: int) -> int:
-        found: int = self.draw(st.integers(low, high))
-        return found
-
-    def pick(self, choices: Sequence[_T]) -> _T:
-        return choices[self.number(0, len(choices) - 1)]
-
-    def name(self, kind: Type | None) -> Var:
-        """A new variable; its hint is often that of another."""
-        self.count += 1
-        return Var(self.pick(["a", "b", "x.1", f"v{self.count}"]), kind)
-
-    def library(self, name: str) -> GlobalVar:
-        self.used.add(name)
-        return LIBRARY.get_global_var(name)
-
-    def type(self, depth: int) -> Type:
-        """A type of values that have no functions or references inside."""
-        kind = self.number(0, 7 if depth else 4)
-        if kind <= 4:
-            return TENSORS[kind]
-        if kind == 5:
-            return TupleType([self.type(depth - 1) for _ in range(self.number(0, 3))])
-        return SHAPE() if kind == 6 else LIST(self.type(depth - 1))
+    name: str
+    rule: Rule | None
+    """None for what is not an expression: a program has it as a whole."""
+    weight: int
+    """How often the rule is drawn."""
+    is_straight: bool
+    """Whether a program of these features alone is one line of kernels of known sizes."""
 
 
-Makes = Callable[["Scope", Type, int], "Expr | None"]
+RULE_ATTEMPTS = 3
+"""Rules that are tried for an expression before it is a leaf."""
 
 
-@dataclass
-class Scope:
-    """What can be used at one place of a program."""
-
-    maker: Maker
-    known: list[tuple[Expr, Type]]
-    """Variables, and values that may be shared."""
-
-    def inside(self, *new: tuple[Expr, Type]) -> Scope:
-        return Scope(self.maker, [*self.known, *new])
-
-    def make(self, kind: Type, depth: int) -> Expr:
-        """An expression of a type; what is made may be used again in this scope."""
-        maker = self.maker
-        found: Expr | None = None
-        if depth > 0 and maker.number(0, 7):
-            found = maker.pick(FORMS)(self, kind, depth - 1)
-        if found is None:
-            found = self.leaf(kind)
-        self.known.append((found, kind))
-        return found
-
-    def leaf(self, kind: Type) -> Expr:
-        """Something known of the type, or the smallest value of it."""
-        known = [e for e, k in self.known if k == kind]
-        if known and self.maker.number(0, 3):
-            return self.maker.pick(known)
-        return self.smallest(kind)
-
-    def smallest(self, kind: Type) -> Expr:
-        maker = self.maker
-        match kind:
-            case TupleType(fields=fields):
-                return Tuple([self.leaf(f) for f in fields])
-            case FuncType(arg_types=args, ret_type=ret):
-                params = [maker.name(a) for a in args]
-                return Function(params, self.inside(*zip(params, args, strict=True)).leaf(ret), ret)
-            case TypeCall(func=func, args=args):
-                data = LIBRARY.type_definitions[func]  # type: ignore[index]
-                assert isinstance(data, TypeData)
-                nullary = [c for c in data.constructors if not c.inputs]
-                return Call(nullary[0], (), None, args)
-            case relay.RelayRefType(value=value):
-                return RefCreate(self.leaf(value))
-        return self.constant(kind)
-
-    def constant(self, kind: Type) -> Expr:
-        maker = self.maker
-        if kind == MATRIX:
-            rows = next(e for e, k in self.known if k == MATRIX)
-            return maker.pick([op.negative, op.tanh])(rows)
-        if kind == VECTOR:
-            return const(np.array([maker.number(-3, 3), 0.5, -1.0], np.float32))
-        if kind == BOOL:
-            return const(bool(maker.number(0, 1)))
-        value = maker.number(-4, 4)
-        return const(value, "int32") if kind == INT else const(value / 4, "float32")
-
-
-# What an expression can be: each gives None where it does not fit the type
+def grow(s: Scope, kind: Type, depth: int) -> Expr:
+    """Draw an expression of a type, which may be used again in this scope."""
+    maker = s.maker
+    expr: Expr | None = None
+    if depth > 0 and maker.choices.integer(0, 7):
+        allowed = [row for row in WEIGHTED if row.name in maker.allowed]
+        for _ in range(RULE_ATTEMPTS):
+            row = maker.choices.pick(allowed)
+            assert row.rule is not None, "rows with a weight have one"
+            expr = row.rule(s, kind, depth - 1)
+            if expr is not None:
+                maker.features.add(row.name)
+                break
+    if expr is None:
+        expr = s.leaf(kind)
+    s.known.append((expr, kind))
+    return expr
 
 
 def share(s: Scope, kind: Type, depth: int) -> Expr | None:
     """A value that is used elsewhere too."""
     known = [e for e, k in s.known if k == kind and not isinstance(e, Var)]
-    return s.maker.pick(known) if known else None
+    return s.maker.choices.pick(known) if known else None
 
 
 def bind(s: Scope, kind: Type, depth: int) -> Expr | None:
     """`let %a = value; body`"""
     value_kind = s.maker.type(1)
-    value = s.make(value_kind, depth)
-    name = s.maker.name(s.maker.pick([None, value_kind]))
-    return Let(name, value, s.inside((name, value_kind)).make(kind, depth))
+    value = grow(s, value_kind, depth)
+    name = s.maker.variable(s.maker.choices.pick([None, value_kind]))
+    return Let(name, value, grow(s.inside((name, value_kind)), kind, depth))
 
 
-def choose(s: Scope, kind: Type, depth: int) -> Expr | None:
+def branch(s: Scope, kind: Type, depth: int) -> Expr | None:
     """`if (c) { a } else { b }`"""
-    test = s.make(BOOL, min(depth, 1))
-    return If(test, s.inside().make(kind, depth), s.inside().make(kind, depth))
+    test = grow(s, BOOL, min(depth, 1))
+    return If(test, grow(s.inside(), kind, depth), grow(s.inside(), kind, depth))
 
 
 def tuple_field(s: Scope, kind: Type, depth: int) -> Expr | None:
-    """`(a, b).1`"""
-    kinds = [s.maker.type(0) for _ in range(s.maker.number(0, 2))]
-    at = s.maker.number(0, len(kinds))
-    whole = TupleType([*kinds[:at], kind, *kinds[at:]])
-    return TupleGetItem(s.make(whole, depth), at)
+    """`(a, b)`, `(a, b).1`"""
+    if isinstance(kind, TupleType):
+        return Tuple([grow(s, field, depth) for field in kind.fields])
+    kinds = [s.maker.type(0) for _ in range(s.maker.choices.integer(0, 2))]
+    index = s.maker.choices.integer(0, len(kinds))
+    whole = TupleType([*kinds[:index], kind, *kinds[index:]])
+    return TupleGetItem(grow(s, whole, depth), index)
 
 
 def parts(s: Scope, kind: Type, depth: int) -> Expr | None:
-    """A tuple, a function or data from parts that are made."""
-    match kind:
-        case TupleType(fields=fields):
-            return Tuple([s.make(f, depth) for f in fields])
-        case FuncType(arg_types=args, ret_type=ret):
-            return function(s, args, ret, depth)
-        case relay.RelayRefType(value=value):
-            return RefCreate(s.make(value, depth))
-        case TypeCall(func=func, args=args):
-            data = LIBRARY.type_definitions[func]  # type: ignore[index]
-            assert isinstance(data, TypeData)
-            made = s.maker.pick(data.constructors)
-            kinds = [with_args(k, data, args) for k in made.inputs]
-            written = args if not kinds else s.maker.pick([args, ()])
-            return Call(made, [s.make(k, depth) for k in kinds], None, written)
-    return tensor(s, kind, depth)
+    """A value of data by a constructor."""
+    if not isinstance(kind, TypeCall):
+        return None
+    data = LIBRARY.type_definitions[kind.func]  # type: ignore[index]
+    assert isinstance(data, TypeData)
+    constructor = s.maker.choices.pick(data.constructors)
+    kinds = [with_args(k, data, kind.args) for k in constructor.inputs]
+    written = kind.args if not kinds else s.maker.choices.pick([kind.args, ()])
+    return Call(constructor, [grow(s, k, depth) for k in kinds], None, written)
 
 
-def with_args(kind: Type, data: TypeData, args: Sequence[Type]) -> Type:
-    return relay.visitor.substitute_type(kind, dict(zip(data.type_vars, args, strict=True)))
+def function(s: Scope, kind: Type, depth: int) -> Expr:
+    """A function of a type, or anything else of another."""
+    if not isinstance(kind, FuncType):
+        return grow(s, kind, depth)
+    params = [s.maker.variable(a) for a in kind.arg_types]
+    inside = s.inside(*zip(params, kind.arg_types, strict=True))
+    body = grow(inside, kind.ret_type, depth)
+    return Function(params, body, s.maker.choices.pick([kind.ret_type, None]))
 
 
-def function(s: Scope, args: Sequence[Type], ret: Type, depth: int) -> Function:
-    params = [s.maker.name(a) for a in args]
-    body = s.inside(*zip(params, args, strict=True)).make(ret, depth)
-    return Function(params, body, s.maker.pick([ret, None]))
-
-
-def tensor(s: Scope, kind: Type, depth: int) -> Expr | None:
-    """An operator. What decides a choice is exact: no comparison of floats that were computed."""
-    one = s.make(kind, depth)
+def operators(s: Scope, kind: Type, depth: int) -> Expr | None:
+    """An operator over tensors."""
+    choices = s.maker.choices
+    if not isinstance(kind, TensorType):
+        return None
+    one = grow(s, kind, depth)
     if kind == BOOL:
-        test = s.maker.pick([op.less, op.equal, op.greater_equal])
-        return test(s.make(INT, depth), s.make(INT, depth))
+        test = choices.pick([op.less, op.equal, op.greater_equal])
+        return test(grow(s, INT, depth), grow(s, INT, depth))
     if kind == INT:
-        seven = const(7, "int32")
-        both = s.maker.pick([op.add, op.subtract, op.maximum])(one, s.make(INT, depth))
-        return op.floor_mod(both, seven)
-    bounded = s.maker.pick([op.tanh, op.sigmoid, op.nn.relu, op.negative])
+        both = choices.pick([op.add, op.subtract, op.maximum])(one, grow(s, INT, depth))
+        return op.floor_mod(both, const(7, "int32"))
+    bounded = choices.pick([op.tanh, op.sigmoid, op.nn.relu, op.negative])
     if kind == FLOAT:
-        return s.maker.pick([bounded, lambda x: op.sum(op.multiply(s.make(VECTOR, 0), x))])(one)
-    if kind == VECTOR and s.maker.number(0, 2) == 0:
-        return op.tanh(op.sum(s.make(MATRIX, depth), axis=0))
-    if kind == MATRIX and s.maker.number(0, 2) == 0:
-        back = op.reshape(op.transpose(one), (3, ROWS))
+        total = lambda x: op.sum(op.multiply(grow(s, VECTOR, 0), x))  # noqa: E731
+        return choices.pick([bounded, total])(one)
+    matrix = s.maker.matrix
+    if kind == VECTOR and choices.integer(0, 2) == 0:
+        return op.tanh(op.sum(grow(s, matrix, depth), axis=0))
+    if kind == matrix and choices.integer(0, 2) == 0:
+        back = op.reshape(op.transpose(one), (3, matrix.shape[0]))
         return op.nn.softmax(op.transpose(back))
-    other = s.make(s.maker.pick([kind, FLOAT, VECTOR]), depth)
-    mixed = s.maker.pick([op.add, op.subtract, op.multiply, op.minimum])(one, other)
+    other = grow(s, choices.pick([kind, FLOAT, VECTOR]), depth)
+    mixed = choices.pick([op.add, op.subtract, op.multiply, op.minimum])(one, other)
     return bounded(mixed)
 
 
 def match_list(s: Scope, kind: Type, depth: int) -> Expr | None:
     """`match (l) { Cons(x, Cons(y, _)) => ..., Cons(x, _) => ..., Nil => ... }`"""
     item = s.maker.type(1)
-    clauses = [*patterns(s, LIST(item), 2), PatternWildcard()]
-    return match(s, LIST(item), clauses, kind, depth)
+    return match(s, LIST(item), 2, kind, depth)
 
 
 def match_any(s: Scope, kind: Type, depth: int) -> Expr | None:
-    """A match of a value of any type, with nested patterns and a last one that fits all."""
-    of = s.maker.pick([SHAPE(), TupleType([SHAPE(), LIST(INT)]), TupleType([FLOAT, INT])])
-    return match(s, of, [*patterns(s, of, 3), PatternWildcard()], kind, depth)
+    """A match of a tree, another data type or a tuple, with nested patterns."""
+    of = s.maker.choices.pick(
+        [SHAPE(), TREE(INT), TupleType([SHAPE(), LIST(INT)]), TupleType([FLOAT, INT])]
+    )
+    return match(s, of, 3, kind, depth)
 
 
-def patterns(s: Scope, kind: Type, depth: int) -> list[Pattern]:
-    return [pattern(s, kind, depth) for _ in range(s.maker.number(0, 3))]
+def match(s: Scope, of: Type, nesting: int, kind: Type, depth: int) -> Expr:
+    """Return a match of patterns that are drawn, and a last one that fits all."""
+    count = s.maker.choices.integer(0, 3)
+    patterns = [pattern(s, of, nesting) for _ in range(count)]
+    data, clauses = grow(s, of, depth), []
+    for lhs in (*patterns, PatternWildcard()):
+        bound = [(v, v.type_annotation) for v in relay.visitor.pattern_vars(lhs)]
+        known = [(v, k) for v, k in bound if k is not None]
+        clauses.append(Clause(lhs, grow(s.inside(*known), kind, depth)))
+    return Match(data, clauses)
 
 
-def pattern(s: Scope, kind: Type, depth: int) -> Pattern:
-    if depth and s.maker.number(0, 2):
+def pattern(s: Scope, kind: Type, nesting: int) -> Pattern:
+    """Draw a pattern for values of a type."""
+    choices = s.maker.choices
+    if nesting and choices.integer(0, 2):
         if isinstance(kind, TupleType):
-            return PatternTuple([pattern(s, f, depth - 1) for f in kind.fields])
+            return PatternTuple([pattern(s, f, nesting - 1) for f in kind.fields])
         if isinstance(kind, TypeCall):
             data = LIBRARY.type_definitions[kind.func]  # type: ignore[index]
             assert isinstance(data, TypeData)
-            made = s.maker.pick(data.constructors)
-            inner = [with_args(k, data, kind.args) for k in made.inputs]
-            return PatternConstructor(made, [pattern(s, k, depth - 1) for k in inner])
-    return PatternVar(s.maker.name(kind)) if s.maker.number(0, 1) else PatternWildcard()
-
-
-def match(s: Scope, of: Type, every: Sequence[Pattern], kind: Type, depth: int) -> Expr:
-    data = s.make(of, depth)
-    clauses = []
-    for each in every:
-        bound = [(v, v.type_annotation) for v in relay.visitor.pattern_vars(each)]
-        known = [(v, k) for v, k in bound if k is not None]
-        clauses.append(Clause(each, s.inside(*known).make(kind, depth)))
-    return Match(data, clauses)
+            constructor = choices.pick(data.constructors)
+            kinds = [with_args(k, data, kind.args) for k in constructor.inputs]
+            return PatternConstructor(constructor, [pattern(s, k, nesting - 1) for k in kinds])
+    return PatternVar(s.maker.variable(kind)) if choices.integer(0, 1) else PatternWildcard()
 
 
 def call_here(s: Scope, kind: Type, depth: int) -> Expr | None:
     """`(fn (a) { ... })(x)`, or the same through a let."""
-    args = [s.maker.type(1) for _ in range(s.maker.number(0, 2))]
-    made = s.make(FuncType(args, kind), depth)
-    given = [s.make(a, depth) for a in args]
-    if s.maker.number(0, 1):
-        return Call(made, given)
-    name = s.maker.name(None)
-    return Let(name, made, Call(name, given))
+    kinds = [s.maker.type(1) for _ in range(s.maker.choices.integer(0, 2))]
+    callee = function(s, FuncType(kinds, kind), depth)
+    args = [grow(s, k, depth) for k in kinds]
+    if s.maker.choices.integer(0, 1):
+        return Call(callee, args)
+    name = s.maker.variable(None)
+    return Let(name, callee, Call(name, args))
 
 
-def closure_of_choice(s: Scope, kind: Type, depth: int) -> Expr | None:
-    """A function that a choice gives, or that another function gives."""
-    arg = s.maker.type(0)
-    wanted = FuncType([arg], kind)
-    if s.maker.number(0, 1):
-        test = s.make(BOOL, 0)
-        made: Expr = If(test, s.inside().make(wanted, depth), s.inside().make(wanted, depth))
+def closure(s: Scope, kind: Type, depth: int) -> Expr | None:
+    """A function that a branch gives, or that another function gives."""
+    arg, choices = s.maker.type(0), s.maker.choices
+    callee_kind = FuncType([arg], kind)
+    if "branch" in s.maker.allowed and choices.integer(0, 1):
+        test, scopes = grow(s, BOOL, 0), (s.inside(), s.inside())
+        callee: Expr = If(test, *(function(each, callee_kind, depth) for each in scopes))
+        s.maker.features.add("branch")
     else:
-        made = Call(s.make(FuncType([INT], wanted), depth), [s.make(INT, 0)])
-    return Call(made, [s.make(arg, depth)])
+        param = s.maker.variable(INT)
+        inner = function(s.inside((param, INT)), callee_kind, depth)
+        callee = Call(Function([param], inner), [grow(s, INT, 0)])
+    return Call(callee, [grow(s, arg, depth)])
 
 
 def recursion(s: Scope, kind: Type, depth: int) -> Expr | None:
     """`let %f = fn (n, a) { if (n <= 0) { a } else { step of %f(n - 1, a) } }; %f(2, x)`"""
     m = s.maker
-    itself, fuel, given = Var("f"), m.name(INT), m.name(kind)
-    again = Call(itself, [op.subtract(fuel, const(1)), given])
-    inside = s.inside((fuel, INT), (given, kind))
-    step: Expr
-    if m.number(0, 1):
-        less = op.subtract(fuel, const(1))
-        step = Call(itself, [less, inside.inside().make(kind, depth)])
+    itself, fuel, value = Var("f"), m.variable(INT), m.variable(kind)
+    inside = s.inside((fuel, INT), (value, kind))
+    less = op.subtract(fuel, const(1))
+    if m.choices.integer(0, 1):
+        step: Expr = Call(itself, [less, grow(inside.inside(), kind, depth)])
     else:
-        step = inside.inside((again, kind), (again, kind)).make(kind, depth)
-    body = If(op.less_equal(fuel, const(0)), given, step)
-    loop = Function([fuel, given], body, kind)
-    start = [const(m.number(0, 3), "int32"), s.make(kind, depth)]
+        again = Call(itself, [less, value])
+        step = grow(inside.inside((again, kind), (again, kind)), kind, depth)
+    loop = Function([fuel, value], If(op.less_equal(fuel, const(0)), value, step), kind)
+    start = [const(m.choices.integer(0, 3), "int32"), grow(s, kind, depth)]
     return Let(itself, loop, Call(itself, start))
 
 
-def network(s: Scope, kind: Type, depth: int) -> Expr | None:
-    """A number from operators over tensors of several ranks and sizes."""
-    if kind != FLOAT:
-        return None
-    return op.sum(op.tanh(tensors(s.maker)))
+def list_recursion(s: Scope, kind: Type, depth: int) -> Expr | None:
+    """`@map(f, l)` or `@foldl(f, b, l)`"""
+    m, item = s.maker, s.maker.type(0)
+    if isinstance(kind, TypeCall) and kind.func == LIST:
+        step = function(s, FuncType([item], kind.args[0]), depth)
+        return Call(m.library("map"), [step, grow(s, LIST(item), depth)])
+    step = function(s, FuncType([kind, item], kind), depth)
+    return Call(m.library("foldl"), [step, grow(s, kind, depth), grow(s, LIST(item), depth)])
 
 
-def tensors(m: Maker) -> Expr:
-    """A tensor that a few operators compute."""
-    for _ in range(m.number(1, 5)):
-        if not m.networks.values or m.number(0, 5) == 0:
-            m.networks.param()
-        made = m.networks.step()
-    return made
+def tree_recursion(s: Scope, kind: Type, depth: int) -> Expr | None:
+    """`@foldt(leaf, node, t)`, `@grow(n, x)`"""
+    m, item = s.maker, s.maker.type(0)
+    if isinstance(kind, TypeCall) and kind.func == TREE:
+        return Call(m.library("grow"), [grow(s, INT, 0), grow(s, kind.args[0], depth)])
+    leaf = function(s, FuncType([item], kind), depth)
+    node = function(s, FuncType([kind, kind], kind), depth)
+    return Call(m.library("foldt"), [leaf, node, grow(s, TREE(item), depth)])
 
 
-def use_library(s: Scope, kind: Type, depth: int) -> Expr | None:
-    """A polymorphic function of the library, or one of two that call each other."""
+def polymorphic(s: Scope, kind: Type, depth: int) -> Expr | None:
+    """A polymorphic function, of a function too, or one of two that call each other."""
     m = s.maker
     if kind == BOOL:
-        return Call(m.library(m.pick(["even", "odd"])), [s.make(INT, depth)])
-    form = m.number(0, 4)
+        return Call(m.library(m.choices.pick(["even", "odd"])), [grow(s, INT, depth)])
+    form = m.choices.integer(0, 2)
     if form == 0:
-        return Call(m.library("id"), [s.make(kind, depth)])
+        return Call(m.library("id"), [grow(s, kind, depth)])
+    step = function(s, FuncType([kind], kind), depth)
     if form == 1:
-        return Call(
-            m.library("twice"), [s.make(FuncType([kind], kind), depth), s.make(kind, depth)]
-        )
-    if form == 2:
-        step = s.make(FuncType([kind], kind), depth)
-        return Call(m.library("times"), [const(m.number(0, 3), "int32"), step, s.make(kind, depth)])
-    if isinstance(kind, TypeCall) and kind.func == LIST:
-        item = m.type(0)
-        step = s.make(FuncType([item], kind.args[0]), depth)
-        return Call(m.library("map"), [step, s.make(LIST(item), depth)])
-    item = m.type(0)
-    step = s.make(FuncType([kind, item], kind), depth)
-    return Call(m.library("foldl"), [step, s.make(kind, depth), s.make(LIST(item), depth)])
+        return Call(m.library("twice"), [step, grow(s, kind, depth)])
+    count = const(m.choices.integer(0, 3), "int32")
+    return Call(m.library("times"), [count, step, grow(s, kind, depth)])
 
 
 def reference(s: Scope, kind: Type, depth: int) -> Expr | None:
     """`let %r = ref(a); let %_ = ref_write(%r, b); ref_read(%r)`"""
-    if not s.maker.has_references:
-        return None
-    cell, done = s.maker.name(None), s.maker.name(None)
+    cell, done = s.maker.variable(None), s.maker.variable(None)
     inside = s.inside((cell, relay.RelayRefType(kind)))
-    write = RefWrite(cell, inside.inside().make(kind, depth))
-    last = Tuple([RefRead(cell), inside.inside().make(kind, 0)])
-    return Let(cell, RefCreate(s.make(kind, depth)), Let(done, write, TupleGetItem(last, 0)))
+    write = RefWrite(cell, grow(inside.inside(), kind, depth))
+    last = Tuple([RefRead(cell), grow(inside.inside(), kind, 0)])
+    return Let(cell, RefCreate(grow(s, kind, depth)), Let(done, write, TupleGetItem(last, 0)))
 
 
-FORMS: tuple[Makes, ...] = (
-    share, share, bind, bind, choose, tuple_field, parts, parts, parts, match_list, match_any,
-    call_here, closure_of_choice, recursion, use_library, use_library, network, reference,
-)  # fmt: skip
+def network(s: Scope, kind: Type, depth: int) -> Expr | None:
+    """A number from operators over tensors of several ranks and sizes."""
+    return op.sum(op.tanh(tensors(s))) if kind == FLOAT else None
 
 
-@dataclass
-class Program:
-    """A module, and arguments for its `main`."""
-
-    module: IRModule
-    networks: Builder
-
-    def arguments(self, seed: int) -> list[Array]:
-        """A float32, an int32, a bool, a vector, a matrix of n rows, and what networks take; other
-        sizes with each seed, none of the matrix with the first.
-        """
-        rng = np.random.default_rng(seed)
-        for symbol in self.networks.symbols:
-            self.networks.symbols[symbol] = (self.networks.symbols[symbol] * 3 + seed) % 7
-        return [
-            np.asarray(rng.normal(), np.float32),
-            np.asarray(rng.integers(-3, 7), np.int32),
-            np.asarray(seed % 2 == 1),
-            rng.normal(size=3).astype(np.float32),
-            rng.normal(size=(seed * 2 % 5, 3)).astype(np.float32),
-            *self.networks.arrays(seed),
-        ]
+def tensors(s: Scope) -> Expr:
+    """Return a tensor that a few operators compute."""
+    steps, choices = s.maker.steps, s.maker.choices
+    for _ in range(choices.integer(1, 5)):
+        if not steps.values or choices.integer(0, 5) == 0:
+            steps.param()
+        value = steps.step()
+    return value
 
 
-@st.composite
-def programs(draw: st.DrawFn, has_references: bool = True, depth: int = 6) -> Program:
-    """A program whose `main` gives a value without functions, or a tensor beside one."""
-    maker = Maker(draw, has_references, Builder(draw))
-    params = [Var(name, kind) for name, kind in zip("fibvm", TENSORS, strict=True)]
-    scope = Scope(maker, list(zip(params, TENSORS, strict=True)))
-    result = maker.type(2)
-    body = scope.make(result, depth)
-    if maker.number(0, 2) == 0:
-        made = tensors(maker)
-        body, result = Tuple([body, made]), TupleType([result, relay.infer_expr_type(made)])
-    main = Function([*params, *maker.networks.params], body, maker.pick([result, None]))
-    return Program(with_library({"main": main}, maker.used), maker.networks)
+STEP = 0.125
+"""Inputs are multiples of it, which quantisation by this scale keeps exactly."""
 
 
-def with_library(functions: dict[str, Function], used: set[str]) -> IRModule:
-    """A module of some functions and those of the library that they need."""
-    needs = relay.analysis.CallGraph(LIBRARY)
-    work, found = sorted(used), dict.fromkeys(sorted(used))
-    while work:
-        new = [g.name_hint for g in needs[work.pop()] if g.name_hint not in found]
-        found.update(dict.fromkeys(new))
-        work += new
-    every: dict[GlobalVar | str, relay.Expr] = {
-        LIBRARY.get_global_var(n): LIBRARY[n] for n in found
-    }
-    return IRModule({**every, **functions}, LIBRARY.type_definitions)  # type: ignore[dict-item]
+def quantised(s: Scope, kind: Type, depth: int) -> Expr | None:
+    """A product of bytes or a sum of quantised values; of parameters, whose levels are exact."""
+    if kind not in (VECTOR, s.maker.matrix):
+        return None
+    choices = s.maker.choices
+    inputs = [e for e, k in s.known if k == kind and isinstance(e, Var) and e.name_hint in "vm"]
+    if not inputs:
+        return None
+    dtype = choices.pick(["int8", "uint8"])
+    zero = const(choices.integer(0, 5), "int32")
+    scale, wide = const(STEP), const(choices.pick([0.5, 0.25]))
+    rows = op.reshape(inputs[0], (1, 3)) if kind == VECTOR else inputs[0]
+    levels = qnn.op.quantize(rows, scale, zero, out_dtype=dtype)
+    if choices.integer(0, 1):
+        weight = const(np.array([[1, -2, 3], [0, 5, -7], [4, 4, -1]], np.int8))
+        none, weight_scale = const(0, "int32"), const(0.25)
+        sums = qnn.op.dense(levels, weight, zero, none, scale, weight_scale, units=3)
+        levels = qnn.op.requantize(sums, const(STEP / 4), none, wide, zero, out_dtype=dtype)
+    else:
+        levels = qnn.op.add(levels, levels, scale, zero, scale, zero, wide, zero)
+    back = qnn.op.dequantize(levels, wide, zero)
+    return op.reshape(back, (3,)) if kind == VECTOR else back
 
 
-PLACED = (Call, If, Let, Match, TupleGetItem)
+def prim_call(s: Scope, kind: Type, depth: int) -> Expr | None:
+    """A call of a loop program of the module."""
+    if kind != VECTOR:
+        return None
+    s.maker.used.add(LOOP)
+    return Call(LOOPS, [grow(s, VECTOR, depth), grow(s, FLOAT, 0)])
 
 
-def with_places(module: IRModule, devices: Sequence[Device], share: float) -> IRModule:
-    """A module with marks on a share of its tensors, by chance: where they are computed, where
-    they are needed, or both."""
-    chance = random.Random(zlib.crc32(module.astext().encode()))
-    made: dict[GlobalVar | str, relay.Expr] = {}
-    for name, function in InferType()(module).functions.items():
-        new: dict[Expr, Expr] = {}
-        for expr in post_order(function, into_functions=True):
-            parts = [new[child] for child in children(expr)]
-            new[expr] = rebuild(expr, parts) if parts else expr
-            kind = expr.checked_type_or_none()
-            is_tensor = isinstance(expr, PLACED) and isinstance(kind, TensorType)
-            if is_tensor and chance.random() < share:
-                body = chance.random() < 0.8
-                new[expr] = relay.annotation.on_device(
-                    new[expr],
-                    chance.choice(devices),
-                    constrain_body=body,
-                    constrain_result=not body or chance.random() < 0.3,
-                )
-        made[name] = new[function]
-    return IRModule(made, module.type_definitions)  # type: ignore[arg-type]
+def loop_program() -> PrimFunc:
+    """Return the loop program that `prim_call` calls: (x, a) -> x * 2 + a."""
+    x, a = te.placeholder((3,), name="x"), te.placeholder((), name="a")
+    return te.create_prim_func([x, a, te.compute((3,), lambda i: x[i] * 2.0 + a[()], name="y")])
+
+
+LOOP = "kernel"
+LOOPS = GlobalVar(LOOP)
+
+
+def data_sizes(s: Scope, kind: Type, depth: int) -> Expr | None:
+    """A sum over as many elements as data say: the positive ones, or a range."""
+    if kind != FLOAT:
+        return None
+    if s.maker.choices.integer(0, 1):
+        end = op.cast(grow(s, INT, depth), "int32")
+        return op.sum(op.cast(op.arange(const(-4), end, const(1), dtype="int32"), "float32"))
+    vector = grow(s, VECTOR, depth)
+    positive = op.reshape(op.argwhere(op.greater(constant_part(s), const(0.0))), (-1,))
+    return op.sum(op.take(vector, positive))
+
+
+def constant_part(s: Scope) -> Expr:
+    """Return the parameter %v, whose signs are exact, or a constant inside of a function."""
+    known = [e for e, k in s.known if k == VECTOR and isinstance(e, Var) and e.name_hint == "v"]
+    return known[0] if known else s.constant(VECTOR)
+
+
+def unknown_sizes(s: Scope, kind: Type, depth: int) -> Expr | None:
+    """An operator over a matrix of `?` rows."""
+    known = [e for e, k in s.known if k == UNKNOWN_MATRIX]
+    if kind == FLOAT and known:
+        return op.sum(op.tanh(s.maker.choices.pick(known)))
+    if kind == VECTOR and known:
+        rows = s.maker.choices.pick(known)
+        return op.tanh(op.sum(op.multiply(rows, grow(s, VECTOR, depth)), axis=0))
+    return None
+
+
+# fmt: off
+FEATURES = (
+    #       name               rule            weight straight
+    Feature("operators",       operators,      3,     True),
+    Feature("sharing",         share,          2,     True),
+    Feature("let",             bind,           2,     True),
+    Feature("tuple",           tuple_field,    2,     True),
+    Feature("network",         network,        2,     True),
+    Feature("quantised",       quantised,      2,     True),
+    Feature("PrimFunc call",   prim_call,      1,     True),
+    Feature("branch",          branch,         2,     False),
+    Feature("data",            parts,          3,     False),
+    Feature("list match",      match_list,     1,     False),
+    Feature("nested match",    match_any,      1,     False),
+    Feature("local call",      call_here,      1,     False),
+    Feature("closure",         closure,        1,     False),
+    Feature("recursion",       recursion,      1,     False),
+    Feature("list recursion",  list_recursion, 1,     False),
+    Feature("tree recursion",  tree_recursion, 1,     False),
+    Feature("polymorphism",    polymorphic,    1,     False),
+    Feature("reference",       reference,      1,     False),
+    Feature("data sizes",      data_sizes,     1,     False),
+    Feature("unknown sizes",   unknown_sizes,  2,     False),
+    Feature("symbolic sizes",  None,           0,     False),
+    Feature("state",           None,           0,     True),
+    Feature("list argument",   None,           0,     False),
+    Feature("engine region",   None,           0,     True),
+)
+# fmt: on
+WEIGHTED = tuple(row for row in FEATURES for _ in range(row.weight))
+REQUIRES = {
+    "list match": "data",
+    "nested match": "data",
+    "list recursion": "data",
+    "tree recursion": "data",
+    "list argument": "data",
+    "recursion": "branch",
+}
+"""Feature -> one that its rule's expressions have too."""
+
+
+def feature_names(rows: Sequence[Feature] = FEATURES) -> list[str]:
+    """Return the names of features."""
+    return [row.name for row in rows]

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from road_programs import agree, check, flatten, normal
+from road_programs import check, normal
 
 import ekiden
+from agreement import agree, flatten
 from ekiden import relay, runtime
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import RunError

@@ -1,0 +1,100 @@
+"""docs/matrix.md: each pair of features, as yes or as the sentence of its refusal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matrix_axes import EXECUTORS, TARGETS, VIEWS
+from matrix_refusals import NO_CALLS, OPEN, REFUSALS
+from matrix_ways import WAYS
+from program_features import FEATURES
+
+PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
+NAMES: dict[str, list[str]] = {
+    "feature": [row.name for row in FEATURES],
+    "executor": [row.name for row in EXECUTORS],
+    "target": [row.name for row in TARGETS],
+    "way": [row.name for row in WAYS],
+    "view": [row.name for row in VIEWS],
+}
+"""What a table is of -> the names of its rows or columns."""
+_HEAD = """\
+# What composes
+
+Programs are drawn at random from features of the language, and run in cells: an executor, a target,
+a way to run what was compiled, a view of the compilation. Each must give what the interpreter does,
+or refuse with a sentence of this page; anything else fails the tests (`tests/matrix`). The tables
+say of each pair whether programs that have both agreed: **yes**, or the number of the sentence with
+which it is refused, or both where it depends on the rest; `.` where this run had none.
+
+{counts} On {processor}, by
+
+```sh
+python tests/matrix/matrix_run.py --programs 20000 --record run.json
+python tests/matrix/matrix_run.py --page run.json
+```
+
+Features of programs are those of `tests/matrix/program_features.py`; `llvm+opencl` and `llvm+llvm`
+put a share of the tensors on each of two devices. `every stage` reads the module back from its text
+and its JSON after each pass, `pass alone` runs one pass before compiling, `pass disabled` leaves
+one out, `tuned` takes a decision at random for each kernel, `tier quick` begins with general ones.
+"""
+
+
+def sentences() -> list[tuple[str, str]]:
+    """Return the refusals of the page, each once: what is said, and why."""
+    rows = {row.sentence: row.why for row in REFUSALS}
+    rows |= {row.sentence: "there is no function to call" for row in NO_CALLS}
+    return list(rows.items())
+
+
+def numbers_of(pair: tuple[str, str]) -> list[int]:
+    """Return the numbers of the sentences that refuse a pair."""
+    listed = [sentence for sentence, _ in sentences()]
+    rows = [r for r in (*REFUSALS, *NO_CALLS) if set(r.values) <= set(pair)]
+    return sorted({listed.index(row.sentence) + 1 for row in rows})
+
+
+def entry(pair: tuple[str, str], agreed: set[tuple[str, str]]) -> str:
+    """Return what a table says of a pair."""
+    words = ["yes"] if tuple(sorted(pair)) in agreed else []
+    words += [f"[{number}](#refusals)" for number in numbers_of(pair)]
+    return " ".join(words) or "."
+
+
+def table(down: str, across: str, agreed: set[tuple[str, str]]) -> list[str]:
+    """Return a table of pairs as Markdown."""
+    columns = NAMES[across]
+    lines = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for row in NAMES[down]:
+        entries = [entry((row, column), agreed) if row != column else "" for column in columns]
+        lines.append(f"| {row} | {' | '.join(entries)} |")
+    return lines
+
+
+def page_of(record: Mapping[str, Any]) -> str:
+    """Return the page of what runs have recorded (`Run.record`)."""
+    agreed = {(x, y) for x, y in record["agreed"]}
+    counts: Mapping[str, int] = record["counts"]
+    total = sum(counts.values())
+    shares = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
+    lines = [_HEAD.format(counts=f"{total:,} cells: {shares}.", processor=record["processor"])]
+    axes = list(NAMES)
+    for down, across in itertools.combinations(axes, 2):
+        lines += [f"## {down.capitalize()} and {across}", "", *table(down, across, agreed), ""]
+    lines += ["## Features together", "", *table("feature", "feature", agreed), ""]
+    lines += ["## Faults that are known", ""]
+    known = {f"- `{row.sentence}`: {row.why}." for row in OPEN}
+    lines += [*(sorted(known) or ["None."]), ""]
+    lines += ["## Refusals", ""]
+    for number, (sentence, why) in enumerate(sentences(), 1):
+        lines.append(f"{number}. `{sentence}`: {why}.")
+    return "\n".join(lines) + "\n"
+
+
+def rows_of(page: str) -> Sequence[str]:
+    """Return the refusals that a page prints."""
+    return page.partition("## Refusals\n")[2].strip().splitlines()

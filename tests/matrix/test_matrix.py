@@ -1,0 +1,147 @@
+"""Generated programs over the matrix of executors, targets, ways and views: each cell agrees
+with the interpreter, or refuses with a sentence that docs/matrix.md has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+
+import pytest
+from choices import Choices, shrink
+from matrix_cells import (
+    AGREES,
+    AXES,
+    CRASHED,
+    Cell,
+    covering_cells,
+    draw_cell,
+    pairs_of,
+    program_of,
+)
+from matrix_page import PAGE, entry, page_of, rows_of, sentences
+from matrix_refusals import NO_CALLS, REFUSALS, documented, no_call
+from matrix_run import run_cells
+from matrix_ways import compile_c_program
+from matrix_worker import Worker
+from program_features import feature_names
+
+from ekiden.ir.structural import structural_digest, structural_equal
+from long_runs import LONG
+from of_run import made_once
+
+SHARE = 10
+"""The cells of the slice are run by so many tests, which workers of a run divide."""
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler: apt-get install gcc")
+    program = made_once(tmp_path_factory, "run_calls", compile_c_program)
+    process = Worker(tmp_path_factory.mktemp("cells"), program)
+    yield process
+    process.close()
+
+
+def faults(worker: Worker, tasks: list[tuple[str, Cell]]) -> list[str]:
+    run = run_cells(worker, tasks, float("inf"))
+    assert sum(run.counts.values()) == len(tasks)
+    return [f"{f.seed} {f.cell}: {f.outcome.kind} {f.outcome.text[:500]}" for f in run.finds]
+
+
+def slice_tasks() -> list[tuple[str, Cell]]:
+    """The cells that cover all pairs of values, two for each program."""
+    return [(f"slice.{n // 2}", cell) for n, cell in enumerate(covering_cells(0))]
+
+
+@pytest.mark.parametrize("part", range(SHARE))
+def test_a_slice_of_the_matrix_agrees_or_refuses(worker: Worker, part: int) -> None:
+    assert faults(worker, slice_tasks()[part::SHARE]) == []
+
+
+@LONG
+@pytest.mark.parametrize("seed", range(20))
+def test_programs_over_the_whole_matrix(worker: Worker, seed: int) -> None:
+    """1,000 of each seed."""
+    seeds = [f"{seed}.{n}" for n in range(1000)]
+    assert faults(worker, [(s, draw_cell(random.Random(f"cell {s}"))) for s in seeds]) == []
+
+
+@pytest.mark.quick
+def test_the_slice_has_each_pair_of_values_that_there_is_a_call_for() -> None:
+    cells = covering_cells(0)
+    assert not any(no_call(cell.values()) for cell in cells)
+    covered = {frozenset((x, y)) for cell in cells for _, x, _, y in pairs_of(cell)}
+    here = {name for cell in cells for name in cell.values()}
+    for rows, columns in itertools.combinations(AXES.values(), 2):
+        for pair in itertools.product(set(rows) & here, set(columns) & here):
+            assert frozenset(pair) in covered or no_call(pair), pair
+    assert all(name in here for axis in ("executor", "way", "view") for name in AXES[axis])
+
+
+@pytest.mark.quick
+def test_programs_that_differ_have_different_digests() -> None:
+    modules = [program_of(f"digest.{n}")[0].whole for n in range(30)]
+    for a, b in itertools.combinations(modules, 2):
+        same = structural_digest(a) == structural_digest(b)
+        assert structural_equal(a, b) == same
+
+
+@pytest.mark.quick
+def test_a_program_is_drawn_again_from_its_choices() -> None:
+    program, choices = program_of("again.1")
+    again, _ = program_of(None, choices)
+    assert again.module.astext() == program.module.astext()
+    assert again.features == program.features
+
+
+@pytest.mark.quick
+def test_every_feature_is_drawn() -> None:
+    drawn = [program_of(f"features.{n}")[0].features for n in range(250)]
+    assert set(feature_names()) - set().union(*drawn) == set()
+
+
+@pytest.mark.quick
+def test_choices_shrink_to_the_least_that_show_a_fault() -> None:
+    def shows(recorded: Sequence[int]) -> bool:
+        choices = Choices(None, recorded)
+        return sum(choices.integer(0, 9) for _ in range(8)) >= 7
+
+    assert shrink([3, 9, 4, 0, 2, 8, 9, 9], shows, 500) == [9]
+
+
+def test_a_cell_that_crashes_or_raises_is_a_find_and_the_run_goes_on(worker: Worker) -> None:
+    """By a program that the worker cannot draw, and one of which the process dies."""
+    cell = Cell("vm", "llvm", "in process", "as written")
+    assert worker.run(cell, None, [0]).kind == AGREES
+    assert worker.crash().kind == CRASHED
+    assert worker.run(cell, None, [0]).kind == AGREES
+
+
+@pytest.mark.quick
+def test_a_refusal_is_documented_for_the_values_that_it_is_about_alone() -> None:
+    row = REFUSALS[0]
+    text = row.sentence.replace("(instruction ...)", "(instruction If)")
+    assert documented(text, row.values, ()) is row
+    assert documented(text, row.values[:1], ()) is None
+    assert documented("another sentence", row.values, ()) is None
+
+
+@pytest.mark.quick
+def test_the_page_prints_every_refusal() -> None:
+    printed = rows_of(PAGE.read_text())
+    wanted = [f"{n}. `{said}`: {why}." for n, (said, why) in enumerate(sentences(), 1)]
+    assert printed == wanted
+
+
+@pytest.mark.quick
+def test_a_table_says_yes_the_refusal_or_that_there_was_none() -> None:
+    record = {"processor": "P", "counts": {"agrees": 2}, "agreed": [["let", "vm"]]}
+    lines = page_of(record).splitlines()
+    row = next(line for line in lines if line.startswith("| let |"))
+    assert row == "| let | yes | . | . | . | . |"
+    (call,) = [n for n, (said, _) in enumerate(sentences(), 1) if said == NO_CALLS[0].sentence]
+    assert entry(("debug", ".eki"), set()) == f"[{call}](#refusals)"
