@@ -316,6 +316,16 @@ static void set_issuing(ek_async *a, bool is_issuing) {
   if (is_issuing && are_some) (void)ek_pool_call();
 }
 
+/* Whether the run is to end here; the error counts as the first in program order, so that no task
+** begins any more. */
+static bool is_interrupted(ek_async *a) {
+  if (ek_vm_poll(a->vm) == 0) return false;
+  ek_mutex_lock(&a->lock);
+  note_failure(a, 0);
+  ek_mutex_unlock(&a->lock);
+  return true;
+}
+
 /* Takes part, or waits until a task has ended since the last look. */
 static void help(ek_async *a) {
   bool waits = !work(a, true);
@@ -323,6 +333,7 @@ static void help(ek_async *a) {
     if (spins < PATIENCE) ek_pause(); else ek_thread_yield();
   }
   retire(a);
+  (void)is_interrupted(a);
 }
 
 static void wait_until_few(ek_async *a, int32_t n_live) {
@@ -491,6 +502,7 @@ static int run_instruction(ek_async *a, ek_value *R, const int32_t *pc) {
     return run_alone(a, R, pc);
   }
   wait_for_operands(a, R, pc);
+  if (has_failed(a)) return 0; /* what it would read may not have been written */
   return ek_vm_ops[*pc](a->vm, R, pc) == 0 ? 0 : retry(a, R, pc);
 }
 
@@ -498,7 +510,7 @@ static int run_instruction(ek_async *a, ek_value *R, const int32_t *pc) {
 static void issue_all(ek_async *a, ek_vm_hook *hook) {
   ek_vm *vm = a->vm;
   ek_vm_enter_bytecode(vm);
-  while (vm->pc != NULL && !has_failed(a)) {
+  while (vm->pc != NULL && !has_failed(a) && !is_interrupted(a)) {
     const int32_t *pc = vm->pc;
     vm->pc = pc + ek_instruction_words(pc);
     a->n_issued++;

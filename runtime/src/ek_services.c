@@ -217,6 +217,7 @@ static const struct {
     {"memmove", (ek_address)memmove},
     {"memset", (ek_address)memset},
     {"ek_native_choose", (ek_address)ek_native_choose},
+    {"ek_native_poll", (ek_address)ek_native_poll},
     {"ek_object_release", (ek_address)ek_object_release},
 #if defined(__arm__)
     {"__aeabi_d2lz", __aeabi_d2lz},

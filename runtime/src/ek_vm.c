@@ -5,9 +5,9 @@
 ** register 0; ENTER takes it and the next instruction from the machine, after calls and returns.
 **
 ** There is no 'default' and no check of an operand: the verifier has been through every word that
-** can be reached (ek_verify.h). Nor is there one of a limit, a breakpoint or an interruption: a run
-** that has any goes through ek_vm_step, which calls the same bodies, so that all others pay nothing
-** for it. */
+** can be reached (ek_verify.h). Nor is there one of a limit or a breakpoint: a run that has any goes
+** through ek_vm_step, which calls the same bodies, so that all others pay nothing for it. Whether
+** the run is to be interrupted is asked before kernels, calls and jumps back (ek_vm_poll). */
 #include "ek_vm.h"
 
 #include "ek_vm_inline.h"
@@ -27,6 +27,8 @@
 #define NEXT(name) JUMP(ek_##name##_words(pc))
 #define ENTER() do { pc = vm->pc; R = vm->registers + vm->window; DISPATCH(); } while (0)
 #define TRY(call) do { if ((call) != 0) goto failed; } while (0)
+#define POLL() TRY(ek_vm_poll(vm))
+#define FOLLOW(offset) do { if ((offset) < 0) POLL(); JUMP(offset); } while (0)
 #define BODY(name) TRY(ek_op_##name(vm, R, pc))
 
 int ek_vm_run(ek_vm *vm) {
@@ -51,9 +53,9 @@ next:
     op_ret(vm, R, pc);
     if (vm->pc == NULL) return 0;
     ENTER();
-  CASE(Invoke): TRY(op_invoke(vm, pc)); ENTER();
-  CASE(InvokeClosure): BODY(InvokeClosure); ENTER();
-  CASE(InvokePacked): BODY(InvokePacked); NEXT(InvokePacked);
+  CASE(Invoke): POLL(); TRY(op_invoke(vm, pc)); ENTER();
+  CASE(InvokeClosure): POLL(); BODY(InvokeClosure); ENTER();
+  CASE(InvokePacked): POLL(); BODY(InvokePacked); NEXT(InvokePacked);
   CASE(AllocTensor): BODY(AllocTensor); NEXT(AllocTensor);
   CASE(AllocTensorReg): BODY(AllocTensorReg); NEXT(AllocTensorReg);
   CASE(AllocADT): BODY(AllocADT); NEXT(AllocADT);
@@ -62,9 +64,9 @@ next:
   CASE(If):
     offset = op_if(vm, R, pc);
     if (offset == 0) goto failed;
-    JUMP(offset);
+    FOLLOW(offset);
   CASE(LoadConst): BODY(LoadConst); NEXT(LoadConst);
-  CASE(Goto): JUMP(ek_Goto_offset(pc));
+  CASE(Goto): FOLLOW(ek_Goto_offset(pc));
   CASE(GetTag): TRY(op_get_tag(vm, R, pc)); NEXT(GetTag);
   CASE(LoadConsti):
     set(&R[ek_LoadConsti_dst(pc)], ek_value_int(ek_LoadConsti_value(pc)));
@@ -75,19 +77,19 @@ next:
   CASE(ReshapeTensor): BODY(ReshapeTensor); NEXT(ReshapeTensor);
   CASE(DeviceCopy): BODY(DeviceCopy); NEXT(DeviceCopy);
   CASE(KillRegister): set(&R[ek_KillRegister_dst(pc)], ek_value_none()); NEXT(KillRegister);
-  CASE(InvokeTail): BODY(InvokeTail); ENTER();
-  CASE(InvokeClosureTail): BODY(InvokeClosureTail); ENTER();
+  CASE(InvokeTail): POLL(); BODY(InvokeTail); ENTER();
+  CASE(InvokeClosureTail): POLL(); BODY(InvokeClosureTail); ENTER();
   CASE(AllocRef): BODY(AllocRef); NEXT(AllocRef);
   CASE(ReadRef): BODY(ReadRef); NEXT(ReadRef);
   CASE(WriteRef): BODY(WriteRef); NEXT(WriteRef);
-  CASE(InvokePackedValue): BODY(InvokePackedValue); NEXT(InvokePackedValue);
+  CASE(InvokePackedValue): POLL(); BODY(InvokePackedValue); NEXT(InvokePackedValue);
   CASE(ReadElement): BODY(ReadElement); NEXT(ReadElement);
   CASE(Switch):
     offset = op_switch(vm, R, pc);
     if (offset == 0) goto failed;
-    JUMP(offset);
+    FOLLOW(offset);
   CASE(AllocArena): BODY(AllocArena); NEXT(AllocArena);
-  CASE(InvokePackedScratch): BODY(InvokePackedScratch); NEXT(InvokePackedScratch);
+  CASE(InvokePackedScratch): POLL(); BODY(InvokePackedScratch); NEXT(InvokePackedScratch);
   CASE(Own): BODY(Own); NEXT(Own);
   CASE(NATIVE):
     pc = vm->function->native->run(vm, R, vm->function->native, pc[1]);

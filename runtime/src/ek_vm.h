@@ -75,6 +75,9 @@ typedef struct ek_vm {
   int32_t n_places;
   ek_arenas arenas;                        /* kept from run to run */
   struct ek_async *async;                  /* owned; NULL where kernels run one after another */
+  int32_t polls;                           /* of ek_vm_poll, before the next look at the clock */
+  int64_t looked;                          /* when that was last */
+  int64_t next_check;                      /* when to ask whether to go on; 0 at the start of a run */
   uint32_t is_running;                     /* atomic */
   bool has_run;                            /* once, at least */
   bool may_lend;                           /* what the caller lends is read where it lies */
@@ -122,6 +125,16 @@ int ek_vm_own_data(ek_vm *vm, ek_value *value, ek_device device);
 
 /* Whether the first n of 'vm->args' lie where a primitive works. 0 or -1. */
 int ek_vm_check_places(const ek_vm *vm, int32_t primitive, int32_t n);
+
+/* ek_vm_limit.c -------------------------------------------------------------------------------- */
+
+/* Asks whether the run is to go on, where ek_interrupt_check_set has set whom to ask and 30 ms have
+** passed. Called before kernels, calls and jumps back; most calls only count. 0 or -1. */
+int ek_vm_look(ek_vm *vm);
+static inline int ek_vm_poll(ek_vm *vm) { return --vm->polls >= 0 ? 0 : ek_vm_look(vm); }
+
+/* The same for native code. */
+int ek_native_poll(ek_vm *vm);
 
 /* ek_vm.c -------------------------------------------------------------------------------------- */
 

@@ -237,6 +237,7 @@ int ek_vm_begin(ek_vm *vm, int32_t function, const ek_value *args, int32_t nargs
   }
   if (ek_vm_acquire(vm, "call", f->name) != 0) return -1;
   vm->may_lend = may_lend && !e->keeps_arguments;
+  vm->next_check = 0;
   if (ek_signature_check(e, f, args, vm->seen) == 0 && enter_with(vm, f, args, nargs) == 0) {
     return 0;
   }

@@ -16,7 +16,7 @@ void ek_vm_enter_bytecode(ek_vm *vm) {
 static int step_once(ek_vm *vm, ek_vm_hook *hook) {
   const int32_t *pc = vm->pc;
   ek_value *R = vm->registers + vm->window;
-  if (hook != NULL && hook->before(hook, vm, pc) != 0) return -1;
+  if (ek_vm_poll(vm) != 0 || (hook != NULL && hook->before(hook, vm, pc) != 0)) return -1;
   vm->pc = pc + ek_instruction_words(pc);
   if (ek_vm_ops[*pc](vm, R, pc) != 0) {
     ek_vm_failed(vm, pc);

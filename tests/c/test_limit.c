@@ -65,6 +65,31 @@ static void a_run_stops_in_time(void) {
   ek_object_release(vm);
 }
 
+static int stop_it(void) { return ek_error("RunError", "stopped from outside"); }
+
+static int n_checks;
+static int count_and_stop(void) { return ++n_checks < 3 ? 0 : stop_it(); }
+
+/* Whoever is n_checks during a run ends it, in every loop and kind of machine, and only long ones ask. */
+static void a_run_asks_whether_to_go_on(void) {
+  program loop = {.functions = {forever}};
+  program quick = {.functions = {{"main", 0, 1, WORDS(LoadConsti, 0, 7, 0, Ret, 0)}}};
+  ek_object *vm = machine_of(&loop), *other = machine_of(&quick);
+  ek_interrupt_check_set(count_and_stop);
+  for (int is_async = 0; is_async < 2; is_async++) {
+    CHECK(ek_async_set((ek_vm *)(void *)vm, is_async != 0) == 0);
+    n_checks = 0;
+    ek_value result = ek_value_none();
+    CHECK_ERROR(ek_vm_invoke(vm, 0, NULL, 0, &result), "RunError", "stopped from outside");
+    CHECK(n_checks == 3);
+  }
+  n_checks = 0;
+  CHECK(run_ints(other, NULL, 0) == 7 && n_checks == 0);
+  ek_interrupt_check_set(NULL);
+  ek_object_release(vm);
+  ek_object_release(other);
+}
+
 /* A run of n instructions ends with a limit of n, and not with one of n - 1. */
 static void the_last_step_is_counted(void) {
   program p = {.functions = {{"main", 0, 1, WORDS(LoadConsti, 0, 7, 0, Ret, 0)}}};
@@ -181,6 +206,7 @@ int main(void) {
   ek_release(loop);
   a_run_stops_after_its_steps();
   a_run_stops_in_time();
+  a_run_asks_whether_to_go_on();
   the_last_step_is_counted();
   an_executable_limits_its_machines();
   a_profile_is_limited_too();

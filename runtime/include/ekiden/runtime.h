@@ -1101,6 +1101,12 @@ EK_API int ek_vm_new(ek_object *executable, ek_object **out);
 EK_API int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, int32_t nargs,
                         ek_value *ret);
 
+/* Sets what a run asks, on its own thread, whether to go on: between kernels and at calls and jumps
+** back, from 30 ms after its start and then every 30 ms. 0 goes on; -1, with an error set, ends the
+** run with that error and leaves its machine as before. NULL asks nobody, as at first. The binding
+** for Python handles signals there, so that Ctrl-C ends a run. */
+EK_API void ek_interrupt_check_set(int (*check)(void));
+
 /* The ABI, held by the compiler. --------------------------------------------------------------- */
 #define EK_BY_WIDTH(of_8, of_4) (sizeof(void *) == 8 ? (of_8) : (of_4))
 static_assert(sizeof(void *) == 8 || sizeof(void *) == 4, "pointers have 8 bytes, or 4");

@@ -217,6 +217,7 @@ cdef extern from "ekiden/runtime.h" nogil:
     int64_t ek_executable_count(ek_object *executable, int32_t part)
     int ek_executable_item(ek_object *executable, int32_t part, int64_t index, ek_value *out)
     int ek_vm_new(ek_object *executable, ek_object **out)
+    void ek_interrupt_check_set(int (*check)() noexcept nogil)
     int ek_vm_invoke(ek_object *vm, int32_t function, const ek_value *args, int32_t nargs,
                      ek_value *ret)
 
@@ -245,6 +246,8 @@ cdef extern from "Python.h":
         PyObject **ob_item
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     int Py_IsInitialized() nogil
+    unsigned long PyThread_get_thread_ident() nogil
+    int PyErr_CheckSignals_ "PyErr_CheckSignals"()
     void Py_LeaveRecursiveCall()
     int PyException_SetTraceback(object exception, object trace) except -1
     ctypedef struct PyThreadState

@@ -25,6 +25,7 @@ import math
 import operator
 import os
 import sys
+import threading
 import types
 from typing import NamedTuple
 

@@ -290,6 +290,30 @@ cdef object _invoke(ek_object *vm, int32_t index, Arguments arguments):
     return _move_out(&result)
 
 
+cdef unsigned long _main_thread = 0
+"""The thread on which Python handles signals."""
+
+
+def _note_main_thread():
+    global _main_thread
+    _main_thread = threading.main_thread().ident or 0
+
+
+cdef int _handle_signals() noexcept nogil:
+    """Call the handlers of signals that have come meanwhile; what one raises ends the run. Other
+    threads than the main one do not even take Python's lock."""
+    if PyThread_get_thread_ident() != _main_thread or not Py_IsInitialized():
+        return 0
+    with gil:
+        return _set_error(_take_exception()) if PyErr_CheckSignals_() != 0 else 0
+
+
+_note_main_thread()
+if hasattr(os, "register_at_fork"):  # the thread that forks is the child's main one
+    os.register_at_fork(after_in_child=_note_main_thread)
+ek_interrupt_check_set(_handle_signals)
+
+
 cdef class Ref(Object):
     """A place whose value changes: what `ref(x)` of a program makes.
 

@@ -260,6 +260,7 @@ SERVICES = (
     "memmove",
     "memset",
     "ek_native_choose",
+    "ek_native_poll",
     "ek_object_release",
 )
 """What the runtime gives to compiled code."""

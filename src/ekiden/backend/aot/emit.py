@@ -203,6 +203,9 @@ class _FunctionEmitter:
         return is_open
 
     def _dispatch(self, index: int, instruction: Instruction) -> bool:
+        if self._polls(index, instruction):
+            self._service("ek_native_poll", "i32", "ptr")
+            self._check(index, self.b.value("call i32 @ek_native_poll(ptr %vm)"))
         match instruction.name:
             case _ if instruction.has("frames"):
                 return self._leave(instruction)
@@ -226,6 +229,16 @@ class _FunctionEmitter:
             case _:
                 self._body(index, instruction)
         return True
+
+    def _polls(self, index: int, instruction: Instruction) -> bool:
+        """Return whether the run may be interrupted before an instruction: one that may be long, or
+        that jumps back. Calls are the loop's, which does so itself.
+        """
+        if instruction.has("frames"):
+            return False
+        if instruction.has("kernel") or instruction.has("long"):
+            return True
+        return any(target <= index for target in self._jumps(index))
 
     def _leave(self, instruction: Instruction) -> bool:
         """Let the loop run a call or return; what follows is entered anew."""
