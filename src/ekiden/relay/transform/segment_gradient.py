@@ -26,6 +26,7 @@ from ekiden.relay.expr import (
     Clause,
     Function,
     Match,
+    Pattern,
     PatternConstructor,
     PatternTuple,
     PatternVar,
@@ -187,7 +188,9 @@ class Segment:
         steps: list[Binding] = []
         if len(outputs) == 1:
             arrived: RelayExpr = RefRead(_cell(outputs[0]))
-            some = PatternConstructor(types.gradient, (PatternVar(self.seeds[outputs[0]]),))
+            some: Pattern = PatternConstructor(
+                types.gradient, (PatternVar(self.seeds[outputs[0]]),)
+            )
             clauses = Clause(nothing, Tuple(())), Clause(some, _accumulate_all(types, grads, clear))
         else:
             read = [Var("arrived", types.cell(leaf.kind).value) for leaf in outputs]
