@@ -71,7 +71,7 @@ def refused(tmp_path: Path, text: bytes) -> str:
         (b'{"target": "a", "target": "b"}', "a field is there twice"),
         (b'{"maim": {}}', "there is no field 'maim'; there are checks, denormals, "
          "device_targets, executor, "
-         "external, host_functions, kernels, main, memory, mod_name, producer, "
+         "external, host_functions, kernels, main, memory, mod_name, placement, producer, "
          "regions, sources, states, target, tensors, variants, weights"),
         (b'{"executor": "VM"}', "executor: one of 'aot', 'async', 'vm' expected, got 'VM'"),
         (b'{"executor": ["vm"]}', "executor: one of 'aot', 'async', 'vm' expected, got ['vm']"),
