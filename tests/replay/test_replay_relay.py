@@ -1,0 +1,13 @@
+"""The code of programs of relay is the one recorded."""
+
+import pytest
+from relay_replays import PROGRAMS
+from replay_checks import cases, check
+from replay_programs import Program
+
+pytestmark = pytest.mark.early  # some cases are marked: pytest.mark.quick
+
+
+@cases("relay", PROGRAMS)
+def test_kernels_and_bytecode_are_those_recorded(name: str, program: Program) -> None:
+    check(name, program)
