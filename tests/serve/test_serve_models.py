@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from serving import Answer, Running, ask_on, compiled, put, rows, serving
 from toy_text import Echo
 
 from ekiden.runtime.errors import LoadError
+from ekiden.runtime.metadata import ANY_SHAPE, TensorInfo
+from ekiden.serve.signature import read_signature
 
 NEGATIVE = "def @main(%x: Tensor[(n, 4), float32]) { negative(%x) }"
 DOUBLE = "def @main(%x: Tensor[(n, 4), float32]) { multiply(%x, 2f) }"
@@ -66,6 +69,13 @@ def test_a_folder_with_a_damaged_model(tmp_path: Path, capsys: pytest.CaptureFix
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     failed = next(each for each in said if each["event"] == "load_failed")
     assert failed["model"] == "bad" and "not an Ekiden executable" in failed["reason"]
+
+
+def test_a_model_whose_input_has_no_rank_is_refused_with_what_gives_one() -> None:
+    inputs = (TensorInfo("x", ANY_SHAPE, "float32"),)
+    program = SimpleNamespace(inputs=inputs, outputs=())
+    with pytest.raises(LoadError, match=r"the rank of 'x' is not known: .*shape=\{'x': "):
+        read_signature(program, "m.onnx")  # type: ignore[arg-type]
 
 
 def test_a_folder_that_cannot_be_served_ends_the_server(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import Writer
 from ekiden.runtime.late import import_late
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.metadata import ANY_OBJECT, ANY_RANK, MAPS, SEQUENCE, TEXT, Dim
+from ekiden.runtime.metadata import ANY_OBJECT, ANY_RANK, ANY_SHAPE, MAPS, SEQUENCE, TEXT, Dim
 from ekiden.runtime.shown import shown
 from ekiden.runtime.terminal import stderr_is_terminal
 from ekiden.target.virtual_device import Targets, compilation_config
@@ -318,7 +318,7 @@ def _describe(name: str, kind: Type, imported: ImportedModule) -> dict[str, obje
     if imported.sequences and is_sum(kind):
         tensor = kind.args[0] if isinstance(kind, TypeCall) else kind
         assert isinstance(tensor, TensorType), "an output is a tensor of one of several ranks"
-        return {"name": name, "shape": ["..."], "dtype": f"{ANY_RANK}{tensor.dtype}"}
+        return {"name": name, "shape": list(ANY_SHAPE), "dtype": f"{ANY_RANK}{tensor.dtype}"}
     element = kind.args[0] if imported.sequences and isinstance(kind, TypeCall) else None
     if isinstance(element, TensorType):
         shape = [_dim(d) for d in element.shape]

@@ -14,10 +14,7 @@ from ekiden.driver.executable import Executable
 from ekiden.frontend.common.options import Shapes
 from ekiden.runtime.errors import ExportError, InputError
 from ekiden.runtime.forks import Lock
-from ekiden.runtime.metadata import TensorInfo
-
-ANY_SHAPE = "..."
-"""The only dimension that is shown of a tensor of unknown rank."""
+from ekiden.runtime.metadata import ANY_SHAPE, TensorInfo
 
 
 class UnrankedExecutable(Executable):
@@ -43,10 +40,10 @@ class UnrankedExecutable(Executable):
                 called in a copy of this thread's context: the PassContext of now holds then too.
         """
         self.inputs = tuple(
-            TensorInfo(name, (ANY_SHAPE,) if shape is None else shape, dtype)
+            TensorInfo(name, ANY_SHAPE if shape is None else shape, dtype)
             for name, dtype, shape in inputs
         )
-        self.outputs = tuple(TensorInfo(name, (ANY_SHAPE,), dtype) for name, dtype in outputs)
+        self.outputs = tuple(TensorInfo(name, ANY_SHAPE, dtype) for name, dtype in outputs)
         self._kept = self._nesting = self._upgrade = None
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._unranked = tuple(i for i, (_, _, shape) in enumerate(inputs) if shape is None)

@@ -25,7 +25,9 @@ SEQUENCE = "sequence of "
 its shape is theirs.
 """
 ANY_RANK = "any rank of "
-"""How the dtype of an output begins that has one of several ranks; its shape is ("...",)."""
+"""How the dtype of an output begins that has one of several ranks; its shape is ANY_SHAPE."""
+ANY_SHAPE = ("...",)
+"""The shape of an input or output whose rank is not known before a run."""
 MAPS = "maps to "
 """How the dtype of an output begins that is a list of dictionaries, one for each row of it."""
 

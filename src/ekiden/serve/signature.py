@@ -13,7 +13,7 @@ import numpy as np
 from ekiden import runtime
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.metadata import TensorInfo
+from ekiden.runtime.metadata import ANY_SHAPE, TensorInfo
 from ekiden.serve.datatypes import BY_DTYPE, Array, Datatype
 
 __all__ = ["Port", "Program", "Signature", "output_arrays", "read_signature", "runs_rows_apart"]
@@ -123,6 +123,11 @@ def _port(info: TensorInfo, source: str) -> Port:
     datatype = BY_DTYPE.get(info.dtype)
     if datatype is None:
         raise LoadError(f"serve '{source}': '{info.name}' is of {info.dtype}: tensors expected")
+    if info.shape == ANY_SHAPE:
+        raise LoadError(
+            f"serve '{source}': the rank of '{info.name}' is not known: serve what "
+            f"compile(model, shape={{{info.name!r}: (...)}}).save(...) writes"
+        )
     return Port(info.name, datatype, info.shape)
 
 

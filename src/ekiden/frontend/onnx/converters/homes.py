@@ -32,6 +32,9 @@ ROWS = {
         com.microsoft:QLinearSigmoid com.microsoft:QLinearSoftmax com.microsoft:QLinearWhere
         com.microsoft:QuantizeLinear
     """,
+    "contrib_search": """
+        com.microsoft:BeamSearch com.microsoft:GreedySearch com.microsoft:Sampling
+    """,
     "control": """
         If Loop Scan
     """,

@@ -15,6 +15,7 @@ from ekiden.frontend.common.reshaping import by_data
 from ekiden.frontend.common.text_value import text_constant
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.whole import whole
+from ekiden.frontend.onnx.converters.axis import is_data
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.frontend.onnx.shape_value import check_reshape, check_step, distinct_axes, fill_value
 from ekiden.ir.prim import EQ, GE, AnyDim, IntImm, PrimExpr, binary
@@ -117,6 +118,8 @@ NO_AXES = ", which has no axes (compile with shape= where it drops this one),"
 
 
 def _squeeze(node: Node) -> Expr:
+    if not node.has("axes") and is_data(node, 1):
+        return _squeeze_by_data(node)
     axes = _axes(node)
     if not axes:
         # None are given, or an empty list: all of extent 1 go. The rank of the result cannot be
@@ -128,7 +131,60 @@ def _squeeze(node: Node) -> Expr:
     return op.squeeze(node.expr(0), axis=[node.axis(a, node.rank(0)) for a in axes])
 
 
+def _squeeze_by_data(node: Node) -> Expr:
+    """The axes come at run time, of which the number is known: the result has the other extents, in
+    their order."""
+    rank = node.rank(0)
+    is_gone = _places_by_data(node, rank)
+    extents = op.shape_of(node.expr(0), dtype="int64")
+    is_one = op.logical_or(op.logical_not(is_gone), op.equal(extents, const(np.int64(1))))
+    node.scope.require_data(op.all(is_one), " needs axes of extent 1")
+    # Axes that stay come first: false is before true, and equal ones keep their order.
+    order = op.argsort(op.cast(is_gone, "int32"), axis=0, dtype="int64")
+    count = rank - _count_of_axes(node)
+    kept = op.take(extents, op.take(order, const(np.arange(count)), axis=0), axis=0)
+    return op.reshape(node.expr(0), kept, allowzero=True)
+
+
+def _unsqueeze_by_data(node: Node) -> Expr:
+    """The axes come at run time, of which the number is known: the result has 1 there, and the
+    extents of the data between."""
+    rank = node.rank(0) + _count_of_axes(node)
+    is_new = _places_by_data(node, rank)
+    before = op.cumsum(op.cast(is_new, "int64"), axis=0)
+    # The place of an extent is less by the new axes before it; that of a new axis is not used.
+    at = op.maximum(op.subtract(const(np.arange(rank)), before), const(np.int64(0)))
+    one = const(np.ones(1, np.int64))
+    extents = op.concatenate((op.shape_of(node.expr(0), dtype="int64"), one), axis=0)
+    shape = op.where(is_new, const(np.int64(1)), op.take(extents, at, axis=0))
+    return op.reshape(node.expr(0), shape, allowzero=True)
+
+
+def _count_of_axes(node: Node) -> int:
+    """Return how many axes there are. Raises Unsupported where only the run knows."""
+    shape = node.shape(1)
+    count = 1 if not shape else known(shape[0])
+    if count is None:
+        node.needs(1, "the number of 'axes' must be constant, as it is the rank of the result")
+    return count
+
+
+def _places_by_data(node: Node, rank: int) -> Expr:
+    """Return which of `rank` axes are among those that come at run time: bool [rank]. The run ends
+    where one is out of range, or there twice."""
+    count = _count_of_axes(node)
+    given = op.reshape(op.cast(node.expr(1), "int64"), (count,))
+    axes = op.take(const(np.arange(rank)), given, axis=0, mode="raise")
+    equal = op.equal(op.expand_dims(axes, axis=1), const(np.arange(rank)[None]))
+    times = op.sum(op.cast(equal, "int64"), axis=[0])
+    one = const(np.int64(1))
+    node.scope.require_data(op.all(op.less_equal(times, one)), " needs axes that differ")
+    return op.equal(times, one)
+
+
 def _unsqueeze(node: Node) -> Expr:
+    if not node.has("axes") and is_data(node, 1):
+        return _unsqueeze_by_data(node)
     axes = _axes(node)
     if axes is None:
         node.unsupported("'axes' is missing")

@@ -16,9 +16,10 @@ from ekiden.frontend.onnx.converters.axis import along_any, is_data
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.op import Array
+from ekiden.ir.prim import GE, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import known
+from ekiden.topi.shape import as_dim, known, tidy
 
 
 def _has_waves(node: Node, extent: int | None) -> bool:
@@ -138,14 +139,42 @@ def _resized(node: Node, part: Expr, length: int | None) -> Expr:
     return op.nn.pad(part, widths, const(0.0, node.typed(part).dtype))
 
 
-def _stft(node: Node) -> Expr:
-    step = int(node.numbers(1, "frame_step").item())
-    window = node.optional(2)
+def _frame_length(node: Node) -> int:
     if node.optional(3) is not None:
-        length = int(node.numbers(3, "frame_length").item())
-    else:
-        found = None if window is None else known(window.type.shape[0])
-        length = node.unsupported("'frame_length' must be constant") if found is None else found
+        return int(node.numbers(3, "frame_length").item())
+    window = node.optional(2)
+    found = None if window is None else known(window.type.shape[0])
+    return node.unsupported("'frame_length' must be constant") if found is None else found
+
+
+def _stft_by_frames(node: Node) -> Expr:
+    """A step between frames that comes at run time: the frames are gathered, and each is
+    transformed."""
+    (step,) = (as_dim(d) for d in node.dims(1, "frame_step", 1))
+    length, one_sided = _frame_length(node), bool(node.get_int("onesided", 1))
+    time = node.shape(0)[1]
+    node.scope.require(binary(GE, step, as_dim(1)), " with 'frame_step'")
+    node.scope.require(binary(GE, time, as_dim(length)), " with 'frame_length'")
+    frames = tidy((time - length) // step + 1)
+    starts = op.multiply(op.arange(0, frames, 1, "int64"), node.scope.scalar(step))
+    places = op.add(op.reshape(starts, (frames, 1)), const(np.arange(length)[None]))
+    taps: Expr = const(np.ones(length))
+    if node.optional(2) is not None:
+        taps = op.cast(node.expr(2), "float64")
+    data = op.cast(node.expr(0), "float64")
+    both = (data, op.zeros_like(data)) if node.rank(0) == 2 else _parts(node)
+    real, imaginary = (op.multiply(op.take(p, places, axis=1), taps) for p in both)
+    parts: list[Expr] = list(_wide(node, real, imaginary, False))
+    if one_sided:
+        parts = [_first(p, length // 2 + 1, 2) for p in parts]
+    return op.cast(op.stack(parts, axis=-1), node.dtype(0))
+
+
+def _stft(node: Node) -> Expr:
+    if is_data(node, 1):
+        return _stft_by_frames(node)
+    step = int(node.numbers(1, "frame_step").item())
+    window, length = node.optional(2), _frame_length(node)
     one_sided = bool(node.get_int("onesided", 1))
     taps: Expr = const(np.ones(length))
     if window is not None:

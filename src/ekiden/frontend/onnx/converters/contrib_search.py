@@ -1,0 +1,286 @@
+"""Text generation: BeamSearch, GreedySearch and Sampling of com.microsoft, with decoders like those
+of GPT-2 and T5, as loops over the graphs that the nodes hold.
+
+The prompt is computed before the loop, whose iterations compute one token: both have the sizes that
+they need, and keys and values of the past grow by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ekiden.frontend.common.loop import Iteration, Loop, Parts, stacked
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.onnx.converters.contrib import contrib_row
+from ekiden.frontend.onnx.converters.random import generator
+from ekiden.frontend.onnx.converters.search_decoders import (
+    Decoder,
+    EncoderDecoder,
+    Gpt,
+    graph_of,
+    together,
+)
+from ekiden.frontend.onnx.converters.search_scores import (
+    FIELDS,
+    Beams,
+    Scorer,
+    Search,
+    first_beams,
+    processed,
+)
+from ekiden.frontend.onnx.node import Node
+from ekiden.ir.prim import GE, GT, PrimExpr, binary
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.topi.shape import as_dim, tidy
+
+GPT, T5 = 0, 1
+"""Values of `model_type`."""
+
+
+def _vocabulary(node: Node) -> int:
+    """Return the number of tokens: an attribute, or what the logits of the decoder have."""
+    if (size := node.get_int("vocab_size", -1)) > 0:
+        return node.believed("'vocab_size'", size)
+    graph = graph_of(node, "decoder")
+    dims = [d.dim_value for d in graph.output[0].type.tensor_type.shape.dim]
+    if len(dims) != 3 or dims[2] < 1:
+        node.unsupported("'vocab_size' must be given where the logits of 'decoder' do not state it")
+    return node.believed("the vocabulary", dims[2])
+
+
+def _scalar(node: Node, index: int, dtype: str, neutral: float) -> Expr | None:
+    """Return an input of one number; None for one that is absent, or changes nothing."""
+    value = node.optional(index)
+    if value is None or (value.array is not None and bool((value.array == neutral).all())):
+        return None
+    return op.cast(op.reshape(node.scope.expr(value), ()), dtype)
+
+
+def _search(node: Node, beams: PrimExpr, first: int) -> Search:
+    """Return what a node asks for; its inputs from `first` on are the penalty of repetitions and
+    the masks of the vocabulary. Raises Unsupported for kinds of models that are not known."""
+    kind = node.get_int("model_type", GPT)
+    (limit,) = (as_dim(d) for d in node.dims(1, "max_length", 1))
+    batch, length = node.shape(0)
+    masks = [None if node.optional(i) is None else node.expr(i) for i in (first + 1, first + 2)]
+    search = Search(
+        node, batch, beams, length if kind == GPT else as_dim(1), limit, _vocabulary(node),
+        _scalar(node, 2, "int64", 0), _scalar(node, first, "float32", 1.0), *masks,
+    )  # fmt: skip
+    node.scope.require(binary(GT, limit, search.prompt), " with 'max_length'")
+    return search
+
+
+def _beam_search(node: Node) -> list[Expr | Value | None]:
+    """The best texts of each prompt, their scores, and those of all tokens."""
+    (beams,) = (as_dim(d) for d in node.dims(3, "num_beams", 1))
+    (wanted,) = (as_dim(d) for d in node.dims(4, "num_return_sequences", 1))
+    search, scope = _search(node, beams, 6), node.scope
+    scope.require(binary(GE, beams, wanted), " with 'num_return_sequences'")
+    is_gpt = node.get_int("model_type", GPT) == GPT
+    decoder: Decoder = Gpt(search, 9) if is_gpt else EncoderDecoder(search)
+    penalty = _scalar(node, 5, "float32", float("nan"))
+    one = const(1.0, "float32")
+    is_early = node.get_int("early_stopping", 0) == 1
+    scorer = Scorer(search, one if penalty is None else penalty, is_early)
+
+    def advanced(
+        before: Beams, logits: Expr, length: Expr, is_first: bool
+    ) -> tuple[list[Value], Expr, Expr]:
+        """Return the beams with a token more, the rows they continue, and the scores of tokens."""
+        scores: Expr = op.nn.log_softmax(logits, axis=-1)
+        scores = processed(search, scores, before.texts, length, is_first)
+        of_row = op.reshape(before.scores, (search.rows, 1), allowzero=True)
+        scores = scope.spanned(op.add(scores, of_row))
+        after, rows = scorer.advance(before, scores, length)
+        *state, row = together(decoder, [*after.all(), rows], [*FIELDS, "row"])
+        return state, scope.expr(row), scores
+
+    prompts, logits, carried = decoder.start()
+    begun = first_beams(search, search.started(prompts))
+    length = scope.scalar(search.prompt)
+    state, rows, scores = advanced(begun, logits, length, True)
+    start = [*state, *decoder.reordered(carried, rows)]
+    count = len(FIELDS)
+
+    def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """A token more of all texts."""
+        now = op.add(scope.expr(index), scope.scalar(tidy(search.prompt + 1)))
+        before = Beams(*(scope.expr(v) for v in values[:count]))
+        logits, after = decoder.step(before.tokens, before.texts, now, values[count:])
+        state, rows, scores = advanced(before, logits, now, False)
+        parts = [node.given(scores)] if node.wants(2) else []
+        done = state[FIELDS.index("done")]
+        carried = [*state, *decoder.reordered(after, rows)]
+        return Iteration(_goes_on(node, done), carried, parts)
+
+    names = [*FIELDS, *decoder.names]
+    steps = scope.spanned(scope.scalar(tidy(search.limit - search.prompt - 1)))
+    done = start[FIELDS.index("done")]
+    last, parts, _ = Loop(node, names, start, steps, _goes_on(node, done), step).build()
+    end = Beams(*(scope.expr(v) for v in last[:count]))
+    ended, sentences, _ = _with_unfinished(scorer, end)
+    places = search.places(wanted)
+    texts, best = (op.take(t, places, axis=1) for t in (sentences, ended))
+    every = _all_scores(search, scores, parts) if parts else None
+    dtype = "float32" if node.optional(5) is None else node.dtype(5)
+    return [texts, op.cast(best, dtype), None if every is None else op.cast(every, dtype)]
+
+
+def _goes_on(node: Node, done: Value) -> Value:
+    return node.given(op.logical_not(op.all(node.scope.expr(done), axis=[0])))
+
+
+def _with_unfinished(scorer: Scorer, beams: Beams) -> tuple[Expr, Expr, Expr]:
+    """Return the sentences with the beams of texts that have not ended."""
+    search = scorer.search
+    scores: Expr = scorer.normalised(beams.scores, search.node.scope.scalar(search.limit))
+    are_open = op.logical_not(op.expand_dims(beams.done, axis=1))
+    scores = op.where(are_open, scores, const(-np.inf, "float32"))
+    shape = (search.batch, search.beams, search.limit)
+    texts = op.reshape(beams.texts, shape, allowzero=True)
+    every = op.broadcast_to(are_open, (search.batch, search.beams))
+    return scorer.with_sentences(beams, scores, texts, every)
+
+
+def _all_scores(search: Search, first: Expr, parts: Sequence[Parts]) -> Expr:
+    """Return the scores of all tokens at each step, [steps, batch, beams, vocabulary]: 0 behind the
+    last one."""
+    scope = search.node.scope
+    later = stacked(scope, parts[0], "scores", None)
+    count = tidy(search.limit - search.prompt - 1 - later.type.shape[0])
+    rest = op.zeros((count, search.rows, as_dim(search.vocabulary)), "float32")
+    every = op.concatenate((op.expand_dims(first, axis=0), scope.expr(later), rest), axis=0)
+    shape = (
+        tidy(search.limit - search.prompt), search.batch, search.beams, as_dim(search.vocabulary),
+    )  # fmt: skip
+    return op.reshape(every, shape, allowzero=True)
+
+
+# One text of each prompt.
+
+Choose = Callable[[Expr, Expr | None], tuple[Expr, Expr | None]]
+"""(scores, float32 [batch, vocabulary]; random generator) -> (tokens, int32 [batch]; generator)."""
+
+
+def _greedy_search(node: Node) -> list[Expr | Value | None]:
+    """The most likely token each time."""
+
+    def choose(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
+        return op.cast(op.argmax(scores, axis=[1]), "int32"), key
+
+    return [_one_by_one(_search(node, as_dim(1), 3), choose, None)]
+
+
+def _sampling(node: Node) -> list[Expr | Value | None]:
+    """A token that is drawn each time, of those that are likely enough."""
+    if node.wants(1):
+        node.unsupported("output 1 ('filtered_logits') is not supported")
+    search = _search(node, as_dim(1), 3)
+    temperature = node.get_float("temperature", 1.0)
+
+    def choose(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
+        """Draw by the scores that are left."""
+        assert key is not None
+        if temperature > 0:
+            scores = op.divide(scores, const(temperature, "float32"))
+        weights = op.nn.softmax(_likely(node, scores, search.vocabulary), axis=-1)
+        drawn = op.random.multinomial(key, weights, 1)
+        tokens = op.reshape(TupleGetItem(drawn, 1), (search.batch,), allowzero=True)
+        return op.cast(tokens, "int32"), TupleGetItem(drawn, 0)
+
+    return [_one_by_one(search, choose, _generator(node))]
+
+
+def _generator(node: Node) -> Expr:
+    """Return the random generator: of the input `seed`, or of the node's name."""
+    if node.optional(8) is None:
+        return generator(node)
+    (seed,) = node.numbers(8, "seed").ravel()
+    return op.random.threefry_key(int(seed))
+
+
+def _likely(node: Node, scores: Expr, vocabulary: int) -> Expr:
+    """Return scores, float32 [batch, vocabulary], with `filter_value` for tokens that are not among
+    the likeliest which have the probability `top_p` together."""
+    likeliest_first = bool(node.get_int("custom", 0))
+    top_p = node.get_float("top_p", 0.0)
+    order = op.argsort(scores, axis=1, is_ascend=not likeliest_first, dtype="int64")
+    ordered = op.gather(scores, 1, order)
+    shares = op.nn.softmax(ordered, axis=-1)
+    is_out: Expr
+    if likeliest_first:
+        likelier = op.cumsum(shares, axis=1, exclusive=True)
+        is_out = op.greater(likelier, const(top_p, "float32"))
+    else:
+        kept = node.get_int("min_tokens_to_keep", 0)
+        places = np.arange(vocabulary)[None]
+        may_go = (places == 0) | (places < vocabulary - kept)
+        is_out = op.less_equal(op.cumsum(shares, axis=1), const(1 - top_p, "float32"))
+        is_out = op.logical_and(is_out, const(may_go))
+    lowest = const(node.get_float("filter_value", -1e20), "float32")
+    filtered = op.where(is_out, lowest, ordered)
+    return op.scatter_elements(scores, order, filtered, axis=1)
+
+
+def _one_by_one(search: Search, choose: Choose, key: Expr | None) -> Expr:
+    """Return the texts with one token after the other, int32 [batch, limit]; a text that has ended
+    goes on with padding."""
+    node, scope = search.node, search.node.scope
+    decoder = Gpt(search, 6)
+    keys = [] if key is None else [key]
+
+    def advanced(
+        texts: Expr, done: Expr | None, logits: Expr, length: Expr, keys: Sequence[Expr]
+    ) -> list[Value]:
+        """Return the texts, which of them have ended, their last tokens, and the generator."""
+        scores = processed(search, logits, texts, length, done is None)
+        tokens, after = choose(scores, keys[0] if keys else None)
+        ends = op.equal(tokens, const(np.int32(search.end)))
+        ends = ends if done is None else op.logical_or(done, ends)
+        tokens = op.where(ends, const(np.int32(search.padding)), tokens)
+        texts = search.with_token(texts, tokens, length)
+        exprs = [texts, ends, tokens, *([] if after is None else [after])]
+        return together(decoder, exprs, names)
+
+    names = ["texts", "done", "tokens", *(["key"] if keys else [])]
+    count = len(names)
+    prompts, logits, carried = decoder.start()
+    begun, length = search.started(prompts), scope.scalar(search.prompt)
+    start = [*advanced(begun, None, logits, length, keys), *carried]
+
+    def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """A token more of all texts."""
+        now = op.add(scope.expr(index), scope.scalar(tidy(search.prompt + 1)))
+        texts, done, tokens, *keys = (scope.expr(v) for v in values[:count])
+        logits, after = decoder.step(tokens, texts, now, values[count:])
+        state = advanced(texts, done, logits, now, keys)
+        return Iteration(_goes_on(node, state[1]), [*state, *after])
+
+    steps = scope.spanned(scope.scalar(tidy(search.limit - search.prompt - 1)))
+    every = [*names, *decoder.names]
+    last, _, _ = Loop(node, every, start, steps, _goes_on(node, start[1]), step).build()
+    return scope.expr(last[0])
+
+
+_ATTRIBUTES = (
+    "decoder_start_token_id encoder eos_token_id init_decoder model_type no_repeat_ngram_size "
+    "pad_token_id vocab_size"
+)
+_FILTER = "custom filter_value min_tokens_to_keep presence_penalty temperature top_p"
+_GPT = {"model_type": (GPT,)}
+
+# fmt: off
+ROWS = (
+    replace(contrib_row("BeamSearch", _beam_search, f"{_ATTRIBUTES} early_stopping",
+                        values={"model_type": (GPT, T5)}), graphs="decoder"),
+    replace(contrib_row("GreedySearch", _greedy_search, _ATTRIBUTES, values=_GPT),
+            graphs="decoder"),
+    replace(contrib_row("Sampling", _sampling, f"{_ATTRIBUTES} {_FILTER}",
+                        values={**_GPT, "presence_penalty": (0.0,)}), graphs="decoder"),
+)
+# fmt: on

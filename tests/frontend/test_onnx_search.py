@@ -1,0 +1,245 @@
+# ruff: noqa: ANN401 - options of a node
+"""Text generation: BeamSearch, GreedySearch and Sampling as ONNX Runtime's, on tiny decoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from search_models import (
+    END,
+    HEADS,
+    INT,
+    LAYERS,
+    PAD,
+    START,
+    VOCABULARY,
+    WIDTH,
+    Array,
+    gpt_decoder,
+    search_model,
+    t5_graphs,
+)
+
+import ekiden
+from ekiden.frontend.onnx import from_onnx
+from ekiden.runtime.errors import InputError, UnsupportedError
+from onnx_runtime import run_onnx_runtime
+
+PROMPTS = np.array([[PAD, PAD, 5, 9, 3], [7, 8, 4, 11, 6]], np.int32)
+MASK = np.array([[0, 1, 1, 1, 1], [1, 1, 1, 0, 1]], np.int32)
+WORDS = np.where(np.arange(VOCABULARY) % 3 == 0, 0, 1).astype(np.int32)
+FIRST_WORDS = np.ones((2, VOCABULARY), np.int32)
+FIRST_WORDS[0, 4::2] = FIRST_WORDS[1, 5:20] = 0
+Input = tuple[str, Array | None, bool]
+
+
+def one(value: float, dtype: Any = np.int32) -> Array:
+    return np.array([value], dtype)
+
+
+def limits(length: int, shortest: int, is_fixed: bool) -> list[Input]:
+    return [
+        ("input_ids", PROMPTS, False),
+        ("max_length", one(length), is_fixed),
+        ("min_length", one(shortest), is_fixed),
+    ]
+
+
+def masks(vocabulary: bool = False, prefix: bool = False, attention: bool = False) -> list[Input]:
+    return [
+        ("vocab_mask", WORDS if vocabulary else None, False),
+        ("prefix_vocab_mask", FIRST_WORDS if prefix else None, False),
+        ("attention_mask", MASK if attention else None, False),
+    ]
+
+
+def beam_model(
+    beams: int = 3, results: int = 2, length: int = 12, shortest: int = 0,
+    length_penalty: float = 1.0, penalty: float = 1.0, is_fixed: bool = True,
+    scores: bool = False, further: list[Input] | None = None, **attributes: Any,
+) -> tuple[onnx.ModelProto, dict[str, Array]]:  # fmt: skip
+    inputs = [
+        *limits(length, shortest, is_fixed),
+        ("num_beams", one(beams), is_fixed),
+        ("num_return_sequences", one(results), is_fixed),
+        ("length_penalty", one(length_penalty, np.float32), is_fixed),
+        ("repetition_penalty", one(penalty, np.float32), is_fixed),
+        *(further or []),
+    ]
+    outputs = ["sequences", "sequences_scores", *(["scores"] if scores else [])]
+    return search_model("BeamSearch", inputs, outputs, **attributes)
+
+
+def check(model: onnx.ModelProto, feed: dict[str, Array], executor: str = "vm") -> None:
+    """The texts are those of ONNX Runtime, and scores as near as sums of float32 in another order:
+    1e-5 of each of the at most 20 terms, or of the lowest float32 beside them."""
+    found = ekiden.compile(model, executor=executor)(**feed)
+    results = found if isinstance(found, tuple) else (found,)
+    wanted = run_onnx_runtime(model, feed)
+    for ours, theirs in zip(results, wanted, strict=True):
+        array = np.from_dlpack(ours)
+        assert array.shape == theirs.shape and array.dtype == theirs.dtype
+        if array.dtype == np.int32:
+            np.testing.assert_array_equal(array, theirs)
+        else:
+            np.testing.assert_allclose(array, theirs, rtol=2e-5, atol=2e-4)
+
+
+BEAMS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "numbers of the run": {"is_fixed": False, "penalty": 1.2, "length_penalty": 0.8},
+    "early": {"early_stopping": 1, "length": 20},
+    "long": {"length": 20, "length_penalty": 0.3},
+    "one beam": {"beams": 1, "results": 1},
+    "without repeats": {"length": 20, "no_repeat_ngram_size": 2, "penalty": 1.3},
+    "shortest": {"length": 16, "shortest": 12, "beams": 4, "results": 4},
+    "scores": {"scores": True},
+    "masks": {"further": masks(True, True, True)},
+    "first decoder": {"init_decoder": gpt_decoder(1, "other")},
+}
+QUICK = ("numbers of the run", "masks")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in BEAMS]
+)
+def test_beam_search_of_a_decoder(name: str) -> None:
+    check(*beam_model(decoder=gpt_decoder(1), **BEAMS[name]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("executor", ["aot", "async"])
+@pytest.mark.parametrize("seed", [2, 3])
+def test_beam_search_by_each_executor(executor: str, seed: int) -> None:
+    model, feed = beam_model(decoder=gpt_decoder(seed), is_fixed=False, no_repeat_ngram_size=3)
+    check(model, feed, executor)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"early_stopping": 1, "length": 16}, marks=pytest.mark.long)]
+)
+def test_beam_search_of_an_encoder_and_a_decoder(options: dict[str, Any]) -> None:
+    encoder, decoder = t5_graphs(1)
+    model, feed = beam_model(
+        encoder=encoder, decoder=decoder, model_type=1, decoder_start_token_id=START,
+        further=masks(attention=bool(options)), **options,
+    )  # fmt: skip
+    check(model, feed)
+
+
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_greedy_search(all_of_it: bool) -> None:
+    inputs = limits(20, 8 if all_of_it else 0, not all_of_it)
+    if all_of_it:
+        inputs += [("repetition_penalty", one(1.2, np.float32), False), *masks(True, True, True)]
+    size = 3 if all_of_it else 0
+    model, feed = search_model(
+        "GreedySearch", inputs, decoder=gpt_decoder(), no_repeat_ngram_size=size
+    )
+    check(model, feed)
+
+
+def test_a_vocabulary_smaller_than_the_logits_is_a_mask_of_the_others() -> None:
+    """ONNX Runtime 1.32 reads logits of other tokens there, on a CPU; with the mask it agrees."""
+    model, feed = search_model(
+        "GreedySearch", limits(12, 0, True)[:2], decoder=gpt_decoder(1), vocab_size=20
+    )
+    first = np.where(np.arange(VOCABULARY) < 20, 1, 0).astype(np.int32)
+    inputs = [*limits(12, 0, True), ("penalty", None, True), ("vocab_mask", first, True)]
+    masked, _ = search_model("GreedySearch", inputs, decoder=gpt_decoder(1))
+    found = ekiden.compile(model)(**feed)
+    assert isinstance(found, ekiden.Tensor)
+    np.testing.assert_array_equal(found.numpy(), run_onnx_runtime(masked, feed)[0])
+
+
+def next_logits(prompts: Array) -> Array:
+    """The logits of the decoder behind prompts without padding."""
+    graph = gpt_decoder()
+    imports = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    rows, length = prompts.shape
+    feed: dict[str, Array] = {
+        "input_ids": prompts,
+        "position_ids": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+        "attention_mask": np.ones((rows, length), np.int32),
+    }
+    empty = np.zeros((2, rows, HEADS, 0, WIDTH), np.float32)
+    feed |= {f"past_{i}": empty for i in range(LAYERS)}
+    return np.asarray(run_onnx_runtime(model, feed)[0])[:, -1]
+
+
+def softmax(x: Array) -> Array:
+    powers: Array = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("custom", [0, 1])
+def test_sampling_draws_by_the_probabilities_of_the_likeliest_tokens(custom: int) -> None:
+    """Of 4000 draws each share is off by 5 standard deviations at most; ONNX Runtime's own random
+    numbers are another engine's."""
+    count, top_p, temperature = 4000, 0.8, 8.0
+    prompt = np.array([[7, 8, 4, 11, 6]], np.int32)
+    prompts = np.repeat(prompt, count, axis=0)
+    inputs: list[Input] = [("input_ids", prompts, False), ("max_length", one(6), True)]
+    inputs += [(f"absent{i}", None, False) for i in range(6)]
+    inputs.append(("seed", one(5), True))
+    model, feed = search_model(
+        "Sampling", inputs, decoder=gpt_decoder(), top_p=top_p, temperature=temperature,
+        custom=custom,
+    )  # fmt: skip
+    scores = next_logits(prompt)[0] / temperature
+    order = np.argsort(-scores if custom else scores, kind="stable")
+    sums = np.cumsum(softmax(scores[order]))
+    is_out = sums - softmax(scores[order]) > top_p if custom else sums <= 1 - top_p
+    is_likely = np.ones(VOCABULARY, bool)
+    is_likely[order[is_out]] = False
+    shares = np.where(is_likely, softmax(np.where(is_likely, scores, -np.inf)), 0.0)
+    assert 2 <= is_likely.sum() < VOCABULARY
+    exe = ekiden.compile(model)
+    drawn = np.from_dlpack(exe(**feed))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(drawn[:, :5], prompts)
+    tokens = np.where(drawn[:, 5] == PAD, END, drawn[:, 5])  # an end is written as padding
+    found = np.bincount(tokens, minlength=VOCABULARY) / count
+    shares[END], shares[PAD] = shares[END] + shares[PAD], 0.0
+    assert (np.abs(found - shares) <= 5 * np.sqrt(shares * (1 - shares) / count)).all()
+    np.testing.assert_array_equal(np.from_dlpack(exe(**feed)), drawn)  # type: ignore[arg-type]
+    theirs = run_onnx_runtime(model, feed)[0][:, 5]
+    assert set(np.where(theirs == PAD, END, theirs)) <= set(np.flatnonzero(shares))
+
+
+def test_a_search_is_saved_and_needs_no_python(tmp_path: Path) -> None:
+    model, feed = search_model("GreedySearch", limits(9, 0, True)[:2], decoder=gpt_decoder())
+    ekiden.export(model, tmp_path / "search.eki")
+    loaded = ekiden.load(tmp_path / "search.eki")
+    assert loaded.raw.metadata.get("host_functions", []) == []
+    np.testing.assert_array_equal(
+        np.from_dlpack(loaded(**feed)), run_onnx_runtime(model, feed)[0]  # type: ignore[arg-type]
+    )  # fmt: skip
+    with pytest.raises(InputError, match="'max_length' needs"):
+        loaded(np.ones((1, 9), np.int32))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [
+        ({"model_type": 2}, "attribute 'model_type' must be one of 0, 1, got 2"),
+        ({"model_type": 1}, "attribute 'encoder' is missing"),
+    ],
+)
+def test_searches_of_other_models_are_refused(attributes: dict[str, Any], reason: str) -> None:
+    model, _ = beam_model(decoder=gpt_decoder(), **attributes)
+    with pytest.raises(UnsupportedError, match=reason):
+        from_onnx(model)
+
+
+def test_a_decoder_that_shares_a_buffer_for_its_past_is_refused() -> None:
+    decoder = gpt_decoder()
+    decoder.input.append(helper.make_tensor_value_info("past_sequence_length", INT, [1]))
+    model, _ = beam_model(decoder=decoder)
+    with pytest.raises(UnsupportedError, match="shares a buffer for both runs on GPUs alone"):
+        from_onnx(model)
