@@ -220,19 +220,19 @@ class Domains:
             self._mark(expr)
         for call, slot in self._slots.items():
             unify(self.of(call.args[0]), slot)
-        workers = [e for e in every if isinstance(e, Call) and self.is_worker(e)]
-        if refuses is not None:
-            self._refuse(workers, refuses)
-        for expr in every:
-            if not self.is_worker(expr):
-                self._visit(expr)
-        for function, domain in zip(functions.values(), self._globals.values(), strict=True):
-            unify(self.of(function.body), domain.items[-1])
-        if not self._is_planned:
+        if self._is_planned:
+            # copies say where the arguments of kernels are: from there on forward
+            self._flow(every)
+            self._flow_results(functions)
+        else:
+            workers = [e for e in every if isinstance(e, Call) and self.is_worker(e)]
+            if refuses is not None:
+                self._refuse(workers, refuses)
+            self._flow(e for e in every if not self.is_worker(e))
+            self._flow_results(functions)
             entry = next((d for g, d in self._globals.items() if g.name_hint == "main"), None)
             self._pin_control(every, entry)
-        for expr in workers:
-            self._visit(expr)
+            self._flow(workers)
         self._decide(functions.values())
 
     def host_reasons(self) -> dict[HostReason, dict[str, None]]:
@@ -461,6 +461,14 @@ class Domains:
         return _result_of(self.of(call), call.checked_type)
 
     # Flow
+
+    def _flow(self, exprs: Iterable[RelayExpr]) -> None:
+        for expr in exprs:
+            self._visit(expr)
+
+    def _flow_results(self, functions: Mapping[GlobalVar, Function]) -> None:
+        for name, function in functions.items():
+            unify(self.of(function.body), self._globals[name].items[-1])
 
     def _visit(self, expr: RelayExpr) -> None:
         if is_atom(expr) or isinstance(expr, Constant):
