@@ -591,8 +591,11 @@ class Domains:
             self._pin(call)
             return [None] * n
         if row.host:
-            self._pin(call)
-            return [self._host] * n
+            is_apart = not row.hands_on or row.memory is Memory.READS
+            if is_apart:
+                self._pin(call)
+            free = None if is_apart else self.of(call)
+            return [free if at in row.hands_on else self._host for at in range(n)]
         if row.memory is Memory.VIEWS:
             return [self.of(call)]
         return [self._together(call)] * n
