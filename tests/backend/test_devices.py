@@ -351,7 +351,9 @@ def test_a_kernel_on_the_host_whose_result_goes_to_a_function_of_functions() -> 
           if (less(%n, 0)) {{ %g }} else {{ %f(subtract(%n, 1), %g) }}
         }};
         let %h = fn () -> {made} {{
-          fn (%q: int32) -> {outer} {{ fn (%a: {T}) -> {inner} {{ fn (%c: bool) -> bool {{ %i }} }} }}
+          fn (%q: int32) -> {outer} {{
+            fn (%a: {T}) -> {inner} {{ fn (%c: bool) -> bool {{ %i }} }}
+          }}
         }};
         %f(2, %h())
       }};

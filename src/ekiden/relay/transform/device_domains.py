@@ -74,8 +74,8 @@ class Place(Joined):
 
     where: Where | None = None
     is_pinned: bool = False
-    """Whether the value can be nowhere else, or is not worth a device: what is computed from it, or
-    it from, need not be there."""
+    """Whether it is the host for this value alone: kernels that read it, or that give what it is
+    computed from, may run elsewhere."""
     is_small: bool = True
     """Whether all that is in it are a few integers."""
     reads_pinned: bool = False
@@ -237,15 +237,15 @@ class Domains:
 
     def host_reasons(self) -> dict[HostReason, dict[str, None]]:
         """Return the operators with a call on the host, by why they are there."""
-        found: dict[HostReason, dict[str, None]] = {}
+        reasons: dict[HostReason, dict[str, None]] = {}
         for order in self.orders.values():
             for expr in order:
                 if isinstance(expr, Call) and (engine := engine_of(expr)):
-                    found.setdefault(HostReason.ENGINE, {})[f"regions of {engine!r}"] = None
+                    reasons.setdefault(HostReason.ENGINE, {})[f"regions of {engine!r}"] = None
                 elif isinstance(expr, Call) and self._runs_on_host(expr):
                     assert isinstance(expr.op, Op)
-                    found.setdefault(self._reason(expr), {})[expr.op.name] = None
-        return found
+                    reasons.setdefault(self._reason(expr), {})[expr.op.name] = None
+        return reasons
 
     def _runs_on_host(self, call: Call) -> bool:
         if not isinstance(call.op, Op):
@@ -493,7 +493,7 @@ class Domains:
                 self._refused.add(call)
 
     def _pin_control(self, every: Sequence[RelayExpr], entry: Parts | None) -> None:
-        """Put control values on the host: see host_values. A mark passes on what it marks."""
+        """Put control values on the host (host_values). A mark passes on what it marks."""
         steps = [
             Step(
                 tuple(places(self.of(call))),
