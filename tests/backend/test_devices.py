@@ -335,3 +335,31 @@ def test_functions_among_values_of_two_devices(text: str, first: int) -> None:
         given = np.int32(n), np.float32(b)
         wanted = Interpreter(module).evaluate("main", *given)
         np.testing.assert_allclose(exe(*given).numpy(), wanted, rtol=1e-6)
+
+
+def test_a_kernel_on_the_host_whose_result_goes_to_a_function_of_functions() -> None:
+    """Nothing says of a function in a function where its parameters are: what was planned is read
+    from the copies before it."""
+    inner = "fn (bool) -> bool"
+    outer = f"fn ({T}) -> {inner}"
+    made = f"fn (int32) -> {outer}"
+    module = parse(f"""def @main(%i: bool, %m: {T}) {{
+      %0 = on_device(%m, {ON_0}, constrain_result=True, constrain_body=False);
+      %1 = negative(%0);
+      %2 = {{
+        let %f = fn (%n: int32, %g: {made}) -> {made} {{
+          if (less(%n, 0)) {{ %g }} else {{ %f(subtract(%n, 1), %g) }}
+        }};
+        let %h = fn () -> {made} {{
+          fn (%q: int32) -> {outer} {{
+            fn (%a: {T}) -> {inner} {{ fn (%c: bool) -> bool {{ %i }} }}
+          }}
+        }};
+        %f(2, %h())
+      }};
+      %3 = %2(1);
+      let %k = %3(%1);
+      %k(%i)
+    }}""")
+    exe = ekiden.compile(module, [cpu(1), cpu(0)])
+    assert bool(exe(np.array(True), random(5, 7)).numpy())

@@ -137,7 +137,38 @@ def detector() -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def sequence() -> onnx.ModelProto:
+    """A list of states, each computed from the last element."""
+    node, elements = helper.make_node, helper.make_tensor_sequence_value_info
+    body = helper.make_graph(
+        [
+            node("SequenceLength", ["si"], ["length"]),
+            node("Sub", ["length", "one"], ["last"]),
+            node("SequenceAt", ["si", "last"], ["before"]),
+            node("MatMul", ["before", "W"], ["product"]),
+            node("Tanh", ["product"], ["state"]),
+            node("SequenceInsert", ["si", "state"], ["so"]),
+            node("Identity", ["ci"], ["co"]),
+        ],
+        "body",
+        [value("i", INT, []), value("ci", BOOL, []), elements("si", FLOAT, None)],
+        [value("co", BOOL, []), elements("so", FLOAT, None)],
+    )
+    return model(
+        [
+            node("SequenceConstruct", ["x"], ["first"]),
+            node("Loop", ["n", "", "first"], ["states"], body=body),
+            node("SequenceErase", ["states", "zero"], ["rest"]),
+            node("ConcatFromSequence", ["rest"], ["y"], axis=0),
+        ],
+        [value("x", FLOAT, [8, 64]), value("n", INT, [])],
+        [value("y", FLOAT, [None, 64])],
+        W=WEIGHT, one=1, zero=0,
+    )  # fmt: skip
+
+
 MODELS = {
+    "a sequence of states": (sequence, (X, np.array(5)), "dense"),
     "a loop until convergence": (convergence, (X, np.array(9)), "dense"),
     "a decoder that ends by a token": (decoder, (np.array([3]), X[:1], np.array(12)), "dense"),
     "a detector with suppression": (
@@ -173,6 +204,14 @@ def test_products_run_on_the_device(
     assert any(product in call.title for call in calls)
     host = {c.title for c in calls if c.name.startswith("fused_")} & {"less", "add"}
     assert product not in host
+
+
+def test_elements_of_a_sequence_stay_on_the_device(opencl: Device) -> None:
+    """However long the loop, they are copied once, where they are put together."""
+    exe = ekiden.compile(sequence(), "opencl")
+    for rounds in (2, 6):
+        calls = exe.profile(X, np.array(rounds), peak=False).calls
+        assert [c.name for c in calls].count("device_copy opencl(0) -> cpu(0)") == 1
 
 
 def test_the_log_says_what_runs_where_and_why(

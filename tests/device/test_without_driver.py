@@ -46,6 +46,19 @@ def test_it_is_compiled_as_export_writes_it(
     assert "Devices: metal(0): 1 kernel; cpu(0): no kernels" in capsys.readouterr().out
 
 
+def test_exporting_says_what_runs_where(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "metal(0): 1 kernel; cpu(0): no kernels"
+    with caplog.at_level("INFO", "ekiden"):
+        ekiden.export(product(), tmp_path / "product.eki", "metal")
+    assert f"compile: {line}" in caplog.messages
+    (tmp_path / "product.relay").write_text(product().astext())
+    words = ["compile", str(tmp_path / "product.relay"), "-o", str(tmp_path / "again.eki")]
+    assert main([*words, "--target", "metal"]) == 0
+    assert f"  devices {line}\n" in capsys.readouterr().out
+
+
 def test_a_run_says_what_is_missing() -> None:
     exe = ekiden.compile(product(), "metal")
     for _ in range(2):

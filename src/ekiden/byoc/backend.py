@@ -147,7 +147,7 @@ def cut_out(module: IRModule, engine: str, *, forgives: bool = False) -> IRModul
 def _placed_elsewhere(module: IRModule) -> dict[GlobalVar, str]:
     """Return the functions whose results the program places on another device than the host, where
     engines run, each with what to say of it."""
-    found: dict[GlobalVar, str] = {}
+    placed: dict[GlobalVar, str] = {}
     for function in module.functions.values():
         for call in evaluation_order(function.body) if isinstance(function, Function) else ():
             if not isinstance(call, Call) or not isinstance(call.attrs, OnDeviceAttrs):
@@ -158,8 +158,8 @@ def _placed_elsewhere(module: IRModule) -> dict[GlobalVar, str]:
             region = value.op if isinstance(value, Call) else None
             is_placed = call.attrs.constrain_body and not place.is_host
             if is_placed and isinstance(region, GlobalVar):
-                found[region] = f"the program places it on {place.device}"
-    return found
+                placed[region] = f"the program places it on {place.device}"
+    return placed
 
 
 def _patterns(backend: Backend) -> Sequence[Entry]:

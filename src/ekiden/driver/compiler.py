@@ -40,6 +40,7 @@ from ekiden.runtime.errors import CompileError, UnrankedInputError
 from ekiden.runtime.files import PathName, check_folder
 from ekiden.runtime.forks import Lock
 from ekiden.runtime.late import Late, LateLog, import_late
+from ekiden.runtime.metadata import placement_text
 from ekiden.runtime.shown import shown
 
 LOG = LateLog(__name__)
@@ -255,6 +256,8 @@ def export(
         with _chosen(size, denormals, records=records, float_rewrites=float_rewrites):
             found = compile_artifact(model, target, asked, executor, progress)
         data = artifact.file_of(found) if isinstance(found, runtime.Executable) else found
+        if placement := placement_text(artifact.metadata_of(data)):
+            LOG.log(INFO, "compile: %s", placement)
     library.write_artifact(data, path, cc=cc, options=options)
 
 

@@ -65,11 +65,11 @@ def _compiler(
             for array in feed:
                 if id(array) not in inputs:
                     inputs[id(array)] = runtime.tensor(array).copyto(default)
-            found = machine.invoke("main", *(inputs[id(array)] for array in feed))
-            for each in found if isinstance(found, tuple) else (found,):
-                if isinstance(each, runtime.Tensor):
-                    each.numpy()
-            return found
+            results = machine.invoke("main", *(inputs[id(array)] for array in feed))
+            for result in results if isinstance(results, tuple) else (results,):
+                if isinstance(result, runtime.Tensor):
+                    result.numpy()
+            return results
 
         return run
 

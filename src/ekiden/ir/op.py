@@ -256,7 +256,9 @@ class OpDef:
     attributes then have a field `symbols` for them), or the operator that gives the largest
     result there can be, with a vector of the true dimensions as its last field: one for all
     unknown dimensions, or one for each. host: the registered function that computes it at run time
-    where it is no kernel. fields: how many fields the result has where it is a tuple. refuses:
+    where it is no kernel. hands_on: which arguments of that function may be on any device, as it
+    does not look into their tensors; they and the result, unless that is elsewhere (`memory`), are
+    in one place. fields: how many fields the result has where it is a tuple. refuses:
     whether numbers among its data (an index, a length) may be out of range, which is then an error
     that names them. kernels: the families of kernels that may compute it, by name
     (topi/rule/families.py); they say how its weights lie, what may follow, where results may lie.
@@ -296,6 +298,7 @@ class OpDef:
     dims: DimsOf | None = None
     padded: str | None = None
     host: str = ""
+    hands_on: tuple[int, ...] = ()
     refuses: bool = False
     fields: Callable[[Attrs | None], int] | None = None
     kernels: tuple[str, ...] = ()

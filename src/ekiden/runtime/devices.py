@@ -117,14 +117,14 @@ def check_devices(what: str, given: object, known: Sequence[Device] = ()) -> Non
 
 def without_driver(devices: Iterable[Device]) -> list[Device]:
     """Return those of the devices that this machine has no working driver for."""
-    found = []
-    for each in devices:
+    missing = []
+    for device_ in devices:
         try:
-            if each.type != cpu().type:
-                get_global_func("ek.device.count")(each)
+            if device_.type != cpu().type:
+                get_global_func("ek.device.count")(device_)
         except DeviceError:
-            found.append(each)
-    return found
+            missing.append(device_)
+    return missing
 
 
 def check_here(devices: Iterable[Device]) -> None:

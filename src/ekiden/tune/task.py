@@ -247,15 +247,15 @@ def _again(task: Task, calls: int) -> Task:
 
 def _calls(module: IRModule) -> dict[tuple[RelayExpr, int], int]:
     """How many calls of each kernel on each device a module has."""
-    found: dict[tuple[RelayExpr, int], int] = {}
+    counts: dict[tuple[RelayExpr, int], int] = {}
     for function in module.functions.values():
         if not isinstance(function, Function):
             continue
         for each in evaluation_order(function.body):
             if isinstance(each, Call) and isinstance(each.attrs, InvokeAttrs):
                 called = each.args[0], each.attrs.device
-                found[called] = found.get(called, 0) + 1
-    return found
+                counts[called] = counts.get(called, 0) + 1
+    return counts
 
 
 def _runs(dims: SizesLike) -> tuple[list[Sizes], tuple[float, ...]]:

@@ -14,7 +14,6 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.fuse_ops import alone
 from ekiden.runtime.errors import CompileError
 from ekiden.target import CompilationConfig, Target
-from ekiden.target.virtual_device import HOST
 
 __all__ = ["Refusals", "refusals_of"]
 
@@ -45,7 +44,7 @@ class Refusals:
 def refusals_of(config: CompilationConfig | None) -> Refusals | None:
     """Return what the default device of a compilation refuses; None where the program has no
     choice: the default is the host, or the host is not among its devices."""
-    if config is None or HOST not in config.devices:
+    if config is None or not any(place.is_host for place in config.devices):
         return None
-    default = config.default_primitive_virtual_device
-    return None if default.is_host else Refusals(config.by_kind[default.device_type_int])
+    target = config.layout_target
+    return None if target is None else Refusals(target)

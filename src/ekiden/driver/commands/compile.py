@@ -35,7 +35,7 @@ from ekiden.runtime import Device, Executable
 from ekiden.runtime.artifact import file_of, metadata_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import check_folder, write_text
-from ekiden.runtime.metadata import EXECUTORS, tensor_infos
+from ekiden.runtime.metadata import EXECUTORS, placement_text, tensor_infos
 from ekiden.target import Target, TargetLike
 from ekiden.target.virtual_device import DeviceLike, Targets, with_bounds
 
@@ -143,10 +143,13 @@ def run(options: argparse.Namespace) -> int:
     write_artifact(made, options.output, cc=options.cc)
     with beside(options.output):
         print_written(options.output, len(made), time.perf_counter() - started)
-        described = tensor_infos(metadata_of(made), str(options.output))
+        metadata = metadata_of(made)
+        described = tensor_infos(metadata, str(options.output))
         for what, infos in zip(("input", "output"), described, strict=True):
             for info in infos:
                 print(f"  {what} {info}")
+        if placement := placement_text(metadata):
+            print(f"  devices {placement}")
         if options.timings and timings is not None:
             print(timings.table())
     if options.timings_file and timings is not None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, register_op
+from ekiden.ir.op import Array, Memory, OpDef, register_op
 from ekiden.ir.prim import AnyDim, PrimExpr, is_const
 from ekiden.ir.text import type_text
 from ekiden.ir.type import GlobalTypeVar, TensorType, Type, TypeCall, TypeVar
@@ -177,6 +177,8 @@ def _declare(
     reference: Callable[..., Any],
     result: str,
     attrs: type[Attrs] | None = None,
+    hands_on: tuple[int, ...] = (),
+    memory: Memory = Memory.KEEPS,
 ) -> None:
     names = tuple(arguments.split())
 
@@ -195,6 +197,8 @@ def _declare(
             relation=checked,
             reference=reference,
             host=f"ek.sequence.{name}",
+            hands_on=hands_on,
+            memory=memory,
             result=result,
         )
     )
@@ -202,13 +206,14 @@ def _declare(
 
 # fmt: off
 _declare("length", "sequence", lambda types, attrs: TensorType((), "int64"),
-         lambda attrs, value: np.asarray(len(elements(value)), np.int64), "an int64 scalar")
+         lambda attrs, value: np.asarray(len(elements(value)), np.int64), "an int64 scalar",
+         hands_on=(0,), memory=Memory.READS)
 _declare("at", "sequence position", lambda types, attrs: _element("sequence.at", types[0]),
-         _at, "one element")
+         _at, "one element", hands_on=(0,))
 _declare("insert", "sequence value position", lambda types, attrs: types[0],
-         _insert, "the sequence with `value` before that position")
+         _insert, "the sequence with `value` before that position", hands_on=(0, 1))
 _declare("erase", "sequence position", lambda types, attrs: types[0],
-         _erase, "the sequence without that element")
+         _erase, "the sequence without that element", hands_on=(0,))
 _declare("stack", "sequence dims like", _stack_type, _stack,
          "the elements along a new first axis; of shape (0, *dims) where there are none",
          SequenceStackAttrs)

@@ -74,8 +74,8 @@ class Place(Joined):
 
     where: Where | None = None
     is_pinned: bool = False
-    """Whether the value can be nowhere else, or is not worth a device: what is computed from it, or
-    it from, need not be there."""
+    """Whether it is the host for this value alone: kernels that read it, or that give what it is
+    computed from, may run elsewhere."""
     is_small: bool = True
     """Whether all that is in it are a few integers."""
     reads_pinned: bool = False
@@ -220,32 +220,32 @@ class Domains:
             self._mark(expr)
         for call, slot in self._slots.items():
             unify(self.of(call.args[0]), slot)
-        workers = [e for e in every if isinstance(e, Call) and self.is_worker(e)]
-        if refuses is not None:
-            self._refuse(workers, refuses)
-        for expr in every:
-            if not self.is_worker(expr):
-                self._visit(expr)
-        for function, domain in zip(functions.values(), self._globals.values(), strict=True):
-            unify(self.of(function.body), domain.items[-1])
-        if not self._is_planned:
+        if self._is_planned:
+            # copies say where the arguments of kernels are: from there on forward
+            self._flow(every)
+            self._flow_results(functions)
+        else:
+            workers = [e for e in every if isinstance(e, Call) and self.is_worker(e)]
+            if refuses is not None:
+                self._refuse(workers, refuses)
+            self._flow(e for e in every if not self.is_worker(e))
+            self._flow_results(functions)
             entry = next((d for g, d in self._globals.items() if g.name_hint == "main"), None)
             self._pin_control(every, entry)
-        for expr in workers:
-            self._visit(expr)
+            self._flow(workers)
         self._decide(functions.values())
 
     def host_reasons(self) -> dict[HostReason, dict[str, None]]:
         """Return the operators with a call on the host, by why they are there."""
-        found: dict[HostReason, dict[str, None]] = {}
+        reasons: dict[HostReason, dict[str, None]] = {}
         for order in self.orders.values():
             for expr in order:
                 if isinstance(expr, Call) and (engine := engine_of(expr)):
-                    found.setdefault(HostReason.ENGINE, {})[f"regions of {engine!r}"] = None
+                    reasons.setdefault(HostReason.ENGINE, {})[f"regions of {engine!r}"] = None
                 elif isinstance(expr, Call) and self._runs_on_host(expr):
                     assert isinstance(expr.op, Op)
-                    found.setdefault(self._reason(expr), {})[expr.op.name] = None
-        return found
+                    reasons.setdefault(self._reason(expr), {})[expr.op.name] = None
+        return reasons
 
     def _runs_on_host(self, call: Call) -> bool:
         if not isinstance(call.op, Op):
@@ -462,6 +462,14 @@ class Domains:
 
     # Flow
 
+    def _flow(self, exprs: Iterable[RelayExpr]) -> None:
+        for expr in exprs:
+            self._visit(expr)
+
+    def _flow_results(self, functions: Mapping[GlobalVar, Function]) -> None:
+        for name, function in functions.items():
+            unify(self.of(function.body), self._globals[name].items[-1])
+
     def _visit(self, expr: RelayExpr) -> None:
         if is_atom(expr) or isinstance(expr, Constant):
             return
@@ -485,7 +493,7 @@ class Domains:
                 self._refused.add(call)
 
     def _pin_control(self, every: Sequence[RelayExpr], entry: Parts | None) -> None:
-        """Put control values on the host: see host_values. A mark passes on what it marks."""
+        """Put control values on the host (host_values). A mark passes on what it marks."""
         steps = [
             Step(
                 tuple(places(self.of(call))),
@@ -583,8 +591,11 @@ class Domains:
             self._pin(call)
             return [None] * n
         if row.host:
-            self._pin(call)
-            return [self._host] * n
+            is_apart = not row.hands_on or row.memory is Memory.READS
+            if is_apart:
+                self._pin(call)
+            free = None if is_apart else self.of(call)
+            return [free if at in row.hands_on else self._host for at in range(n)]
         if row.memory is Memory.VIEWS:
             return [self.of(call)]
         return [self._together(call)] * n
