@@ -34,6 +34,8 @@ MAX_TERMS = 8
 """Operators below a bound that are looked at for whether they give whole numbers."""
 SHAPED = ("reshape", "expand_dims", "squeeze")
 """What leaves the elements of a parameter in their order."""
+AXES = ("transpose", "expand_dims", "squeeze")
+"""What moves, adds or drops whole axes."""
 WIDE = ("int32", "int64", "float32", "float64")
 """Types that hold bytes less their zero point."""
 ROUNDED = ("round", "rint", "floor", "ceil", "trunc")
@@ -201,14 +203,14 @@ def _whole_parameter(expr: RelayExpr) -> RelayExpr | None:
         if op_of(expr) == "cast":
             is_wide = type_of(expr).dtype in WIDE
             if not is_wide or not is_int(type_of(expr.args[0]).dtype):
-                return None
+                break
         else:
             shaped.append(expr)
         expr = expr.args[0]
     if isinstance(expr, Constant):
-        whole = np.rint(expr.data)
-        is_small = bool(np.all(np.abs(whole) < 1 << 30))
-        if not is_small or not np.array_equal(whole, expr.data):
+        numbers = expr.data.astype(np.float64)
+        whole = np.rint(numbers)
+        if not np.all(np.abs(whole) < 1 << 30) or not np.array_equal(whole, numbers):
             return None
         made: RelayExpr = _constant(whole.astype(np.int32))
     elif type_of(expr).dtype in ("int8", "uint8", "int16", "uint16", "int32"):
@@ -270,19 +272,19 @@ def _dequantized(levels: Levels, call: Call, operand: int) -> Levels | None:
 
 
 def _rearranged(levels: Levels, call: Call, operand: int) -> Levels | None:
-    """Bytes in another order; parameters that vary move along a transposition alone."""
+    """Bytes in another order; parameters that vary follow where each axis stays one."""
     parameters = [levels.point, levels.scale]
     if any(map(levels.varies, parameters)):
-        if op_of(call) != "transpose":
+        if op_of(call) not in AXES:
             return None
-        parameters = [p and _transposed(levels, call, p) for p in parameters]
+        parameters = [p and _followed(levels, call, p) for p in parameters]
     else:
         parameters = [p and _scalar(p) for p in parameters]
     made = Call(call.op, (levels.data, *call.args[1:]), call.attrs, span=call.span)
     return Levels(typed(made), *parameters)
 
 
-def _transposed(levels: Levels, call: Call, parameter: RelayExpr) -> RelayExpr:
+def _followed(levels: Levels, call: Call, parameter: RelayExpr) -> RelayExpr:
     missing = levels.rank - len(type_of(parameter).shape)
     wide = op.expand_dims(parameter, 0, missing) if missing else parameter
     return typed(Call(call.op, (typed(wide),), call.attrs))
