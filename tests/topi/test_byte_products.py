@@ -272,3 +272,52 @@ def test_a_recurrent_layer(spread: float) -> None:
             np.testing.assert_array_equal(one, other)
             # A state at the border of two bytes may become either, and moves its products so far.
             np.testing.assert_allclose(one, right.numpy(), rtol=0, atol=2 / 255 * 128 * 0.02)
+
+
+@alike(4)
+@pytest.mark.parametrize(("text", "dot"), WAYS)
+@pytest.mark.parametrize("order", ["panel", "row"])
+@pytest.mark.parametrize(("batch", "m", "n", "k"), [(3, 9, 67, 36), (2, 33, 16, 260), (1, 1, 5, 4)])
+def test_a_batch_of_weights(
+    text: str, dot: str, order: str, batch: int, m: int, n: int, k: int
+) -> None:
+    target = Target.parse(text)
+    panel = 2 * target.lanes("float32")
+    x, w = operands((batch, m, k), (batch * n, k))
+    packed = np.stack([pack_weight(part, "dense_u8s8", panel) for part in np.split(w, batch)])
+    data = te.placeholder(x.shape, "uint8", "data")
+    weight = te.placeholder(packed.shape, "int8", "weight")
+    output = dense_pack(data, weight, n, panel, "int32")
+    decision = {"dot": dot, "order": order, "own": 4, "spread": 1}
+    if dot == "amx_int8":
+        decision = {"dot": dot, "order": order}
+    func = schedule([data, weight], [output], target, "kernel", {"dense_pack": decision})
+    image = link([compile_object([lower(func, target)], target)], ["kernel"])
+    kernel: Callable[..., object] = load_image(image)["kernel"]
+    got = np.full((batch, m, n), 7, "int32")
+    kernel(x, packed, got)
+    wide = x.astype("int64") @ w.reshape(batch, n, k).swapaxes(1, 2).astype("int64")
+    np.testing.assert_array_equal(got, wide)
+
+
+@alike(4)
+@pytest.mark.parametrize(("text", "dot"), WAYS)
+@pytest.mark.parametrize(("groups", "per_group"), [(2, 8), (8, 4), (3, 36)])
+def test_convolution_of_groups(text: str, dot: str, groups: int, per_group: int) -> None:
+    target = Target.parse(text)
+    panel, out = target.lanes("float32"), 2 * groups * per_group
+    x, w = operands((1, 7, 14, groups * per_group), (out, per_group, 3, 2))
+    packed = pack_weight(w, "group_conv2d_u8s8", panel, groups)
+    data = te.placeholder(x.shape, "uint8", "data")
+    weight = te.placeholder(packed.shape, "int8", "weight")
+    output = conv(
+        data, weight, (2, 1), 0, 1, groups, "NHWC", f"GOHWI{panel}o4i", "int32", channels=out
+    )
+    kernel = compiled([data, weight], output, "conv_nhwc_pack", text, dot)
+    got = np.full((1, 3, 13, out), 7, "int32")
+    kernel(x, packed, got)
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype("int64"), (3, 2), (1, 2))[:, ::2]
+    windows = windows.reshape(1, 3, 13, groups, per_group, 3, 2)
+    weights = w.astype("int64").reshape(groups, -1, per_group, 3, 2)
+    wide = np.einsum("nyxgcij,gocij->nyxgo", windows, weights).reshape(got.shape)
+    np.testing.assert_array_equal(got, wide)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from ekiden.backend.kernels.lower import te_graph
 from ekiden.ir.op import Op
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.runtime.late import LateLog
+from ekiden.runtime.late import Late, LateLog
 from ekiden.target import Target
 from ekiden.topi import rule
-from ekiden.topi.rule.over_floats import over_floats
+
+if TYPE_CHECKING:
+    from ekiden.topi.rule import over_floats
+else:  # for products of integers
+    over_floats = Late("ekiden.topi.rule.over_floats")
 
 LOG = LateLog("ekiden")
 SLOWER = 1.1
@@ -35,7 +40,7 @@ def slower_than_floats(function: Function, target: Target) -> dict[str, object]:
     if not any(map(_multiplies_integers, calls)):
         return {}
     _, outputs = te_graph(function, target)
-    times = over_floats(outputs, rule.choose(outputs, target), target)
+    times = over_floats.over_floats(outputs, rule.choose(outputs, target), target)
     return {"over_floats": f"{times:.1f}"} if times >= SLOWER else {}
 
 

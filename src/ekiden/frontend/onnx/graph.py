@@ -371,4 +371,4 @@ def _converted(row: Row, node: Node, declared: Signature | None) -> Result:
             name = declared.name_of_input(index)
             if name not in row.may_ignore.split():
                 raise Unsupported(f"input {index} ({name!r}) is not supported beside the others")
-    return result if is_text else fold(node, result)
+    return result if is_text or row.stays else fold(node, result)

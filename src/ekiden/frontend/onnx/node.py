@@ -47,6 +47,7 @@ class Row:
     further ones, which are refused. may_ignore: those that mean nothing beside some attributes or
     other inputs; any other that is there and that `convert` did not read is an error.
     is_users: the row comes from `register`, and its operator may have more than its signature says.
+    stays: results of constants are no constants at import, for what passes read off the operators.
     """
 
     op_type: str
@@ -59,6 +60,7 @@ class Row:
     inputs: str = ""
     may_ignore: str = ""
     is_users: bool = False
+    stays: bool = False
 
 
 def describe(proto: onnx.NodeProto) -> str:

@@ -28,6 +28,7 @@ from ekiden.frontend.torch.converters import (
     movement,
     norm,
     pointwise,
+    quantize,
     random,
     recurrent,
     reduction,
@@ -39,7 +40,7 @@ from ekiden.ir.extensions import note_extension
 FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
     backward, bits, complex, fourier, linalg, random, vision, flex,
-    integer, ctc, recurrent, composite,
+    integer, ctc, recurrent, composite, quantize,
 )  # fmt: skip
 
 

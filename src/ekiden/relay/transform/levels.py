@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ekiden.ir.dtype import is_float, is_int
+from ekiden.ir.dtype import is_int
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import int_range, is_const
 from ekiden.ir.type import TensorType
@@ -32,6 +32,12 @@ MAX_STEPS = 16
 """Operators between a product and the bytes of its operand: quantisers write at most eight."""
 MAX_TERMS = 8
 """Operators below a bound that are looked at for whether they give whole numbers."""
+SHAPED = ("reshape", "expand_dims", "squeeze")
+"""What leaves the elements of a parameter in their order."""
+AXES = ("transpose", "expand_dims", "squeeze")
+"""What moves, adds or drops whole axes."""
+WIDE = ("int32", "int64", "float32", "float64")
+"""Types that hold bytes less their zero point."""
 ROUNDED = ("round", "rint", "floor", "ceil", "trunc")
 
 
@@ -130,6 +136,8 @@ def _is_whole(root: RelayExpr) -> bool:
         if isinstance(expr, Constant):
             if not np.array_equal(expr.data, np.rint(expr.data)):
                 return False
+        elif name in SHAPED:
+            waiting += expr.args[:1]  # type: ignore[attr-defined]
         elif name == "cast" and is_int(type_of(expr.args[0]).dtype):  # type: ignore[attr-defined]
             continue
         elif name in ("clip", "add", "subtract", "minimum", "maximum") and seen < MAX_TERMS:
@@ -183,36 +191,44 @@ def _cast(levels: Levels, call: Call, operand: int) -> Levels | None:
     dtype = type_of(call).dtype
     if levels.scale is not None:
         return levels if dtype == type_of(call.args[0]).dtype else None
-    if dtype in ("int32", "int64", "float32", "float64"):
+    if dtype in WIDE:
         return levels
     return levels if dtype == "int16" and levels.point is None else None
 
 
-def _whole_parameter(expr: RelayExpr, dtype: str) -> RelayExpr | None:
+def _whole_parameter(expr: RelayExpr) -> RelayExpr | None:
     """A parameter of whole numbers as int32; None if it is not known to be one."""
+    shaped: list[Call] = []
+    while isinstance(expr, Call) and op_of(expr) in (*SHAPED, "cast"):
+        if op_of(expr) == "cast":
+            is_wide = type_of(expr).dtype in WIDE
+            if not is_wide or not is_int(type_of(expr.args[0]).dtype):
+                break
+        else:
+            shaped.append(expr)
+        expr = expr.args[0]
     if isinstance(expr, Constant):
-        whole = np.rint(expr.data)
-        is_small = bool(np.all(np.abs(whole) < 1 << 30))
-        if not is_small or not np.array_equal(whole, expr.data):
+        numbers = expr.data.astype(np.float64)
+        whole = np.rint(numbers)
+        if not np.all(np.abs(whole) < 1 << 30) or not np.array_equal(whole, numbers):
             return None
-        return _constant(whole.astype(np.int32))
-    if is_float(dtype):
-        if op_of(expr) != "cast" or not is_int(type_of(expr.args[0]).dtype):  # type: ignore[attr-defined]
-            return None
-        expr = expr.args[0]  # type: ignore[attr-defined]
-    narrow = type_of(expr).dtype in ("int8", "uint8", "int16", "uint16", "int32")
-    return typed(op.cast(expr, "int32")) if narrow else None
+        made: RelayExpr = _constant(whole.astype(np.int32))
+    elif type_of(expr).dtype in ("int8", "uint8", "int16", "uint16", "int32"):
+        made = typed(op.cast(expr, "int32"))
+    else:
+        return None
+    for call in reversed(shaped):
+        made = typed(Call(call.op, (made,), call.attrs))
+    return made
 
 
 def _moved(sign: int) -> Step:
     def step(levels: Levels, call: Call, operand: int) -> Levels | None:
         """The zero point moves by what is added to the bytes or taken from them."""
         dtype = type_of(call).dtype
-        by = _whole_parameter(call.args[1 - operand], dtype)
+        by = _whole_parameter(call.args[1 - operand])
         # int16 holds bytes less a byte; sums of more than it holds wrap
-        is_safe = dtype in ("int32", "int64", "float32", "float64") or (
-            dtype == "int16" and by is not None and _fits_short(by)
-        )
+        is_safe = dtype in WIDE or (dtype == "int16" and by is not None and _fits_short(by))
         if levels.scale is not None or by is None or not is_safe:
             return None
         by = by if sign < 0 else typed(op.negative(by))
@@ -225,9 +241,12 @@ def _moved(sign: int) -> Step:
 
 
 def _fits_short(point: RelayExpr) -> bool:
+    """Whether bytes less a zero point are int16, whichever it is."""
+    while isinstance(point, Call) and op_of(point) in SHAPED:
+        point = point.args[0]
     if isinstance(point, Constant):
         return bool(np.all(np.abs(point.data.astype(np.int64)) < 1 << 14))
-    return op_of(point) == "cast" and type_of(point.args[0]).dtype in BYTES  # type: ignore[attr-defined]
+    return isinstance(point, Call) and type_of(point.args[0]).dtype in BYTES
 
 
 def _scaled(levels: Levels, call: Call, operand: int) -> Levels | None:
@@ -253,19 +272,19 @@ def _dequantized(levels: Levels, call: Call, operand: int) -> Levels | None:
 
 
 def _rearranged(levels: Levels, call: Call, operand: int) -> Levels | None:
-    """Bytes in another order; parameters that vary move along a transposition alone."""
+    """Bytes in another order; parameters that vary follow where each axis stays one."""
     parameters = [levels.point, levels.scale]
     if any(map(levels.varies, parameters)):
-        if op_of(call) != "transpose":
+        if op_of(call) not in AXES:
             return None
-        parameters = [p and _transposed(levels, call, p) for p in parameters]
+        parameters = [p and _followed(levels, call, p) for p in parameters]
     else:
         parameters = [p and _scalar(p) for p in parameters]
     made = Call(call.op, (levels.data, *call.args[1:]), call.attrs, span=call.span)
     return Levels(typed(made), *parameters)
 
 
-def _transposed(levels: Levels, call: Call, parameter: RelayExpr) -> RelayExpr:
+def _followed(levels: Levels, call: Call, parameter: RelayExpr) -> RelayExpr:
     missing = levels.rank - len(type_of(parameter).shape)
     wide = op.expand_dims(parameter, 0, missing) if missing else parameter
     return typed(Call(call.op, (typed(wide),), call.attrs))

@@ -66,6 +66,7 @@ from ekiden.relay.transform.hoist_invariants import HoistInvariants
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
+from ekiden.relay.transform.integer_products import IntegerProducts
 from ekiden.relay.transform.lambda_lift import LambdaLift
 from ekiden.relay.transform.lazy_gradient_init import LazyGradientInit
 from ekiden.relay.transform.legalize import Legalize, register_legalize
@@ -130,6 +131,7 @@ for _factory in (
     FuseAttention,
     FuseOps,
     InferType,
+    IntegerProducts,
     LambdaLift,
     ManifestAlloc,
     ManifestLifetimes,
@@ -225,6 +227,7 @@ __all__ = [
     "Inline",
     "InlineCompilerFunctionsBoundTo",
     "InlinePrimitives",
+    "IntegerProducts",
     "LambdaLift",
     "LayoutConfig",
     "LazyGradientInit",

@@ -34,6 +34,11 @@ NARROW = 12
 """Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
 
 
+FEW_WORDS = 3
+"""Words of a row from which registers that hold matrices pay: a multiplication takes as long with
+one word as with sixteen, 64 products a cycle for each, where dot products of 512 bits do 128."""
+
+
 def is_short(width: PrimExpr) -> bool:
     """Whether lines are too short to be cut into good tiles."""
     size = size_of(width)
@@ -161,11 +166,22 @@ def space(anchor: te.Tensor, target: Target) -> Space:
     # fmt: on
 
 
+def _row_words(sizes: ConvSizes, weight: te.Tensor) -> int:
+    """Words that follow one another in the data: of a tap, or of all of a row where the channels of
+    neighbouring pixels do."""
+    words = size_of(weight.shape[-3]) or 0
+    geometry = sizes.geometry
+    is_whole = geometry.groups == 1 and geometry.dilation[1] == 1
+    return words * geometry.kernel[1] if is_whole else words
+
+
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """What is chosen for a convolution."""
     sizes = ConvSizes.of(anchor, target)
     chosen: dict[str, Value] = {**fixed, "panel": sizes.panel}
-    ways = (matrix_dot(operands_of(anchor)[1], target), dots(target)[0])
+    weight = operands_of(anchor)[1]
+    matrices = matrix_dot(weight, target) if _row_words(sizes, weight) >= FEW_WORDS else None
+    ways = (matrices, dots(target)[0])
     if chosen.setdefault("dot", next(filter(None, ways))) in MATRIX_DOTS:
         chosen.setdefault("rows", HEIGHTS[0])
         plain = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1}

@@ -1,11 +1,6 @@
 """Products of tensors of bytes with constant weights of bytes, in int32.
 
-Where a product's inputs are dequantised just before (the QDQ form of quantised models),
-
-    Conv(DequantizeLinear(x, s, p), DequantizeLinear(w, t, q))
-->  s * t * (integer convolution of x - p with w - q)
-
-whose sums are exact, where those of the model's float32 are rounded.
+Those whose inputs are dequantised just before, in floats, are the business of IntegerProducts.
 """
 
 from __future__ import annotations
@@ -27,19 +22,15 @@ BYTES = ("uint8", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """A tensor of bytes, what they stand for by scale and zero point (0 if there is none), and the
-    axis along which those vary if they do.
-    """
+    """A tensor of bytes, and their zero point (0 if there is none)."""
 
     value: Value
     point: Value | None
-    scale: Value | None = None
-    axis: int | None = None
 
     @property
     def is_whole(self) -> bool:
-        """Whether the zero point and the scale are those of the whole tensor."""
-        return all(v is None or _is_single(v) for v in (self.point, self.scale))
+        """Whether the zero point is that of the whole tensor."""
+        return self.point is None or _is_single(self.point)
 
 
 def _is_single(value: Value) -> bool:
@@ -73,13 +64,6 @@ def dense(node: Node, data: Levels, weight: Levels, rows: Array) -> Expr:
     return qnn.dense(node.scope.expr(data.value), const(rows), *points, data.value.type.dtype)
 
 
-def dequantized_dense(node: Node, data: Levels, weight: Levels, rows: Array) -> Expr:
-    """The product as numbers; the weight's scale is one, or one for each of the rows."""
-    assert data.scale is not None and weight.scale is not None
-    factor = op.multiply(single(node, data.scale), single(node, weight.scale))
-    return op.multiply(op.cast(dense(node, data, weight, rows), "float32"), factor)
-
-
 def is_convolution(node: Node, data: Levels, weight: Levels) -> bool:
     """Whether a convolution can be one of bytes: over one or two axes, with a known border."""
     shape = data.value.type.shape
@@ -89,9 +73,7 @@ def is_convolution(node: Node, data: Levels, weight: Levels) -> bool:
 
 
 class Convolution:
-    """What takes the place of nn.conv2d for bytes: int32 sums, or numbers where the sides have
-    scales.
-    """
+    """What takes the place of nn.conv2d for bytes: int32 sums."""
 
     def __init__(self, node: Node, data: Levels, weight: Levels) -> None:
         self.node, self.data, self.weight = node, data, weight
@@ -111,41 +93,4 @@ class Convolution:
         assert isinstance(weight, Constant)
         points = _point(self.node, self.data), _point(self.node, self.weight)
         kind = self.data.value.type.dtype
-        sums = qnn.conv2d(data, weight, *points, kind, strides, padding, dilation, groups)
-        if self.data.scale is None or self.weight.scale is None:
-            return sums
-        scale = single(self.node, self.weight.scale)
-        if not _is_single(self.weight.scale):
-            scale = op.expand_dims(scale, axis=1, num_newaxis=2)
-        factor = op.multiply(single(self.node, self.data.scale), scale)
-        return op.multiply(op.cast(sums, "float32"), factor)
-
-
-def dequantized(node: Node, index: int) -> Levels | None:
-    """The bytes that an input of a node of the model was made of by DequantizeLinear, None if it
-    was not, or if a scale is not of float32 or stands for blocks.
-    """
-    maker = node.maker(index)
-    if maker is None or maker.op_type != "DequantizeLinear":
-        return None
-    attributes = {a.name: a for a in maker.attribute}
-    if "block_size" in attributes and attributes["block_size"].i:
-        return None
-    value, scale = (node.named(name) for name in maker.input[:2])
-    point = node.named(maker.input[2]) if len(maker.input) > 2 and maker.input[2] else None
-    if scale.type.dtype != "float32" or len(scale.type.shape) > 1:
-        return None
-    axis = attributes["axis"].i if "axis" in attributes else 1
-    rank = len(value.type.shape)
-    whole = _is_single(scale)
-    return Levels(value, point, scale, None if whole else axis % max(rank, 1))
-
-
-def dequantized_sides(node: Node, axis: int) -> tuple[Levels, Levels] | None:
-    """The bytes of inputs 0 and 1, if they can be multiplied as such: the scales of input 1 may
-    vary along `axis`.
-    """
-    data, weight = dequantized(node, 0), dequantized(node, 1)
-    if data is None or weight is None or not suits(data, weight):
-        return None
-    return (data, weight) if weight.axis in (None, axis) else None
+        return qnn.conv2d(data, weight, *points, kind, strides, padding, dilation, groups)

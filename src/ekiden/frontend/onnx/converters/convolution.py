@@ -11,11 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ekiden.frontend.common.value import constant
-from ekiden.frontend.onnx.converters.byte_products import (
-    Convolution,
-    dequantized_sides,
-    is_convolution,
-)
+from ekiden.frontend.onnx.converters.byte_products import Convolution
 from ekiden.frontend.onnx.converters.window import AUTO_PADS, Window, auto_pad, padded, read_window
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import maximum
@@ -101,15 +97,6 @@ def convolve(node: Node, conv2d: Convolution | None = None) -> Expr:
     return _finish(node, found, node.rank(0) == 3)
 
 
-def _conv(node: Node) -> Expr:
-    """Of bytes where both inputs are dequantised just before."""
-    sides = dequantized_sides(node, 0)
-    if sides is None or not is_convolution(node, *sides):
-        return convolve(node)
-    inner = node.with_inputs([*(s.value for s in sides), node.optional(2)])
-    return convolve(inner, Convolution(node, *sides))
-
-
 def _conv_transpose(node: Node) -> Expr:
     _check_rank(node)
     kernel = _kernel(node)
@@ -183,7 +170,7 @@ _ATTRIBUTES = "auto_pad dilations group kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
-    Row("Conv",          _conv, attributes=_ATTRIBUTES, values=_PADS),
+    Row("Conv",          convolve, attributes=_ATTRIBUTES, values=_PADS),
     Row("ConvTranspose", _conv_transpose,
         attributes=f"{_ATTRIBUTES} output_padding output_shape", values=_PADS),
 )

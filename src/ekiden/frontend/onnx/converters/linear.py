@@ -2,8 +2,7 @@
 
 A constant right side becomes the weight of nn.dense, transposed as a view, which packing turns
 back: no copy of it is made in between. Leading axes of the left side stay; where both sides have
-some, they broadcast and are joined into the one batch of nn.batch_matmul. Products whose inputs are
-dequantised just before are products of bytes (byte_products).
+some, they broadcast and are joined into the one batch of nn.batch_matmul.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.onnx.converters.byte_products import dequantized_dense, dequantized_sides
 from ekiden.frontend.onnx.converters.shape import broadcast
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
@@ -50,17 +48,6 @@ def multiply_matrices(node: Node) -> Expr:
         )
         return op.squeeze(_batched(node, row, b), axis=-2)
     return _batched(node, a, b)
-
-
-def _mat_mul(node: Node) -> Expr:
-    """Of bytes where both inputs are dequantised just before."""
-    sides = dequantized_sides(node, 1)
-    weight = None if sides is None else sides[1].value.array
-    if sides is None or weight is None or weight.ndim != 2 or not node.rank(0):
-        return multiply_matrices(node)
-    _check_inner(node)
-    node.scope.same(node.shape(0)[-1:], node.shape(1)[:1])
-    return dequantized_dense(node, *sides, np.ascontiguousarray(weight.T))
 
 
 def _check_inner(node: Node) -> None:
@@ -120,13 +107,8 @@ def _gemm(node: Node) -> Expr:
         columns[1:] if transposed else columns[:1],
     )
     weight = node.value(1).array
-    sides = dequantized_sides(node, 0 if transposed else 1)
-    levels = None if sides is None else sides[1].value.array
-    if sides is not None and levels is not None and not node.get_int("transA", 0):
-        matrix = levels if transposed else np.ascontiguousarray(levels.T)
-        found: Expr = dequantized_dense(node, *sides, matrix)
-    elif weight is not None:
-        found = op.nn.dense(data, node.expr(1) if transposed else _weight(weight))
+    if weight is not None:
+        found: Expr = op.nn.dense(data, node.expr(1) if transposed else _weight(weight))
     else:
         found = op.nn.matmul(data, node.expr(1), transpose_b=transposed)
     found = _scaled(node, found, node.get_float("alpha", 1.0))
@@ -174,7 +156,7 @@ def _det(node: Node) -> Expr:
 # fmt: off
 ROWS = (
     Row("Det",    _det, since=11),
-    Row("MatMul", _mat_mul),
+    Row("MatMul", multiply_matrices),
     Row("Gemm",   _gemm, attributes="alpha beta broadcast transA transB"),
     Row("Gemm",   _gemm, since=7, attributes="alpha beta transA transB"),
     Row("Einsum", _einsum, since=12, attributes="equation"),

@@ -230,7 +230,8 @@ _CONV = "auto_pad dilations group kernel_shape pads strides"
 ROWS = (
     Row("QuantizeLinear",   quantize, since=10,
         attributes="axis block_size output_dtype precision saturate"),
-    Row("DequantizeLinear", dequantize, since=10, attributes="axis block_size output_dtype"),
+    Row("DequantizeLinear", dequantize, since=10, attributes="axis block_size output_dtype",
+        stays=True),  # the numbers of a weight say no more that they were bytes
     Row("MatMulInteger",    integer_product, since=10),
     Row("ConvInteger",      _conv_integer, since=10, attributes=_CONV),
     Row("QLinearMatMul",    _q_linear_mat_mul, since=10),
