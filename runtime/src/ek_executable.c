@@ -716,7 +716,7 @@ static int executable_new(const char *source, file_object *file, const void *byt
   e->file = &file->base;
   e->data = bytes;
   e->size = size;
-  e->externs = ek_image_linked();
+  e->externs = ek_externs;
   e->lock = (ek_mutex)EK_MUTEX_INIT;
   e->n_devices = 1;
   e->devices = ek_alloc_or_error(sizeof *e->devices);
@@ -1023,9 +1023,10 @@ static int link_all(ek_executable *e, ek_object *library) {
   ek_object *image = NULL;
   size_t n = (size_t)e->n_primitives, size = n * (sizeof *e->linked + sizeof *e->is_kernel) + 1;
   if (place_constants(e) != 0) return -1;
-  const ek_extern *before = ek_image_link(e->externs);
+  const ek_extern *before = ek_externs;
+  ek_externs = e->externs;
   int loaded = e->image.size == 0 ? 0 : ek_image_load(e->image.data, e->image.size, &image);
-  ek_image_link(before);
+  ek_externs = before;
   if (loaded != 0) return -1;
   ek_object **linked = ek_alloc_or_error(size);
   int status = linked == NULL ? -1 : import_device_code(e, image);

@@ -106,22 +106,23 @@ static int check_args(const ek_export *program, const ek_value *args, int32_t na
 
 /* Calls ---------------------------------------------------------------------------------------- */
 
-/* Under the lock: the module of an export; NULL with an error. */
-static ek_object *load(const ek_export *program) {
-  ek_object *known = module_of(program);
-  if (known != NULL) return known;
+/* Under the lock: loads the module of an export. 0 or -1. */
+static int load(const ek_export *program) {
+  if (module_of(program) != NULL) return 0;
   loaded *added = ek_alloc_or_error(sizeof *added);
-  if (added == NULL) return NULL;
-  const ek_extern *before = ek_image_link(program->externs);
-  int code = ek_module_from_bytes(program->begin, (size_t)program->size, &known);
-  ek_image_link(before);
+  if (added == NULL) return -1;
+  const ek_extern *before = ek_externs;
+  ek_externs = program->externs;
+  int code = ek_module_from_bytes(program->begin, (size_t)program->size, &added->module);
+  ek_externs = before;
   if (code != 0) {
     ek_free(added);
-    return NULL;
+    return -1;
   }
-  *added = (loaded){all_loaded, program->begin, known};
+  added->next = all_loaded;
+  added->begin = program->begin;
   __atomic_store_n(&all_loaded, added, __ATOMIC_RELEASE);
-  return known;
+  return 0;
 }
 
 /* The function of a name, found once; NULL with an error. */
@@ -130,8 +131,8 @@ static ek_object *function_of(ek_export *program) {
   if (known != NULL) return known;
   ek_mutex_lock(&lock);
   known = program->function;
-  ek_object *module = known == NULL ? load(program) : NULL;
-  if (module != NULL && ek_module_get(module, program->name, &known) == 0) {
+  if (known == NULL && load(program) == 0 &&
+      ek_module_get(module_of(program), program->name, &known) == 0) {
     __atomic_store_n(&program->function, known, __ATOMIC_RELEASE);
   }
   ek_mutex_unlock(&lock);

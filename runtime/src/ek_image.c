@@ -257,28 +257,20 @@ static ek_call_site *add_site(image *self, ek_bytes name) {
 
 /* C functions, whose import is "ek_extern_<name>": first those of the program or library that the
 ** image is part of, which its table names, then those of the process. */
-static EK_THREAD_LOCAL const ek_extern *linked;
-
-const ek_extern *ek_image_link(const ek_extern *externs) {
-  const ek_extern *before = linked;
-  linked = externs;
-  return before;
-}
-
-const ek_extern *ek_image_linked(void) { return linked; }
+EK_THREAD_LOCAL const ek_extern *ek_externs;
 
 static uintptr_t address_of(const char *name) {
-  for (const ek_extern *item = linked; item != NULL && item->name != NULL; item++) {
+  for (const ek_extern *item = ek_externs; item != NULL && item->name != NULL; item++) {
     if (strcmp(item->name, name) == 0) return (uintptr_t)item->address;
   }
   return (uintptr_t)ek_dl_find(NULL, name);
 }
 
+static const char unlinked[] = "no C function '%s' is loaded";
+
 static int no_extern(image *self, const char *name) {
-  snprintf(self->absent, sizeof self->absent, "%s", name);
-  return ek_error("MissingSymbolError",
-                  "load code image: import table: no C function '%s' is loaded; load the library "
-                  "that has it for all (RTLD_GLOBAL), or export the program and link it", name);
+  memcpy(self->absent, name, strlen(name) + 1); /* shorter than an import may be */
+  return ek_error("MissingSymbolError", unlinked, name);
 }
 
 static int no_service(ek_bytes name) {
@@ -289,8 +281,8 @@ static int no_service(ek_bytes name) {
 
 /* The address that an import stands for, as a number. */
 static int resolve(image *self, ek_bytes import, uintptr_t *address) {
-  static const char prefix[] = "packed:", external[] = "ek_extern_";
-  const size_t skip = sizeof prefix - 1, extern_skip = sizeof external - 1;
+  static const char prefix[] = "packed:";
+  const size_t skip = sizeof prefix - 1, extern_skip = sizeof "ek_extern_" - 1;
   char name[256];
   if (import.size > skip && memcmp(import.data, prefix, skip) == 0) {
     *address = (uintptr_t)add_site(self, (ek_bytes){import.data + skip, import.size - skip});
@@ -299,7 +291,7 @@ static int resolve(image *self, ek_bytes import, uintptr_t *address) {
   if (import.size >= sizeof name) return no_service(import);
   memcpy(name, import.data, import.size);
   name[import.size] = '\0';
-  if (strncmp(name, external, extern_skip) == 0) {
+  if (strncmp(name, "ek_extern_", extern_skip) == 0) {
     *address = address_of(name + extern_skip);
     return *address == 0 ? no_extern(self, name + extern_skip) : 0;
   }
@@ -394,16 +386,15 @@ static int refuse(void *self, const ek_value *args, int32_t nargs, ek_value *ret
 
 static int refusing(const image *self, ek_bytes name, ek_object **out) {
   char lacks[EK_IMAGE_LACKS] = "";
-  size_t size = EK_IMAGE_LACKS + name.size + 192;
+  size_t size = EK_IMAGE_LACKS + name.size + 128;
   char *text = ek_alloc_or_error(size);
   if (text == NULL) return -1;
   ek_image_lacks(self->head, PAGE, lacks, sizeof lacks);
-  bool is_absent = self->absent[0] != '\0';
-  snprintf(text, size, "call '%.*s': %s: %s; export it and %s", ek_shown(name, 200), name.data,
-           is_absent ? "no C function of this process is what its code needs"
-                     : "this machine lacks what its code needs",
-           is_absent ? self->absent : lacks,
-           is_absent ? "link it, or load the library that has it first" : "load it there");
+  if (self->absent[0] != '\0') snprintf(text, size, unlinked, self->absent);
+  else
+    snprintf(text, size,
+             "call '%.*s': this machine lacks what its code needs: %s; export it and load it there",
+             ek_shown(name, 200), name.data, lacks);
   if (ek_function_new(text, refuse, ek_free, out) == 0) return 0;
   ek_free(text);
   return -1;

@@ -64,9 +64,8 @@ typedef struct ek_extern {
 } ek_extern;
 
 /* ek_image.c: what this thread's loading of images looks for such functions in, before the process;
-** the first gives what was there before. */
-const ek_extern *ek_image_link(const ek_extern *externs);
-const ek_extern *ek_image_linked(void);
+** who sets it puts back what was there. */
+extern EK_THREAD_LOCAL const ek_extern *ek_externs;
 
 /* ek_alloc.c -----------------------------------------------------------------------------------
 **

@@ -157,9 +157,10 @@ static int program_in(const char *path, void *handle, ek_object **out) {
   const uint64_t *size = ek_dl_symbol(handle, "__ek_executable_size");
   if (begin == NULL || size == NULL) return 0;
   if (ek_dl_pin(handle) != 0) return ek_error("OSError", "load library '%s': it cannot stay", path);
-  const ek_extern *before = ek_image_link(ek_dl_symbol(handle, "__ek_externs"));
+  const ek_extern *before = ek_externs;
+  ek_externs = ek_dl_symbol(handle, "__ek_extern_");
   int code = ek_module_from_bytes(begin, (size_t)*size, out);
-  ek_image_link(before);
+  ek_externs = before;
   return code;
 }
 

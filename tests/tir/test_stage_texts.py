@@ -12,8 +12,6 @@ from ekiden.ir.compare import assert_structural_equal
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument
 from ekiden.tir.script.parser import from_source
 
-pytestmark = pytest.mark.quick
-
 Program = tuple[te.Schedule, list[te.Tensor]]
 
 
@@ -84,6 +82,7 @@ def with_a_number() -> Program:
     return schedule, [factor, a, b]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("target", ["opencl", "cuda", "metal", "webgpu"])
 @pytest.mark.parametrize("program", [staged_in_shared_memory, vectors, of_any_size, with_a_number])
 def test_device_modules_read_back_behind_each_pass(

@@ -52,8 +52,8 @@ typedef struct {{
   const void *address;
 }} ek_extern;
 {declared}
-SHOWN extern const ek_extern __ek_externs[];
-__attribute__((weak)) const ek_extern __ek_externs[] = {{
+SHOWN extern const ek_extern __ek_extern_[];
+__attribute__((weak)) const ek_extern __ek_extern_[] = {{
 {rows}  {{0, 0}},
 }};
 static const ek_extern ek_externs[] = {{

@@ -39,7 +39,7 @@ def call_c(name: str, result: str, kinds: Sequence[str], *args: object) -> objec
     try:
         function = ctypes.CDLL(None)[name]
     except AttributeError:
-        raise RunError(f"call_extern {name!r}: no C function of that name is loaded") from None
+        raise RunError(f"call_extern: no C function {name!r} is loaded") from None
     function.restype = _TYPES[result]
     function.argtypes = [_TYPES[kind] for kind in kinds]
     return function(*map(_given, args))

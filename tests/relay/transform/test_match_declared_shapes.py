@@ -14,7 +14,9 @@ from ekiden import relay
 from ekiden.driver.executors import create_executor
 from ekiden.ir.module import IRModule
 from ekiden.relay.transform import InferType, Inline, MatchDeclaredShapes, PartialEvaluate
-from ekiden.runtime.errors import InputError
+from ekiden.runtime.errors import InputError, TypeInferenceError
+
+pytestmark = pytest.mark.quick
 
 N3, Q3 = "Tensor[(n, 3), float32]", "Tensor[(?, 3), float32]"
 MAIN = f"def @main(%x: {N3}, %z: {Q3})"
@@ -203,3 +205,41 @@ def test_names_of_sizes_are_the_callers_where_a_function_is_put_in_place(
         results = program(kind, module)(X, ONE_ROW)
         for result, expected in zip(results, (X + 1, ONE_ROW + 1, np.exp(X) + 1), strict=True):
             np.testing.assert_allclose(result.numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["debug", "vm", "aot"])
+def test_functions_that_main_gives_check_what_they_are_called_with(kind: str) -> None:
+    source = f"def @main(%x: {N3}) {{ (fn (%a: {N3}) -> {N3} {{ add(%a, %x) }}, %x) }}"
+    add, _ = program(kind, parsed(source))(X)
+    np.testing.assert_array_equal(add(X).numpy(), X + X)
+    with pytest.raises(InputError, match="a function that @main gives"):
+        add(ONE_ROW)
+
+
+CONTAINERS = {
+    "a list": f"""{LIST}def @main(%x: {N3}, %z: {Q3}) {{
+        let %l: List[{N3}] = Cons(%z, Nil); match? (%l) {{ Cons(%h, _) => add(%h, %x) }} }}""",
+    "a cell of less": f"""def @write(%r: ref({Q3}), %z: {Q3}) {{ ref_write(%r, %z) }}
+      def @main(%x: {N3}, %z: {Q3}) {{
+        let %r = ref(%x); let %u = @write(%r, %z); add(ref_read(%r), %x) }}""",
+    "a cell of more": f"""def @main(%x: {N3}, %z: {Q3}) {{
+        let %r = ref(%z); let %s: ref({N3}) = %r; add(ref_read(%s), %x) }}""",
+}
+
+
+@pytest.mark.parametrize("kind", ["debug", "vm"])
+@pytest.mark.parametrize("source", CONTAINERS.values(), ids=CONTAINERS)
+def test_a_value_with_other_sizes_inside_is_refused(source: str, kind: str) -> None:
+    with pytest.raises(TypeInferenceError, match="sizes inside of a value that exists already"):
+        program(kind, parsed(source))
+
+
+def test_a_new_cell_is_of_the_type_of_its_place() -> None:
+    source = f"""def @main(%x: {N3}, %z: {Q3}) {{
+        let %r: ref({Q3}) = ref(%x); let %u = ref_write(%r, %z); let %s: ref({N3}) = ref(%z);
+        (ref_read(%r), add(ref_read(%s), %x)) }}"""
+    for kind in ("debug", "vm"):
+        run = program(kind, parsed(source))
+        assert [y.numpy().shape for y in run(X, X)] == [(4, 3), (4, 3)]
+        with pytest.raises(InputError, match="let %s"):
+            run(X, ONE_ROW)

@@ -12,8 +12,10 @@ value whose parameters declare more than its place does is wrapped in one that c
     let %f: fn (Tensor[(?, 3), float32]) -> Tensor[(?, 3), float32] = %relu_of_n;
  -> let %f = fn (%p0: Tensor[(?, 3), float32]) { %relu_of_n(vm.match_shape(%p0, shape=[n, 3])) };
 
-Elements of data types are checked where they are put in; a value of a data type or a cell that
-exists already is not taken apart.
+Functions that main gives are called by whoever runs the program: their parameters are checked, too.
+Elements of data types are checked where they are put in. A value of a data type, or a cell, that
+exists already is not taken apart: where its place says more of the sizes inside, or for a cell
+less, it is refused.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.span import Span
+from ekiden.ir.text import type_text
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import FuncType, RelayRefType, TensorType, TupleType, Type, TypeCall
 from ekiden.relay.expr import (
@@ -43,6 +46,7 @@ from ekiden.relay.expr import (
     PatternConstructor,
     PatternTuple,
     PatternVar,
+    RefCreate,
     RefWrite,
     Tuple,
     TupleGetItem,
@@ -54,6 +58,7 @@ from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import infer_here, is_atom, map_functions, rewrite_graph
 from ekiden.relay.unify import Unifier, match_dims, size_vars, substitute_dims
 from ekiden.relay.visitor import type_post_order
+from ekiden.runtime.errors import TypeInferenceError
 
 Place = tuple[str, Span | None]
 """What declares a shape, for messages, and where it is in the model."""
@@ -98,7 +103,28 @@ class _Checker:
         """Return the function with checks; itself where it needs none."""
         body = rewrite_graph(self.root.body, self._rewrite)
         body = self._result(self.root, body)
-        return self.root if body is self.root.body else self.root.with_fields(body=body)
+        kind = self.root.ret_type
+        if kind is not None and self._name() == "main":
+            kind = self._for_anybody(kind)
+            place = "a function that @main gives", self.root.body.span or self.root.span
+            body = self._coerced(body, self.root.ret_type or kind, kind, place)
+        if body is self.root.body:
+            return self.root
+        return self.root.with_fields(body=body, ret_type=kind)
+
+    def _name(self) -> str:
+        names = [g.name_hint for g, f in self.module.functions.items() if f is self.root]
+        return names[0] if names else ""
+
+    def _for_anybody(self, kind: Type) -> Type:
+        """Return a result type whose functions take any size where they know a name of main's."""
+        if isinstance(kind, TupleType):
+            return TupleType(tuple(map(self._for_anybody, kind.fields)))
+        if not isinstance(kind, FuncType) or self.bound.isdisjoint(size_vars(kind.arg_types)):
+            return kind
+        unknown = dict.fromkeys(self.bound, AnyDim())
+        args = tuple(substitute_dims(arg, unknown) for arg in kind.arg_types)
+        return FuncType(args, kind.ret_type, kind.type_params, kind.type_constraints)
 
     def _rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
         known = old.checked_type_or_none()
@@ -141,8 +167,7 @@ class _Checker:
             return body
         place = "the result of a function", function.body.span or function.span
         if function is self.root:
-            names = [g.name_hint for g, f in self.module.functions.items() if f is function]
-            place = f"the result of @{names[0]}", place[1]
+            place = f"the result of @{self._name()}", place[1]
         return self._entered(body, function.body, function.ret_type, place)
 
     def _call(self, old: Call, new: Call) -> RelayExpr:
@@ -231,6 +256,11 @@ class _Checker:
                 return any(map(self._declares_more, params, declared.arg_types)) or (
                     self._declares_more(declared.ret_type, substitute_dims(known.ret_type, dims))
                 )
+            case TypeCall(), TypeCall():
+                return any(map(self._declares_more, declared.args, known.args))
+            case RelayRefType(), RelayRefType():
+                one, other = declared.value, known.value
+                return self._declares_more(one, other) or self._declares_more(other, one)
         return False
 
     def _entered(self, value: RelayExpr, old: RelayExpr, declared: Type, place: Place) -> RelayExpr:
@@ -260,7 +290,20 @@ class _Checker:
                 made = Tuple(tuple(fields), value.span)
                 made.set_checked_type(declared)
                 return made
-        assert isinstance(declared, FuncType) and isinstance(known, FuncType)
+            case RelayRefType(), RelayRefType() if isinstance(value, RefCreate):
+                cell = RefCreate(
+                    self._coerced(value.value, known.value, declared.value, place), value.span
+                )
+                cell.set_checked_type(declared)
+                return cell
+        if not isinstance(declared, FuncType) or not isinstance(known, FuncType):
+            kinds = f"expected {type_text(declared)}, got {type_text(known)}"
+            where = f" ({place[1]})" if place[1] else ""
+            raise TypeInferenceError(
+                f"{place[0]}{where}: {kinds}: sizes inside of a value that exists already are not"
+                " checked; declare them where it is made",
+                place[1],
+            )
         return self._wrapped(value, known, declared, place)
 
     def _wrapped(
