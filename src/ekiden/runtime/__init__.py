@@ -191,7 +191,7 @@ _NAMES = {
 """Module -> what it has of the names above."""
 _MODULES = (
     "container devices executor expression files flame graph_json html memory ndarray object_path"
-    " module opcodes params paths profile stepping timing vm"
+    " module opcodes params paths profile profiling stepping timing vm"
 )
 if not TYPE_CHECKING:
     __getattr__ = names_from(

@@ -44,7 +44,15 @@ class Device(NamedTuple):
 
 class ADT(tuple[object, ...]):
     tag: int
-    def __new__(cls, tag: int, fields: Iterable[object] = ()) -> Self: ...
+    constructor: Any
+    def __new__(
+        cls,
+        tag: object,
+        fields: Iterable[object] = (),
+        constructor: object = None,
+    ) -> Self: ...
+    @property
+    def fields(self) -> tuple[Any, ...]: ...
 
 class Shape(tuple[int, ...]): ...
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from ekiden.runtime import _core
+
+_T = TypeVar("_T")
 
 
 class _ObjectClass(type):
     """The class of `Object`. What is an object without being made by a subclass is registered."""
 
-    members: tuple[type, ...] = (_core.Object,)
+    members: tuple[type, ...] = (_core.Object, _core.ADT)
 
-    def register(cls, member: type) -> None:
-        """Count what is of a class, or of a subclass, as objects."""
+    def register(cls, member: type[_T]) -> type[_T]:
+        """Count what is of a class, or of a subclass, as objects. Returns the class, so that it can
+        decorate.
+        """
         _ObjectClass.members += (member,)
+        return member
 
     def __instancecheck__(cls, instance: object) -> bool:
         if cls is Object:
