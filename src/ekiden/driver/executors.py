@@ -236,7 +236,7 @@ def _arrange(main: Function, args: Sequence[object], named: Mapping[str, object]
 
 
 def _construct(constructor: Constructor, *args: object) -> ConstructorValue:
-    return ConstructorValue(constructor, tuple(map(_to_value, args)))  # type: ignore[arg-type]
+    return ConstructorValue(constructor, tuple(map(_to_value, args)))
 
 
 def _to_value(value: object) -> object:

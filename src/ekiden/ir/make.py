@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 from ekiden import runtime
-from ekiden.ir.node import NODE_TYPES, fields_of
+from ekiden.ir.node import NODE_TYPES, Node
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.range import Range
 from ekiden.runtime._core import is_defined
@@ -38,16 +39,20 @@ def make_node(type_key: str, **kwargs: object) -> object:
         return OTHERS[type_key](**kwargs)
     full = next((p + type_key for p in PREFIXES if p + type_key in NODE_TYPES), type_key)
     if full in NODE_TYPES:
-        made = NODE_TYPES[full]
-        if "span" in kwargs and "span" not in {f.name for f in fields_of(made)}:
+        kind = NODE_TYPES[full]
+        if "span" in kwargs and "span" not in _names(kind):
             kwargs = {name: value for name, value in kwargs.items() if name != "span"}
-        return made(**kwargs)
+        return kind(**kwargs)
     if is_defined(type_key):
         return runtime.make_node(type_key, **kwargs)
     last = type_key.rpartition(".")[2]
     near = sorted(k for k in NODE_TYPES if k.rpartition(".")[2] == last)
     hint = f"; did you mean {', '.join(near)}?" if near else ""
     raise KeyError(f"no node type {type_key!r}{hint}")
+
+
+def _names(kind: type[Node]) -> set[str]:
+    return {field.name for field in fields(kind)}  # type: ignore[arg-type]
 
 
 __all__ = ["make_node"]

@@ -42,7 +42,7 @@ class Device(NamedTuple):
     def exist(self) -> bool: ...
     def sync(self, stream: object = None) -> None: ...
 
-class ADT(tuple[object, ...]):
+class ADT(tuple[Any, ...]):
     tag: int
     constructor: Any
     def __new__(

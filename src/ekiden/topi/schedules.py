@@ -85,4 +85,4 @@ def schedules_of(on_gpu: bool | None) -> Callable[[str], object]:
 
 def _is_gpu() -> bool:
     target = Target.current()
-    return target is not None and target.kind not in ("llvm", "c")
+    return target is not None and str(target.kind) not in ("llvm", "c")

@@ -169,13 +169,13 @@ class _Rules:
             args = call.args[0].fields if is_lowered else call.args  # type: ignore[attr-defined]
             grads = grad.fields if isinstance(grad, Tuple) else (grad,)
             floats = [i for i, a in enumerate(args) if is_float(a.checked_type)]
-            made = Call(callee, (*args, *grads))
-            parts: list[RelayExpr | None] = [None] * len(args)
+            gradients = Call(callee, (*args, *grads))
+            by_argument: list[RelayExpr | None] = [None] * len(args)
             for at, index in enumerate(floats):
-                parts[index] = made if len(floats) == 1 else TupleGetItem(made, at)
+                by_argument[index] = gradients if len(floats) == 1 else TupleGetItem(gradients, at)
             if not is_lowered:
-                return parts
-            pairs = zip(parts, args, strict=True)
+                return by_argument
+            pairs = zip(by_argument, args, strict=True)
             return [Tuple(tuple(op.zeros_like(a) if p is None else p for p, a in pairs))]
 
         return rule
