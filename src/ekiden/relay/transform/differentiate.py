@@ -143,21 +143,21 @@ class _Rules:
     def __call__(self, call: Call) -> Gradient | None:
         """Return the gradient of what is called, None where it has none."""
         if isinstance(call.attrs, CallLoweredAttrs):
-            return self._of_loops(call.attrs.func)
+            return self._of_loops(call.attrs.func, call.attrs.func.name)
         if isinstance(call.op, Op):
             return GRADIENTS.get(call.op.name)
         assert isinstance(call.op, GlobalVar)
         func = self.module[call.op]
         assert isinstance(func, PrimFunc)
-        return self._of_loops(func)
+        return self._of_loops(func, call.op.name_hint)
 
-    def _of_loops(self, func: PrimFunc) -> Gradient | None:
+    def _of_loops(self, func: PrimFunc, name: str) -> Gradient | None:
         named = (func.attrs or {}).get(PRIM_FUNC_GRADIENT)
         if named is None:
             return None
         if str(named) not in self.module:
             raise DifferentiationError(
-                f"gradient: the gradient of the loop program @{func.name} is @{named}, which the "
+                f"gradient: the gradient of the loop program @{name} is @{named}, which the "
                 "module does not have"
             )
         callee = self.module.get_global_var(str(named))
