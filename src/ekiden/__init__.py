@@ -172,8 +172,8 @@ _HOMES = {
     "structural_hash": "ekiden.ir.structural",
 }
 _FOLDERS = frozenset(
-    "_ffi arith backend byoc codegen container contrib driver error frontend instrument ir parser"
-    " relay rpc runtime script target te testing tir topi transform tune".split()
+    "_ffi arith backend byoc codegen container contrib driver error frontend instrument ir micro"
+    " parser relay rpc runtime script support target te testing tir topi transform tune".split()
 )
 
 

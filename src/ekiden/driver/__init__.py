@@ -24,7 +24,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """What brings the compiler is imported when first asked for."""
+    """What brings the compiler is imported when first asked for; so is TVM's `build_module`."""
+    if name == "build_module":
+        return compiler_module("ekiden.driver.build_module", "ekiden.driver.build_module")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: object = getattr(compiler_module(_HOMES[name], f"ekiden.{name}"), name)

@@ -33,7 +33,7 @@ from ekiden.target import Target, TargetLike
 from ekiden.target.virtual_device import DeviceLike, Targets, compilation_config, is_target
 
 Result = object
-"""A runtime.Tensor, a tuple of results, a ConstructorValue or ADT, a RefValue, or a function."""
+"""A runtime.Tensor, a tuple of results, a value of a data type, a RefValue, or a function."""
 
 
 class Executor:
@@ -239,7 +239,7 @@ def _arrange(main: Function, args: Sequence[object], named: Mapping[str, object]
 
 
 def _construct(constructor: Constructor, *args: object) -> ConstructorValue:
-    return ConstructorValue(constructor, tuple(map(_to_value, args)))  # type: ignore[arg-type]
+    return ConstructorValue(constructor, tuple(map(_to_value, args)))
 
 
 def _to_value(value: object) -> object:
@@ -282,10 +282,10 @@ def _to_result(value: object, machine: Interpreter) -> Result:
     match value:
         case np.ndarray():
             return runtime.tensor(np.asarray(value, order="C"))
-        case tuple():
-            return tuple(_to_result(v, machine) for v in value)
         case ConstructorValue():
             return _rebuild(value, lambda each: _to_result(each, machine))
+        case tuple():
+            return tuple(_to_result(v, machine) for v in value)
         case RefValue():
             return RefValue(_to_result(value.value, machine))  # type: ignore[arg-type]
         case Closure():
@@ -295,11 +295,7 @@ def _to_result(value: object, machine: Interpreter) -> Result:
 
 
 def _rebuild(root: ConstructorValue, convert: Callable[[object], object]) -> object:
-    """A constructed value with its leaves converted; a long list does not nest Python calls.
-
-    Converting to arguments gives ADTs, to other things ConstructorValues.
-    """
-    as_adt = convert is _to_argument
+    """A constructed value with its leaves converted; a long list does not nest Python calls."""
     made: dict[int, object] = {}
     stack: list[tuple[ConstructorValue, bool]] = [(root, False)]
     while stack:
@@ -312,11 +308,7 @@ def _rebuild(root: ConstructorValue, convert: Callable[[object], object]) -> obj
             stack.extend((f, False) for f in inner)
             continue
         fields = tuple(made[id(f)] if id(f) in made else convert(f) for f in value.fields)
-        made[id(value)] = (
-            runtime.ADT(value.tag, fields)
-            if as_adt
-            else ConstructorValue(value.constructor, fields)  # type: ignore[arg-type]
-        )
+        made[id(value)] = ConstructorValue(value.tag, fields, value.constructor)
     return made[id(root)]
 
 

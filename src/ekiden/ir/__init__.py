@@ -40,10 +40,17 @@ _HOMES = {
     ),
 }
 """Name -> the file of this folder that has it."""
+_MODULES = frozenset(
+    "affine_type attrs base container diagnostics expr instrument json memory_pools module op"
+    " transform type".split()
+)
+"""Modules that TVM's programs name after `import tvm`."""
 
 
 def __getattr__(name: str) -> object:
-    """Load a name of the table when it is first used."""
+    """Load a name of the table when it is first used, or a module of TVM's `ir`."""
+    if name in _MODULES:
+        return import_late(f"ekiden.ir.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'ekiden.ir' has no attribute {name!r}")
     found: object = getattr(import_late(f"ekiden.ir.{_HOMES[name]}"), name)

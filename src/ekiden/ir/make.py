@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
+
+from ekiden import runtime
 from ekiden.ir.node import NODE_TYPES, Node
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.range import Range
+from ekiden.runtime._core import is_defined
 
 
-def make_node(type_key: str, **kwargs: object) -> Node | dict[str, object]:
-    """A node of that type from its fields; "DictAttrs" gives a dictionary, which is what attributes
-    of functions are. Raises KeyError for a type key that is not known.
+def _range(min: PrimExpr | int, extent: PrimExpr | int, span: object = None) -> Range:
+    return Range.from_min_extent(min, extent)
+
+
+OTHERS: dict[str, Callable[..., object]] = {
+    "Array": lambda *items: list(items),
+    "DictAttrs": dict,
+    "Map": dict,
+    "Range": _range,
+    "runtime.String": str,
+}
+"""Type keys of TVM whose values are Python's own here, and Range."""
+PREFIXES = ("", "ir.", "relay.", "tir.")
+"""What TVM leaves out of the keys of types that several of its languages share: "IntImm"."""
+
+
+def make_node(type_key: str, **kwargs: object) -> object:
+    """Return a node, or an object of the runtime, of a type key from its fields.
+
+    "DictAttrs" gives a dictionary, which is what attributes of functions are. A `span` of None may
+    be given to nodes that have none. Raises KeyError for a type key that is not known, naming those
+    that end alike.
     """
-    if type_key == "DictAttrs":
-        return kwargs
-    if type_key not in NODE_TYPES:
-        last = type_key.rpartition(".")[2]
-        near = sorted(k for k in NODE_TYPES if k.rpartition(".")[2] == last)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise KeyError(f"no node type {type_key!r}{hint}")
-    return NODE_TYPES[type_key](**kwargs)
+    if type_key in OTHERS:
+        return OTHERS[type_key](**kwargs)
+    full = next((p + type_key for p in PREFIXES if p + type_key in NODE_TYPES), type_key)
+    if full in NODE_TYPES:
+        kind = NODE_TYPES[full]
+        if "span" in kwargs and "span" not in _names(kind):
+            kwargs = {name: value for name, value in kwargs.items() if name != "span"}
+        return kind(**kwargs)
+    if is_defined(type_key):
+        return runtime.make_node(type_key, **kwargs)
+    last = type_key.rpartition(".")[2]
+    near = sorted(k for k in NODE_TYPES if k.rpartition(".")[2] == last)
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    raise KeyError(f"no node type {type_key!r}{hint}")
+
+
+def _names(kind: type[Node]) -> set[str]:
+    return {field.name for field in fields(kind)}  # type: ignore[arg-type]
 
 
 __all__ = ["make_node"]

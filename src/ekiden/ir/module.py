@@ -8,7 +8,7 @@ from typing import ClassVar, overload
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.node import Node
 from ekiden.ir.type import GlobalTypeVar
-from ekiden.runtime import define_node_class
+from ekiden.runtime import Object, define_node_class
 
 
 class IRModule:
@@ -229,6 +229,7 @@ class IRModule:
         return IRModule.script_printer(self, name)
 
 
+Object.register(IRModule)
 define_node_class(
     IRModule,
     [IRModule.type_key],

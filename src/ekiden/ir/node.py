@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
-from ekiden.runtime import define_node_class, set_node_hooks
+from ekiden.runtime import Object, define_node_class, set_node_hooks
 from ekiden.runtime.late import Table
 from ekiden.runtime.late_methods import (
     RawField,
@@ -63,6 +63,9 @@ class Node:
     def same_as(self, other: object) -> bool:
         """Whether both are one object."""
         return self is other
+
+
+Object.register(Node)
 
 
 def binding(default: object = dataclasses.MISSING) -> Any:  # noqa: ANN401

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ekiden.runtime import Object
 from ekiden.runtime.errors import PassError
 from ekiden.runtime.late import Late, LateLog
 from ekiden.runtime.late_methods import dataclass
@@ -30,6 +31,7 @@ DEBUG, INFO = 10, 20
 """The levels of `logging` for what is said of a compilation."""
 
 
+@Object.register
 @dataclass(frozen=True, slots=True)
 class PassInfo:
     """What instruments and contexts know of a pass (TVM's PassInfo).
@@ -347,6 +349,7 @@ def _checked(key: str, value: object, table: Mapping[str, Option] = OPTIONS) -> 
     return value
 
 
+@Object.register
 class PassContext:
     """Options of a compilation: opt level, passes by name, instruments, config by key.
 

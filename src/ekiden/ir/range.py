@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ekiden.ir.prim import ExprLike, PrimExpr, convert
+from ekiden.runtime import Object
 
 
+@Object.register
 class Range:
     """The integers [min, min + extent). `Range(n)` starts at 0, `Range(a, b)` ends before b."""
 

@@ -24,7 +24,8 @@ from ekiden.ir.hashes import blake2b
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node, fields_of
 from ekiden.ir.prim import PrimExpr, const
-from ekiden.runtime import Object, register_func
+from ekiden.runtime import register_func
+from ekiden.runtime._core import Object
 from ekiden.runtime.late_methods import dataclass
 
 Row = tuple[object, ...]

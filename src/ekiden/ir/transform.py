@@ -21,7 +21,7 @@ from ekiden.ir.expr import BaseFunc
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
-from ekiden.runtime import register_func
+from ekiden.runtime import Object, register_func
 from ekiden.runtime.errors import EkidenError, PassError
 from ekiden.runtime.late import LateLog, Table
 from ekiden.runtime.late_methods import dataclass
@@ -73,6 +73,7 @@ def get_pass(name: str) -> Pass:
     return _FACTORIES[name]()
 
 
+@Object.register
 @dataclass(frozen=True, slots=True)
 class Pass:
     """A named module transformation.

@@ -410,10 +410,15 @@ def _choose(match: Match, value: Value, frame: Frame) -> Expr:
         if bound is not None:
             frame.values.update(bound)
             return clause.rhs
-    shown = (
-        value.constructor.name_hint if isinstance(value, ConstructorValue) else type(value).__name__
-    )
-    raise RunError(f"match: no clause fits {shown}")
+    raise RunError(f"match: no clause fits {_shape_text(value)}")
+
+
+def _shape_text(value: Value) -> str:
+    """What a value that no clause fits is made by."""
+    if not isinstance(value, ConstructorValue):
+        return type(value).__name__
+    known = value.constructor
+    return f"tag {value.tag}" if known is None else str(known.name_hint)
 
 
 def _fit(pattern: Pattern, value: Value) -> dict[Expr, Value] | None:
@@ -429,15 +434,15 @@ def _fit(pattern: Pattern, value: Value) -> dict[Expr, Value] | None:
                 assert isinstance(given, tuple)
                 stack.extend(zip(inner, given, strict=True))
             case PatternConstructor(constructor=made, patterns=inner):
-                assert isinstance(given, ConstructorValue)
-                if given.tag != made.tag:
+                assert isinstance(given, tuple)  # of a machine, a plain one for tag 0
+                if getattr(given, "tag", 0) != made.tag:
                     return None
-                stack.extend(zip(inner, given.fields, strict=True))
+                stack.extend(zip(inner, given, strict=True))
     return bound
 
 
 def _to_value(value: object) -> Value:
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)) and not isinstance(value, ConstructorValue):
         return tuple(map(_to_value, value))
     if isinstance(value, (ConstructorValue, RefValue, Closure, Constructor, Op)):
         return value

@@ -4,45 +4,23 @@ algebraic data types, mutable cells, and functions with the frames that they wer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import field
 from typing import Union
 
 from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.relay.expr import Constructor, Expr, Function
+from ekiden.runtime import ADT
 from ekiden.runtime.late_methods import dataclass
 
 Symbols = dict[PrimVar, int]
 
 
-@dataclass(slots=True, eq=False, init=False)
-class ConstructorValue:
-    """A value of an algebraic data type; `ConstructorValue(tag, fields, constructor)` is TVM's
-    order. Raises ValueError for another tag than the constructor's.
-    """
+ConstructorValue = ADT
+"""TVM's name of a value of a data type: `ConstructorValue(tag, fields, constructor)`.
 
-    constructor: Constructor
-    fields: tuple[Value, ...]
-
-    def __init__(
-        self,
-        constructor: Constructor | int,
-        fields: Sequence[Value] = (),
-        of: Constructor | None = None,
-    ) -> None:
-        if isinstance(constructor, int):
-            assert of is not None, "a tag stands before the fields and the constructor"
-            if constructor != of.tag:
-                wanted = f"{of.name_hint} has tag {of.tag}"
-                raise ValueError(f"ConstructorValue: {wanted}, got {constructor}")
-            constructor = of
-        self.constructor, self.fields = constructor, tuple(fields)
-
-    @property
-    def tag(self) -> int:
-        """The number of the constructor in its type."""
-        return self.constructor.tag
+The class is that of the runtime, so that the results of one executor are arguments of another.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +66,7 @@ class Closure:
 
 
 Value = Union[  # noqa: UP007 - it names itself
-    Array, tuple["Value", ...], ConstructorValue, RefValue, Closure, Constructor, Op
+    Array, tuple["Value", ...], ADT, RefValue, Closure, Constructor, Op
 ]
 
 

@@ -14,7 +14,6 @@ from ekiden.runtime._core import (
     Device,
     Executable,
     Module,
-    Object,
     PackedFunc,
     Ref,
     Shape,
@@ -63,6 +62,7 @@ from ekiden.runtime._core import (
 )
 from ekiden.runtime._core import Shape as ShapeTuple
 from ekiden.runtime.late import names_from
+from ekiden.runtime.objects import Object
 
 if TYPE_CHECKING:
     from ekiden.runtime import container, executor, vm  # noqa: F401
@@ -191,7 +191,7 @@ _NAMES = {
 """Module -> what it has of the names above."""
 _MODULES = (
     "container devices executor expression files flame graph_json html memory ndarray object_path"
-    " module opcodes params paths profile stepping timing vm"
+    " module opcodes params paths profile profiling stepping timing vm"
 )
 if not TYPE_CHECKING:
     __getattr__ = names_from(

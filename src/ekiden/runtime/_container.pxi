@@ -9,13 +9,29 @@ class ADT(tuple):
     """
 
     tag: int
+    constructor = None
+    """The constructor itself, where the value was made by one: in the interpreter, by users."""
     _made = None                   # its object, once made of fields that cannot change
 
-    def __new__(cls, tag, fields=()):
-        """The value that constructor number `tag` makes of `fields`."""
+    def __new__(cls, tag, fields=(), constructor=None):
+        """The value that a constructor, or the one of number `tag`, makes of `fields`.
+
+        Raises ValueError for another tag than the constructor's.
+        """
+        if hasattr(tag, "tag"):
+            tag, constructor = tag.tag, tag
+        elif constructor is not None and tag != constructor.tag:
+            raise ValueError(f"ADT: {constructor.name_hint} has tag {constructor.tag}, got {tag}")
         self = super().__new__(cls, fields)
         self.tag = tag
+        if constructor is not None:
+            self.constructor = constructor
         return self
+
+    @property
+    def fields(self):
+        """The fields as a plain tuple."""
+        return tuple(self)
 
     def __repr__(self):
         parts, work = [], [self]
@@ -24,13 +40,14 @@ class ADT(tuple):
             if type(at) is str:
                 parts.append(at)
             else:
-                tag = getattr(at, "tag", 0)
-                work += [")" if tag == 0 else "))"]
-                work += [","] if len(at) == 1 else []
+                tag, made = getattr(at, "tag", 0), getattr(at, "constructor", None)
+                work += [")" if tag == 0 or made is not None else "))"]
+                work += [","] if len(at) == 1 and made is None else []
                 for i in range(len(at) - 1, -1, -1):
                     work += [at[i] if _is_adt(at[i]) else repr(at[i])]
                     work += [", "] if i else []
-                work += ["(" if tag == 0 else f"ADT({tag}, ("]
+                name = "" if tag == 0 else f"ADT({tag}, "
+                work += [(name if made is None else made.name_hint) + "("]
         return "".join(parts)
 
     def __eq__(self, other):

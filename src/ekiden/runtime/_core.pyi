@@ -42,9 +42,17 @@ class Device(NamedTuple):
     def exist(self) -> bool: ...
     def sync(self, stream: object = None) -> None: ...
 
-class ADT(tuple[object, ...]):
+class ADT(tuple[Any, ...]):
     tag: int
-    def __new__(cls, tag: int, fields: Iterable[object] = ()) -> Self: ...
+    constructor: Any
+    def __new__(
+        cls,
+        tag: object,
+        fields: Iterable[object] = (),
+        constructor: object = None,
+    ) -> Self: ...
+    @property
+    def fields(self) -> tuple[Any, ...]: ...
 
 class Shape(tuple[int, ...]): ...
 

@@ -21,7 +21,7 @@ def set_node_hooks(read, build):
     _read_node_field, _build_node = read, build
 
 
-def define_node_class(type cls not None, list keys not None, list fields not None):
+def define_node_class(cls not None, list keys not None, list fields not None):
     """Make a class of nodes a type for all languages: `keys` are those of its parents, the first
     below EK_OBJECT, and its own; `fields` are (name, annotation, whether it may be left out, whether
     equality ignores it), those of its parents too.

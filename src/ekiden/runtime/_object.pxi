@@ -99,7 +99,7 @@ cdef void _release_object(ek_object *object) noexcept:
             ek_object_release(object)
 
 
-cdef Object _wrap(type cls, ek_object *handle):
+cdef Object _wrap(cls, ek_object *handle):
     """A handle that takes over one reference."""
     cdef Object self = cls.__new__(cls)
     self.handle = handle
@@ -176,7 +176,7 @@ cdef class Method:
 cdef dict _SEEN = {}               # class -> address of the type information it was made from
 
 
-cdef bint _refresh(type cls, int32_t index) except -1:
+cdef bint _refresh(cls, int32_t index) except -1:
     """Gives a class the fields and methods its type has by now; whether there was news."""
     cdef const ek_type_info *info = ek_type_get(index)
     cdef Field field
@@ -204,13 +204,13 @@ cdef bint _refresh(type cls, int32_t index) except -1:
     return True
 
 
-cdef set _own_names(type cls):
+cdef set _own_names(cls):
     """What a user's class says itself, and so decides; the defaults of its fields do not count."""
     names = {name for name, value in vars(cls).items() if not isinstance(value, (Field, Method))}
     return names - set(vars(cls).get("__annotations__", ()))
 
 
-cdef type _class_of(int32_t index):
+cdef object _class_of(int32_t index):
     """The class of a type: the registered one, or one made here from what the runtime knows."""
     cdef const ek_type_info *info
     found = _CLASSES.get(index)
@@ -227,7 +227,7 @@ cdef type _class_of(int32_t index):
     return _bind_class(made, index)
 
 
-cdef type _bind_class(type cls, int32_t index):
+cdef object _bind_class(cls, int32_t index):
     _CLASSES[index] = cls
     _INDICES[cls] = index
     _refresh(cls, index)
@@ -308,7 +308,7 @@ def register_object(type_key=None, *, bint frozen=False):
     return register(type_key) if isinstance(type_key, type) else register
 
 
-cdef int32_t _index_of_class(type cls) except -2:
+cdef int32_t _index_of_class(cls) except -2:
     """The type of a class or of its nearest base that has one."""
     for base in cls.__mro__:
         if base in _INDICES:
@@ -316,7 +316,7 @@ cdef int32_t _index_of_class(type cls) except -2:
     return EK_OBJECT
 
 
-cdef int _define_type(type cls, int32_t index, bint frozen) except -1:
+cdef int _define_type(cls, int32_t index, bint frozen) except -1:
     """Defines a type from the annotations of its class."""
     annotations = vars(cls)["__annotations__"]
     cdef int32_t count = <int32_t>len(annotations)
@@ -348,7 +348,7 @@ cdef int32_t _field_type(object annotation) except? -2:
     return _FIELD_TYPES.get(name.partition("[")[0], EK_ANY)
 
 
-cdef ek_object *_make_object(type cls, tuple args, dict fields) except NULL:
+cdef ek_object *_make_object(cls, tuple args, dict fields) except NULL:
     """A new object of a class's type; arguments are fields, by place and by name."""
     cdef ek_object *out = NULL
     cdef const ek_type_info *info

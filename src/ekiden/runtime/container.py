@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ekiden.runtime._core import ADT as runtime_adt  # noqa: N811
 from ekiden.runtime._core import Shape as ShapeTuple
 
-ADT: type[tuple[object, ...]] = tuple
-"""What a constructed value is: a tuple of its fields; the class of those with a tag other than 0,
-`ekiden.runtime.ADT`, is a subclass.
-"""
+
+class _TupleClass(type):
+    """The class of `ADT`, to which tuples belong."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, tuple)
+
+
+class ADT(metaclass=_TupleClass):
+    """A value of an algebraic data type: a tuple of its fields that has a tag (runtime.ADT). Tuples
+    are such values, of tag 0; `ADT(tag, fields)` makes one.
+    """
+
+    def __new__(cls, tag: object, fields: Iterable[object] = ()) -> runtime_adt:  # type: ignore[misc]
+        """Return the value that constructor number `tag` makes of `fields`."""
+        return runtime_adt(tag, fields)
+
+
 String = str
 """What a text is."""
 

@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 from ekiden.ir import dtype as dt
+from ekiden.runtime import Object
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import facts as target_facts
@@ -48,6 +49,7 @@ class _Host:
         return _host_machine if instance is None else instance.host_target
 
 
+@Object.register
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Target:
     """What code will run on. Equal targets give equal code; `str` and `Target` are inverse.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ekiden
-from ekiden import relay
+from ekiden import relay, te
 from ekiden.driver.executors import create_executor
 from ekiden.ir.structural import structural_equal
 from ekiden.relay import Constructor, IRModule, parse
@@ -324,3 +324,57 @@ def test_compiled_gradient_runs_from_a_file_in_a_thread(tmp_path: object) -> Non
         loaded = ekiden.load(path)
         results = list(pool.map(lambda x: plain(loaded(np.int32(3), np.float32(x))), (1, 2, 3)))
     assert [grads[1] for _, grads in cast(Any, results)] == [3, 12, 27]
+
+
+def loop_program(gradient_name: str | None) -> IRModule:
+    """Return a module whose main keeps a square by a loop program in a reference, and sums."""
+    x, dy = te.placeholder((3,), name="x"), te.placeholder((3,), name="dy")
+    square = te.create_prim_func([x, te.compute((3,), lambda i: x[i] * x[i])])
+    back = te.create_prim_func([x, dy, te.compute((3,), lambda i: 2.0 * x[i] * dy[i])])
+    if gradient_name is not None:
+        square = square.with_attr("gradient", gradient_name)
+    data, name = relay.var("data", shape=(3,)), relay.GlobalVar("square")
+    kept = relay.var("kept")
+    twice = relay.op.sum(relay.Call(name, (relay.RefRead(kept),)))
+    body = relay.Let(kept, relay.RefCreate(relay.Call(name, (data,))), twice)
+    return IRModule({name: square, "back": back, "main": relay.Function((data,), body)})
+
+
+def test_loop_program_names_its_gradient() -> None:
+    module = loop_program("back")
+    module["main"] = gradient(module.get_global_var("main"), module)
+    data = np.array([1, 2, 3], "float32")
+    for kind in ("debug", "vm"):
+        _, (slope,) = run(module, kind, data)
+        np.testing.assert_array_equal(slope, 4 * data**3)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        (
+            None,
+            "gradient: the loop program @square has no gradient; name the function that computes "
+            "it in its attribute 'gradient'",
+        ),
+        (
+            "nowhere",
+            "gradient: the gradient of the loop program @square is @nowhere, which the module "
+            "does not have",
+        ),
+    ],
+)
+def test_loop_program_without_gradient_is_named(name: str | None, message: str) -> None:
+    module = loop_program(name)
+    with pytest.raises(DifferentiationError) as caught:
+        gradient(module.get_global_var("main"), module)
+    assert str(caught.value) == message
+
+
+def test_gradient_of_recursion_runs_on_opencl() -> None:
+    device = ekiden.opencl(0)
+    if not device.exist:
+        pytest.skip("there is no OpenCL device")
+    program = ekiden.compile(with_gradient(LOOP), device)
+    _, (_, slope) = cast(Any, plain(program(np.int32(3), np.float32(2))))
+    assert slope == 12

@@ -12,5 +12,8 @@ __all__ = [
 __getattr__ = names_from(
     __name__,
     dict.fromkeys(__all__, "ekiden.frontend.relay"),
-    {name: name for name in ("keras", "onnx", "pytorch", "tensorflow", "tensorflow2", "tflite")},
+    {
+        name: name
+        for name in ("common", "keras", "onnx", "pytorch", "tensorflow", "tensorflow2", "tflite")
+    },
 )

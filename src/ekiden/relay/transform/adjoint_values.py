@@ -103,8 +103,8 @@ class Converter:
             case TypeVar() if kind in functions:
                 return Call(functions[kind], (value,))
             case TypeCall(func=GlobalTypeVar() as header, args=args) if self._data(header):
-                each = tuple(self._function_of(how, a, what, functions) for a in args)
-                return Call(self._converter_of(how, header, what), (*each, value))
+                converters = tuple(self._function_of(how, a, what, functions) for a in args)
+                return Call(self._converter_of(how, header, what), (*converters, value))
         raise DifferentiationError(
             f"gradient: {what} holds a value of type {type_text(kind)}; expected tensors, tuples "
             "and data of these"

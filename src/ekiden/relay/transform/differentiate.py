@@ -143,21 +143,21 @@ class _Rules:
     def __call__(self, call: Call) -> Gradient | None:
         """Return the gradient of what is called, None where it has none."""
         if isinstance(call.attrs, CallLoweredAttrs):
-            return self._of_loops(call.attrs.func)
+            return self._of_loops(call.attrs.func, call.attrs.func.name)
         if isinstance(call.op, Op):
             return GRADIENTS.get(call.op.name)
         assert isinstance(call.op, GlobalVar)
         func = self.module[call.op]
         assert isinstance(func, PrimFunc)
-        return self._of_loops(func)
+        return self._of_loops(func, call.op.name_hint)
 
-    def _of_loops(self, func: PrimFunc) -> Gradient | None:
+    def _of_loops(self, func: PrimFunc, name: str) -> Gradient | None:
         named = (func.attrs or {}).get(PRIM_FUNC_GRADIENT)
         if named is None:
             return None
         if str(named) not in self.module:
             raise DifferentiationError(
-                f"gradient: the gradient of the loop program @{func.name} is @{named}, which the "
+                f"gradient: the gradient of the loop program @{name} is @{named}, which the "
                 "module does not have"
             )
         callee = self.module.get_global_var(str(named))
@@ -169,13 +169,13 @@ class _Rules:
             args = call.args[0].fields if is_lowered else call.args  # type: ignore[attr-defined]
             grads = grad.fields if isinstance(grad, Tuple) else (grad,)
             floats = [i for i, a in enumerate(args) if is_float(a.checked_type)]
-            made = Call(callee, (*args, *grads))
-            parts: list[RelayExpr | None] = [None] * len(args)
+            gradients = Call(callee, (*args, *grads))
+            by_argument: list[RelayExpr | None] = [None] * len(args)
             for at, index in enumerate(floats):
-                parts[index] = made if len(floats) == 1 else TupleGetItem(made, at)
+                by_argument[index] = gradients if len(floats) == 1 else TupleGetItem(gradients, at)
             if not is_lowered:
-                return parts
-            pairs = zip(parts, args, strict=True)
+                return by_argument
+            pairs = zip(by_argument, args, strict=True)
             return [Tuple(tuple(op.zeros_like(a) if p is None else p for p, a in pairs))]
 
         return rule

@@ -211,9 +211,9 @@ class _Writer:
     def _pattern(self, pattern: Pattern) -> Pattern:
         """A pattern over lifted values; patterns nest as deep as they are written."""
         match pattern:
-            case PatternConstructor(constructor=made, patterns=inner):
+            case PatternConstructor(constructor=old, patterns=inner):
                 below = tuple(map(self._pattern, inner))
-                return PatternConstructor(self.types.constructor(made), below)
+                return PatternConstructor(self.types.constructor(old), below)
             case PatternTuple(patterns=inner):
                 return PatternTuple(tuple(map(self._pattern, inner)))
         return map_pattern(pattern, self.lifter.planner.wholes)
@@ -233,8 +233,8 @@ class _Writer:
         operations = unwritten(needed, self.scope)
         for operation in operations:
             operation.is_written = True
-        made = leaves([operation.result for operation in operations])
-        outputs = [leaf for leaf in made if _is_used_later(leaf)]
+        results = leaves([operation.result for operation in operations])
+        outputs = [leaf for leaf in results if _is_used_later(leaf)]
         segment = Segment(operations, outputs, self.types, self.lifter.rules)
         self.steps.extend(segment.forward())
         for leaf in segment.outputs:

@@ -114,9 +114,9 @@ def plain_tree(tree: Tree) -> RelayExpr:
 
 def typed_var(name: str, kind: Type) -> Var:
     """Return a new variable of a known type."""
-    made = Var(name, kind)
-    made.set_checked_type(kind)
-    return made
+    var = Var(name, kind)
+    var.set_checked_type(kind)
+    return var
 
 
 class Planner:
@@ -216,33 +216,37 @@ class Planner:
     def _operation(self, var: Var, call: Call, scope: LiftedScope) -> Operation:
         known = [self.tree(a) for a in call.args]
         args = tuple(tree for tree in known if tree is not None)
-        made = Operation(call, args, typed_var(var.name_hint, call.checked_type))
-        made.result = self.trees[var] = self._tree(call.checked_type, var.name_hint, scope, made)
-        if isinstance(made.result, Leaf):
-            made.whole = made.result.value  # type: ignore[assignment]
+        operation = Operation(call, args, typed_var(var.name_hint, call.checked_type))
+        operation.result = self.trees[var] = self._tree(
+            call.checked_type, var.name_hint, scope, operation
+        )
+        if isinstance(operation.result, Leaf):
+            operation.whole = operation.result.value  # type: ignore[assignment]
         for leaf in leaves(args):
             if leaf.scope is scope:
-                leaf.readers.append(made)
+                leaf.readers.append(operation)
             elif leaf.scope is not None:
                 self._capture(leaf, scope)
-        return made
+        return operation
 
     def _other(self, var: Var, value: RelayExpr, scope: LiftedScope) -> OtherBinding:
         self._declare(var, scope)
-        made = OtherBinding(var, value)
-        self._use(operands(value), scope, made.needs)
+        other = OtherBinding(var, value)
+        self._use(operands(value), scope, other.needs)
         match value:
             case Function():
-                made.inner = [self._function_scope(value, value.body, scope)]
+                other.inner = [self._function_scope(value, value.body, scope)]
             case Match(clauses=clauses):
                 bound = [pattern_vars(c.lhs) for c in clauses]
                 pairs = zip(bodies(value), bound, strict=True)
-                made.inner = [LiftedScope(unchain(b), scope.tape, v, scope) for b, v in pairs]
+                other.inner = [LiftedScope(unchain(b), scope.tape, v, scope) for b, v in pairs]
             case _:
-                made.inner = [LiftedScope(unchain(b), scope.tape, (), scope) for b in bodies(value)]
-        for inner in made.inner:
-            inner.owner = made
-        return made
+                other.inner = [
+                    LiftedScope(unchain(b), scope.tape, (), scope) for b in bodies(value)
+                ]
+        for inner in other.inner:
+            inner.owner = other
+        return other
 
     def _use(self, atoms: Iterable[RelayExpr], scope: LiftedScope, needs: list[Leaf]) -> None:
         """Note that a binding that is no operation, or the result, uses atoms."""

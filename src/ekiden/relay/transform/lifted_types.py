@@ -73,8 +73,10 @@ class LiftedTypes:
         if own is None or structural_equal(own, ADJOINT):
             return own or ADJOINT
         header = GlobalTypeVar(free_name(ADJOINT.header.name_hint, self._taken))
-        made = [Constructor(c.name_hint, c.inputs, header) for c in ADJOINT.constructors]
-        return TypeData(header, ADJOINT.type_vars, tuple(made))
+        own_constructors = [
+            Constructor(c.name_hint, c.inputs, header) for c in ADJOINT.constructors
+        ]
+        return TypeData(header, ADJOINT.type_vars, tuple(own_constructors))
 
     def _lift_definitions(self) -> None:
         changing: set[Type] = set()
@@ -90,9 +92,9 @@ class LiftedTypes:
             data = self.definitions[old]  # type: ignore[index]
             fields = [tuple(map(self.lift, c.inputs)) for c in data.constructors]
             pairs = list(zip(data.constructors, fields, strict=True))
-            made = tuple(Constructor(c.name_hint + SUFFIX, f, new, c.tag) for c, f in pairs)
-            self.constructors.update(zip(data.constructors, made, strict=True))
-            self.data[new] = TypeData(new, data.type_vars, made)
+            lifted = tuple(Constructor(c.name_hint + SUFFIX, f, new, c.tag) for c, f in pairs)
+            self.constructors.update(zip(data.constructors, lifted, strict=True))
+            self.data[new] = TypeData(new, data.type_vars, lifted)
         self.data[self.adjoint.header] = self.adjoint
 
     @staticmethod

@@ -39,7 +39,14 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.transform.chains import Binding, let_chain
 from ekiden.relay.transform.first_order_gradient import Grad, Rules, graph_gradients
-from ekiden.relay.transform.lifted_scopes import Leaf, LiftedScope, Operation, Tree, leaves
+from ekiden.relay.transform.lifted_scopes import (
+    Leaf,
+    LiftedScope,
+    Operation,
+    Tree,
+    leaves,
+    typed_var,
+)
 from ekiden.relay.transform.lifted_types import UNIT, LiftedTypes
 from ekiden.relay.visitor import REBUILD, ExprMutator, children
 
@@ -81,7 +88,7 @@ class Segment:
         """
         self.types = types
         self.outputs = [leaf for leaf in outputs if leaf.cell is not None]
-        self.seeds = {leaf: _var("g", leaf.kind) for leaf in self.outputs}
+        self.seeds = {leaf: typed_var("g", leaf.kind) for leaf in self.outputs}
         self._nodes: dict[Leaf, RelayExpr] = {}
         self._variables: dict[RelayExpr, Var] = {}
         """Node of the graph -> the variable for its value, in the order of evaluation."""
@@ -199,8 +206,8 @@ class Segment:
             pairs = zip(read, outputs, strict=True)
             values = [(self.seeds[x], or_zeros(types, v, x.value)) for v, x in pairs]
             none, inside = PatternTuple((nothing,) * len(outputs)), [*clear, *values]
-            some = PatternWildcard()
-            clauses = Clause(none, Tuple(())), Clause(some, _accumulate_all(types, grads, inside))
+            run = _accumulate_all(types, grads, inside)
+            clauses = Clause(none, Tuple(())), Clause(PatternWildcard(), run)
         steps.append((Var("_"), Match(arrived, clauses)))
         return Function((), let_chain(steps, Call(before, ())), UNIT)
 
@@ -231,12 +238,6 @@ class _Copies(ExprMutator):
 def _typed(expr: RelayExpr, kind: Type) -> RelayExpr:
     expr.set_checked_type(kind)
     return expr
-
-
-def _var(name: str, kind: Type) -> Var:
-    made = Var(name, kind)
-    made.set_checked_type(kind)
-    return made
 
 
 def _cell(leaf: Leaf) -> Var:

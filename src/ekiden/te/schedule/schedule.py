@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const, logical_and
 from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
+from ekiden.runtime import Object
 from ekiden.runtime.errors import ScheduleError
 from ekiden.te.inline import post_order_tensors
 from ekiden.te.reducer import CommReducer, Reduce, ReduceAxis, make_reduce
@@ -29,6 +30,7 @@ from ekiden.tir.stmt import IterKind, IterVar
 Tensors = Tensor | Sequence[Tensor]
 
 
+@Object.register
 class Schedule:
     """The stages of computations, producers first; `schedule[tensor]` is that of a tensor."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, convert
+from ekiden.runtime import Object
 from ekiden.runtime.errors import ScheduleError
 from ekiden.te.reducer import ReduceAxis
 from ekiden.te.schedule.relations import (
@@ -44,6 +45,7 @@ class Attach(IntEnum):
     SCOPE = 4
 
 
+@Object.register
 class Stage:
     """One computation of a schedule. Methods record what is asked; `lower` does it, and refuses
     what would change the program's meaning with a ScheduleError.

@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+from ekiden.runtime import Object
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.printer import astext
 from ekiden.tir.schedule.block_steps import BlockSteps
@@ -14,6 +15,7 @@ from ekiden.tir.schedule.trace import QUERIES, BlockRV, LoopRV
 from ekiden.tir.stmt import BlockRealize
 
 
+@Object.register
 class Schedule(LoopSteps, BlockSteps):
     """A function being scheduled.
 

@@ -1,0 +1,15 @@
+"""TVM's Collage, which Ekiden has not: no partitioning of a program is chosen by its measured cost.
+
+`ekiden.byoc` and `relay.transform.MergeComposite` give regions to other compilers by patterns, and
+`ekiden.compile` chooses devices by measured cost (docs/guides/devices.md).
+"""
+
+from __future__ import annotations
+
+
+def __getattr__(name: str) -> object:
+    """Raises AttributeError, which says what there is instead."""
+    raise AttributeError(
+        f"relay.collage has no {name!r}: Ekiden does not partition programs by measured cost; give "
+        "regions to other compilers by patterns (ekiden.byoc)"
+    )

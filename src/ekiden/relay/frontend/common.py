@@ -1,0 +1,108 @@
+"""What TVM's importers of models share, for importers that users wrote with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Function, Tuple, TupleWrapper, Var
+from ekiden.relay.expr import var as new_var
+from ekiden.relay.interpreter import Interpreter
+from ekiden.relay.transform.fold_constant import FoldConstantExpr
+from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.visitor import free_vars
+from ekiden.runtime.errors import InputError
+
+
+def get_relay_op(op_name: str) -> object:
+    """Return the function that calls an operator. Raises AttributeError."""
+    for place in (op, op.nn, op.image, op.vision, op.contrib):
+        if hasattr(place, op_name):
+            return getattr(place, op_name)
+    raise AttributeError(f"get_relay_op: Relay has no operator {op_name!r}")
+
+
+def get_name(node: Var) -> str:
+    """Return the name of a variable."""
+    return node.name_hint
+
+
+def infer_type(node: RelayExpr, mod: IRModule | None = None) -> RelayExpr:
+    """Return an expression with its type."""
+    node.set_checked_type(infer_expr_type(node))
+    return node
+
+
+def infer_shape(inputs: RelayExpr, mod: IRModule | None = None) -> tuple[object, ...]:
+    """Return the shape of an expression's value: ints, and expressions where a size is not known.
+
+    Raises InputError for one that is no tensor.
+    """
+    kind = infer_expr_type(inputs)
+    if not isinstance(kind, TensorType):
+        raise InputError(f"infer_shape: expected a tensor, got {kind}")
+    return tuple(getattr(dim, "value", dim) for dim in kind.shape)
+
+
+def infer_channels(inputs: RelayExpr, transpose: bool = False) -> object:
+    """Return the output channels of a weight: its first dimension, or the second to transpose."""
+    return infer_shape(inputs)[1 if transpose else 0]
+
+
+def fold_constant(node: RelayExpr, mod: IRModule | None = None) -> RelayExpr:
+    """Return an expression with what is known of it computed."""
+    return FoldConstantExpr(node, mod or IRModule())
+
+
+def infer_value(
+    input_val: RelayExpr, params: Mapping[str, object], mod: IRModule | None = None
+) -> Array:
+    """Return the value of an expression over parameters by name. Raises InputError for a variable
+    that is none of these.
+    """
+    known = {}
+    for variable in free_vars(input_val):
+        if variable.name_hint not in params:
+            raise InputError(f"infer_value: no value is given for %{variable.name_hint}")
+        known[variable] = np.asarray(params[variable.name_hint])
+    function = Function(tuple(known), input_val)
+    result = Interpreter(mod or IRModule()).evaluate(function, *known.values())
+    return np.asarray(result)
+
+
+infer_value_simulated = infer_value
+
+
+def to_int_list(np_array: Array) -> list[int]:
+    """Return the elements of an array as ints."""
+    return [int(value) for value in np_array]
+
+
+def unbind(data: RelayExpr, axis: int = 0) -> TupleWrapper:
+    """Return the slices of a tensor along an axis, without that axis."""
+    count = infer_shape(data)[axis]
+    assert isinstance(count, int), "the number of slices is known"
+    parts = TupleWrapper(op.split(data, count, axis), count)
+    fields: Sequence[RelayExpr] = [op.squeeze(part, axis=[axis]) for part in parts]
+    return TupleWrapper(Tuple(tuple(fields)), count)
+
+
+__all__ = [
+    "fold_constant",
+    "get_name",
+    "get_relay_op",
+    "infer_channels",
+    "infer_shape",
+    "infer_type",
+    "infer_value",
+    "infer_value_simulated",
+    "new_var",
+    "to_int_list",
+    "unbind",
+]

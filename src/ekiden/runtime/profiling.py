@@ -1,0 +1,69 @@
+"""Measurements at TVM's place: reports of runs, and metrics of one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+
+from ekiden.runtime._core import Device, Module
+from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.profile import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How often something happened."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A time in microseconds."""
+
+    duration: float
+
+
+@dataclass(frozen=True, slots=True)
+class Percent:
+    """A share in percent."""
+
+    percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One number by another."""
+
+    ratio: float
+
+
+def profile_function(
+    mod: Module,
+    dev: Device,
+    collectors: Sequence[object] = (),
+    func_name: str | None = None,
+    warmup_iters: int = 10,
+) -> Callable[..., dict[str, Duration]]:
+    """Return what runs a function of a module, by default its entry, and returns its duration.
+
+    Raises ValueError for collectors: there are no hardware counters; `exe.profile` reports kernels.
+    """
+    if collectors:
+        raise ValueError("profile_function: there are no collectors; expected none")
+    function = mod[func_name or mod.entry_name]
+
+    def profiled(*args: object) -> dict[str, Duration]:
+        """Run the function until it is warm, and then once with a clock."""
+        for _ in range(warmup_iters):
+            function(*args)
+        dev.sync()
+        begin = perf_counter_ns()
+        function(*args)
+        dev.sync()
+        return {"Duration (us)": Duration((perf_counter_ns() - begin) / 1000)}
+
+    return profiled
+
+
+__all__ = ["Count", "Duration", "Percent", "Ratio", "Report", "profile_function"]

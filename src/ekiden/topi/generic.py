@@ -1,0 +1,5 @@
+"""Schedules for the current target, and operators, at TVM's place (schedules.py)."""
+
+from ekiden.topi.schedules import schedules_of
+
+__getattr__ = schedules_of(None)

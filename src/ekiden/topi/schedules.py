@@ -1,0 +1,88 @@
+"""Plain schedules of tensor expressions, at the names that TVM's `topi.generic` has.
+
+    with Target("cuda"):
+        schedule = topi.generic.schedule_injective(result)
+
+A stage whose rows are independent is spread over threads: of a processor by `parallel`, of a GPU by
+blocks and threads. Ekiden's own kernels come from `ekiden.compile`, which knows better ones; these
+are for programs that make kernels of tensor expressions by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+from ekiden import te, topi
+from ekiden.target import Target
+from ekiden.te.schedule import Schedule, Stage
+from ekiden.te.tensor import ComputeOp, Tensor
+
+THREADS = 256
+"""Threads of a block."""
+
+Outs = Tensor | Sequence[Tensor]
+NAMES = (
+    "schedule_injective", "schedule_elemwise", "schedule_broadcast", "schedule_extern",
+    "schedule_reduce", "schedule_softmax", "schedule_pool", "schedule_adaptive_pool",
+    "schedule_dense", "schedule_batch_matmul", "schedule_conv2d_nchw", "schedule_conv2d_nhwc",
+    "schedule_depthwise_conv2d_nchw", "schedule_lrn", "schedule_concatenate",
+)  # fmt: skip
+"""What computations of these kinds are scheduled by: all by `spread`."""
+
+
+def spread(outs: Outs, on_gpu: bool) -> Schedule:
+    """Return a schedule in which each stage that is computed has its elements spread over threads,
+    and elementwise stages between are inlined.
+    """
+    many = [outs] if isinstance(outs, Tensor) else list(outs)
+    schedule: Schedule = te.create_schedule([each.op for each in many])
+    results = {each.op for each in many}
+    for stage in schedule.stages:
+        if not isinstance(stage.op, ComputeOp):
+            continue
+        if stage.op not in results and not stage.op.reduce_axis:
+            stage.compute_inline()
+        elif stage.op.axis:
+            _spread_stage(stage, on_gpu)
+    return schedule
+
+
+def _spread_stage(stage: Stage, on_gpu: bool) -> None:
+    op = stage.op
+    assert isinstance(op, ComputeOp)
+    axes = list(op.axis)
+    if not on_gpu:
+        stage.parallel(axes[0])
+        return
+    fused = stage.fuse(*axes) if len(axes) > 1 else axes[0]
+    block, thread = stage.split(fused, factor=THREADS)
+    stage.bind(block, te.thread_axis("blockIdx.x"))
+    stage.bind(thread, te.thread_axis("threadIdx.x"))
+
+
+def schedules_of(on_gpu: bool | None) -> Callable[[str], object]:
+    """Return the `__getattr__` of a module of schedules; None: for the current target. Operators
+    that TVM has there are those of `topi` and `topi.nn`.
+    """
+
+    def find(name: str) -> object:
+        """Return a schedule, or an operator. Raises AttributeError for other names."""
+        if name in NAMES:
+            return lambda outs: spread(outs, _is_gpu() if on_gpu is None else on_gpu)
+        places: tuple[ModuleType, ...] = (topi, topi.nn, topi.image, topi.vision)
+        for place in () if name.startswith("_") else places:
+            if name in place.__all__:
+                value: object = getattr(place, name)
+                return value
+        raise AttributeError(
+            f"topi has no {name!r} for a target: kernels of operators are scheduled when "
+            "ekiden.compile builds them; here are the schedules " + ", ".join(NAMES)
+        )
+
+    return find
+
+
+def _is_gpu() -> bool:
+    target = Target.current()
+    return target is not None and str(target.kind) not in ("llvm", "c")
