@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
+from functools import cache
 
 import numpy as np
 from choices import Choices
@@ -147,6 +148,7 @@ def draw_cell(chance: random.Random) -> Cell:
             return cell
 
 
+@cache
 def _values_here() -> dict[str, list[str]]:
     here = {row.name for row in TARGETS if row.is_here()}
     return {a: [n for n in rows if a != "target" or n in here] for a, rows in AXES.items()}
