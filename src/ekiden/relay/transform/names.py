@@ -65,6 +65,7 @@ from ekiden.relay.transform.hoist_dimensions import HoistDimensions
 from ekiden.relay.transform.hoist_invariants import HoistInvariants
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
+from ekiden.relay.transform.inline_kernels import InlineKernels
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
 from ekiden.relay.transform.lambda_lift import LambdaLift
 from ekiden.relay.transform.lazy_gradient_init import LazyGradientInit
@@ -162,6 +163,7 @@ for _factory in (
     Rematerialize,
     RemoveUnusedFunctions,
     Inline,
+    InlineKernels,
     InlinePrimitives,
     EtaExpand,
     FakeQuantizationToInteger,
@@ -222,6 +224,7 @@ __all__ = [
     "InferTypeLocal",
     "Inline",
     "InlineCompilerFunctionsBoundTo",
+    "InlineKernels",
     "InlinePrimitives",
     "LambdaLift",
     "LayoutConfig",
