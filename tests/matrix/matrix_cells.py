@@ -80,7 +80,9 @@ def run_cell(program: Program, cell: Cell, resources: Resources) -> Outcome:
             results = _results(program, cell, resources)
         except (EkidenError, OtherProcessError) as error:
             return _refused(error, cell, features)
-        except Exception:  # whatever it is, it is a find
+        except Exception as error:  # whatever it is, it is a find
+            if open_fault(f"{type(error).__name__}: {error}", cell.values(), features):
+                return Outcome(OPEN_FAULT, str(error), features)
             return Outcome(FAILED, traceback.format_exc(limit=-6), features)
     try:
         agree(results, expected)
