@@ -21,6 +21,7 @@ from ekiden.byoc.onnx_regions import OnnxEngine
 from ekiden.driver.tuning import extract_tasks
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
+from ekiden.ir.transform import PassContext
 from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.merge_composite import Entry
@@ -111,6 +112,26 @@ def test_a_region_of_unknown_sizes(engine: str, text: str, rows: int) -> None:
     np.testing.assert_allclose(
         results(exe, args)[0], results(ekiden.compile(module), args)[0], rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("text", [MLP, UNKNOWN["parameter"]])
+@pytest.mark.parametrize(
+    "context",
+    [{"opt_level": 0}, {"opt_level": 1}, {"disabled_pass": ["Inline", "InlinePrimitives"]}],
+)
+def test_a_region_stays_one_at_every_opt_level(
+    engine: str, text: str, context: dict[str, Any]
+) -> None:
+    made = byoc.partition(relay.parse(text), engine)
+    if not regions(made):
+        pytest.skip(f"'{engine}' takes no such operator")
+    with PassContext(**context):
+        exe = ekiden.compile(made)
+    assert any(engine in name for name in exe.primitive_ops)
+    args = whole((2, 3), (4, 3), (4,))[: len(exe.inputs)]
+    expected = results(ekiden.compile(relay.parse(text)), args)
+    for got, wanted in zip(results(exe, args), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_region_is_nothing_to_tune(engine: str) -> None:

@@ -227,6 +227,10 @@ def _one_disabled(chance: random.Random) -> AbstractContextManager[object]:
     return PassContext(disabled_pass=[chance.choice(names)])
 
 
+def _opt_level(chance: random.Random) -> AbstractContextManager[object]:
+    return PassContext(opt_level=chance.choice([0, 1, 2, 4]))
+
+
 def _all_instruments(chance: random.Random) -> AbstractContextManager[object]:
     watchers = [PassTimingInstrument(), Verify(verify), PrintAfterAll(io.StringIO())]
     return PassContext(instruments=watchers)
@@ -275,6 +279,7 @@ VIEWS = (
     View("every stage", context=lambda _: PassContext(instruments=[Watched()])),
     View("pass alone", rewrite=_one_pass),
     View("pass disabled", context=_one_disabled),
+    View("opt level", context=_opt_level),
     View("instruments", context=_all_instruments),
     View("profile", after=_profile),
     View("tuned", options=_tuned),

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
+from functools import cache
 
 import numpy as np
 from choices import Choices
@@ -79,7 +80,9 @@ def run_cell(program: Program, cell: Cell, resources: Resources) -> Outcome:
             results = _results(program, cell, resources)
         except (EkidenError, OtherProcessError) as error:
             return _refused(error, cell, features)
-        except Exception:  # whatever it is, it is a find
+        except Exception as error:  # whatever it is, it is a find
+            if open_fault(f"{type(error).__name__}: {error}", cell.values(), features):
+                return Outcome(OPEN_FAULT, str(error), features)
             return Outcome(FAILED, traceback.format_exc(limit=-6), features)
     try:
         agree(results, expected)
@@ -147,6 +150,7 @@ def draw_cell(chance: random.Random) -> Cell:
             return cell
 
 
+@cache
 def _values_here() -> dict[str, list[str]]:
     here = {row.name for row in TARGETS if row.is_here()}
     return {a: [n for n in rows if a != "target" or n in here] for a, rows in AXES.items()}

@@ -41,9 +41,10 @@ REFUSALS: tuple[Refusal, ...] = (
     *(
         Refusal(
             ("graph", name),
-            r"graph: 'main' has none: it is not a straight line \(instruction \w+\)",
-            "graph: 'main' has none: it is not a straight line (instruction ...); "
-            "the virtual machine runs it",
+            r"graph: 'main' has none: it (is not a straight line|handles more than tensors) "
+            r"\(instruction \w+\)",
+            "graph: 'main' has none: it is not a straight line (instruction ...), or: it handles "
+            "more than tensors (instruction ...); the virtual machine runs it",
             _NO_LINE,
         )
         for name in _NOT_STRAIGHT
@@ -98,6 +99,15 @@ OPEN: tuple[Refusal, ...] = (
             "regions of engines are planned onto devices that are not the host",
         )
         for target in ("opencl", "llvm+opencl", "llvm+llvm")
+    ),
+    *(
+        Refusal(
+            ("tuned", target),
+            r"KeyError: 'buffers'",
+            "KeyError: 'buffers'",
+            "a kernel of a device has no choices to draw a decision from",
+        )
+        for target in ("opencl", "llvm+opencl")
     ),
     *(
         Refusal(

@@ -117,6 +117,10 @@ class Maker:
         return self.tensors[kind % 5]
 
 
+FEATURES_OF: dict[type[Type], str] = {TupleType: "tuple", TypeCall: "data"}
+"""Class of a type -> the name of the feature that a program with such values has."""
+
+
 @dataclass
 class Scope:
     """What can be used at one place of a program."""
@@ -139,6 +143,7 @@ class Scope:
     def smallest(self, kind: Type) -> Expr:
         """Return a value without parts that are drawn."""
         maker = self.maker
+        maker.features.update(FEATURES_OF[t] for t in FEATURES_OF if isinstance(kind, t))
         match kind:
             case TupleType(fields=fields):
                 return Tuple([self.leaf(f) for f in fields])

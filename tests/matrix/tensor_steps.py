@@ -53,7 +53,8 @@ class TensorSteps:
         """Add a parameter, of any shape where none is given."""
         rank = self.choices.integer(0, 4)
         dims = [self.dim() for _ in range(rank)] if shape is None else list(shape)
-        if prod(d if isinstance(d, int) else MAX_SYMBOL for d in dims) > MAX_ELEMENTS:
+        elements = prod(d if isinstance(d, int) else MAX_SYMBOL for d in dims)
+        if shape is None and elements > MAX_ELEMENTS:
             dims = [d if isinstance(d, int) and d <= 4 else 3 for d in dims]
         parameter = relay.var(f"x{len(self.params)}", relay.tensor_type(dims))
         self.params.append(parameter)

@@ -124,7 +124,7 @@ def test_a_cell_that_crashes_or_raises_is_a_find_and_the_run_goes_on(worker: Wor
 @pytest.mark.quick
 def test_a_refusal_is_documented_for_the_values_that_it_is_about_alone() -> None:
     row = REFUSALS[0]
-    text = row.sentence.replace("(instruction ...)", "(instruction If)")
+    text = row.sentence.replace("(instruction ...)", "(instruction Switch)")
     assert documented(text, row.values, ()) is row
     assert documented(text, row.values[:1], ()) is None
     assert documented("another sentence", row.values, ()) is None

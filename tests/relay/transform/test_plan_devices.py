@@ -64,6 +64,12 @@ CASES = {
         " subtract(%1, %2) }",
         ([0, 0, 1, 1], 1), 1,
     ),
+    "functions without parameters, and of functions": (
+        f"def @main(%a: {T}, %b: bool) {{ %0 = on_device(nn.relu(%a), {ON_0});"
+        " %1 = if (%b) { fn () { %0 } } else { fn () { nn.relu(%0) } };"
+        " %2 = fn (%f) { fn () { %f() } }; %3 = %2(%1); %3() }",
+        ([0, 0], 0), 0,
+    ),
     "a copy that the program makes": (
         f"{ABCD} {{ %0 = add(%a, %b); %1 = device_copy(%0, src_{ON_0}, dst_{ON_1});"
         " %2 = add(%c, %d); subtract(%1, %2) }",

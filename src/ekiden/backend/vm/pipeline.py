@@ -43,6 +43,7 @@ from ekiden.relay.transform.hoist_dimensions import HoistDimensions
 from ekiden.relay.transform.hoist_invariants import HoistInvariants
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
+from ekiden.relay.transform.inline_kernels import InlineKernels
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
 from ekiden.relay.transform.integer_products import IntegerProducts
 from ekiden.relay.transform.kept_results import keeping
@@ -109,7 +110,8 @@ def pipeline(
             infer_type,
             needed(EtaExpand(), "to make constructors functions"),
             infer_type,
-            Inline(),  # also what external compilers make, as functions in place
+            needed(InlineKernels(), "to know what is a kernel by its call"),
+            Inline(),
             needed(Legalize(), "as an operator may have no kernel but what it is legalized to"),
             qnn.Legalize(),
             IntegerProducts(),  # before weights fold to the floats they stand for

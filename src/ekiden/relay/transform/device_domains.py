@@ -404,7 +404,7 @@ class Domains:
             for each, where in zip(params, given if isinstance(given, tuple) else (), strict=False):
                 put(each, where)
             put(result, function.attr(RESULT_PLACE))
-            if self._is_planned and not given:
+            if self._is_planned and not given and function.attr(RESULT_PLACE) is None:
                 for each in made.items:
                     if not (isinstance(each, Parts) and each.is_function):
                         put(each, HOST)

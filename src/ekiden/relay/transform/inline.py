@@ -51,7 +51,7 @@ def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> I
         function = done[name]
         if not isinstance(function, Function):
             continue
-        is_part = _is_kernel(function)  # of which those that it calls are parts
+        is_part = is_kernel(function)  # of which those that it calls are parts
         body = _with_bodies(function.body, inlined, is_part)
         done[name] = function = function.with_fields(body=body)
         if name not in recursive and not function.type_params and wanted(name, function):
@@ -77,7 +77,7 @@ def _with_bodies(
         if isinstance(old, Call) and isinstance(old.op, GlobalVar) and old.op in functions:
             assert isinstance(new, Call)
             callee = functions[old.op]
-            if is_part or not _is_kernel(callee):
+            if is_part or not is_kernel(callee):
                 return apply(callee, new, dims_of_call(callee, old.args))
             made = new.with_fields(op=_marked(callee))
             known = old.checked_type_or_none()
@@ -96,7 +96,7 @@ def _marked(kernel: Function) -> Function:
 def _value_of(function: Function) -> Function:
     copy = fresh_copy(function)
     assert isinstance(copy, Function)
-    if not _is_kernel(copy):
+    if not is_kernel(copy):
         return copy
     kernel = _marked(copy)
     params = tuple(Var(p.name_hint, p.type_annotation) for p in kernel.params)
@@ -134,14 +134,13 @@ def _without_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
     )
 
 
-def _is_kernel(function: Function) -> bool:
+def is_kernel(function: Function) -> bool:
+    """Return whether a function is one kernel, which stays whole."""
     return bool(function.attr("Compiler") or function.attr("Primitive"))
 
 
 def _is_wanted(function: BaseFunc) -> bool:
-    return isinstance(function, Function) and (
-        bool(function.attr("Inline")) or _is_kernel(function)
-    )
+    return isinstance(function, Function) and (bool(function.attr("Inline")) or is_kernel(function))
 
 
 @module_pass(name="Inline", opt_level=1)

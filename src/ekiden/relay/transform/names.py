@@ -65,6 +65,7 @@ from ekiden.relay.transform.hoist_dimensions import HoistDimensions
 from ekiden.relay.transform.hoist_invariants import HoistInvariants
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.inline import Inline
+from ekiden.relay.transform.inline_kernels import InlineKernels
 from ekiden.relay.transform.inline_primitives import InlinePrimitives
 from ekiden.relay.transform.integer_products import IntegerProducts
 from ekiden.relay.transform.lambda_lift import LambdaLift
@@ -166,6 +167,7 @@ for _factory in (
     Rematerialize,
     RemoveUnusedFunctions,
     Inline,
+    InlineKernels,
     InlinePrimitives,
     EtaExpand,
     FakeQuantizationToInteger,
@@ -226,6 +228,7 @@ __all__ = [
     "InferTypeLocal",
     "Inline",
     "InlineCompilerFunctionsBoundTo",
+    "InlineKernels",
     "InlinePrimitives",
     "IntegerProducts",
     "LambdaLift",

@@ -216,7 +216,8 @@ class _Planner:
         plain = function.without_attr(PARAM_PLACES).without_attr(RESULT_PLACE)
         if not self.marks and all_on_host((*params, result)):
             return plain
-        return plain.with_attr({PARAM_PLACES: tuple(params), RESULT_PLACE: result})
+        places = {PARAM_PLACES: tuple(params)} if any(params) else {}  # as the text says them
+        return plain.with_attr({**places, RESULT_PLACE: result})
 
 
 def _kinds(function: Function) -> list[Type]:
