@@ -1,4 +1,4 @@
-"""Model libraries of strangers: what is wrong in one is a LoadError, and none of it becomes code."""
+"""Model libraries of strangers: what is wrong in one is a LoadError, none of it becomes code."""
 
 from __future__ import annotations
 
