@@ -9,13 +9,15 @@ project/project.json  the template and the options it was made with
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import re
 import shutil
 import subprocess
 import tarfile
+import zlib
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ekiden.driver.micro import MicroProgram
@@ -203,41 +205,96 @@ def _write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
+MAX_LIBRARY_BYTES = 1 << 30
+"""Of all files of a model library: what a packed or sparse archive may grow to."""
+
+
 def _read(path: PathName) -> dict[str, bytes]:
-    """The files of a model library. Raises LoadError for one with files elsewhere than below it."""
-    found: dict[str, bytes] = {}
+    """Return the files of a model library. Raises LoadError for one with files elsewhere than below
+    it, with a file in the place of a folder, or of more than MAX_LIBRARY_BYTES.
+    """
+    files: dict[str, bytes] = {}
+    left = MAX_LIBRARY_BYTES
     try:
         with named("read", path), tarfile.open(path) as archive:
             for member in archive:
                 name = os.path.normpath(member.name)
-                if name.startswith(("/", "..")):
+                if name.startswith(("/", "..")) or name == "." or not name.isprintable():
                     raise LoadError(f"read '{path}': it has a file outside of it: {member.name!r}")
+                left -= member.size
+                if left < 0:
+                    limit = f"{MAX_LIBRARY_BYTES} bytes"
+                    raise LoadError(f"read '{path}': a model library of at most {limit} expected")
                 data = archive.extractfile(member) if member.isfile() else None
                 if data is not None:
-                    found[name] = data.read()
-    except tarfile.TarError as error:
+                    files[name] = data.read()
+    except (tarfile.TarError, ValueError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise LoadError(f"read '{path}': no tar: {error}") from error
-    return found
+    folders = {str(parent) for name in files for parent in PurePosixPath(name).parents}
+    if clash := folders & files.keys():
+        raise LoadError(f"read '{path}': {min(clash)!r} is a file and a folder")
+    return files
 
 
-def _about(files: Mapping[str, bytes], library: object) -> dict[str, Any]:
-    """What metadata.json says of the one model. Raises LoadError."""
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """What metadata.json says of the one model.
+
+    io_bytes: of its inputs and outputs, each in whole units of 16. pools: the bytes of each memory
+    that its caller has, by name; None where it has its own.
+    """
+
+    name: str
+    io_bytes: int
+    pools: Mapping[str, int] | None
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""What may be a part of an identifier in C: names of a file go into the project's sources."""
+
+
+def _identifier(value: object) -> str:
+    """Return a name that can stand in C. Raises ValueError."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ValueError(f"a name expected, got {value!r:.80}")
+    return value
+
+
+def _bytes(value: object) -> int:
+    """Return a number of bytes that a microcontroller could have. Raises ValueError."""
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise ValueError(f"a number of bytes below 2^31 expected, got {value!r:.80}")
+    return value
+
+
+def _about(files: Mapping[str, bytes], library: object) -> _Library:
+    """Return what metadata.json says of the one model. Raises LoadError."""
     try:
         metadata = json.loads(files["metadata.json"])
         (about,) = metadata["modules"].values()
-        assert metadata["version"] == VERSION, metadata["version"]
-        assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", about["model_name"])
-        assert f"codegen/host/include/ekiden_{about['model_name']}.h" in files
-    except (KeyError, ValueError, TypeError, AssertionError) as error:
+        if metadata["version"] != VERSION:
+            raise ValueError(f"version {metadata['version']!r:.80}")
+        name = _identifier(about["model_name"])
+        if f"codegen/host/include/ekiden_{name}.h" not in files:
+            raise ValueError(f"no header of {name!r}")
+        (main,) = about["memory"]["functions"]["main"]
+        tensors = [*main["inputs"].values(), *main["outputs"].values()]
+        pools = main.get("workspace_pools")
+        return _Library(
+            name,
+            sum(-(-_bytes(t["size"]) // 16) * 16 for t in tensors),
+            None
+            if pools is None
+            else {_identifier(key): _bytes(row["size_bytes"]) for key, row in pools.items()},
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(
             f"read '{library}': a model library of version {VERSION} that Ekiden wrote expected, "
-            f"with one model: {error!r}"
+            f"with one model: {error!r:.200}"
         ) from error
-    found: dict[str, Any] = about
-    return found
 
 
-def _texts(row: Template, about: Mapping[str, Any], options: Options) -> dict[str, str]:
+def _texts(row: Template, about: _Library, options: Options) -> dict[str, str]:
     """The files that are made for a project."""
     machine = row.machine
     if "{cpu}" in machine:
@@ -279,27 +336,24 @@ def _script(regions: Mapping[str, Region], stack: int) -> str:
     )
 
 
-def _config(about: Mapping[str, Any], options: Options) -> str:
-    (main,) = about["memory"]["functions"]["main"]
-    tensors = [*main["inputs"].values(), *main["outputs"].values()]
-    used = sum(-(-int(t["size"]) // 16) * 16 for t in tensors)
+def _config(about: _Library, options: Options) -> str:
+    """The header that says how much memory the server has."""
     pools, table = "", "NULL"
-    if "workspace_pools" in main:
-        rows = {name: row["size_bytes"] for name, row in main["workspace_pools"].items()}
+    if about.pools is not None:
         pools = "".join(
             f"static uint8_t ek_pool_{name}[{max(size, 1)}]"
             f' __attribute__((aligned(16), section(".bss.noinit.ekiden.{name}")));\n'
-            for name, size in rows.items()
+            for name, size in about.pools.items()
         )
-        given = ", ".join(f"ek_pool_{name}" for name in rows)
+        given = ", ".join(f"ek_pool_{name}" for name in about.pools)
         pools += f"static void *const ek_pools[] = {{{given}}};\n"
         table = "ek_pools"
     return CONFIG.format(
-        name=about["model_name"],
+        name=about.name,
         pools=pools,
         pool_table=table,
         frame=_number("frame_bytes", options, 8192, least=4096),
-        heap=_number("heap_bytes", options, 3 * used + 16),
+        heap=_number("heap_bytes", options, 3 * about.io_bytes + 16),
     )
 
 

@@ -330,6 +330,8 @@ MAX_DIGITS = 18
 """Decimal digits of a float that are read: as many as an int64 holds whatever they are."""
 WRITTEN = 32
 """Bytes of a number that is written: a sign, 20 digits, a point, four zeros, an exponent."""
+MAX_PRECISION = 20
+"""Digits that fit into it."""
 MAX_EXPONENT = 100_000
 INFINITE, NO_NUMBER = 2, 3
 """Signs that stand for inf and NaN, the former also negative."""
@@ -435,8 +437,10 @@ def number_parts(text: Tensor) -> Tensor:
 def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) -> Tensor:
     """Numbers as texts [n, WRITTEN]: `digits` uint64 [n] times ten to the int64 `exponents`, with
     `signs` int64 as of `number_parts`. As C's %g with that precision writes them; with precision 0
-    the digits alone.
+    the digits alone. Raises ValueError for a precision that needs more than WRITTEN bytes.
     """
+    if not 0 <= precision <= MAX_PRECISION:
+        raise ValueError(f"precision: from 0 to {MAX_PRECISION} expected, got {precision}")
     rows = digits.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:

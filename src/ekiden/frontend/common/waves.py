@@ -7,6 +7,8 @@ algorithm for the machine calculation of complex Fourier series", 1965).
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from ekiden.frontend.common.scope import Scope
@@ -18,6 +20,9 @@ from ekiden.topi.shape import Shape, as_dim, known
 
 MOST_WAVES = 1024
 """The largest extent whose waves become one matrix: 8 MB of float32."""
+
+LARGEST = 1 << 26
+"""The largest extent that is taken apart: its waves are constants of 1 GB in float64."""
 
 Parts = tuple[Expr, Expr]
 """The real and the imaginary parts of complex numbers."""
@@ -53,6 +58,7 @@ def transformed(data: Expr, matrix: Array, shape: Shape) -> Expr:
     return op.reshape(found, (*shape, len(matrix) // 2, 2), allowzero=True)
 
 
+@cache
 def factors(extent: int) -> tuple[int, int] | None:
     """Two factors of which the first has a matrix of waves, as near to each other as can be; None
     for an extent that has one itself, or of which a factor is a prime that has none.
@@ -64,8 +70,10 @@ def factors(extent: int) -> tuple[int, int] | None:
 
 
 def has_waves(extent: int | None) -> bool:
-    """Whether `fourier` takes an extent."""
-    return extent is not None and extent > 0 and (extent <= MOST_WAVES or bool(factors(extent)))
+    """Return whether `fourier` takes an extent."""
+    if extent is None or not 0 < extent <= LARGEST:  # factors of larger ones would take for ever
+        return False
+    return extent <= MOST_WAVES or factors(extent) is not None
 
 
 def fourier(
@@ -79,9 +87,11 @@ def fourier(
     """
     if extent <= MOST_WAVES:
         return _whole(real, imaginary, shape, extent, dtype, inverse)
-    pair = factors(extent)
+    pair = factors(extent) if extent <= LARGEST else None
     if pair is None:
-        raise ValueError(f"fourier: {extent} has a prime factor above {MOST_WAVES}")
+        raise ValueError(
+            f"fourier: {extent} has a prime factor above {MOST_WAVES}, or is above {LARGEST}"
+        )
     first, second = pair  # element first_i * second + second_i
     rank = len(shape)
     swap = [*range(rank), rank + 1, rank]

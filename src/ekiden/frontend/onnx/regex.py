@@ -31,6 +31,9 @@ _Key = TypeVar("_Key")
 LAST = 0x10FFFF
 MOST_STATES = 10_000
 """More than this is no pattern but a program."""
+MOST_VISITS = 2_000_000
+"""States that are looked at while the automaton is made deterministic: a second. A pattern of few
+states may hold thousands of others in each."""
 MOST_NESTED = 100
 _DIGITS: Ranges = ((48, 57),)
 _WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
@@ -409,9 +412,14 @@ class _Graph:
                     waiting.append(each)
         return frozenset(found)
 
-    def step(self, states: Iterable[int], byte: int) -> frozenset[int]:
-        """The states that a byte leads to."""
-        return frozenset(t for s in states for low, high, t in self.moves[s] if low <= byte <= high)
+    def steps(self, states: Iterable[int], kind_of: Sequence[int]) -> list[set[int]]:
+        """Return the states that each kind of bytes leads to. Moves are on whole kinds."""
+        targets: list[set[int]] = [set() for _ in range(kind_of[-1] + 1)]
+        for state in states:
+            for low, high, target in self.moves[state]:
+                for kind in range(kind_of[low], kind_of[high] + 1):
+                    targets[kind].add(target)
+        return targets
 
 
 def automaton(pattern: str) -> tuple[Array, Array, Array]:
@@ -427,15 +435,27 @@ def automaton(pattern: str) -> tuple[Array, Array, Array]:
     kinds = _kinds([*graph.moves, [(*w, 0) for w in _WORD] if looks else []])
     samples = [int(b) for b in np.unique(kinds, return_index=True)[1]]
     sides = [_side(b) for b in samples]
+    kind_of = kinds.tolist()
     states: dict[tuple[frozenset[int], int], int] = {(frozenset([start]), _START): 0}
-    table, accepts = [], []
+    table, accepts, visits = [], [], 0
     for held, before in _growing(states):
+        # what comes next matters to conditions alone: without any, one look does for all of it
+        reached = {
+            side: graph.reached(held, before, side)
+            for side in {*sides, _END}
+            if looks or side == _END
+        }
+        steps = {side: graph.steps(found, kind_of) for side, found in reached.items()}
+        visits += sum(map(len, reached.values()))
+        visits += sum(len(targets) for by_kind in steps.values() for targets in by_kind)
+        if visits > MOST_VISITS:
+            raise RegexError("the pattern takes too long to be made an automaton")
         row = []
-        for byte, side in zip(samples, sides, strict=True):
-            to = graph.step(graph.reached(held, before, side), byte)
+        for kind, side in enumerate(sides):
+            to = frozenset(steps[side if looks else _END][kind])
             row.append(states.setdefault((to, side if looks else _OTHER), len(states)))
         table.append(row)
-        accepts.append(end in graph.reached(held, before, _END))
+        accepts.append(end in reached[_END])
     return np.array(table, np.int32), kinds, np.array(accepts)
 
 

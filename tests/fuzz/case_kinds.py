@@ -1,0 +1,35 @@
+"""What a kind of input is to the fuzzer: how its cases are made, and what is done with one.
+
+A case is refused with an error of the project's own, or accepted; anything else that it raises, a
+signal or a hang is a find. The tables of kinds are in file_kinds.py, model_kinds.py and
+message_kinds.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from random import Random
+from typing import Any
+
+Loader = Callable[[Any], None]
+"""Does with a case what a user would; returns where it is accepted."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row of the table.
+
+    start: makes what all cases of a worker need, once, and gives (make, load): `make(rng)` is the
+    next case, `load(case)` tries it. needs: packages without which the kind is skipped.
+    """
+
+    name: str
+    about: str
+    start: Callable[[], tuple[Callable[[Random], Any], Loader]]
+    needs: tuple[str, ...] = ()
+
+    def missing(self) -> list[str]:
+        """Return the packages that are not installed."""
+        return [name for name in self.needs if find_spec(name) is None]

@@ -1,0 +1,211 @@
+"""What comes by a network: requests over HTTP and gRPC, TLS handshakes, first messages to servers
+and proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from case_kinds import Kind, Loader
+from mutation import json_text, mutate_bytes, mutate_json
+
+from ekiden import rpc
+from ekiden.rpc.keys import Key, server_socket
+from ekiden.rpc.messages import FRAME_LIMIT, HEADER, HELLO_LIMIT, MAGIC, VERSION
+from ekiden.rpc.messages import Kind as Message
+from ekiden.rpc.pool import Peer
+from ekiden.rpc.services import hear
+from ekiden.rpc.wire import Plain, read_body, read_head, write_body
+
+MOST = 1 << 26
+
+INFER = {
+    "id": "1", "parameters": {"priority": 1, "timeout": 100, "binary_data_output": False},
+    "inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1.0, 2.0, 3.0, 4.0]},
+               {"name": "t", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}],
+    "outputs": [{"name": "y", "parameters": {"binary_data": True}}],
+}  # fmt: skip
+
+
+def _http() -> tuple[Any, Loader]:
+    from ekiden.serve.http_messages import read_request
+
+    def make(rng: Random) -> tuple[bytes, str]:
+        body = json_text(mutate_json(INFER, rng)).encode("utf-8", "surrogatepass")
+        if rng.random() < 0.4:
+            body = mutate_bytes(body, rng)
+        return body, rng.choice(("", "", str(len(body)), "0", "-1", "99999999999999999999", "12"))
+
+    def load(case: tuple[bytes, str]) -> None:
+        read_request("m", "", case[0], case[1], MOST)
+
+    return make, load
+
+
+CHAT = {
+    "model": "m", "messages": [{"role": "user", "content": "x"}], "stream": False, "max_tokens": 4,
+    "temperature": 0.5, "top_p": 0.9, "seed": 1, "stop": ["a", "b"],
+    "stream_options": {"include_usage": True}, "n": 1,
+}  # fmt: skip
+
+
+def _chat() -> tuple[Any, Loader]:
+    from ekiden.serve.chat import read_chat
+    from ekiden.serve.json_scan import read_json
+
+    def make(rng: Random) -> bytes:
+        body = json_text(mutate_json(CHAT, rng)).encode("utf-8", "surrogatepass")
+        return mutate_bytes(body, rng) if rng.random() < 0.3 else body
+
+    def load(case: bytes) -> None:
+        fields = read_json(case)
+        if isinstance(fields, dict):
+            read_chat(fields)
+
+    return make, load
+
+
+def _grpc() -> tuple[Any, Loader]:
+    from ekiden.serve.grpc_messages import message, parse_request  # an extra
+
+    row = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
+    inside = message("ModelInferRequest", model_name="m", id="1",
+                     inputs=[{**row, "contents": {"fp32_contents": [1.0] * 4}}])  # fmt: skip
+    raw = message(
+        "ModelInferRequest", model_name="m", inputs=[row], raw_input_contents=[b"\0" * 16]
+    )
+    many = {**row, "shape": [1, 9000], "contents": {"fp32_contents": [1.0] * 9000}}
+    long = message("ModelInferRequest", model_name="m", inputs=[many])
+    corpus = [bytes(each.SerializeToString()) for each in (inside, raw, long)]
+
+    def make(rng: Random) -> bytes:
+        return mutate_bytes(rng.choice(corpus), rng, corpus[:2])
+
+    def load(case: bytes) -> None:
+        parse_request(case, MOST)
+
+    return make, load
+
+
+# Sessions.
+
+
+def _frames() -> list[bytes]:
+    hello = write_body(Message.HELLO, (MAGIC, VERSION, FRAME_LIMIT, 1000, "server:a", []), Plain())
+    client = write_body(Message.HELLO, (MAGIC, VERSION, FRAME_LIMIT, 0, "client:a", ["x", 1, b"y"]),
+                        Plain())  # fmt: skip
+    return [bytes(hello), bytes(client)]
+
+
+def _hello() -> tuple[Any, Loader]:
+    corpus = _frames()
+
+    def make(rng: Random) -> bytes:
+        return mutate_bytes(rng.choice(corpus), rng, corpus)
+
+    def load(case: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(case[: 1 << 16])
+            theirs.shutdown(socket.SHUT_WR)
+            hear(ours, 20)
+
+    return make, load
+
+
+def _frame_bodies() -> tuple[Any, Loader]:
+    corpus = _frames()
+
+    def make(rng: Random) -> bytes:
+        data = bytearray(mutate_bytes(rng.choice(corpus), rng, corpus))
+        if rng.random() < 0.5 and len(data) > HEADER:  # so that more than the head is looked at
+            data[:4] = (len(data) - HEADER).to_bytes(4, "little")
+            data[4] = rng.randrange(32)
+        return bytes(data)
+
+    def load(case: bytes) -> None:
+        if len(case) >= HEADER:
+            kind, size = read_head(case, FRAME_LIMIT)
+            read_body(kind, case[HEADER : HEADER + size], Plain())
+
+    return make, load
+
+
+class _Silent:
+    """A writer that hears nobody."""
+
+    def write(self, data: bytes) -> None:
+        """Drop what is written."""
+
+    async def drain(self) -> None:
+        """Wait for nothing."""
+
+
+def _proxy() -> tuple[Any, Loader]:
+    corpus = _frames()
+
+    def load(case: bytes) -> None:
+        async def talk() -> None:
+            reader = asyncio.StreamReader(limit=HELLO_LIMIT)
+            reader.feed_data(case)
+            reader.feed_eof()
+            peer = Peer(reader, _Silent())  # type: ignore[arg-type]  # all that it uses
+            try:
+                await peer.hear_hello()
+            except asyncio.IncompleteReadError:  # as whoever has gone; the proxy takes it
+                return
+
+        asyncio.run(talk())
+
+    return lambda rng: mutate_bytes(rng.choice(corpus), rng, corpus), load
+
+
+def _client_hello(key: Key) -> bytes:
+    """Return the first flight of a client that has the key."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = key.context(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(incoming, outgoing)
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+def _tls() -> tuple[Any, Loader]:
+    folder = Path(tempfile.mkdtemp(prefix="ekiden-fuzz-"))
+    rpc.make_key(folder / "rpc.key")
+    key = Key.read(folder / "rpc.key")
+    logging.getLogger("ekiden.rpc").setLevel(logging.ERROR)
+    seed = _client_hello(key)
+
+    def make(rng: Random) -> bytes:
+        return (
+            mutate_bytes(seed, rng)
+            if rng.random() < 0.95
+            else bytes(rng.randrange(256) for _ in range(64))
+        )
+
+    def load(case: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(case)
+            theirs.shutdown(socket.SHUT_WR)
+            server_socket(ours, key).close()
+
+    return make, load
+
+
+KINDS = (
+    Kind("http", "requests over HTTP (`http_messages.read_request`)", _http),
+    Kind("chat", "requests for text (`chat.read_chat`)", _chat, ("starlette",)),
+    Kind("grpc", "requests over gRPC (`grpc_messages.parse_request`)", _grpc, ("google",)),
+    Kind("hello", "first messages to a server of sessions", _hello),
+    Kind("frames", "frames of a session", _frame_bodies),
+    Kind("proxy", "first messages to a proxy", _proxy),
+    Kind("tls", "TLS handshakes with a server of sessions", _tls),
+)

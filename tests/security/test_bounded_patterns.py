@@ -1,0 +1,84 @@
+"""The sentences of docs/security.md about what a number or a pattern of a few letters can cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ekiden
+from ekiden import relay
+from ekiden.frontend.common import waves
+from ekiden.frontend.onnx import from_onnx
+from ekiden.frontend.onnx.regex import automaton
+from ekiden.llm.grammar import Grammar
+from ekiden.relay.op import text
+from ekiden.relay.transform import InferType
+from ekiden.runtime.errors import CompileError, InputError
+
+VOCABULARY = [b"a", b"b", b"ab"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        ".{0,100}x.{0,100}x.{0,100}",
+        "(.*a.{20})",
+        "((a{1,50}){1,50}){1,9}",
+        "(a|b|ab){1,1000}(a|b|ab){1,1000}",
+        ".{0,100}x(a{1,50}){1,50}(a{1,50}){1,50}",
+    ],
+)
+def test_a_pattern_that_is_catastrophic_is_refused(pattern: str) -> None:
+    """Some of few states hold thousands of others in each, and took minutes."""
+    with pytest.raises(InputError, match=r"^grammar: the pattern (needs more than|takes too long)"):
+        Grammar.of(pattern, VOCABULARY, [0])
+
+
+@pytest.mark.parametrize("pattern", ["(a*)*b", "(a+)+b", "(a|a)*b", "(a|b|ab)*b"])
+def test_a_pattern_that_backtracking_takes_long_for_is_a_small_automaton(pattern: str) -> None:
+    moves, _, _ = automaton(pattern)
+    assert len(moves) <= 6
+
+
+def test_moves_with_conditions_are_those_of_the_side_they_look_at() -> None:
+    """What the automaton is made from is shared by all bytes, unless a condition looks at them."""
+    moves, kinds, accepts = automaton(r"a\b.b?")
+
+    def matches(text: bytes) -> bool:
+        state = 0
+        for byte in text:
+            state = moves[state, kinds[byte]]
+        return bool(accepts[state])
+
+    assert matches(b"a ") and matches(b"a b")
+    assert not matches(b"ab") and not matches(b"a")
+
+
+PRIME = 2**61 - 1
+
+
+def test_a_transform_of_a_huge_extent_is_not_taken_apart() -> None:
+    assert not waves.has_waves(PRIME) and not waves.has_waves(2 * PRIME)
+    assert waves.has_waves(1 << 20) and waves.has_waves(1024 * 1009) and not waves.has_waves(65537)
+    node = helper.make_node("DFT", ["x", "n"], ["y"])
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 1])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    length = numpy_helper.from_array(np.array(PRIME), "n")
+    graph = helper.make_graph([node], "g", [info], [out], [length])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    assert isinstance(model, onnx.ModelProto)
+    with pytest.raises(CompileError, match="DFT"):
+        from_onnx(model)
+
+
+@pytest.mark.parametrize("precision", [-1, 21, 2**62, -(2**61)])
+def test_more_digits_than_a_text_has_room_for_are_refused(precision: int) -> None:
+    s, d, e = (
+        relay.var(name, shape=(3,), dtype=dtype)
+        for name, dtype in (("s", "int64"), ("d", "uint64"), ("e", "int64"))
+    )
+    function = relay.Function((s, d, e), text.written(s, d, e, precision))
+    with pytest.raises(CompileError, match="precision: from 0 to 20 expected"):
+        InferType()(ekiden.IRModule.from_expr(function))
