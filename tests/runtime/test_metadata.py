@@ -73,6 +73,8 @@ def refused(tmp_path: Path, text: bytes) -> str:
          "device_targets, executor, "
          "external, host_functions, kernels, main, memory, mod_name, placement, producer, "
          "regions, sources, states, target, tensors, variants, weights"),
+        (b'{"placement": {"kernels": {}, "host": [["why"]]}}',
+         "placement.host[0]: a list of at least 2 items expected, got ['why']"),
         (b'{"executor": "VM"}', "executor: one of 'aot', 'async', 'vm' expected, got 'VM'"),
         (b'{"executor": ["vm"]}', "executor: one of 'aot', 'async', 'vm' expected, got ['vm']"),
         (b'{"memory": {"peak": -1}}',
