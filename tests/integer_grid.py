@@ -284,9 +284,8 @@ class _Builder:
         elif case.way == "qdq":
             weight = self.node("DequantizeLinear", [self.weight(), *kernel], "wd", axis=axis)
         else:
-            levels = numpy_helper.to_array(self.constants[-1]) if self.weight() else None
+            self.weight()
             integers = numpy_helper.to_array(self.constants.pop())
-            del levels
             around = [-1 if n == axis else 1 for n in range(integers.ndim)]
             scale, point = (np.asarray(v) for v in (self.scales(), self.points()))
             if case.per_channel:
@@ -295,8 +294,8 @@ class _Builder:
                 "float32"
             )
             self.constant("wf", floats)
-            levels_name = self.node("QuantizeLinear", ["wf", *kernel], "wq", axis=axis)
-            weight = self.node("DequantizeLinear", [levels_name, *kernel], "wd", axis=axis)
+            levels = self.node("QuantizeLinear", ["wf", *kernel], "wq", axis=axis)
+            weight = self.node("DequantizeLinear", [levels, *kernel], "wd", axis=axis)
         total = self.node(self.op("plain"), [data, weight], "t", **self.window)
         out = [self.constant("ys", np.float32(0.05)), self.constant("yp", self.point(case.data, 5))]
         return self.rounded(total, out, "y")
