@@ -26,6 +26,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - a module
         sys.modules.pop(name, None)
 
 
+@pytest.mark.long
 def test_tree_lstm_trains_to_the_losses_of_torch(programs: Any) -> None:  # noqa: ANN401
     model = programs.tree_lstm
     weights = model.initial_weights()
