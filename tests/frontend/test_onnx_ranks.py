@@ -237,6 +237,23 @@ def test_an_output_of_several_ranks_is_saved_loaded_and_described(tmp_path: Path
         exe(**BOTH[0], out=np.zeros(4, np.float32))
 
 
+def test_cases_of_equal_ranks_are_made_one_where_they_become_many() -> None:
+    """Of six choices whether to have an axis more come 64 cases, but 7 ranks."""
+    nodes, before = [], "x"
+    for at in range(6):
+        longer, same = branch("Unsqueeze", f"{before} zero"), branch("Identity", before)
+        nodes.append(node("If", f"c{at}", f"q{at}", then_branch=longer, else_branch=same))
+        nodes.append(node("Neg", f"q{at}", f"n{at}"))
+        before = f"n{at}"
+    inputs = [value("x", FLOAT, [4]), *(value(f"c{at}", BOOL) for at in range(6))]
+    made = model([*nodes, node("Exp", before, "y")], inputs, "y", WEIGHTS)
+    feeds: list[Feed] = [
+        {"x": normal(4), **{f"c{at}": np.array(bool(number >> at & 1)) for at in range(6)}}
+        for number in (0, 5, 63)
+    ]
+    check(made, *feeds)
+
+
 def test_more_ranks_than_are_told_apart_are_refused_by_the_node() -> None:
     nodes, names = [], []
     for at in range(6):

@@ -29,7 +29,6 @@ from ekiden.frontend.common.sum_value import (
     inject,
     match,
     merged,
-    packed,
 )
 from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unsupported import Unsupported
@@ -168,16 +167,25 @@ class Cases:
 
     # The end.
 
-    def _kinds(self, leaf: Case, names: Sequence[str], values: dict[str, Value]) -> Kinds:
-        """Return the types of values of a case as they are seen outside of all."""
-        kinds: list[Type] = []
-        for name in names:
-            with self.inside(leaf):
-                kind = self.value(name, values[name]).kind
-            for case in reversed(leaf.path()):
-                kind = self.scope.outside(kind, case.block)
-            kinds.append(kind)
-        return tuple(kinds)
+    def _kinds(self, leaf: Case, names: Sequence[str], values: dict[str, Value]) -> list[Kinds]:
+        """Return the types of values of a case as they are seen outside of all: several, where some
+        of the values are members of a sum."""
+        with self.inside(leaf):
+            alternatives = alternatives_of(self.scope, self._values(names, values))
+        for case in reversed(leaf.path()):
+            alternatives = [
+                tuple(self.scope.outside(kind, case.block) for kind in kinds)
+                for kinds in alternatives
+            ]
+        return alternatives
+
+    def _values(self, names: Sequence[str], values: dict[str, Value]) -> list[Value]:
+        """Return the values under these names in the current case. Raises Unsupported where they
+        are members of several sums."""
+        found = [self.value(n, values[n]) for n in names]
+        if len({id(v.whole) for v in found if isinstance(v, Member)}) > 1:
+            raise Unsupported(f"more than {MAX_CASES} combinations of ranks would be told apart")
+        return found
 
     def are_one(self, names: Sequence[str], values: dict[str, Value]) -> bool:
         """Whether all cases have values of one rank and dtype under these names."""
@@ -185,8 +193,22 @@ class Cases:
             with self.inside(leaf):
                 if any(isinstance(self.value(n, values[n]), Member) for n in names):
                     return False
+        return len(self._alternatives(names, values)[0]) <= 1
+
+    def are_few(self, names: Sequence[str], values: dict[str, Value]) -> bool:
+        """Whether values have MAX_ALTERNATIVES combinations of ranks at most in all cases."""
+        _, numbers = self._alternatives(names, values)
+        return all(n is not None for own in numbers for n in own)
+
+    def _alternatives(
+        self, names: Sequence[str], values: dict[str, Value]
+    ) -> tuple[list[Kinds], list[list[int | None]]]:
+        """Return the combinations of types that values have in all cases, and the numbers of those
+        that each case has."""
         every = [self._kinds(leaf, names, values) for leaf in self.root.leaves()]
-        return len(first_merged(every)[0]) <= 1
+        alternatives, flat = first_merged([kinds for own in every for kinds in own])
+        numbers = iter(flat)
+        return alternatives, [[next(numbers) for _ in own] for own in every]
 
     def end(self, names: Sequence[str], values: dict[str, Value]) -> dict[str, Value]:
         """Return the values under these names behind all cases: plain ones, or members of a sum."""
@@ -195,14 +217,12 @@ class Cases:
         open_names = [n for n in names if n not in same]
         if not open_names:
             return same
-        every = [self._kinds(leaf, open_names, values) for leaf in leaves]
-        alternatives, numbers = first_merged(every)
-        for leaf, number in zip(leaves, numbers, strict=True):
-            if number is None:
-                names_text = ", ".join(map(repr, open_names))
-                reason = f"{names_text}: more than {MAX_ALTERNATIVES} combinations of ranks"
-                leaf.error = UnsupportedError(reason)
-        number_of = {id(leaf): n for leaf, n in zip(leaves, numbers, strict=True)}
+        alternatives, numbers = self._alternatives(open_names, values)
+        reason = f"{', '.join(map(repr, open_names))}: more than {MAX_ALTERNATIVES} combinations"
+        for leaf, own in zip(leaves, numbers, strict=True):
+            if all(n is None for n in own):
+                leaf.error = UnsupportedError(f"{reason} of ranks")
+        numbers_of = {id(leaf): n for leaf, n in zip(leaves, numbers, strict=True)}
         if len(alternatives) > 1:
             scope.use_sum(len(alternatives))
         results: dict[int, Expr] = {}
@@ -211,7 +231,7 @@ class Cases:
             order += case.inner
         for case in reversed(order):  # the inner ones first
             results[id(case)] = self._result(
-                case, open_names, values, alternatives, number_of, results
+                case, open_names, values, alternatives, numbers_of, results
             )
         whole = results[id(self.root)]
         texts = {n for n in open_names if self._is_text(n, values, leaves)}
@@ -224,7 +244,7 @@ class Cases:
         names: Sequence[str],
         values: dict[str, Value],
         alternatives: Sequence[Kinds],
-        number_of: dict[int, int | None],
+        numbers_of: dict[int, list[int | None]],
         results: dict[int, Expr],
     ) -> Expr:
         """Return what a case gives: the values as a tuple, as an alternative of several, the match
@@ -239,11 +259,13 @@ class Cases:
                 arms = [(c.var, results[id(c)]) for c in case.inner if c.var is not None]
                 result: Expr = match(case.whole.expr, arms).with_fields(span=scope.span)
             else:
-                number = number_of[id(case)]
-                assert number is not None, "others have an error"
-                pairs = zip(names, alternatives[number], strict=True)
-                exprs = [scope.under(self.value(n, values[n]), kind) for n, kind in pairs]
-                result = packed(exprs, number, alternatives)
+                given, numbers = self._values(names, values), numbers_of[id(case)]
+                if len(alternatives) == 1:
+                    pairs = zip(given, alternatives[0], strict=True)
+                    result = Tuple(tuple(scope.under(v, kind) for v, kind in pairs))
+                else:
+                    reason = f"more than {MAX_ALTERNATIVES} combinations of ranks"
+                    result = injected(scope, given, alternatives, numbers, reason)
             return result if case is self.root else scope.close(result)
 
     def _same(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> Value | None:

@@ -26,7 +26,6 @@ from ekiden.relay.expr import (
     Match,
     PatternConstructor,
     PatternVar,
-    Tuple,
     TypeData,
     Var,
 )
@@ -190,11 +189,3 @@ def _signature(kind: Type) -> object:
         case TupleType():
             return tuple(map(_signature, kind.fields))
     return type_text(kind)
-
-
-def packed(values: Sequence[Expr], index: int, alternatives: Sequence[Kinds]) -> Expr:
-    """Return values as a tuple, and that as the alternative `index` where there are several."""
-    whole = Tuple(tuple(values))
-    if len(alternatives) == 1:
-        return whole
-    return inject([TupleType(kinds) for kinds in alternatives], index, whole)

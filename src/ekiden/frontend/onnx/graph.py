@@ -91,6 +91,8 @@ class Graph:
         self.nodes = sorted_nodes(proto, shared.label)
         self._makers: dict[str, onnx.NodeProto] = {}
         self._reads: dict[str, int] = {}
+        self._position = 0
+        """The place, among its nodes, of the one that is imported."""
 
     @property
     def names(self) -> list[str]:
@@ -120,6 +122,7 @@ class Graph:
         Raises Unsupported where outputs may have too many combinations of ranks.
         """
         for position, node in enumerate(self.nodes):
+            self._position = position
             self._import([Body("", iter([node]), self.versions)])
             if self._cases is not None:
                 self._try_end_cases(position)
@@ -208,12 +211,13 @@ class Graph:
         """
         if self._cases is None:
             self._cases = Cases(self.shared.scope)
-        cases, problems = self._cases, self.shared.problems
+        problems = self.shared.problems
         try:
-            waiting = cases.split_members(names, self.values)
+            waiting = self._split_cases(names)
         except Unsupported as error:
             problems.append(f"{describe(proto)}: {error}")
             return
+        cases = self._cases
         before, failures = len(problems), list[Case]()
         for case in waiting:
             known = len(problems)
@@ -239,19 +243,47 @@ class Graph:
             if case.around is cases.root and origin is not None:
                 self.shared.scope.doom(origin[0], origin[1][case.number], str(case.error))
 
+    def _split_cases(self, names: Sequence[str]) -> list[Case]:
+        """Return the cases of a node that reads these names. Where they are too many, cases whose
+        values have the same ranks are made one before. Raises Unsupported where that does not do.
+        """
+        assert self._cases is not None
+        try:
+            return self._cases.split_members(names, self.values)
+        except Unsupported:
+            if self._cases.at is not self._cases.root or not self._cases.root.inner:
+                raise
+            live = self._live(self._position - 1)
+            if not self._cases.are_few(live, self.values):
+                raise
+        self._regroup(live)
+        self._cases = Cases(self.shared.scope)
+        return self._cases.split_members(names, self.values)
+
+    def _live(self, position: int) -> list[str]:
+        """Return the names of several ranks that are read behind the node of a position, or perhaps
+        by those of a function that stand for it."""
+        later = self._last_reads()
+        outputs = {o.name for o in self.proto.output}
+        is_inner = position + 1 == self._position
+        beyond = len(self.nodes) if is_inner else -1
+        return sorted(n for n in self._ranked if n in outputs or later.get(n, beyond) > position)
+
+    def _regroup(self, live: Sequence[str]) -> None:
+        """End the cases; of the values under these names, those of several ranks are members of one
+        sum then."""
+        assert self._cases is not None
+        cases, self._cases = self._cases, None
+        self._ranked.clear()
+        self._put(cases.end(live, self.values))
+
     def _try_end_cases(self, position: int) -> None:
         """End the cases behind the node of this position if all values that are read later have one
         rank."""
         assert self._cases is not None
-        later = self._last_reads()
-        outputs = {o.name for o in self.proto.output}
-        live = [n for n in self._ranked if n in outputs or later.get(n, -1) > position]
-        live.sort()
+        live = self._live(position)
         if self._cases.are_one(live, self.values):
-            self._ranked.clear()
-            values = self._cases.end(live, self.values)
-            self._cases = None
-            self._put(values)
+            self._regroup(live)
 
     def _last_reads(self) -> Mapping[str, int]:
         """Return the position of the last node that reads a name."""
