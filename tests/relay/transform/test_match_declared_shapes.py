@@ -209,11 +209,15 @@ def test_names_of_sizes_are_the_callers_where_a_function_is_put_in_place(
 
 @pytest.mark.parametrize("kind", ["debug", "vm", "aot"])
 def test_functions_that_main_gives_check_what_they_are_called_with(kind: str) -> None:
-    source = f"def @main(%x: {N3}) {{ (fn (%a: {N3}) -> {N3} {{ add(%a, %x) }}, %x) }}"
-    add, _ = program(kind, parsed(source))(X)
+    source = f"""def @main(%x: {N3}) {{
+        (fn (%a: {N3}) -> {N3} {{ add(%a, %x) }},
+         fn (%a: Tensor[(n * 2, 3), float32]) {{ nn.softmax(%a) }}) }}"""
+    add, softmax = program(kind, parsed(source))(X)
     np.testing.assert_array_equal(add(X).numpy(), X + X)
-    with pytest.raises(InputError, match="a function that @main gives"):
-        add(ONE_ROW)
+    assert softmax(np.ones((8, 3), np.float32)).numpy().shape == (8, 3)
+    for function in (add, softmax):
+        with pytest.raises(InputError, match="a function that @main gives"):
+            function(ONE_ROW)
 
 
 CONTAINERS = {

@@ -57,7 +57,7 @@ from ekiden.relay.op.vm import match_shape
 from ekiden.relay.transform.infer_type import InferType
 from ekiden.relay.transform.scopes import infer_here, is_atom, map_functions, rewrite_graph
 from ekiden.relay.unify import Unifier, match_dims, size_vars, substitute_dims
-from ekiden.relay.visitor import type_post_order
+from ekiden.relay.visitor import map_type, type_post_order
 from ekiden.runtime.errors import TypeInferenceError
 
 Place = tuple[str, Span | None]
@@ -120,11 +120,17 @@ class _Checker:
         """Return a result type whose functions take any size where they know a name of main's."""
         if isinstance(kind, TupleType):
             return TupleType(tuple(map(self._for_anybody, kind.fields)))
-        if not isinstance(kind, FuncType) or self.bound.isdisjoint(size_vars(kind.arg_types)):
+        if not isinstance(kind, FuncType):
             return kind
-        unknown = dict.fromkeys(self.bound, AnyDim())
-        args = tuple(substitute_dims(arg, unknown) for arg in kind.arg_types)
+        args = tuple(map_type(arg, self._without_bound) for arg in kind.arg_types)
         return FuncType(args, kind.ret_type, kind.type_params, kind.type_constraints)
+
+    def _without_bound(self, kind: Type) -> Type:
+        """Return a tensor type whose sizes are unknown where they depend on names of main's."""
+        if not isinstance(kind, TensorType):
+            return kind
+        dims = (d if self.bound.isdisjoint(free_vars(d)) else AnyDim() for d in kind.shape)
+        return TensorType(tuple(dims), kind.dtype)
 
     def _rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
         known = old.checked_type_or_none()
