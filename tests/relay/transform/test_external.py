@@ -17,7 +17,7 @@ from ekiden import relay, te
 from ekiden.backend.external import register_external
 from ekiden.ir.op import OP_ATTRS, register_op_attr
 from ekiden.ir.structural import structural_equal
-from ekiden.ir.transform import PassContext, Sequential
+from ekiden.ir.transform import Pass, PassContext, Sequential
 from ekiden.relay import Interpreter, IRModule
 from ekiden.relay.analysis import verify
 from ekiden.relay.dataflow_pattern import is_op, wildcard
@@ -37,7 +37,7 @@ from ekiden.relay.transform import (
 )
 from ekiden.relay.transform.compiler_regions import is_mark
 from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.runtime.errors import CompileError
+from ekiden.runtime.errors import CompileError, EkidenError
 
 pytestmark = pytest.mark.quick
 
@@ -426,3 +426,32 @@ def test_regions_can_be_looked_at() -> None:
     assert regions.get_region(main_of(module).params[0]) is None
     with pytest.raises(ValueError, match="marks of compilers expected, got add and add"):
         relay.analysis.AnnotatedRegionSet(marked["main"], relay.op.get("add"), relay.op.get("add"))
+
+
+def passes_without_options() -> list[str]:
+    """The names of the passes that nothing is said to."""
+    names = []
+    for name in relay.transform.__all__:
+        factory = getattr(relay.transform, name)
+        try:
+            if name[0].isupper() and isinstance(factory(), Pass):
+                names.append(name)
+        except (TypeError, EkidenError):
+            continue
+    return names
+
+
+@pytest.mark.parametrize("name", passes_without_options())
+def test_a_pass_leaves_what_was_cut_out_as_it_is(name: str) -> None:
+    """It may put it in place of its calls, and mark it."""
+    text = f"def @main({X}) {{ let %y = tanh(exp(%x)); (add(%y, %y), nn.relu(multiply(%y, %x))) }}"
+    module = InferType()(PARTITION(program(text)))
+    regions = [f.body for f in module.functions.values() if f.attr("Compiler")]
+    assert regions
+    changed = getattr(relay.transform, name)()(module)
+    functions = [f for f in changed.functions.values() if isinstance(f, Function)]
+    inside = [e for f in functions for e in relay.visitor.post_order(f, into_functions=True)]
+    bodies = [e.body for e in inside if isinstance(e, Function) and e.attr("Compiler")]
+    marked = [f.body for f in functions if f.attr("Extern")]
+    for region in regions:
+        assert any(structural_equal(region, body, True) for body in (*bodies, *marked))

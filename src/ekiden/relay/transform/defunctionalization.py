@@ -307,7 +307,7 @@ class _Defunctionalizer:
         definitions = {h: self._data(d) for h, d in self.module.type_definitions.items()}
         functions: dict[GlobalVar | str, BaseFunc] = {}
         for name, function in self.module.functions.items():
-            is_ours = isinstance(function, Function)
+            is_ours = isinstance(function, Function) and function.attr("Compiler") is None
             functions[name] = self._function(function) if is_ours else function  # type: ignore[arg-type]
         done: set[_Family] = set()
         while len(done) < len(self.families):

@@ -168,6 +168,7 @@ def LazyGradientInit() -> Pass:  # noqa: N802
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """The module with gradient.rly, its own functions over cells; types are inferred again."""
         own = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
+        own = {n: f for n, f in own.items() if f.attr("Compiler") is None}
         made = module.with_functions(dict(module.functions))
         if "FromGradCell" not in made:
             made.import_from_std("gradient.rly")

@@ -34,7 +34,7 @@ from typing import cast
 
 import numpy as np
 
-from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import IntImm, SizeVar
@@ -502,10 +502,10 @@ def _all_fit(
 def _partial_evaluate(module: IRModule, context: PassContext) -> IRModule:
     normal = map_functions(MatchDeclaredShapes()(module), on_body(to_a_normal_form))
     specializer = _Specializer(normal)
-    done = {
-        name: specializer.function(name, f) if isinstance(f, Function) else f
-        for name, f in normal.functions.items()
-    }
+    done: dict[GlobalVar, BaseFunc] = {}
+    for name, f in normal.functions.items():
+        is_own = isinstance(f, Function) and f.attr("Compiler") is None
+        done[name] = specializer.function(name, f) if is_own else f  # type: ignore[arg-type]
     return InferType()(normal.with_functions(done))
 
 
