@@ -11,6 +11,7 @@ import ekiden
 from ekiden import relay
 from ekiden.frontend.common import waves
 from ekiden.frontend.onnx import from_onnx
+from ekiden.frontend.onnx.converters import resample
 from ekiden.frontend.onnx.regex import automaton
 from ekiden.llm.grammar import Grammar
 from ekiden.relay.op import text
@@ -71,6 +72,26 @@ def test_a_transform_of_a_huge_extent_is_not_taken_apart() -> None:
     assert isinstance(model, onnx.ModelProto)
     with pytest.raises(CompileError, match="DFT"):
         from_onnx(model)
+
+
+def test_weights_of_a_long_resize_are_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows were computed by loops in Python during the import: a billion of them for ever."""
+    computed: list[int] = []
+    evaluate = resample.Interpreter.evaluate
+
+    def counting(self: resample.Interpreter, expr: relay.Expr) -> object:
+        value = evaluate(self, expr)
+        computed.append(np.asarray(value).size)
+        return value
+
+    monkeypatch.setattr(resample.Interpreter, "evaluate", counting)
+    node = helper.make_node("Resize", ["x", "", "", "s"], ["y"], mode="cubic")
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 2, 6])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    sizes = numpy_helper.from_array(np.array([1, 1, 2, 2**30]), "s")
+    graph = helper.make_graph([node], "g", [info], [out], [sizes])
+    from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10))
+    assert max(computed, default=0) < 1 << 16
 
 
 @pytest.mark.parametrize("precision", [-1, 21, 2**62, -(2**61)])

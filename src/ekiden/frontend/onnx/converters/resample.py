@@ -31,6 +31,9 @@ SIMPLE = "simple"
 Number: TypeAlias = Call | Constant
 """A scalar, or a tensor, that is being computed with."""
 
+MAX_INTERPRETED_ROWS = 1 << 14
+"""Of a table of weights that is computed while importing: the interpreter's loops are Python's."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
@@ -222,10 +225,12 @@ def resample(
 
 
 def _now(node: Node, table: Expr) -> Expr:
-    """A table of places or weights: its value, unless the region or an extent comes at run time;
-    then it is computed once."""
-    is_known = not any(known(d) is None for d in node.typed(table).shape)
-    if is_known and not free_vars(table):
+    """Return a table of places or weights: its value, unless the region or an extent comes at run
+    time, or the table is so long that interpreting it would take minutes; then it is computed once.
+    """
+    extents = [known(d) for d in node.typed(table).shape]
+    is_short = all(d is not None and d <= MAX_INTERPRETED_ROWS for d in extents)
+    if is_short and not free_vars(table):
         return const(np.asarray(Interpreter().evaluate(table)))
     found = node.given(table).expr
     assert found is not None
