@@ -149,7 +149,7 @@ def _inline(module: IRModule, context: PassContext) -> IRModule:
     if not wanted:
         return module
     if not all(
-        isinstance(f, Function) and _is_kernel(f) for f in wanted
+        isinstance(f, Function) and is_kernel(f) for f in wanted
     ):  # whose checks go with them, and whose sizes are others
         module = map_functions(MatchDeclaredShapes()(module), with_types_of_cells)
     return inline(module, lambda name, function: _is_wanted(function))
