@@ -40,7 +40,8 @@ python tests/matrix/matrix_run.py --page run.json
 Features of programs are those of `tests/matrix/program_features.py`; `llvm+opencl` and `llvm+llvm`
 put a share of the tensors on each of two devices. `every stage` reads the module back from its text
 and its JSON after each pass, `pass alone` runs one pass before compiling, `pass disabled` leaves
-one out, `opt level` is 0, 1, 2 or 4, `tuned` takes a decision at random for each kernel, `tier quick` begins with general ones.
+one out, `opt level` is 0, 1, 2 or 4, `tuned` takes a decision at random for each kernel, `tier
+quick` begins with general ones.
 """
 
 

@@ -102,7 +102,7 @@ class _Untyped(ExprMutator):
 
     def __init__(self, variables: Mapping[Var, Var]) -> None:
         super().__init__()
-        self.memo.update(variables)
+        self.memo.update(variables.items())
 
     def rewrite(self, old: Expr, new: Expr) -> Expr:
         """A function says its result's type no more: that follows from its parameters."""
