@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -80,6 +81,8 @@ def run_cell(program: Program, cell: Cell, resources: Resources) -> Outcome:
             results = _results(program, cell, resources)
         except (EkidenError, OtherProcessError) as error:
             return _refused(error, cell, features)
+        except subprocess.TimeoutExpired as error:
+            return Outcome(HUNG, str(error), features)
         except Exception as error:  # whatever it is, it is a find
             if open_fault(f"{type(error).__name__}: {error}", cell.values(), features):
                 return Outcome(OPEN_FAULT, str(error), features)

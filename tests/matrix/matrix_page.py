@@ -32,6 +32,7 @@ which it is refused, or both where it depends on the rest; `.` where this run ha
 
 {counts} On {processor}, by
 
+<!-- not run: it takes hours -->
 ```sh
 python tests/matrix/matrix_run.py --programs 20000 --record run.json
 python tests/matrix/matrix_run.py --page run.json

@@ -27,7 +27,8 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.runtime.engines import folder_of
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 120
+TIMEOUT_S = 200
+"""Seconds after which another process hangs: a kernel of OpenCL takes seconds to compile."""
 Calls = Sequence[Sequence[Argument]]
 Results = list[list[Array]]
 
