@@ -94,6 +94,31 @@ def test_weights_of_a_long_resize_are_not_interpreted(monkeypatch: pytest.Monkey
     assert max(computed, default=0) < 1 << 16
 
 
+def _counting(skips: int, shape: list[int | str]) -> onnx.ModelProto:
+    """Return a model that counts 1 and 1, 2 with so many tokens left out between."""
+    node = helper.make_node(
+        "TfIdfVectorizer", ["x"], ["y"], mode="TF", min_gram_length=1, max_gram_length=2,
+        max_skip_count=skips, ngram_counts=[0, 1], ngram_indexes=[0, 1], pool_int64s=[1, 1, 2],
+    )  # fmt: skip
+    info = helper.make_tensor_value_info("x", TensorProto.INT64, shape)
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "g", [info], [out])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_more_skips_than_a_row_has_room_for_are_not_written_out() -> None:
+    exe = ekiden.compile(_counting(2**62, [5]))
+    counts = exe(np.array([1, 5, 2, 7, 2]))
+    assert isinstance(counts, ekiden.runtime.Tensor)
+    assert counts.numpy().tolist() == [1.0, 2.0]  # 1 and 2 stand 2 apart, and 4
+
+
+@pytest.mark.parametrize("skips", [-1, 2**62])
+def test_skips_in_rows_of_any_length_are_bounded(skips: int) -> None:
+    with pytest.raises(CompileError, match="'max_skip_count': from 0 to 1000 expected"):
+        from_onnx(_counting(skips, ["n"]))
+
+
 @pytest.mark.parametrize("precision", [-1, 21, 2**62, -(2**61)])
 def test_more_digits_than_a_text_has_room_for_are_refused(precision: int) -> None:
     s, d, e = (

@@ -258,10 +258,26 @@ def _grams(node: Node, count: int) -> list[tuple[int, int, int]]:
     return found
 
 
+MAX_SKIPS = 1000
+"""Tokens that may be left out between two of an n-gram, in rows of unknown length."""
+
+
+def _skips(node: Node, length: int | None, size: int) -> int:
+    """Return how many tokens may be left out between two of an n-gram: no more than leave it room
+    in a row. Raises Unsupported for a number that is negative, or huge where rows have any length.
+    """
+    skips = node.get_int("max_skip_count", 0)
+    if skips < 0 or (length is None and skips > MAX_SKIPS):
+        node.unsupported(f"'max_skip_count': from 0 to {MAX_SKIPS} expected, got {skips}")
+    if size == 1:
+        return 0
+    return skips if length is None else max(0, min(skips, (length - 1) // (size - 1) - 1))
+
+
 def _occurrences(node: Node, ids: Expr, pool: Array, size: int) -> Expr:
     """How often each n-gram of a pool [number, size] occurs in each row of ids [batch, length]."""
     length = node.typed(ids).shape[1]
-    skips = node.get_int("max_skip_count", 0) if size > 1 else 0
+    skips = _skips(node, known(length), size)
     found = []
     for step in range(1, skips + 2):
         wide = op.nn.pad(ids, [(0, 0), (0, (size - 1) * step)], const(np.int64(-1)))
