@@ -90,35 +90,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
 )
 
-OPEN: tuple[Refusal, ...] = (
-    *(
-        Refusal(
-            ("engine region", target),
-            r"argument \d+ must be a contiguous tensor of the host",
-            "run ...: argument ... must be a contiguous tensor of the host",
-            "regions of engines are planned onto devices that are not the host",
-        )
-        for target in ("opencl", "llvm+opencl", "llvm+llvm")
-    ),
-    *(
-        Refusal(
-            ("tuned", target),
-            r"KeyError: 'buffers'",
-            "KeyError: 'buffers'",
-            "a kernel of a device has no choices to draw a decision from",
-        )
-        for target in ("opencl", "llvm+opencl")
-    ),
-    *(
-        Refusal(
-            (feature, "every stage"),
-            r"ParseError: text:\d+:\d+: (CallLowered|BindDims)Attrs: \w+ cannot be",
-            "text: ...Attrs: ... cannot be ...",
-            "attributes that are nodes do not parse back from the text of a lowered module",
-        )
-        for feature in ("PrimFunc call", "data sizes")
-    ),
-)
+OPEN: tuple[Refusal, ...] = ()
 """Faults that are known and not mended yet, as rows of REFUSALS; the page names them as such."""
 
 _FILES = (".eki", ".so", ".tar", "other process", "RPC", "state resumed", "from C")
