@@ -94,10 +94,10 @@ static int check_args(const ek_export *program, const ek_value *args, int32_t na
   const char *name = program->name;
   for (int32_t i = 0; i < nargs; i++) {
     if (args[i].type_index < EK_DYNAMIC) continue;
-    const ek_executable *loaded = ek_program_executable(module_of(program));
-    int32_t at = loaded == NULL ? -1 : ek_executable_find(loaded, name);
-    bool is_input = at >= 0 && i < loaded->functions[at].n_params;
-    ek_bytes input = is_input ? ek_executable_param(&loaded->functions[at], i) : ek_bytes_of("?");
+    const ek_executable *executable = ek_program_executable(module_of(program));
+    int32_t at = executable == NULL ? -1 : ek_executable_find(executable, name);
+    bool is_input = at >= 0 && i < executable->functions[at].n_params;
+    ek_bytes input = is_input ? ek_executable_param(&executable->functions[at], i) : ek_bytes_of("?");
     return ek_error("InputError", "input '%.*s': expected tensors, numbers and arrays of them, got an "
                     "object of another runtime", ek_shown(input, 200), input.data);
   }
