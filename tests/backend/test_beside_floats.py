@@ -43,6 +43,11 @@ def test_a_class_with_dot_products_is_not(caplog: pytest.LogCaptureFixture) -> N
     assert not warnings_of(CONV, "llvm -mcpu=cascadelake", caplog)
 
 
+def test_kernels_of_microseconds_are_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    small = Case("linear", channels=8, out=8, size=4)
+    assert not warnings_of(small, "llvm -mcpu=x86-64-v3", caplog)
+
+
 def test_a_profile_shows_it() -> None:
     executable = ekiden.compile(CONV.model(), "llvm -mcpu=x86-64-v3")
     report = executable.profile(**CONV.feed(), peak=False)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from ekiden.backend.kernels.flops import count_flops
 from ekiden.backend.kernels.lower import te_graph
 from ekiden.ir.op import Op
+from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.scopes import evaluation_order
@@ -22,6 +24,8 @@ else:  # for products of integers
 LOG = LateLog("ekiden")
 SLOWER = 1.1
 """Times as long from which a kernel is named: the model is not nearer than that."""
+MIN_OPERATIONS = 1 << 17
+"""Operations of a kernel from which it is looked at: less takes microseconds in any form."""
 MAX_NAMED = 3
 """Kernels that a warning names."""
 INTEGERS = ("int32", "int64")
@@ -38,6 +42,9 @@ def slower_than_floats(function: Function, target: Target) -> dict[str, object]:
     than that of the same product of floats would be; empty for others."""
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
     if not any(map(_multiplies_integers, calls)):
+        return {}
+    operations = count_flops(function)
+    if isinstance(operations, IntImm) and operations.value < MIN_OPERATIONS:
         return {}
     _, outputs = te_graph(function, target)
     times = over_floats.over_floats(outputs, rule.choose(outputs, target), target)
