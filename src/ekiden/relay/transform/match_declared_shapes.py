@@ -34,6 +34,7 @@ from ekiden.ir.span import Span
 from ekiden.ir.text import type_text
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import FuncType, RelayRefType, TensorType, TupleType, Type, TypeCall
+from ekiden.relay.adjoint_type import definition
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -50,7 +51,6 @@ from ekiden.relay.expr import (
     RefWrite,
     Tuple,
     TupleGetItem,
-    TypeData,
     Var,
 )
 from ekiden.relay.op.vm import match_shape
@@ -197,8 +197,8 @@ class _Checker:
     def _callee(self, call: Call) -> FuncType | None:
         """Return the type of what is called, in this use of it."""
         if isinstance(call.op, Constructor):
-            data = self.module.type_definitions[call.op.belong_to]
-            assert isinstance(data, TypeData)
+            data = definition(self.module, call.op.belong_to)
+            assert data is not None, "the type checker has looked it up"
             result = TypeCall(call.op.belong_to, data.type_vars)
             kind: Type | None = FuncType(call.op.inputs, result, data.type_vars)
         else:
@@ -240,8 +240,8 @@ class _Checker:
                 case PatternTuple(patterns=inner), TupleType(fields=fields):
                     waiting.extend(zip(inner, fields, strict=True))
                 case PatternConstructor(constructor=made, patterns=inner), TypeCall(args=args):
-                    data = self.module.type_definitions[made.belong_to]
-                    assert isinstance(data, TypeData)
+                    data = definition(self.module, made.belong_to)
+                    assert data is not None, "the type checker has looked it up"
                     whole = FuncType(made.inputs, known, data.type_vars)
                     one = Unifier().instantiate(whole, args)
                     waiting.extend(zip(inner, one.arg_types, strict=True))
