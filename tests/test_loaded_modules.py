@@ -29,7 +29,8 @@ CACHED_ANSWER = {
         runtime runtime._core runtime.archive runtime.callers runtime.compiler runtime.devices
         runtime.dtypes runtime.engine_artifact runtime.engines runtime.environment runtime.errors
         runtime.files runtime.forks runtime.late runtime.late_bound runtime.late_methods
-        runtime.layout runtime.metadata runtime.shown runtime.text
+        runtime.layout runtime.metadata runtime.objects runtime.shown
+        runtime.text
     """.split()),
 }  # fmt: skip
 """By a program that compiles a file whose artifact is in the cache, and runs it."""

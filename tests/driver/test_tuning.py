@@ -144,6 +144,11 @@ def test_the_environment_names_records(
         ekiden.compile(model())
 
 
+def test_one_target_is_tuned_for_at_a_time() -> None:
+    with pytest.raises(InputError, match=r"got cpu\(0\), cpu\(1\): tune for each"):
+        ekiden.tune(model(), [ekiden.cpu(0), ekiden.cpu(1)])  # type: ignore[arg-type]
+
+
 def test_a_size_that_is_not_known_is_asked_for() -> None:
     with pytest.raises(InputError, match="the size of 'n' is not known: dims="):
         ekiden.tune(model())

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from matrix_programs import Program, with_places
 from sessions import ExecutableSession, GraphSession, MainSession, Session, as_data
@@ -31,7 +31,7 @@ from ekiden.relay.analysis import verify
 from ekiden.relay.transform import InferType
 from ekiden.relay.transform.name_dimensions import NameDimensions
 from ekiden.runtime import Device, cpu
-from ekiden.target import Target
+from ekiden.target import Target, TargetLike
 from ekiden.tune import Best, Records
 
 Options = dict[str, Any]
@@ -197,7 +197,7 @@ def _through_json(module: IRModule, chance: random.Random) -> IRModule:
 def _pass_names() -> list[str]:
     """Return the passes of the language and of graphs: those before kernels are made."""
     names = [member.name for member in pipeline(Target("llvm")).passes]
-    return names[: names.index("PlaceRefused")]
+    return names[: names.index("PlanDevices")]
 
 
 MORE_PASSES = (
@@ -243,9 +243,8 @@ def _tuned(module: IRModule, target: TargetRow, chance: random.Random) -> Option
     kinds = [p.checked_type for p in main.params]
     dims = [d for k in kinds if isinstance(k, relay.TensorType) for d in k.shape]
     sizes = {d.name: 2 for d in dims if isinstance(d, SizeVar)}
-    code = target.target if isinstance(target.target, str) else "llvm"
     records = Records()
-    for task in extract_tasks(module, code, sizes).tasks:
+    for task in extract_tasks(module, cast(TargetLike, target.target), sizes).tasks:
         candidate = task.space.sample(chance)
         if not task.space.refusal(candidate):
             records.append(

@@ -81,6 +81,15 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     *(
         Refusal(
+            ("tuned", target),
+            r"tune: one target expected, got ",
+            "tune: one target expected, got ...: tune for each, and compile with all records",
+            "a kernel is measured for the one device that it runs on",
+        )
+        for target in ("llvm+llvm", "llvm+opencl")
+    ),
+    *(
+        Refusal(
             ("debug", target),
             r"create_executor: 'debug' interprets on the host",
             "create_executor: 'debug' interprets on the host: expected cpu(0), got opencl(0)",

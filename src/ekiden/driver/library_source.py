@@ -52,8 +52,8 @@ typedef struct {{
   const void *address;
 }} ek_extern;
 {declared}
-SHOWN extern const ek_extern __ek_extern_[];
-__attribute__((weak)) const ek_extern __ek_extern_[] = {{
+SHOWN extern const ek_extern __ek_extern_[] __attribute__((weak));
+const ek_extern __ek_extern_[] = {{
 {rows}  {{0, 0}},
 }};
 static const ek_extern ek_externs[] = {{
@@ -61,8 +61,8 @@ static const ek_extern ek_externs[] = {{
 }};
 """
 _CALL = """
-SHOWN extern const uint64_t __ek_executable_size;
-__attribute__((weak)) const uint64_t __ek_executable_size = {size}u;
+SHOWN extern const uint64_t __ek_executable_size __attribute__((weak));
+const uint64_t __ek_executable_size = {size}u;
 
 typedef struct {{
   void *function;

@@ -175,8 +175,13 @@ def extract_tasks(
     that are none, with the reason. Arguments are as in `tune`.
 
     Raises InputError for a size of a symbol that the model has not, or without one of a symbol of
-    its inputs, and what `compile` raises.
+    its inputs, for several targets, and what `compile` raises.
     """
+    if isinstance(target, (list, tuple)):
+        several = ", ".join(map(str, target))
+        raise InputError(
+            f"tune: one target expected, got {several}: tune for each, and compile with all records"
+        )
     module = _typed(model, shape)
     names = _symbols(module)
     given = _named(dims or {})

@@ -115,7 +115,7 @@ def pipeline(
             needed(Legalize(), "as an operator may have no kernel but what it is legalized to"),
             qnn.Legalize(),
             IntegerProducts(),  # before weights fold to the floats they stand for
-            FoldConstant(),  # the dialect's products of bytes want constant weights
+            FoldConstant(fold_qnn=True),  # the dialect's products of bytes want constant weights
             FoldExplicitPadding(),  # also by zero points, which the next pass forgets
             needed(qnn.CanonicalizeOps(), "as no later pass knows the dialect"),
             needed(ExpandOps(), "as there are no kernels for these operators"),

@@ -97,8 +97,7 @@ def can_compute(op: Op, attrs: Attrs | None) -> bool:
     known attributes, which calls nothing that may do more than give its results.
     """
     row = op.definition
-    is_work = row.reference is not None and (row.lower is not None or row.expanded)
-    is_work = is_work and not row.stateful
+    is_work = row.reference is not None and row.lower is not None and not row.stateful
     if isinstance(attrs, CallLoweredAttrs) and attrs.calls_out():
         return False
     return is_work and (attrs is None or not has_symbols(attrs))
@@ -429,10 +428,13 @@ def _fold_quantised(body: RelayExpr) -> RelayExpr:
         """A qnn call on constants becomes the constant that its reference gives."""
         if not isinstance(new, Call) or not isinstance(new.op, Op):
             return new
-        if not new.op.definition.expanded or not all(map(_is_constant, new.args)):
+        row, kind = new.op.definition, old.checked_type
+        if not row.expanded or row.reference is None or row.stateful:
             return new
-        kind = old.checked_type
-        assert isinstance(kind, TensorType)
+        if not isinstance(kind, TensorType) or not all(map(_is_constant, new.args)):
+            return new
+        if new.attrs is not None and has_symbols(new.attrs):
+            return new
         value = evaluate_call(new.op, new.attrs, [_value(a) for a in new.args])
         return _constant(value, kind, new.span) if isinstance(value, np.ndarray) else new
 
