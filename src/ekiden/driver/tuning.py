@@ -177,8 +177,9 @@ def extract_tasks(
     Raises InputError for a size of a symbol that the model has not, or without one of a symbol of
     its inputs, for several targets, and what `compile` raises.
     """
-    if isinstance(target, (list, tuple)):
-        several = ", ".join(map(str, target))
+    given_target: object = target  # whatever the caller's types say
+    if isinstance(given_target, (list, tuple)):
+        several = ", ".join(map(str, given_target))
         raise InputError(
             f"tune: one target expected, got {several}: tune for each, and compile with all records"
         )

@@ -25,7 +25,7 @@ def test_a_chain_folds_to_one_constant() -> None:
 
 def test_quantised_constants_fold_to_their_integers() -> None:
     check(
-        FoldConstant(),
+        FoldConstant(fold_qnn=True),
         'def @main() { qnn.quantize(4f, 0.5f, 1, out_dtype="int8") }',
         "def @main() { 9i8 }",
     )
