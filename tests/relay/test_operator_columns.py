@@ -44,8 +44,13 @@ def lists_of_operators(text: str) -> Iterator[tuple[int, list[str]]]:
             yield node.lineno, names  # type: ignore[attr-defined]
 
 
-TABLES = frozenset(("relay/transform/infer_layout_utils.py",))
+TABLES = frozenset((
+    "relay/transform/infer_layout_utils.py", "relay/transform/levels.py",
+    "relay/transform/integer_products.py",
+))  # fmt: skip
 """Files that hold a table of rules by operator, where that is the idea and no property of one: what
+an operator does to the bytes behind its operand is a function on Levels (levels.py), and each float
+product has its own counterpart of the quantised dialect (integer_products.py); what
 TVM registers as FInferCorrectLayout is a function on layouts, which stand a floor above the rows;
 users add to it and replace it (`register_infer_correct_layout`), as they do converters of ONNX and
 the rules of FakeQuantizationToInteger (relay/qnn/affine_rules.py), which are registered one by one.

@@ -24,7 +24,7 @@ from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv2DTransposeAttrs
 from ekiden.relay.qnn.products import EXACT, SIGN
 from ekiden.relay.transform.calls import typed
 from ekiden.relay.transform.fold_scale_axis import op_of
-from ekiden.relay.transform.levels import Levels, levels_of, type_of
+from ekiden.relay.transform.levels import Levels, is_reshape, levels_of, type_of
 
 MIN_ROWS = 8
 """Rows of data from which packing the other side is worth it: fewer read it about once."""
@@ -169,7 +169,7 @@ def _bound(levels: Levels) -> int | None:
             abs(int(p) - end) for p in (point.data.min(), point.data.max()) for end in (low, high)
         ]
         return max(far)
-    while isinstance(point, Call) and op_of(point) in ("reshape", "expand_dims"):
+    while isinstance(point, Call) and is_reshape(point):
         point = point.args[0]
     if not isinstance(point, Call) or op_of(point) != "cast":
         return None

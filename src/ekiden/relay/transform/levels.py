@@ -23,7 +23,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.transform.calls import typed
-from ekiden.relay.transform.fold_scale_axis import op_of
+from ekiden.relay.transform.fold_scale_axis import op_of, row_of
 from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.shape import equal
 
@@ -32,13 +32,17 @@ MAX_STEPS = 16
 """Operators between a product and the bytes of its operand: quantisers write at most eight."""
 MAX_TERMS = 8
 """Operators below a bound that are looked at for whether they give whole numbers."""
-SHAPED = ("reshape", "expand_dims", "squeeze")
-"""What leaves the elements of a parameter in their order."""
 AXES = ("transpose", "expand_dims", "squeeze")
 """What moves, adds or drops whole axes."""
 WIDE = ("int32", "int64", "float32", "float64")
 """Types that hold bytes less their zero point."""
 ROUNDED = ("round", "rint", "floor", "ceil", "trunc")
+
+
+def is_reshape(expr: RelayExpr) -> bool:
+    """Return whether an expression leaves the elements of its argument in their order."""
+    row = row_of(expr)
+    return row is not None and row.reshape_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ def _is_whole(root: RelayExpr) -> bool:
         if isinstance(expr, Constant):
             if not np.array_equal(expr.data, np.rint(expr.data)):
                 return False
-        elif name in SHAPED:
+        elif is_reshape(expr):
             waiting += expr.args[:1]  # type: ignore[attr-defined]
         elif name == "cast" and is_int(type_of(expr.args[0]).dtype):  # type: ignore[attr-defined]
             continue
@@ -199,7 +203,7 @@ def _cast(levels: Levels, call: Call, operand: int) -> Levels | None:
 def _whole_parameter(expr: RelayExpr) -> RelayExpr | None:
     """A parameter of whole numbers as int32; None if it is not known to be one."""
     shaped: list[Call] = []
-    while isinstance(expr, Call) and op_of(expr) in (*SHAPED, "cast"):
+    while isinstance(expr, Call) and (is_reshape(expr) or op_of(expr) == "cast"):
         if op_of(expr) == "cast":
             is_wide = type_of(expr).dtype in WIDE
             if not is_wide or not is_int(type_of(expr.args[0]).dtype):
@@ -242,7 +246,7 @@ def _moved(sign: int) -> Step:
 
 def _fits_short(point: RelayExpr) -> bool:
     """Whether bytes less a zero point are int16, whichever it is."""
-    while isinstance(point, Call) and op_of(point) in SHAPED:
+    while isinstance(point, Call) and is_reshape(point):
         point = point.args[0]
     if isinstance(point, Constant):
         return bool(np.all(np.abs(point.data.astype(np.int64)) < 1 << 14))
