@@ -49,6 +49,8 @@ def _make(source: Source, kind: type[Attrs], values: Given, at: int) -> Attrs:
             source.fail(place, what)
         if isinstance(value, str) and PrimFunc in classes[name]:
             value = _loop_program(source, value, place)
+        if isinstance(value, tuple) and Attrs in classes[name]:
+            value = _nested(source, value, place)
         if not _fits(value, classes[name]):
             source.fail(place, f"{kind.__name__}: {name} cannot be {value!r}")
         if name in sequences and isinstance(value, (int, float, PrimExpr)):
@@ -59,6 +61,16 @@ def _make(source: Source, kind: type[Attrs], values: Given, at: int) -> Attrs:
     except TypeError as error:
         missing = str(error).partition("required positional argument")[2].lstrip("s: ")
         source.fail(at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error))
+
+
+def _nested(source: Source, values: tuple[object, ...], place: int) -> Attrs:
+    """Return the attributes of a list of their class, then names and values. Raises ParseError."""
+    key, *rest = values or ("",)
+    kind = NODE_TYPES.get(str(key))
+    if kind is None or not issubclass(kind, Attrs) or len(rest) % 2:
+        source.fail(place, f"expected an attribute class, then names and values, got {values!r}")
+    pairs = {str(name): (value, place) for name, value in zip(rest[::2], rest[1::2], strict=True)}
+    return _make(source, kind, pairs, place)
 
 
 def _loop_program(source: Source, text: str, place: int) -> PrimFunc:
@@ -79,6 +91,8 @@ def _fits(value: object, classes: frozenset[object]) -> bool:
             return tuple in classes or all(_fits(v, classes) for v in value)
         case PrimExpr():
             return PrimExpr in classes
+        case Attrs():
+            return Attrs in classes
         case int() if not isinstance(value, bool):
             return not classes.isdisjoint((int, float, PrimExpr))
     return type(value) in classes or object in classes

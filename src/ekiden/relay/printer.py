@@ -247,6 +247,9 @@ class _Printer:
                 return self.type(value)
             case VirtualDevice():
                 return str(value)
+            case Attrs():  # as a list of the class, then names and values
+                pairs = (item for pair in non_defaults(value) for item in pair)
+                return self.value((value.type_key, *pairs))
         return json.dumps(str(value))
 
     def attrs(self, call: Call) -> list[str]:

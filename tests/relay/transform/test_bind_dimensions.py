@@ -8,6 +8,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.ir.module import IRModule
+from ekiden.ir.structural import structural_equal
 from ekiden.relay.transform import (
     BindDimensions,
     FuseOps,
@@ -16,7 +17,7 @@ from ekiden.relay.transform import (
     LambdaLift,
     ToANormalForm,
 )
-from ekiden.runtime.errors import InputError
+from ekiden.runtime.errors import InputError, ParseError
 
 pytestmark = pytest.mark.quick
 
@@ -134,3 +135,14 @@ def test_what_a_parameter_says_of_itself_stays_beside_a_wider_use() -> None:
              (exp(%wide), exp(%x)) }"""
     )
     assert "def @main(%x: Tensor[(n, 4), float32])" in text
+
+
+def test_the_text_of_attributes_inside_of_attributes_reads_back() -> None:
+    text = 'def @main(%i: int32) { sum(dyn.arange(-4, %i, 1, dtype="int32")) }'
+    module = BindDimensions()(InferType()(relay.parse(text)))
+    shown = str(module)
+    assert 'attrs=["relay.attrs.DynamicAttrs", "dtype", "int32"]' in shown
+    assert structural_equal(relay.parse(shown), module)
+    wrong = shown.replace("relay.attrs.DynamicAttrs", "relay.attrs.Nothing")
+    with pytest.raises(ParseError, match="expected an attribute class, then names and values"):
+        relay.parse(wrong)
