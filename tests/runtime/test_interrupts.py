@@ -141,6 +141,7 @@ import numpy as np
 import ekiden
 from ekiden import relay
 exe = ekiden.compile(relay.parse(sys.argv[1]))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started this may ignore it
 if len(sys.argv) > 2 and os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 ready = threading.Event()
