@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ekiden import te
+import ekiden
+from ekiden import relay, te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, SizeVar, cast, maximum
@@ -260,3 +261,12 @@ def test_one_column(text: str, dtype: str, ending: str) -> None:
     for leading, symbolic in cases:
         layer = Layer(target, dtype, leading, symbolic, 1, 20, lanes, ending, 0, False, False)
         check(layer, random)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("text", ["llvm", "llvm -mcpu=x86-64-v3", "c"])
+def test_an_epilogue_of_a_product_without_elements(text: str) -> None:
+    weight = relay.const(np.ones((1, 1), np.float32))
+    x = relay.var("x", shape=(3, 7, 0, 1))
+    exe = ekiden.compile(relay.Function([x], relay.tanh(relay.nn.dense(x, weight))), text)
+    assert exe(np.zeros((3, 7, 0, 1), np.float32)).numpy().shape == (3, 7, 0, 1)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ekiden import te
+from ekiden.ir.prim import is_const
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
@@ -67,6 +68,11 @@ def _is_alone(outputs: list[te.Tensor]) -> bool:
     return is_one and all(isinstance(t.op, te.PlaceholderOp) for t in given)
 
 
+def _is_empty(tensor: te.Tensor) -> bool:
+    """Return whether a tensor has no elements, of which no block may be moved in a schedule."""
+    return any(is_const(dim, 0) for dim in tensor.shape)
+
+
 def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
     if target.kind.has_threads:
         return _thread_family_of(outputs, target)
@@ -75,7 +81,9 @@ def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Ten
         return whole, outputs[0]
     for tensor in te.post_order_tensors(outputs):
         row = FAMILIES.get(tensor.op.tag)
-        if row is None or row.is_whole or not row.serves(target) or not row.accepts(tensor, target):
+        if row is None or row.is_whole or _is_empty(tensor):
+            continue
+        if not row.serves(target) or not row.accepts(tensor, target):
             continue
         if not _fills_vectors(tensor, target):
             continue
