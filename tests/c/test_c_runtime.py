@@ -205,5 +205,6 @@ def test_the_stripped_library_is_small(tmp_path: Path) -> None:
         ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
     )
     exported = [line.split()[-1] for line in symbols.stdout.splitlines()]
-    assert len(exported) <= 41, "each is a promise: rather a global function by name"
+    # The last one that came takes a C function, which no global function can be given.
+    assert len(exported) <= 42, "each is a promise: rather a global function by name"
     assert [name for name in exported if not name.startswith("ek_")] == []
