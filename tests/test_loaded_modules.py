@@ -34,8 +34,9 @@ CACHED_ANSWER = {
     """.split()),
 }  # fmt: skip
 """By a program that compiles a file whose artifact is in the cache, and runs it."""
-OF_PYTHON = 24
-"""Modules of Python that such a program loads besides, at most, after NumPy: 20 in Python 3.11."""
+OF_PYTHON = 40
+"""Modules of Python that such a program loads besides, at most, after NumPy: 20 in Python 3.11, and
+some more where another process writes to the cache just then."""
 
 ANSWER = """
 import sys, numpy
@@ -47,10 +48,12 @@ print(*sorted(set(sys.modules) - before))
 
 
 def printed(program: str, *arguments: object, **environment: str) -> set[str]:
-    """The words that a program prints in a fresh interpreter."""
+    """The words that a program prints in a fresh interpreter, of whose environment neither what
+    other tests have set nor what they import is a part."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
+    plain = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     ran = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | environment
+        command, capture_output=True, text=True, check=True, env=plain | environment
     )
     return set(ran.stdout.split())
 
