@@ -228,6 +228,12 @@ def test_wrong_texts(text: str, message: str) -> None:
     assert str(raised.value) == message
 
 
+@pytest.mark.parametrize("given", [5, ["llvm", "opencl"], b"llvm"])
+def test_what_is_no_target_is_refused(given: object) -> None:
+    with pytest.raises(CompileError, match="target: one text or dictionary expected, got"):
+        Target(given)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("text", "start"), STARTS)
 def test_what_there_is_not_lists_what_there_is(text: str, start: str) -> None:
     with pytest.raises(CompileError) as raised:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from ekiden.runtime.errors import CompileError
+from ekiden.runtime.shown import shown
 from ekiden.target.facts import OPTIONS, SAME
 from ekiden.target.kinds import KINDS, TargetKind
 from ekiden.target.tags import TAGS
@@ -19,11 +20,14 @@ Config = dict[str, object]
 def read_config(target: str | Mapping[str, object]) -> Config:
     """A configuration with values of the right types, from a text, a tag, JSON or a dictionary.
 
-    Raises CompileError for a kind, tag or option that there is not.
+    Raises CompileError for a kind, tag or option that there is not, and for what is no target.
     """
     if isinstance(target, Mapping):
         return _checked(dict(target))
-    text = target.strip()
+    given: object = target  # whatever the caller's types say
+    if not isinstance(given, str):
+        raise CompileError(f"target: one text or dictionary expected, got {shown(given)}")
+    text = given.strip()
     if text.startswith("{"):
         try:
             found = json.loads(text)
