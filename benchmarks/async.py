@@ -20,9 +20,9 @@ import numpy as np
 
 import ekiden
 from ekiden import relay, runtime
-from ekiden.driver.executable import Executable
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Expr, Function
+from ekiden.runtime.executable.executable import Executable
 
 Layer = Callable[[Expr, int], Expr]
 CALLS = 300

@@ -20,7 +20,7 @@ from bert import LAYERS, WORDS, bert
 import ekiden
 from ekiden import relay
 from ekiden.runtime import VirtualMachine, get_global_func, num_threads
-from ekiden.runtime.instructions import decode
+from ekiden.runtime.debug.instructions import decode
 
 Measure = Callable[[], float]
 """Runs once; gives seconds."""

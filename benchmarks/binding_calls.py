@@ -26,7 +26,7 @@ from onnx import TensorProto, helper
 
 import ekiden
 from ekiden import runtime
-from ekiden.driver.web import WEB_TARGETS, write_site
+from ekiden.compiler.export.web import WEB_TARGETS, write_site
 
 BINDINGS = Path(__file__).parents[1] / "bindings"
 LIBRARY = runtime.library_path().resolve().parent

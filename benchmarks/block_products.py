@@ -19,13 +19,13 @@ from matmul_peak import build, class_target, processor, reading
 from peers import clock_for
 
 from ekiden import te
+from ekiden.kernels import FAMILIES, choose, schedule
+from ekiden.kernels.family import Product
 from ekiden.runtime import Tensor, empty, num_threads, tensor
 from ekiden.target import Target
 from ekiden.topi.nn import dense_blocks_pack
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS, BlockFormat
 from ekiden.topi.nn.blocks import pack_blocks
-from ekiden.topi.rule import FAMILIES, choose, schedule
-from ekiden.topi.rule.family import Product
 
 Call = Callable[[], object]
 FORMATS = ("q4_0", "q8_0", "q4_k", "q5_k", "q6_k")

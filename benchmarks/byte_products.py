@@ -6,12 +6,12 @@ of processors that this machine runs, turn by turn in one process.
 The peak is a loop of independent sums of products by the instructions of the class: dot products
 where there are any, else sums of two products of int16 (two products of bytes take as long: another
 such instruction behind the first). Weights are of three kinds: all bytes alike, and with standard
-deviations of 26 and 15, as a normal distribution over all of a weight gives in 8 and in 7 bits;
-for those `listed` counts the words that need a second step (topi/rule/words.py). Beside stands ONNX
-Runtime's MatMulInteger, which takes what the processor itself has (with
-VNNI or AMX compare it with the class of this machine alone), then told to be exact where there is
-neither: its sums of uint8 and int8 saturate there. One thread, thread CPU time, the least of the
-rounds; every result is compared with integers.
+deviations of 26 and 15, as a normal distribution over all of a weight gives in 8 and in 7 bits; for
+those `listed` counts the words that need a second step (kernels/quantized/words.py). Beside stands
+ONNX Runtime's MatMulInteger, which takes what the processor itself has (with VNNI or AMX compare it
+with the class of this machine alone), then told to be exact where there is neither: its sums of
+uint8 and int8 saturate there. One thread, thread CPU time, the least of the rounds; every result is
+compared with integers.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
-from ekiden.driver.peak import words_loop
+from ekiden.compiler.peak import words_loop
+from ekiden.kernels import choose, schedule
+from ekiden.kernels.cost_model import narrowing_pays
+from ekiden.kernels.cpu.dense import FAMILY
+from ekiden.kernels.family import NARROW, Product
+from ekiden.kernels.quantized.words import narrowed_words
 from ekiden.runtime import load_image, num_threads, tensor
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack
 from ekiden.topi.nn.weights import WORD, pack_weight
-from ekiden.topi.rule import choose, schedule
-from ekiden.topi.rule.dense import FAMILY
-from ekiden.topi.rule.family import NARROW, Product
-from ekiden.topi.rule.model import narrowing_pays
-from ekiden.topi.rule.words import narrowed_words
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from onnx_runtime import EXACT

@@ -17,12 +17,12 @@ from matmul_peak import Kernel, build, class_target, processor, shared_peak
 from peers import clock_for, seconds
 
 from ekiden import te
-from ekiden.driver.peak import peak_work
+from ekiden.compiler.peak import peak_work
+from ekiden.kernels import FAMILIES, choose, schedule
+from ekiden.kernels.family import Product
 from ekiden.runtime import Tensor, num_threads, tensor
 from ekiden.target import Target
 from ekiden.topi.nn import conv
-from ekiden.topi.rule import FAMILIES, choose, schedule
-from ekiden.topi.rule.family import Product
 
 # fmt: off
 SHAPES = [   # height = width, in channels, out channels, kernel, stride, how often in the network

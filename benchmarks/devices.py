@@ -14,7 +14,7 @@ import numpy as np
 
 import ekiden
 from ekiden import relay
-from ekiden.runtime.timing import least_in_turns
+from ekiden.runtime.profile.timing import least_in_turns
 
 SECONDS = 1.0
 

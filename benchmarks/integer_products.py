@@ -29,7 +29,7 @@ import onnx
 import onnxruntime
 
 import ekiden
-from ekiden.driver.peak import words_loop
+from ekiden.compiler.peak import words_loop
 from ekiden.runtime import num_threads
 from ekiden.target import Target
 

@@ -25,8 +25,10 @@ from peers import PEERS, clock_for, seconds
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
-from ekiden.driver.peak import chains, peak_loop, peak_work
+from ekiden.compiler.peak import chains, peak_loop, peak_work
 from ekiden.ir.prim import Var, const
+from ekiden.kernels import FAMILIES, choose, schedule
+from ekiden.kernels.family import Product
 from ekiden.runtime import Tensor, empty, load_image, num_threads, tensor
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
@@ -34,8 +36,6 @@ from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, seq
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack, matmul
 from ekiden.topi.nn.weights import pack_weight
-from ekiden.topi.rule import FAMILIES, choose, schedule
-from ekiden.topi.rule.family import Product
 
 Kernel = Callable[..., object]
 Call = Callable[[], object]

@@ -56,7 +56,7 @@ import ekiden
 from ekiden.quantization import QuantPlan
 from ekiden.quantization.judge import signal_to_noise
 from ekiden.runtime import num_threads
-from ekiden.runtime.timing import least_in_turns
+from ekiden.runtime.profile.timing import least_in_turns
 
 Array = np.ndarray[Any, Any]
 Model = onnx.ModelProto

@@ -33,9 +33,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 import ekiden
-from ekiden.driver.peak import measure_peak
+from ekiden.compiler.peak import measure_peak
 from ekiden.runtime import num_threads
-from ekiden.runtime.profile import Peak, Report, Row
+from ekiden.runtime.profile.report import Peak, Report, Row
 
 Record: TypeAlias = dict[str, Any]
 """An object of a JSON file."""

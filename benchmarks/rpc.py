@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ekiden.driver.rpc_server import build_server
+from ekiden.compiler.export.rpc_server import build_server
 
 MEASURE = """
 import json, sys, time

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import ekiden
-from ekiden.driver.tuning import prepare
+from ekiden.compiler.tune import prepare
 from ekiden.runtime.errors import EkidenError
 from ekiden.tune import Measurer, Records, Session
 from ekiden.tune.session import State

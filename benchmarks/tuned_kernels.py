@@ -19,8 +19,8 @@ from pathlib import Path
 from tune_models import dims_of, models
 
 import ekiden
-from ekiden.driver.tuning import extract_tasks
-from ekiden.topi.rule.decision import Decision
+from ekiden.compiler.tune import extract_tasks
+from ekiden.kernels.decision import Decision
 from ekiden.tune import Records
 from ekiden.tune.records import Best, Trial, processor
 from ekiden.tune.task import Task

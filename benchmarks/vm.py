@@ -20,10 +20,10 @@ import numpy as np
 import ekiden
 from ekiden import relay
 from ekiden.backend.vm.write import VMFunction, write_executable
-from ekiden.driver.build import compile_to_bytes
+from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.pass_context import PassContext
 from ekiden.runtime import Executable, VirtualMachine, load_image, num_threads
-from ekiden.runtime.instructions import Instruction, make
+from ekiden.runtime.debug.instructions import Instruction, make
 
 REPEAT, ROUNDS = 1000, 60
 Run = Callable[[], object]

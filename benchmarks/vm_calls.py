@@ -10,7 +10,7 @@ import numpy as np
 
 from ekiden import runtime
 from ekiden.backend.vm.write import VMFunction, write_executable
-from ekiden.runtime.instructions import make
+from ekiden.runtime.debug.instructions import make
 
 CALLS = 100_000
 

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 import ekiden
-from ekiden.driver.web import RUNTIME, WEB_TARGETS, write_site
+from ekiden.compiler.export.web import RUNTIME, WEB_TARGETS, write_site
 
 HERE = Path(__file__).parent
 BUNDLE = "dist/ort.wasm.bundle.min.mjs"

@@ -598,7 +598,7 @@ def _prepare(packages: Sequence[str]) -> None:
 
 
 _IMPORTED = (
-    "ekiden.backend.kernels", "ekiden.backend.vm", "ekiden.codegen.llvm", "ekiden.driver",
+    "ekiden.backend.kernels", "ekiden.backend.vm", "ekiden.codegen.llvm", "ekiden.compiler",
     "ekiden.frontend.onnx.importer", "ekiden.frontend.torch.export", "onnx", "torch.onnx",
 )  # fmt: skip
 

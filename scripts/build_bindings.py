@@ -27,7 +27,7 @@ from generated_files import ROOT
 
 import ekiden
 from ekiden import runtime
-from ekiden.driver.web import RUNTIME, THREADED, build_runtime, package_files
+from ekiden.compiler.export.web import RUNTIME, THREADED, build_runtime, package_files
 from ekiden.runtime.paths import web_source_dir
 
 BINDINGS = ROOT / "bindings"

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from generated_files import ROOT, write_or_check
 
 from ekiden.ir.float_tier import FloatTier
-from ekiden.relay.transform.float_rewrites import FLOAT_REWRITES
-from ekiden.relay.transform.simplify_rules import RULES
+from ekiden.relay.transform.graph.float_rewrites import FLOAT_REWRITES
+from ekiden.relay.transform.graph.simplify_rules import RULES
 
 PAGE = ROOT / "docs/float-rewrites.md"
 HEAD = """# Rewrites of floating point
 
-Generated from `src/ekiden/relay/transform/float_rewrites.py` and `simplify_rules.py` by
+Generated from `src/ekiden/relay/transform/graph/float_rewrites.py` and `simplify_rules.py` by
 `scripts/generate_float_rewrites.py`. Do not edit.
 
 Laws of algebra hold for real numbers; floating point rounds. Each rewrite has a tier, and a

@@ -19,7 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from generated_files import ROOT, write_or_check
 
 BUILT_IN = {
-    "cython": ("Apache-2.0", "its helper code in C is part of the extension ekiden.runtime._core"),
+    "cython": (
+        "Apache-2.0",
+        "its helper code in C is part of the extension ekiden.runtime.binding._core",
+    ),
     "numpy": ("BSD-3-Clause", "its C headers are compiled into the same extension"),
     "ziglang": ("MIT", "its compiler-rt, the arithmetic that a processor lacks, is linked in"),
 }

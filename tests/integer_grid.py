@@ -17,7 +17,7 @@ from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.lower import choose_primitive
 from ekiden.backend.vm.module_kernels import primitive_functions
 from ekiden.backend.vm.pipeline import pipeline
-from ekiden.driver.build import import_model
+from ekiden.compiler.build import import_model
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.visitor import post_order

@@ -20,17 +20,22 @@ IMPORTED = {"ekiden"}
 CACHED_ANSWER = {
     "ekiden",
     *(f"ekiden.{name}" for name in """
-        driver driver.artifact_cache driver.artifact_key driver.binding driver.closures
-        driver.compiler driver.executable driver.formats driver.kept driver.loading driver.nested
-        driver.sequences driver.time_limit
+        compiler compiler.cache compiler.cache.artifacts compiler.cache.keys compiler.compile
+        compiler.time_limit
         frontend frontend.common frontend.common.options frontend.table
         ir ir.cache_layers ir.compiler_digest ir.extensions ir.hashes ir.installed ir.known
         ir.pass_context
-        runtime runtime._core runtime.archive runtime.callers runtime.compiler runtime.devices
-        runtime.dtypes runtime.engine_artifact runtime.engines runtime.environment runtime.errors
-        runtime.files runtime.forks runtime.late runtime.late_bound runtime.late_methods
-        runtime.layout runtime.metadata runtime.objects runtime.shown
-        runtime.text
+        runtime runtime.artifact runtime.artifact.archive runtime.artifact.engine_artifact
+        runtime.artifact.late_bound runtime.artifact.metadata
+        runtime.binding runtime.binding._core runtime.binding.dtypes runtime.binding.layout
+        runtime.binding.objects runtime.compiler runtime.debug runtime.debug.shown
+        runtime.devices runtime.devices.engines runtime.devices.named
+        runtime.environment runtime.errors
+        runtime.executable runtime.executable.callers runtime.executable.closures
+        runtime.executable.executable runtime.executable.formats runtime.executable.loading
+        runtime.executable.nested runtime.executable.outputs runtime.executable.sequences
+        runtime.executable.state
+        runtime.files runtime.forks runtime.late runtime.late_methods runtime.text
     """.split()),
 }  # fmt: skip
 """By a program that compiles a file whose artifact is in the cache, and runs it."""

@@ -12,7 +12,7 @@ import pytest
 
 import ekiden
 from ekiden import IRModule, relay
-from ekiden.runtime.profile import Peak, Row, profile
+from ekiden.runtime.profile.report import Peak, Row, profile
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ekiden.driver.web import RUNTIME, THREADED, build_runtime
+from ekiden.compiler.export.web import RUNTIME, THREADED, build_runtime
 from of_run import made_once
 
 

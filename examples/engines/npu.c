@@ -4,7 +4,7 @@
 **       "from ekiden import runtime; print(runtime.include_dir())") -lnpu
 **
 ** The folder of the result is what EKIDEN_DRIVERS names. In Python, patterns and the compiler of regions
-** are a class (docs/byoc.md), whose `load` is ekiden.runtime.engines.load_region("npu", symbol, code). */
+** are a class (docs/byoc.md), whose `load` is ekiden.runtime.devices.engines.load_region("npu", symbol, code). */
 #include <ekiden/runtime.h>
 #include <npu.h>
 #include <stdlib.h>

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import ekiden
-from ekiden.driver.commands.demo import FOLDER, features, fetch
+from ekiden.cli.demo import FOLDER, features, fetch
 
 
 def prepare(folder: Path, wheel: Path | None = None) -> None:

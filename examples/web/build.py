@@ -14,9 +14,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from ekiden.driver.commands.demo import FOLDER, fetch
-from ekiden.driver.compiler import compile_artifact
-from ekiden.driver.web import web_targets, write_site
+from ekiden.cli.demo import FOLDER, fetch
+from ekiden.compiler.compile import compile_artifact
+from ekiden.compiler.export.web import web_targets, write_site
 from ekiden.frontend.common.options import ImportOptions
 
 HERE = Path(__file__).parent

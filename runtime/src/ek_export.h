@@ -1,4 +1,4 @@
-/* What the C file of an exported library calls; src/ekiden/driver/library.py writes that file. */
+/* What the C file of an exported library calls; src/ekiden/compiler/export/library.py writes that file. */
 #ifndef EK_EXPORT_H_
 #define EK_EXPORT_H_
 

@@ -14,8 +14,10 @@ from time import time_ns
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ekiden.driver import Executable, compile, export, load, quantize, verify
-    from ekiden.driver.lowering import build, lower
+    from ekiden.compiler.compile import compile, export
+    from ekiden.compiler.lowering import build, lower
+    from ekiden.compiler.quantize import quantize
+    from ekiden.compiler.verify import verify
     from ekiden.error import TVMError
     from ekiden.ir.json import load_json, save_json
     from ekiden.ir.module import IRModule
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
         TypeInferenceError,
         UnsupportedError,
     )
+    from ekiden.runtime.executable.executable import Executable
+    from ekiden.runtime.executable.loading import load
 
 __version__ = "0.1.0"
 IMPORTED_NS = time_ns()
@@ -133,14 +137,14 @@ __all__ = [
 
 _ERRORS = "ekiden.runtime.errors"
 _HOMES = {
-    "build": "ekiden.driver.lowering",
-    "lower": "ekiden.driver.lowering",
-    "compile": "ekiden.driver",
-    "export": "ekiden.driver",
-    "load": "ekiden.driver",
-    "quantize": "ekiden.driver",
-    "verify": "ekiden.driver",
-    "Executable": "ekiden.driver",
+    "build": "ekiden.compiler.lowering",
+    "lower": "ekiden.compiler.lowering",
+    "compile": "ekiden.compiler.compile",
+    "export": "ekiden.compiler.compile",
+    "load": "ekiden.runtime.executable.loading",
+    "quantize": "ekiden.compiler.quantize",
+    "verify": "ekiden.compiler.verify",
+    "Executable": "ekiden.runtime.executable.executable",
     "IRModule": "ekiden.ir.module",
     "Tensor": "ekiden.runtime",
     "VirtualMachine": "ekiden.runtime",
@@ -172,8 +176,9 @@ _HOMES = {
     "structural_hash": "ekiden.ir.structural",
 }
 _FOLDERS = frozenset(
-    "_ffi arith backend byoc codegen container contrib driver error frontend instrument ir micro"
-    " parser relay rpc runtime script support target te testing tir topi transform tune".split()
+    "_ffi arith backend byoc codegen compiler container contrib driver error frontend instrument ir"
+    " kernels micro parser relay rpc runtime script support target te testing tir topi transform"
+    " tune".split()
 )
 
 

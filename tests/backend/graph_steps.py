@@ -18,7 +18,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import If, const, op
 from ekiden.relay.expr import Expr
 from ekiden.relay.qnn import op as qnn
-from ekiden.relay.transform.calls import typed
+from ekiden.relay.transform.graph.calls import typed
 
 T = TypeVar("T")
 Make = Callable[..., Expr]

@@ -13,12 +13,12 @@ from ekiden import relay, runtime
 from ekiden.backend.aot.jit import compile_now
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.codegen.llvm import inspect
-from ekiden.driver.executable import Executable
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.relay.interpreter import Interpreter
+from ekiden.runtime.debug.instructions import Instruction, make
 from ekiden.runtime.errors import CompileError, EkidenError, RunError
-from ekiden.runtime.instructions import Instruction, make
+from ekiden.runtime.executable.executable import Executable
 from long_runs import sizes
 
 COUNTING = """

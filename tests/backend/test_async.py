@@ -9,10 +9,10 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
-from ekiden.driver.executable import Executable
 from ekiden.ir.prim import SizeVar
 from ekiden.relay.expr import Expr, Function
 from ekiden.runtime.errors import EkidenError
+from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.vm import VirtualMachine
 from long_runs import share
 

@@ -6,7 +6,7 @@ import pytest
 from ekiden import relay
 from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.write import write_executable
-from ekiden.runtime.artifact import read_constants
+from ekiden.runtime.artifact.frame import read_constants
 
 pytestmark = pytest.mark.quick
 

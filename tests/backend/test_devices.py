@@ -16,8 +16,8 @@ from ekiden.backend.vm.write import Places, VMFunction, write_executable
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op.annotation import on_device
 from ekiden.runtime import cpu
+from ekiden.runtime.debug.instructions import Instruction, make
 from ekiden.runtime.errors import LoadError, RunError
-from ekiden.runtime.instructions import Instruction, make
 from ekiden.target import VirtualDevice
 
 META = {"VirtualDevice": [VirtualDevice(cpu(0)), VirtualDevice(cpu(1))]}

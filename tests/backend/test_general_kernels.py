@@ -13,18 +13,18 @@ from ekiden.backend.kernels.lower import Check, shape_function
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir import IRModule
 from ekiden.ir.prim import SizeVar, cast, const
+from ekiden.kernels.quantized.words import narrowed_words
 from ekiden.relay.expr import Expr, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.transform import InferType
 from ekiden.runtime import empty, load_image, num_threads
-from ekiden.runtime.artifact import is_settled
+from ekiden.runtime.artifact.frame import is_settled
 from ekiden.runtime.errors import IndexRangeError, InputError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.transform import lower
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.nn.winograd import transform_weight
-from ekiden.topi.rule.words import narrowed_words
 
 pytestmark = pytest.mark.quick
 TARGET = Target("llvm")

@@ -26,8 +26,9 @@ from ekiden.backend.kernels.build import build_kernels
 from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Task, compile_tasks
-from ekiden.driver import compiler
-from ekiden.runtime import callers, forks
+from ekiden.compiler import compile
+from ekiden.runtime import forks
+from ekiden.runtime.executable import callers
 from ekiden.runtime.late import import_late
 
 pytestmark = pytest.mark.quick
@@ -188,7 +189,7 @@ def test_a_child_looks_for_garbage_as_often_as_before_a_thread_compiled() -> Non
     inside, done = threading.Event(), threading.Event()
 
     def compiling() -> None:
-        with compiler._RARELY:
+        with compile._RARELY:
             inside.set()
             done.wait(20)
 
@@ -346,7 +347,7 @@ import ekiden
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name in ("ekiden.runtime._core", "ekiden.ir.dtype"):
+        if name in ("ekiden.runtime.binding._core", "ekiden.ir.dtype"):
             begun.set()
             time.sleep(0.3)
 

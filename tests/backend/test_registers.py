@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ekiden.backend.vm.operands import writes
 from ekiden.backend.vm.registers import allocate
+from ekiden.runtime.debug.instructions import Instruction, make
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.instructions import Instruction, make
 
 quick = pytest.mark.quick
 

@@ -7,7 +7,7 @@ import pytest
 from ekiden.backend.vm.match import Leaf, Test, decision_tree, look, tuple_places
 from ekiden.relay import Match, parse
 from ekiden.relay.analysis.matches import pattern_text
-from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.language.scopes import evaluation_order
 
 pytestmark = pytest.mark.quick
 

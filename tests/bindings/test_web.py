@@ -15,7 +15,7 @@ import ekiden
 from ekiden import relay
 from ekiden.codegen import llvm
 from ekiden.codegen.llvm import wasm
-from ekiden.driver.web import (
+from ekiden.compiler.export.web import (
     RUNTIME,
     THREADED,
     WEB_TARGETS,
@@ -157,7 +157,7 @@ def test_the_page_of_the_documentation_runs(site: Path, tmp_path: Path) -> None:
 
 def test_a_runtime_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = build_runtime()
-    monkeypatch.setattr("ekiden.driver.web.compile_in", None)
+    monkeypatch.setattr("ekiden.compiler.export.web.compile_in", None)
     assert build_runtime() == first
 
 

@@ -17,7 +17,7 @@ import pytest
 import ekiden
 from chromium import PLAIN, SWIFTSHADER, page_of
 from ekiden import relay
-from ekiden.driver.web import WEB_TARGETS, web_targets, write_site
+from ekiden.compiler.export.web import WEB_TARGETS, web_targets, write_site
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
 

@@ -13,7 +13,7 @@ import pytest
 import ekiden
 from chromium import page_of
 from ekiden import relay
-from ekiden.driver.web import THREADED, WEB_TARGETS, write_site
+from ekiden.compiler.export.web import THREADED, WEB_TARGETS, write_site
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
 

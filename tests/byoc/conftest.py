@@ -3,7 +3,7 @@
 import pytest
 
 from ekiden.byoc import backend
-from ekiden.runtime.engines import ENGINES, missing
+from ekiden.runtime.devices.engines import ENGINES, missing
 
 
 @pytest.fixture(params=ENGINES)

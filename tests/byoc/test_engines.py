@@ -18,14 +18,14 @@ from onnx import helper
 import ekiden
 from ekiden import byoc, relay
 from ekiden.byoc.onnx_regions import OnnxEngine
-from ekiden.driver.tuning import extract_tasks
+from ekiden.compiler.tune import extract_tasks
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.transform import PassContext
 from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.merge_composite import Entry
-from ekiden.runtime.engines import ENGINES, folder_of
+from ekiden.relay.transform.external.merge_composite import Entry
+from ekiden.runtime.devices.engines import ENGINES, folder_of
 from ekiden.runtime.errors import CompileError, LoadError, RunError
 from long_runs import share
 
@@ -248,7 +248,7 @@ def test_an_unknown_engine_is_refused() -> None:
 ELSEWHERE = """
 import sys, numpy as np
 if sys.argv[2] == "absent":
-    from ekiden.runtime.engines import ENGINES
+    from ekiden.runtime.devices.engines import ENGINES
     ENGINES[sys.argv[3]] = lambda: ""
 import ekiden
 try:

@@ -16,8 +16,8 @@ from ekiden import byoc, relay, runtime
 from ekiden.byoc import backend
 from ekiden.ir.module import IRModule
 from ekiden.relay.dataflow_pattern import is_op, wildcard
-from ekiden.relay.transform.merge_composite import Entry
-from ekiden.runtime.engines import folder_of
+from ekiden.relay.transform.external.merge_composite import Entry
+from ekiden.runtime.devices.engines import folder_of
 from ekiden.runtime.errors import LoadError, RunError
 
 pytestmark = pytest.mark.quick

@@ -12,7 +12,7 @@ from ekiden import byoc, relay, runtime
 from ekiden.byoc import backend
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
-from ekiden.runtime.engines import folder_of, missing
+from ekiden.runtime.devices.engines import folder_of, missing
 from ekiden.runtime.errors import LoadError
 
 pytestmark = [

@@ -71,7 +71,7 @@ USES = """
 import numpy as np, ekiden
 from ekiden import byoc, relay
 from ekiden.relay.dataflow_pattern import is_op, wildcard
-from ekiden.runtime.engines import load_region
+from ekiden.runtime.devices.engines import load_region
 
 class Npu:
     name = "npu"

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 import ekiden
 from ekiden import runtime
-from ekiden.driver.library import export_library
+from ekiden.compiler.export.library import export_library
 from ekiden.runtime.errors import ExportError, InputError
 from long_runs import LONG
 

@@ -14,6 +14,7 @@ from ekiden.codegen.build import build
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr, const
+from ekiden.kernels.micro_kernels.register_tiles import KLoop, Tile, compute_tile
 from ekiden.relay.testing import mlp
 from ekiden.runtime.errors import BoundsError, CompileError, InternalError
 from ekiden.script import tir as T
@@ -21,7 +22,6 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc, Stmt
 from ekiden.tir.transform import lower
-from ekiden.topi.rule.tiles import KLoop, Tile, compute_tile
 
 pytestmark = pytest.mark.quick
 TARGETS = ("llvm -bounds=check", "c -bounds=check")

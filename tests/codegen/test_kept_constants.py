@@ -12,9 +12,9 @@ from ekiden import te
 from ekiden.codegen import llvm
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
+from ekiden.kernels.cpu.default import schedule_default
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.rule.default import schedule_default
 
 
 def assembly(name: str, cpu: str) -> str:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from codegen_kernels import map_kernel
 
+from ekiden import compile as compile_model
 from ekiden import relay
 from ekiden.codegen import c
 from ekiden.codegen.c.lanes import over_elements
 from ekiden.codegen.llvm import link
-from ekiden.driver import compile as compile_model
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.runtime import load_image

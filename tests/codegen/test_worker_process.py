@@ -19,7 +19,7 @@ from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Cancellation, CancelledError, Task, compile_tasks
 from ekiden.codegen.worker_process import compile_isolated, setup_frame, start_workers
-from ekiden.driver.time_limit import call_within
+from ekiden.compiler.time_limit import call_within
 from ekiden.ir.pass_context import PassContext, PassInstrument
 from ekiden.runtime.errors import CompileError, CompileLimitError
 

@@ -11,7 +11,7 @@ import pytest
 
 import ekiden as tvm
 from ekiden import relay, te, topi
-from ekiden.driver.executors import create_executor
+from ekiden.compiler.faces.executors import create_executor
 from ekiden.ir import make_node
 from ekiden.relay.backend.interpreter import ConstructorValue
 from ekiden.runtime import ADT, Object

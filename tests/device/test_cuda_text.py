@@ -16,18 +16,18 @@ import test_thread_families as families
 import ekiden
 from ekiden import relay, runtime
 from ekiden.codegen.device import DeviceKernel, unpack_kernels
-from ekiden.driver.build import compile_to_bytes
+from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var, const
+from ekiden.kernels.gpu.parts import bound
 from ekiden.runtime import Device
-from ekiden.runtime.artifact import read_sections
+from ekiden.runtime.artifact.frame import read_sections
+from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.errors import DeviceError
-from ekiden.runtime.layout import Section
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, seq
 from ekiden.tir.transform.thread_sync import BARRIER
-from ekiden.topi.rule.thread_parts import bound
 from stand_ins import GPU
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")

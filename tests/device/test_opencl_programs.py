@@ -11,14 +11,14 @@ import ekiden
 from ekiden import relay, te
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, PrimExpr, Var, const
+from ekiden.kernels.gpu.default import schedule_threads
+from ekiden.kernels.gpu.parts import bound
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, IndexRangeError
 from ekiden.script import tir as T
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
-from ekiden.topi.rule.thread import schedule_threads
-from ekiden.topi.rule.thread_parts import bound
 from long_runs import alike
 
 RNG = np.random.default_rng(3)

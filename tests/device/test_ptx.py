@@ -22,13 +22,13 @@ from ekiden.codegen.llvm import thread_kernel
 from ekiden.codegen.llvm.roads import Road
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var, const
+from ekiden.kernels.gpu.parts import bound
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.op import tvm_fill_fragment
 from ekiden.tir.stmt import Allocate, AssertStmt, BufferStore, Evaluate, PrimFunc, seq
-from ekiden.topi.rule.thread_parts import bound
 from long_runs import alike
 
 HERE = Path(__file__).parent

@@ -16,9 +16,9 @@ import pytest
 import ekiden
 from ekiden import relay, rpc, runtime
 from ekiden.cli import main
+from ekiden.compiler import auto_devices
 from ekiden.contrib import graph_executor
 from ekiden.contrib.debugger import debug_executor
-from ekiden.driver import auto_devices
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device, cpu, vm

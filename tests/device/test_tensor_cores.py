@@ -21,6 +21,7 @@ from ekiden import relay, runtime, te, tir
 from ekiden.codegen.device import DeviceKernel
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import StringImm, Var, const
+from ekiden.kernels.gpu.parts import bound
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, DeviceError
@@ -29,7 +30,6 @@ from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.op import tvm_fill_fragment, tvm_store_matrix_sync
 from ekiden.tir.stmt import Allocate, Evaluate, IfThenElse, PrimFunc, seq
 from ekiden.tir.tensor_intrin import cuda as intrinsics
-from ekiden.topi.rule.thread_parts import bound
 from long_runs import alike
 
 RNG = np.random.default_rng(31)

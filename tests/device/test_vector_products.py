@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ekiden
-from ekiden import relay, te, topi
+from ekiden import kernels, relay, te, topi
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import DECISIONS
 from ekiden.ir.transform import PassContext
@@ -14,7 +14,6 @@ from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
-from ekiden.topi import rule
 from long_runs import alike
 
 RNG = np.random.default_rng(21)
@@ -98,7 +97,7 @@ def text(data: tuple[int, ...], weight: tuple[int, ...], **options: int) -> str:
     """The kernel of a convolution."""
     x, w = te.placeholder(data, name="x"), te.placeholder(weight, name="w")
     y = topi.nn.conv2d(x, w, 1, options.get("padding", 0), 1)
-    program = rule.schedule([x, w], [y], TARGET, "f")
+    program = kernels.schedule([x, w], [y], TARGET, "f")
     return str(ekiden.build(program, TARGET).get_source("opencl")).partition("__kernel")[2]
 
 
@@ -117,9 +116,9 @@ def test_what_a_decision_asks_for() -> None:
     y = topi.nn.matmul(x, w)
     asked = {"thread_product": {"vector": 8, "along": "columns"}}
     with pytest.raises(CompileError, match="8 columns of a thread, of which there are 3"):
-        rule.schedule([x, w], [y], TARGET, "f", asked)
+        kernels.schedule([x, w], [y], TARGET, "f", asked)
     alone = {"thread_product": {"along": "depth", "panel": 16}}
     with pytest.raises(CompileError, match="'panel' goes with along=columns and a 'band' that is"):
-        rule.schedule([x, w], [y], TARGET, "f", alone)
+        kernels.schedule([x, w], [y], TARGET, "f", alone)
     scalar = {"thread_product": {"vector": 1}}
-    assert "T.vectorized" not in str(rule.schedule([x, w], [y], TARGET, "f", scalar).script())
+    assert "T.vectorized" not in str(kernels.schedule([x, w], [y], TARGET, "f", scalar).script())

@@ -22,11 +22,11 @@ from ekiden.ir.prim import (
     logical_and,
     maximum,
 )
+from ekiden.kernels.gpu.parts import bound
 from ekiden.runtime import Device
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt
-from ekiden.topi.rule.thread_parts import bound
 
 N = 64
 RNG = np.random.default_rng(11)

@@ -12,13 +12,13 @@ from test_thread_families import PRODUCTS, check
 
 import ekiden
 from ekiden.ir.prim import Var, cast, const
+from ekiden.kernels.gpu.parts import bound
 from ekiden.runtime import device, get_global_func
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
-from ekiden.topi.rule.thread_parts import bound
 
 THREADS = 8
 OUT = Buffer("out", (const(THREADS),), "float32")

@@ -19,7 +19,7 @@ import torch
 
 import ekiden
 from ekiden import relay
-from ekiden.driver.build import import_model
+from ekiden.compiler.build import import_model
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.table import OTHERS, frontend_of
 from ekiden.runtime.errors import EkidenError

@@ -43,7 +43,7 @@ def modules_after(program: str) -> set[str]:
 @pytest.mark.slow
 def test_the_table_and_the_driver_import_no_framework() -> None:
     program = (
-        "import ekiden, ekiden.frontend.table, ekiden.driver.build, ekiden.driver.compiler; "
+        "import ekiden, ekiden.frontend.table, ekiden.compiler.build, ekiden.compiler.compile; "
         "from ekiden import relay; relay.frontend"
     )
     assert modules_after(program).isdisjoint(FRAMEWORKS)
@@ -53,7 +53,7 @@ def test_the_table_and_the_driver_import_no_framework() -> None:
 def test_importing_onnx_imports_no_other_framework(tmp_path: Path) -> None:
     onnx.save(model(), tmp_path / "m.onnx")
     path = str(tmp_path / "m.onnx")
-    found = modules_after(f"from ekiden.driver.build import import_model; import_model({path!r})")
+    found = modules_after(f"from ekiden.compiler.build import import_model; import_model({path!r})")
     assert found.intersection(FRAMEWORKS) == {"onnx"}
 
 

@@ -21,7 +21,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import children, exceeds
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.topi.shape import is_any
 
 Nodes = list[onnx.NodeProto]

@@ -15,7 +15,7 @@ import ekiden
 from ekiden import relay
 from ekiden.frontend.onnx import from_onnx
 from ekiden.relay.qnn.transform import CanonicalizeOps
-from ekiden.relay.transform.integer_products import IntegerProducts
+from ekiden.relay.transform.quantization.integer_products import IntegerProducts
 from long_runs import alike
 from processor import processors
 from rounding import expect_within, gamma

@@ -17,7 +17,7 @@ from ekiden.frontend.onnx.tensor import to_array
 from ekiden.frontend.onnx.weights import Weights
 from ekiden.relay.expr import Constant, Function
 from ekiden.relay.visitor import post_order
-from ekiden.runtime import mapped
+from ekiden.runtime.artifact import mapped
 from ekiden.runtime.errors import ImportModelError
 
 FLOAT = TensorProto.FLOAT

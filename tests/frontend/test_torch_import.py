@@ -321,7 +321,7 @@ def test_from_pytorch_has_tvms_signature() -> None:
 def test_importing_torch_models_imports_no_other_framework() -> None:
     program = (
         "import sys, warnings; warnings.simplefilter('ignore'); import torch, ekiden; "
-        "from ekiden.driver.build import import_model; "
+        "from ekiden.compiler.build import import_model; "
         "from ekiden.frontend.common.options import ImportOptions; "
         "import_model(torch.nn.ReLU(), ImportOptions(example_inputs=(torch.ones(2),))); "
         "print(*{'onnx', 'tensorflow', 'jax', 'tflite'}.intersection(sys.modules))"

@@ -11,11 +11,11 @@ import torch.ao.quantization.fx._decomposed
 from torch import Tensor, nn
 
 import ekiden
-from ekiden.driver.build import import_model
+from ekiden.compiler.build import import_model
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call
 from ekiden.relay.transform import InferType
-from ekiden.relay.transform.integer_products import IntegerProducts
+from ekiden.relay.transform.quantization.integer_products import IntegerProducts
 from ekiden.relay.visitor import post_order
 
 LIB = torch.ops.quantized_decomposed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ekiden
-from ekiden.driver.build import import_model
+from ekiden.compiler.build import import_model
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.relay.expr import Call
 from ekiden.relay.visitor import post_order

@@ -11,8 +11,8 @@ import pytest
 
 import ekiden
 from ekiden.codegen import cache
-from ekiden.driver import artifact_key
-from ekiden.driver.artifact_key import file_digest
+from ekiden.compiler.cache import keys as artifact_key
+from ekiden.compiler.cache.keys import file_digest
 from ekiden.frontend.common.options import NO_OPTIONS
 from ekiden.ir import extensions, known
 from ekiden.ir.compiler_digest import compiler_digest, digest_of, sources
@@ -54,8 +54,9 @@ def test_sources_that_change_under_a_process_are_no_other_process_s(tmp_path: Pa
 def test_the_package_is_all_there() -> None:
     """What passes, operators, kernels and their runtime are made of."""
     found = {f"/ekiden/{name}" for root in ekiden.__path__ for name in sources(root)}
-    ends = ("ir/op.py", "relay/transform/fuse_ops.py", "relay/type_infer.py", "topi/slice.py",
-            "backend/vm/pipeline.py", "runtime/layout.py", "relay/library/prelude.rly")  # fmt: skip
+    ends = ("ir/op.py", "relay/transform/fusion/fuse_ops.py", "relay/type_infer.py",
+            "topi/slice.py", "backend/vm/pipeline.py", "runtime/binding/layout.py",
+            "relay/library/prelude.rly")  # fmt: skip
     for end in ends:
         assert f"/ekiden/{end}" in found, end
     assert any(name.endswith(".so") for name in found)

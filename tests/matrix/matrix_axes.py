@@ -20,7 +20,7 @@ from sessions import ExecutableSession, GraphSession, MainSession, Session, as_d
 import ekiden
 from ekiden import relay
 from ekiden.backend.vm.pipeline import pipeline
-from ekiden.driver.tuning import extract_tasks
+from ekiden.compiler.tune import extract_tasks
 from ekiden.ir.instrument import PassTimingInstrument, PrintAfterAll, Verify
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument
@@ -29,7 +29,7 @@ from ekiden.ir.structural import structural_digest, structural_equal
 from ekiden.relay import IRModule, parse
 from ekiden.relay.analysis import verify
 from ekiden.relay.transform import InferType
-from ekiden.relay.transform.name_dimensions import NameDimensions
+from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
 from ekiden.runtime import Device, cpu
 from ekiden.target import Target, TargetLike
 from ekiden.tune import Best, Records

@@ -24,7 +24,7 @@ import ekiden
 from agreement import Array, flatten
 from ekiden import rpc, runtime
 from ekiden.ir.dtype import to_numpy
-from ekiden.runtime.engines import folder_of
+from ekiden.runtime.devices.engines import folder_of
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 200

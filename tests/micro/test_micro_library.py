@@ -17,8 +17,8 @@ from ekiden import micro, relay
 from ekiden.backend.crt.emit import emit_files
 from ekiden.backend.crt.module import Pool
 from ekiden.cli import main
-from ekiden.driver import micro as micro_driver
-from ekiden.driver.model_library import metadata
+from ekiden.compiler.export import micro as micro_driver
+from ekiden.compiler.export.model_library import metadata
 from ekiden.ir.module import IRModule
 from ekiden.relay import load_param_dict
 from ekiden.runtime.errors import CompileError

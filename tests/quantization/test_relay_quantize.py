@@ -13,7 +13,7 @@ from ekiden import relay
 from ekiden.ir.module import IRModule
 from ekiden.quantization.judge import signal_to_noise
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.fold_scale_axis import op_of
+from ekiden.relay.transform.graph.fold_scale_axis import op_of
 from long_runs import alike
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -15,7 +15,7 @@ from ekiden.relay.op.create import FILLED
 
 ROOT = Path(ekiden.__file__).parent
 READERS = ("relay/transform", "relay/packing", "relay/analysis", "relay/dataflow_pattern",
-           "relay/backend", "backend", "frontend", "driver", "contrib")  # fmt: skip
+           "relay/backend", "backend", "frontend", "compiler", "contrib")  # fmt: skip
 """Where passes stand, and what else reads the table; beside it the folders that declare rows."""
 
 
@@ -45,8 +45,8 @@ def lists_of_operators(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 TABLES = frozenset((
-    "relay/transform/infer_layout_utils.py", "relay/transform/levels.py",
-    "relay/transform/integer_products.py",
+    "relay/transform/infer_layout_utils.py", "relay/transform/quantization/levels.py",
+    "relay/transform/quantization/integer_products.py",
 ))  # fmt: skip
 """Files that hold a table of rules by operator, where that is the idea and no property of one: what
 an operator does to the bytes behind its operand is a function on Levels (levels.py), and each float

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ekiden import relay
-from ekiden.driver.executors import create_executor
+from ekiden.compiler.faces.executors import create_executor
 from ekiden.relay import Expr, Prelude, parse_expr
 from ekiden.relay.analysis import verify
 from ekiden.relay.prelude import NEEDS, StaticTensorArrayOps, read_std

@@ -198,8 +198,7 @@ def test_entry_points_name_what_there_is() -> None:
     ]
     for each in named:
         module, _, function = each.partition(":")
-        text = (ROOT / "src" / f"{module.replace('.', '/')}.py").read_text()
-        assert f"def {function}(" in text
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_the_installed_metadata_are_those_of_the_project() -> None:

@@ -66,7 +66,7 @@ def _is_source_folder(path: Path) -> bool:
 
 def _link_runtime(package: Path) -> None:
     """Link what is installed of the runtime beside the sources of another tree."""
-    core = importlib.import_module("ekiden.runtime._core").__file__
+    core = importlib.import_module("ekiden.runtime.binding._core").__file__
     assert core is not None, "an extension has a file"
     place = package / "ekiden" / "runtime"
     for path in Path(core).parent.iterdir():

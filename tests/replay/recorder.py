@@ -18,13 +18,14 @@ from typing import Any
 
 import pytest
 
-from ekiden.backend.vm.disassemble import disassemble
 from ekiden.codegen import build, device, llvm
 from ekiden.codegen.device.split import Split
-from ekiden.driver.build import compile_to_bytes, import_model
+from ekiden.compiler.build import compile_to_bytes, import_model
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext
-from ekiden.runtime import Executable, artifact
+from ekiden.runtime import Executable
+from ekiden.runtime.artifact import frame
+from ekiden.runtime.debug.disassemble import disassemble
 from ekiden.target import Target, facts
 from ekiden.target import target as target_module
 from ekiden.target.processors import PROCESSORS
@@ -74,7 +75,7 @@ def record(module: IRModule, target: Target, executor: str = "vm") -> dict[str, 
     """
     with _recording() as notes, PassContext():
         data = compile_to_bytes(module, target, executor=executor)
-    executable = artifact.executable_of(memoryview(data))
+    executable = frame.executable_of(memoryview(data))
     names = _short_names([f.name for f in notes.funcs])
     texts = {}
     for func in notes.funcs:

@@ -16,7 +16,7 @@ from road_programs import Array, normal
 
 import ekiden
 from ekiden import relay
-from ekiden.driver.build import compile_to_bytes
+from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
 

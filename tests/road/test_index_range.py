@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 import ekiden
 from ekiden import relay, runtime, te
-from ekiden.driver.build import import_model
+from ekiden.compiler.build import import_model
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.runtime.errors import IndexRangeError

@@ -12,7 +12,7 @@ from rpc_functions import LIBRARIES, CServer, compile_functions
 
 import ekiden
 from ekiden import rpc
-from ekiden.driver.rpc_server import build_server
+from ekiden.compiler.export.rpc_server import build_server
 from ekiden.runtime import ADT, Shape
 from of_run import made_once
 

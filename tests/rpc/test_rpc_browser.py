@@ -15,7 +15,7 @@ import ekiden
 from chromium import Page, page_of
 from ekiden import rpc
 from ekiden.cli import main
-from ekiden.driver.web import WEB_TARGETS, write_site
+from ekiden.compiler.export.web import WEB_TARGETS, write_site
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
 pytest.importorskip("websockets", reason="needs websockets")

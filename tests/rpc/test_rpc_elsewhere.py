@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from rpc_functions import CServer
 
 from ekiden.cli import main
-from ekiden.driver.rpc_server import build_server
+from ekiden.compiler.export.rpc_server import build_server
 
 PAGE = Path(__file__).parents[2] / "docs" / "cross-compiling.md"
 SYSTEMS = {

@@ -11,7 +11,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, rpc
-from ekiden.driver.web import WEB_TARGETS, write_site
+from ekiden.compiler.export.web import WEB_TARGETS, write_site
 from ekiden.rpc.errors import RPCError
 
 pytest.importorskip("websockets", reason="needs websockets")

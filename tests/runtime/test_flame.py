@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ekiden.runtime.flame import ROW, WIDTH, Bar, flame
+from ekiden.runtime.profile.flame import ROW, WIDTH, Bar, flame
 
 pytestmark = pytest.mark.quick
 SVG = "{http://www.w3.org/2000/svg}"

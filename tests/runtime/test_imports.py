@@ -26,7 +26,7 @@ def modules_after(statement: str) -> set[str]:
 @pytest.mark.slow
 def test_the_runtime_imports_neither_compiler_nor_formats() -> None:
     loaded = modules_after("import ekiden.runtime")
-    assert "ekiden.runtime._core" in loaded
+    assert "ekiden.runtime.binding._core" in loaded
     assert not loaded & {f"ekiden.{folder}" for folder in COMPILER}
     assert not {name.partition(".")[0] for name in loaded} & set(OTHERS)
 

@@ -11,12 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ekiden.backend.vm.disassemble import disassemble, print_instruction
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.runtime import Executable, Tensor, VirtualMachine, register_func
+from ekiden.runtime.binding.opcodes import OPCODES, Opcode
+from ekiden.runtime.debug.disassemble import disassemble, print_instruction
+from ekiden.runtime.debug.instructions import (
+    Instruction,
+    decode,
+    dtype_code,
+    dtype_name,
+    encode,
+    make,
+)
 from ekiden.runtime.errors import InputError, InternalError, LoadError, RunError
-from ekiden.runtime.instructions import Instruction, decode, dtype_code, dtype_name, encode, make
-from ekiden.runtime.opcodes import OPCODES, Opcode
 
 pytestmark = pytest.mark.quick
 

@@ -17,7 +17,7 @@ import pytest
 import ekiden
 from ekiden import relay, runtime
 from ekiden.backend.vm.write import VMFunction, write_executable
-from ekiden.runtime.instructions import make
+from ekiden.runtime.debug.instructions import make
 
 LOOP = """
 def @loop(%n: Tensor[(), int64]) -> Tensor[(), int64] {

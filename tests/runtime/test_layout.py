@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ekiden import runtime
-from ekiden.runtime import layout
-from ekiden.runtime.opcodes import OPCODES
+from ekiden.runtime.binding import layout
+from ekiden.runtime.binding.opcodes import OPCODES
 
 pytestmark = pytest.mark.quick
 ROOT = Path(__file__).resolve().parents[2]

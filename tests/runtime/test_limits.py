@@ -16,8 +16,8 @@ import pytest
 import ekiden
 from ekiden import relay, runtime
 from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.runtime.debug.instructions import make
 from ekiden.runtime.errors import RunError, RunLimitError
-from ekiden.runtime.instructions import make
 
 pytestmark = pytest.mark.quick
 

@@ -19,10 +19,10 @@ from ekiden import relay
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
-from ekiden.runtime.artifact import Part, read_sections, write_sections
-from ekiden.runtime.instructions import make
-from ekiden.runtime.layout import Section
-from ekiden.runtime.profile import sources
+from ekiden.runtime.artifact.frame import Part, read_sections, write_sections
+from ekiden.runtime.binding.layout import Section
+from ekiden.runtime.debug.instructions import make
+from ekiden.runtime.profile.report import sources
 
 Json = Any
 IDENTITY = VMFunction("main", ("x",), 1, (make("Ret", src=0),))

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from ekiden.backend.vm.write import Program, VMFunction, write_programs
-from ekiden.runtime import Executable, mapped, pieces
-from ekiden.runtime.artifact import Assembly, Part, assemble, file_of
+from ekiden.runtime import Executable
+from ekiden.runtime.artifact import mapped, pieces
+from ekiden.runtime.artifact.frame import Assembly, Part, assemble, file_of
+from ekiden.runtime.binding.layout import Section
+from ekiden.runtime.debug.instructions import make
 from ekiden.runtime.files import write_to
-from ekiden.runtime.instructions import make
-from ekiden.runtime.layout import Section
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.integers(0, 255, (1300, 3000), np.uint8)

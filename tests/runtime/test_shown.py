@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import ekiden
+from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.shown import shown
 
 
 class Module:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from ekiden import runtime
-from ekiden.runtime import _core
+from ekiden.runtime.binding import _core
 
 pytestmark = pytest.mark.quick
 
-STUB = Path(runtime.__file__).with_name("_core.pyi")
+STUB = Path(runtime.__file__).parent / "binding" / "_core.pyi"
 
 
 def stub_names() -> dict[str, set[str]]:

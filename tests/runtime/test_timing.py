@@ -8,9 +8,9 @@ import pytest
 
 from ekiden import runtime
 from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.runtime.debug.instructions import make
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.instructions import make
-from ekiden.runtime.timing import BenchmarkResult, Evaluator
+from ekiden.runtime.profile.timing import BenchmarkResult, Evaluator
 
 pytestmark = pytest.mark.quick
 

@@ -11,8 +11,8 @@ import pytest
 
 from ekiden import runtime
 from ekiden.backend.vm.write import VMFunction, write_executable
+from ekiden.runtime.debug.instructions import Instruction, encode, make
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
-from ekiden.runtime.instructions import Instruction, encode, make
 
 pytestmark = pytest.mark.quick
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ekiden import nd, relay, runtime
-from ekiden.runtime import placing
 from ekiden.runtime.errors import InputError
+from ekiden.runtime.executable import placing
 
 pytestmark = pytest.mark.quick
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -10,7 +10,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "What may be trusted": (),
     "| an artifact (`.eki`)": (
         "tests/road/test_artifact.py::test_every_proper_prefix_is_refused",
-        "tests/driver/test_executable.py::test_every_corrupted_byte_of_a_sample_is_refused",
+        "tests/compiler/test_executable.py::test_every_corrupted_byte_of_a_sample_is_refused",
         "tests/c/test_c_runtime.py::test_damaged_files_are_harmless",
     ),
     "| native code in an artifact": (),
@@ -35,16 +35,16 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "| a client of a server": (),
     "| a model library (`.tar`)": ("tests/micro/test_hostile_libraries.py",),
     "| the cache (`EKIDEN_CACHE_DIR`": (
-        "tests/driver/test_cache_trust.py",
-        "tests/driver/test_cache_files.py::test_a_damaged_file_of_a_layer_is_a_miss_and_stays",
+        "tests/compiler/test_cache_trust.py",
+        "tests/compiler/test_cache_files.py::test_a_damaged_file_of_a_layer_is_a_miss_and_stays",
     ),
     # Memory
     "What a caller writes to a result": (
-        "tests/driver/test_results_apart.py::test_results_of_the_machine_are_apart",
-        "tests/driver/test_results_apart.py::test_results_of_the_graph_executor_are_apart",
-        "tests/driver/test_results_apart.py::test_results_of_a_shared_library_are_apart",
-        "tests/driver/test_results_apart.py::test_constants_are_shared_and_read_only",
-        "tests/driver/test_results_apart.py::test_what_data_shares_with_an_argument_is_read_only",
+        "tests/compiler/test_results_apart.py::test_results_of_the_machine_are_apart",
+        "tests/compiler/test_results_apart.py::test_results_of_the_graph_executor_are_apart",
+        "tests/compiler/test_results_apart.py::test_results_of_a_shared_library_are_apart",
+        "tests/compiler/test_results_apart.py::test_constants_are_shared_and_read_only",
+        "tests/compiler/test_results_apart.py::test_what_data_shares_with_an_argument_is_read_only",
     ),
     "A tensor inside an argument": ("tests/c/test_vm_device.c",),
     "Memory that a caller lends": (

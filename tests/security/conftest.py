@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from walls import compile_attacks
 
-from ekiden.driver.rpc_server import build_server
+from ekiden.compiler.export.rpc_server import build_server
 from of_run import made_once
 
 

@@ -18,9 +18,10 @@ from onnx import TensorProto, helper
 
 import ekiden
 from ekiden import relay
-from ekiden.driver.time_limit import call_within
+from ekiden.compiler.time_limit import call_within
 from ekiden.ir.type import MAX_RANK
 from ekiden.relay.transform import FoldConstant, FuseOps, InferType
+from ekiden.runtime.devices.memory import bounded_memory, memory_stats
 from ekiden.runtime.errors import (
     CompileError,
     CompileLimitError,
@@ -28,7 +29,6 @@ from ekiden.runtime.errors import (
     InputError,
     MemoryLimitError,
 )
-from ekiden.runtime.memory import bounded_memory, memory_stats
 from long_runs import sizes
 
 FLOAT = TensorProto.FLOAT

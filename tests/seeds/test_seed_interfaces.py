@@ -22,10 +22,10 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.op import OP_ATTRS
 from ekiden.relay import transform
 from ekiden.runtime import Device, Module, Object, PackedFunc, vm
-from ekiden.runtime.artifact import read_sections
+from ekiden.runtime.artifact.frame import read_sections
+from ekiden.runtime.binding.layout import Section
+from ekiden.runtime.binding.opcodes import OPCODES
 from ekiden.runtime.errors import DeviceError
-from ekiden.runtime.layout import Section
-from ekiden.runtime.opcodes import OPCODES
 
 pytestmark = pytest.mark.skipif(
     seeds_folder() is None, reason="needs the seed documents: shared/seeds above the repository"

@@ -15,8 +15,8 @@ import pytest
 from serving import Answer, Running, ask_on, compiled, put, rows, serving
 from toy_text import Echo
 
+from ekiden.runtime.artifact.metadata import ANY_SHAPE, TensorInfo
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.metadata import ANY_SHAPE, TensorInfo
 from ekiden.serve.signature import read_signature
 
 NEGATIVE = "def @main(%x: Tensor[(n, 4), float32]) { negative(%x) }"

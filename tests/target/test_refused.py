@@ -11,9 +11,9 @@ import pytest
 import ekiden
 from ekiden import relay, runtime, tir
 from ekiden.codegen.llvm import assembly_of_text
+from ekiden.compiler.build import compile_to_bytes
 from ekiden.contrib import graph_executor
 from ekiden.contrib.debugger import debug_executor
-from ekiden.driver.build import compile_to_bytes
 from ekiden.ir.module import IRModule
 from ekiden.runtime import cpu
 from ekiden.runtime.errors import CompileError, DeviceError, InputError

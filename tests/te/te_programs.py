@@ -8,12 +8,12 @@ import numpy as np
 
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
+from ekiden.kernels import schedule
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.te import Tensor
 from ekiden.tir import interpreter, verify
 from ekiden.tir.transform import lower
-from ekiden.topi.rule import schedule
 
 
 def evaluate(

@@ -7,10 +7,10 @@ from emulator import Emulator
 import ekiden
 from ekiden import relay, runtime
 from ekiden.codegen.llvm import compile_text, inspect, link
-from ekiden.driver.build import compile_to_bytes
+from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.module import IRModule
-from ekiden.runtime.artifact import read_sections
-from ekiden.runtime.layout import Section
+from ekiden.runtime.artifact.frame import read_sections
+from ekiden.runtime.binding.layout import Section
 from ekiden.target import Target
 
 

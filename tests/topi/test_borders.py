@@ -9,7 +9,7 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from topi_cases import Array, Case, case, check, every_backend, normal
 
-from ekiden import te, topi
+from ekiden import kernels, te, topi
 from ekiden.target import Target
 from ekiden.tir import astext
 from ekiden.topi.nn.pad import pad_by_mode
@@ -126,6 +126,6 @@ def test_against_numpy(family: str, backend: str) -> None:
 def test_rows_are_cut_into_whole_vectors() -> None:
     x = te.placeholder((1, 4, 9, 56))
     result = topi.nn.pool2d(x, 3, 1, 1, 1, "max")
-    text = astext(topi.rule.schedule([x], [result], Target.parse("llvm -mcpu=znver4"), "f"))
+    text = astext(kernels.schedule([x], [result], Target.parse("llvm -mcpu=znver4"), "f"))
     assert text.count("T.vectorized(16") == text.count("T.vectorized(8") == 3  # per part of rows
     assert text.count("T.vectorized(32") == 3

@@ -14,6 +14,9 @@ from ekiden import relay, te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import SizeVar
+from ekiden.kernels import schedule
+from ekiden.kernels.cost_model import narrowing_pays
+from ekiden.kernels.quantized.words import DOT4, MADD, NARROW_DOT, dots, narrowed_words
 from ekiden.relay.packing.conv import conv_words
 from ekiden.relay.transform import InferType
 from ekiden.runtime import load_image
@@ -22,9 +25,6 @@ from ekiden.te.tensor import Tensor
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import conv, dense_pack
 from ekiden.topi.nn.weights import pack_weight, unpack_dense_weight
-from ekiden.topi.rule import schedule
-from ekiden.topi.rule.model import narrowing_pays
-from ekiden.topi.rule.words import DOT4, MADD, NARROW_DOT, dots, narrowed_words
 from long_runs import alike, share
 from processor import processors
 

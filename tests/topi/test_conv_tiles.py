@@ -11,13 +11,13 @@ import pytest
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.prim import SizeVar, maximum
+from ekiden.kernels import schedule
+from ekiden.kernels.micro_kernels.register_tiles import fitting_lanes
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import conv
 from ekiden.topi.nn.weights import pack_weight
-from ekiden.topi.rule import schedule
-from ekiden.topi.rule.tiles import fitting_lanes
 from long_runs import share
 
 TARGET = Target.host()

@@ -12,13 +12,13 @@ import pytest
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
+from ekiden.kernels import schedule
+from ekiden.kernels.cpu import conv2d_transpose as rule
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import conv_transpose
 from ekiden.topi.nn.weights import pack_weight, unpack_conv_transpose_weight
-from ekiden.topi.rule import conv2d_transpose as rule
-from ekiden.topi.rule import schedule
 from long_runs import share
 
 TARGET = Target.host()

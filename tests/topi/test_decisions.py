@@ -11,6 +11,12 @@ import pytest
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
+from ekiden.kernels import FAMILIES, choose, schedule
+from ekiden.kernels.attention.scaled_dot_product import Heads
+from ekiden.kernels.cost_model import panel_width
+from ekiden.kernels.decision import Decision, Fixed
+from ekiden.kernels.family import Product
+from ekiden.kernels.quantized import nibbles
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -26,11 +32,6 @@ from ekiden.topi.nn import (
 )
 from ekiden.topi.nn.weights import pack_weight
 from ekiden.topi.nn.winograd import transform_weight
-from ekiden.topi.rule import FAMILIES, choose, nibbles, schedule
-from ekiden.topi.rule.attention import Heads
-from ekiden.topi.rule.decision import Decision, Fixed
-from ekiden.topi.rule.family import Product
-from ekiden.topi.rule.model import panel_width
 from long_runs import alike, share
 
 TARGET = Target(Target.host(), cores=2)

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ekiden
-from ekiden import te, topi
+from ekiden import kernels, te, topi
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import PrimExpr, SizeVar, logical_and, maximum
+from ekiden.kernels.cpu.default import schedule_default
 from ekiden.runtime.errors import IndexRangeError
 from ekiden.target import Target
 from ekiden.te import Tensor
@@ -24,7 +25,6 @@ from ekiden.tir.stmt import For
 from ekiden.tir.transform import lower
 from ekiden.tir.visitor import walk
 from ekiden.topi.nn.softmax import log_softmax, softmax
-from ekiden.topi.rule.default import schedule_default
 from long_runs import share
 
 RNG = np.random.default_rng(3)
@@ -189,7 +189,7 @@ def test_programs_of_threads_refuse_indices(shape: tuple[int, ...], symbolic: bo
     inputs = [declare(data, symbolic, "data"), declare(at, symbolic and bool(shape), "at")]
     target = Target(kind="cuda")
     taken = topi.take(inputs[0], inputs[1], 0, mode="raise")
-    func = lower(topi.rule.schedule(inputs, [taken], target, "kernel"), target)
+    func = lower(kernels.schedule(inputs, [taken], target, "kernel"), target)
     out = np.full((*shape, 4), 7, data.dtype)
     run(func, data, at, out)
     np.testing.assert_array_equal(out, np.broadcast_to(data[0], out.shape))

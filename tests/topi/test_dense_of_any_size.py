@@ -17,15 +17,15 @@ from ekiden import relay, te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, SizeVar, cast, maximum
+from ekiden.kernels import FAMILIES, choose, schedule
+from ekiden.kernels.decision import Fixed
+from ekiden.kernels.quantized.words import narrowed_words
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir import verify
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack
 from ekiden.topi.nn.weights import pack_weight
-from ekiden.topi.rule import FAMILIES, choose, schedule
-from ekiden.topi.rule.decision import Fixed
-from ekiden.topi.rule.words import narrowed_words
 from ekiden.topi.shape import as_dim
 from long_runs import share, sizes
 from processor import processors

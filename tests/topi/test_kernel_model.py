@@ -10,11 +10,11 @@ from __future__ import annotations
 import pytest
 
 from ekiden import te
+from ekiden.kernels import FAMILIES, choose
+from ekiden.kernels.decision import Decision
+from ekiden.kernels.family import Product
 from ekiden.target import Target
 from ekiden.topi.nn import dense_pack, matmul
-from ekiden.topi.rule import FAMILIES, choose
-from ekiden.topi.rule.decision import Decision
-from ekiden.topi.rule.family import Product
 
 pytestmark = pytest.mark.quick
 

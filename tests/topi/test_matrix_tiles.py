@@ -13,10 +13,10 @@ import pytest
 import ekiden
 from ekiden import relay, te
 from ekiden.codegen.llvm import assembly
+from ekiden.kernels import choose, schedule
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack
-from ekiden.topi.rule import choose, schedule
 
 SAPPHIRE = Target("llvm -mtriple=x86_64-linux-gnu -mcpu=sapphirerapids -num-cores=1")
 needs_matrices = pytest.mark.skipif(

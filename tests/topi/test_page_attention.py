@@ -14,15 +14,15 @@ from ekiden.codegen.llvm import compile_object
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import const
+from ekiden.kernels import schedule
+from ekiden.kernels.attention.page_attention import paged_attention_of
+from ekiden.kernels.attention.page_planes import FORMATS, Format, Plane
+from ekiden.kernels.attention.pages import LATE, Pages
 from ekiden.target import Target
 from ekiden.te import placeholder
 from ekiden.tir.expr import Buffer
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import paged_attention
-from ekiden.topi.rule import schedule
-from ekiden.topi.rule.page_attention import paged_attention_of
-from ekiden.topi.rule.page_planes import FORMATS, Format, Plane
-from ekiden.topi.rule.pages import LATE, Pages
 from long_runs import alike
 from processor import processors
 

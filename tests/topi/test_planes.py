@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from topi_cases import Array, Case, case, check, every_backend, normal
 
-from ekiden import te, topi
+from ekiden import kernels, te, topi
 from ekiden.target import Target
 from ekiden.tir import astext
 
@@ -117,5 +117,5 @@ def test_lines_are_resized_before_they_are_multiplied() -> None:
     x = te.placeholder((1, 8, 16, 16))
     for size, stored in ((40, "(16, 40)"), (5, "(5, 16)")):
         result = topi.image.resize2d(x, None, (size, size))
-        text = astext(topi.rule.schedule([x], [result], Target.parse("llvm"), "f"))
+        text = astext(kernels.schedule([x], [result], Target.parse("llvm"), "f"))
         assert f"T.alloc_buffer({stored}" in text, size

@@ -8,14 +8,14 @@ import pytest
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.prim import SizeVar
+from ekiden.kernels import FAMILIES, schedule
+from ekiden.kernels.cost_model import chains_of, most_rows
+from ekiden.kernels.spaces.recurrent import factor_of, parts_of
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.cells import DEFAULTS, GATES, Cell
 from ekiden.topi.nn import recurrent
-from ekiden.topi.rule import FAMILIES, schedule
-from ekiden.topi.rule.model import chains_of, most_rows
-from ekiden.topi.rule.recurrent_space import factor_of, parts_of
 from long_runs import share
 
 TARGET = Target.host()

@@ -14,13 +14,13 @@ from ekiden import te, tir
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.prim import SizeVar, maximum
 from ekiden.ir.structural import structural_equal
+from ekiden.kernels import FAMILIES, Scheduled, scheduled
+from ekiden.kernels.decision import Fixed
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import dense_pack
 from ekiden.topi.nn.weights import pack_weight
-from ekiden.topi.rule import FAMILIES, Scheduled, scheduled
-from ekiden.topi.rule.decision import Fixed
 from long_runs import share
 
 TARGET = Target(Target.host(), cores=2)

@@ -13,13 +13,13 @@ from ekiden import te
 from ekiden.codegen.llvm import assembly, compile_object, link
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
+from ekiden.kernels import schedule
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import batch_matmul, dense_pack, matmul
 from ekiden.topi.nn.weights import pack_weight
-from ekiden.topi.rule import schedule
 from long_runs import alike, share
 from rounding import LEAST, ULP, UNIT, expect_within, gamma, product
 

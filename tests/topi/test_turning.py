@@ -12,6 +12,8 @@ from ekiden import relay, te
 from ekiden.codegen.build import build
 from ekiden.ir.intrinsic import shuffle
 from ekiden.ir.prim import Intrinsic, Var, const
+from ekiden.kernels import schedule
+from ekiden.kernels.micro_kernels.transposed_tiles import PLAIN, tile_size, turned, woven
 from ekiden.relay import op
 from ekiden.target import Target
 from ekiden.tir import interpreter
@@ -19,8 +21,6 @@ from ekiden.tir.expr import Buffer, BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
 from ekiden.tir.visitor import all_expressions
 from ekiden.topi import transpose
-from ekiden.topi.rule import schedule
-from ekiden.topi.rule.turning import PLAIN, tile_size, turned, woven
 from long_runs import share
 from processor import processors
 

@@ -15,13 +15,13 @@ from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import SizeVar, const
 from ekiden.ir.transform import PassContext
+from ekiden.kernels import choose, schedule
+from ekiden.kernels.cpu.streaming import Streamed
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.te.tensor import Tensor
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import batch_matmul, matmul
-from ekiden.topi.rule import choose, schedule
-from ekiden.topi.rule.streaming import Streamed
 from long_runs import share
 
 HOST = Target.host()

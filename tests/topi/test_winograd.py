@@ -8,14 +8,15 @@ import pytest
 from ekiden import te
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
+from ekiden.kernels import schedule
+from ekiden.kernels.cpu import winograd
+from ekiden.kernels.spaces.winograd import tile_side
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import pool2d, winograd_conv2d
 from ekiden.topi.nn.winograd import convolve, matrices, transform_weight
-from ekiden.topi.rule import schedule, winograd
-from ekiden.topi.rule.winograd_space import tile_side
 from long_runs import share
 
 TARGET = Target.host()

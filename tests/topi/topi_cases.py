@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 from emulator import Emulator
 
-from ekiden import runtime, te, topi
+from ekiden import kernels, runtime, te, topi
 from ekiden.codegen.build import build
 from ekiden.codegen.c import compile_text, compiler, emit_all
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
+from ekiden.kernels.gpu import default, row_groups
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.te import Tensor
 from ekiden.tir import PrimFunc, interpreter
 from ekiden.tir.transform import lower
-from ekiden.topi.rule import thread, thread_joined
 from long_runs import LONG
 
 Array = np.ndarray
@@ -114,7 +114,7 @@ def _plain(cases: Sequence[Case]) -> list[PrimFunc]:
     found = []
     for n, each in enumerate(cases):
         inputs, outputs = each.tensors()
-        copies = topi.rule.stages.own_outputs(outputs)
+        copies = kernels.stages.own_outputs(outputs)
         found.append(lower(te.create_prim_func([*inputs, *copies], f"k{n}")))
     return found
 
@@ -123,7 +123,7 @@ def _scheduled(
     cases: Sequence[Case], target: Target, given: Mapping[str, Mapping[str, int]] | None = None
 ) -> list[PrimFunc]:
     return [
-        lower(topi.rule.schedule(*each.tensors(), target, f"k{n}", given or {}), target)
+        lower(kernels.schedule(*each.tensors(), target, f"k{n}", given or {}), target)
         for n, each in enumerate(cases)
     ]
 
@@ -158,7 +158,7 @@ def _emulated(text: str, cases: Sequence[Case]) -> list[Runner]:
 def _c(cases: Sequence[Case]) -> list[Runner]:
     """With few of the C compiler's optimisations, which would take most of the time."""
     target = Target.parse("c")
-    funcs = [topi.rule.schedule(*e.tensors(), target, f"k{n}") for n, e in enumerate(cases)]
+    funcs = [kernels.schedule(*e.tensors(), target, f"k{n}") for n, e in enumerate(cases)]
     text = emit_all([lower(f, target) for f in funcs], target)
     quick = {"-O2": "-O1", "-ftree-vectorize": "-fno-tree-vectorize"}
     with mock.patch.object(compiler, "FLAGS", tuple(quick.get(f, f) for f in compiler.FLAGS)):
@@ -172,7 +172,7 @@ def _opencl(cases: Sequence[Case]) -> list[Runner]:
     if not place.exist:
         pytest.skip("needs an OpenCL driver: apt-get install pocl-opencl-icd")
     target = Target("opencl")
-    funcs = [topi.rule.schedule(*e.tensors(), target, f"k{n}", {}) for n, e in enumerate(cases)]
+    funcs = [kernels.schedule(*e.tensors(), target, f"k{n}", {}) for n, e in enumerate(cases)]
     module = build(IRModule({f.name: f for f in funcs}), target)
 
     def run(name: str, *arrays: Array) -> None:
@@ -190,8 +190,8 @@ ALONE = {"thread_product": {"shared": 0}}
 
 def _rows_alone(cases: Sequence[Case]) -> list[PrimFunc]:
     """For a device, with a thread for each row however long."""
-    rows = mock.patch.object(thread_joined, "has_vectors", lambda _: True)
-    scans = mock.patch.object(thread, "scan_stage", lambda *_: None)
+    rows = mock.patch.object(row_groups, "has_vectors", lambda _: True)
+    scans = mock.patch.object(default, "scan_stage", lambda *_: None)
     with rows, scans:
         return _scheduled(cases, Target(kind="cuda"), ALONE)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from ekiden.kernels.decision import Choice, Decision, Fixed
 from ekiden.runtime.errors import CompileError, InputError
-from ekiden.topi.rule.decision import Choice, Decision, Fixed
 from ekiden.tune import Candidate, Evolution, FamilySpace, Random, Records, Replay, Task, learned
 from ekiden.tune.cost_model import CostModel, Features, Neighbours, Trees
 from ekiden.tune.records import Trial

@@ -20,7 +20,7 @@ from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Function
 from ekiden.runtime import Module, get_global_func, register_func
-from ekiden.runtime.engines import guarded, kept_for
+from ekiden.runtime.devices.engines import guarded, kept_for
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 

@@ -16,15 +16,15 @@ from ekiden.ir.op import Op
 from ekiden.ir.transform import Sequential
 from ekiden.relay.expr import Call, Function, TupleGetItem
 from ekiden.relay.op.annotation import OnDeviceAttrs
-from ekiden.relay.transform.annotate_target import AnnotateTarget
-from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.inline import apply, inline
-from ekiden.relay.transform.merge_compiler_regions import MergeCompilerRegions
-from ekiden.relay.transform.merge_composite import Entry, MergeComposite
-from ekiden.relay.transform.partition_graph import PartitionGraph
-from ekiden.relay.transform.scopes import evaluation_order, rewrite_graph
+from ekiden.relay.transform.external.annotate_target import AnnotateTarget
+from ekiden.relay.transform.external.merge_compiler_regions import MergeCompilerRegions
+from ekiden.relay.transform.external.merge_composite import Entry, MergeComposite
+from ekiden.relay.transform.external.partition_graph import PartitionGraph
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.inline import apply, inline
+from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
 from ekiden.relay.visitor import post_order
-from ekiden.runtime.engines import guarded, missing, register_loader, text_of
+from ekiden.runtime.devices.engines import guarded, missing, register_loader, text_of
 from ekiden.runtime.errors import CompileError, EkidenError, LoadError
 
 _LOG = logging.getLogger("ekiden")

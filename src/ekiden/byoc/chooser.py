@@ -17,11 +17,11 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.transform.fold_scale_axis import op_of
+from ekiden.relay.transform.graph.fold_scale_axis import op_of
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import EkidenError
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.timing import least_in_turns
+from ekiden.runtime.profile.timing import least_in_turns
 
 __all__ = ["Choice", "choose"]
 

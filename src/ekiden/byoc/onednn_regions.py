@@ -16,8 +16,8 @@ import numpy as np
 from ekiden.byoc.regions import Region, Row, patterns_of, pool_padding, results_of, tensor_of
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Constant, Function
-from ekiden.relay.transform.merge_composite import Entry
-from ekiden.runtime.engines import load_region
+from ekiden.relay.transform.external.merge_composite import Entry
+from ekiden.runtime.devices.engines import load_region
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 

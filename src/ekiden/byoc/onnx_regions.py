@@ -15,8 +15,8 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Function
-from ekiden.relay.transform.merge_composite import Entry
-from ekiden.runtime.engines import load_region
+from ekiden.relay.transform.external.merge_composite import Entry
+from ekiden.runtime.devices.engines import load_region
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 
@@ -90,7 +90,7 @@ ROWS: dict[str, Row[str, Attributes]] = {
 
 @dataclass(slots=True)
 class OnnxEngine:
-    """An engine of `ekiden.runtime.engines` that takes models of ONNX."""
+    """An engine of `ekiden.runtime.devices.engines` that takes models of ONNX."""
 
     name: str
 

@@ -13,8 +13,8 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 from ekiden.relay.dataflow_pattern.pattern import is_op, wildcard
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.merge_composite import Entry
-from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.external.merge_composite import Entry
+from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 

@@ -25,7 +25,7 @@ from ekiden.ir.prim import (
     const,
     is_const,
 )
-from ekiden.runtime.dtypes import dtype_code
+from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ekiden.driver.library import compile_in, compiler_for
+from ekiden.compiler.export.library import compile_in, compiler_for
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.paths import static_library_path
 

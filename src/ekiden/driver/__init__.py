@@ -1,25 +1,27 @@
-"""The face of Ekiden: compile a model, load an artifact, run it."""
+"""TVM's `driver`: compile a model, load an artifact, run it. Ekiden's own code is in
+`ekiden.compiler` and `ekiden.runtime.executable`.
+"""
 
 from typing import TYPE_CHECKING
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
-from ekiden.driver.executable import Executable
-from ekiden.driver.loading import load
+from ekiden.runtime.artifact.metadata import TensorInfo
 from ekiden.runtime.compiler import compiler_module
-from ekiden.runtime.metadata import TensorInfo
+from ekiden.runtime.executable.executable import Executable
+from ekiden.runtime.executable.loading import load
 
 if TYPE_CHECKING:
-    from ekiden.driver.comparison import verify
-    from ekiden.driver.compiler import compile, export
-    from ekiden.driver.quantizing import quantize
+    from ekiden.compiler.compile import compile, export
+    from ekiden.compiler.quantize import quantize
+    from ekiden.compiler.verify import verify
 
 __all__ = ["Executable", "TensorInfo", "compile", "export", "load", "quantize", "verify"]
 
 _HOMES = {
-    "compile": "ekiden.driver.compiler",
-    "export": "ekiden.driver.compiler",
-    "quantize": "ekiden.driver.quantizing",
-    "verify": "ekiden.driver.comparison",
+    "compile": "ekiden.compiler.compile",
+    "export": "ekiden.compiler.compile",
+    "quantize": "ekiden.compiler.quantize",
+    "verify": "ekiden.compiler.verify",
 }
 
 

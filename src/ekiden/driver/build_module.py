@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.driver.lowering import build, lower, scheduled
+from ekiden.compiler.lowering import build, lower, scheduled
 from ekiden.ir.module import IRModule
 from ekiden.te.schedule import Schedule
 from ekiden.te.tensor import Tensor

@@ -13,12 +13,12 @@ from onnx import helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from ekiden import runtime
-from ekiden.driver.compiler import compile
-from ekiden.driver.executable import Executable
+from ekiden.compiler.compile import compile
 from ekiden.frontend.common.options import Dims, Shapes
 from ekiden.ir.op import Array
 from ekiden.runtime import Tensor
 from ekiden.runtime.errors import EkidenError, UnsupportedError
+from ekiden.runtime.executable.executable import Executable
 from ekiden.target import TargetLike
 from ekiden.target.virtual_device import DeviceLike, Targets
 

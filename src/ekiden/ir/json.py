@@ -1,4 +1,4 @@
-"""Nodes and modules as JSON: their family in the one format of `ekiden.runtime.graph_json`.
+"""Nodes and modules as JSON: their family in the one format of `runtime.artifact.graph_json`.
 
 Inferred types are not saved; fields at their defaults are left out. Importing this makes
 `save_json` and `load_json` know the nodes of every language that is imported.
@@ -17,8 +17,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.node import NODE_TYPES, Node, fields_of
 from ekiden.ir.op import OP_NODES, Op, get
 from ekiden.runtime import register_func
-from ekiden.runtime.errors import LoadError
-from ekiden.runtime.graph_json import (
+from ekiden.runtime.artifact.graph_json import (
     Decode,
     Family,
     Fields,
@@ -26,6 +25,7 @@ from ekiden.runtime.graph_json import (
     register_family,
     save_json,
 )
+from ekiden.runtime.errors import LoadError
 
 __all__ = ["load_json", "save_json"]
 

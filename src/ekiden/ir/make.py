@@ -9,7 +9,7 @@ from ekiden import runtime
 from ekiden.ir.node import NODE_TYPES, Node
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.range import Range
-from ekiden.runtime._core import is_defined
+from ekiden.runtime.binding._core import is_defined
 
 
 def _range(min: PrimExpr | int, extent: PrimExpr | int, span: object = None) -> Range:

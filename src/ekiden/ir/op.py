@@ -261,7 +261,7 @@ class OpDef:
     in one place. fields: how many fields the result has where it is a tuple. refuses:
     whether numbers among its data (an index, a length) may be out of range, which is then an error
     that names them. kernels: the families of kernels that may compute it, by name
-    (topi/rule/families.py); they say how its weights lie, what may follow, where results may lie.
+    (kernels/families.py); they say how its weights lie, what may follow, where results may lie.
     linear, turns, borders: see the classes above. commutes: whether two arguments may change
     places. channels: where output channels lie, (axis of the result, axis of the weight) in the
     default layouts. fast: the operator that is faster and less exact. costly: whether an element

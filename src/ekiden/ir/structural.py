@@ -25,7 +25,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node, fields_of
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.runtime import register_func
-from ekiden.runtime._core import Object
+from ekiden.runtime.binding._core import Object
 from ekiden.runtime.late_methods import dataclass
 
 Row = tuple[object, ...]

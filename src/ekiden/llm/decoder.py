@@ -25,6 +25,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar
 from ekiden.ir.prim import const as dim
 from ekiden.ir.type import TensorType, TupleType
+from ekiden.kernels.attention.page_planes import Plane
 from ekiden.llm.architectures import DecoderConfig
 from ekiden.llm.parts import ACTIVATIONS, Parts, looked_up, product
 from ekiden.llm.rope import Rope
@@ -41,10 +42,9 @@ from ekiden.relay.expr import (
     Var,
     const,
 )
-from ekiden.relay.transform.remove_unused_functions import ENTRIES
+from ekiden.relay.transform.language.remove_unused_functions import ENTRIES
 from ekiden.relay.ty import RefType
 from ekiden.runtime.late_methods import dataclass
-from ekiden.topi.rule.page_planes import Plane
 
 __all__ = ["FORWARD", "Layout", "cache_shape", "decoder_module"]
 

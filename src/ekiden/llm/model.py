@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import ekiden
 from ekiden import runtime
+from ekiden.kernels.attention.page_planes import FORMATS
 from ekiden.llm.architectures import DecoderConfig, read_config
 from ekiden.llm.config_numbers import whole
 from ekiden.llm.decoder import FORWARD, Layout, cache_shape
@@ -27,7 +28,6 @@ from ekiden.llm.weights import Checkpoint, OfFiles
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.vm import VirtualMachine
-from ekiden.topi.rule.page_planes import FORMATS
 
 __all__ = ["Model", "Piece", "load"]
 

@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.runtime.artifact.mapped import Files, read_whole
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.mapped import Files, read_whole
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 
 __all__ = ["PLAIN", "Checkpoint", "FileBytes", "OfFiles", "Weight", "bytes_of"]

@@ -12,8 +12,8 @@ Names and meanings follow TVM's `tvm.micro` where the concept is the same.
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
 from ekiden.backend.crt.module import MicroModule, Pool
-from ekiden.driver.micro import MicroProgram, compile
-from ekiden.driver.model_library import export_model_library_format
+from ekiden.compiler.export.micro import MicroProgram, compile
+from ekiden.compiler.export.model_library import export_model_library_format
 from ekiden.micro import project
 from ekiden.micro.footprint import Footprint, footprint
 from ekiden.micro.project import GeneratedProject, Sizes, generate_project

@@ -13,8 +13,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ekiden.driver.micro import MicroProgram
-from ekiden.driver.model_library import library_files
+from ekiden.compiler.export.micro import MicroProgram
+from ekiden.compiler.export.model_library import library_files
 from ekiden.micro.stack import Calls
 from ekiden.micro.templates import C_FLAGS, FPUS
 from ekiden.runtime.errors import ExportError

@@ -1,5 +1,5 @@
 """Where TVM has `export_model_library_format`."""
 
-from ekiden.driver.model_library import export_model_library_format, metadata
+from ekiden.compiler.export.model_library import export_model_library_format, metadata
 
 __all__ = ["export_model_library_format", "metadata"]

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ekiden.driver.micro import MicroProgram
-from ekiden.driver.model_library import VERSION, library_files
+from ekiden.compiler.export.micro import MicroProgram
+from ekiden.compiler.export.model_library import VERSION, library_files
 from ekiden.micro.footprint import ALLOCATED, NOBITS, WRITABLE, sections
 from ekiden.micro.templates import (
     C_FLAGS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numpy import typing as npt  # the package first: another thread may be importing it
 
-from ekiden.driver.micro import MicroProgram
+from ekiden.compiler.export.micro import MicroProgram
 from ekiden.micro.footprint import Footprint, footprint
 from ekiden.micro.project import GeneratedProject, Sizes
 from ekiden.micro.session import Session

@@ -20,7 +20,7 @@ from ekiden.quantization.calibrate import Compile, Feeds, Observed
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import KINDS, LayerPlan, QuantPlan, Recipe
 from ekiden.quantization.rewrite import alone, beside, rewrite
-from ekiden.runtime.timing import least_in_turns
+from ekiden.runtime.profile.timing import least_in_turns
 
 __all__ = ["first_plan", "judged", "signal_to_noise", "timed_whole"]
 

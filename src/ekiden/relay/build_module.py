@@ -49,9 +49,9 @@ def build_config(
 
 
 _HIGHER = {
-    "build": "ekiden.driver.relay",
-    "optimize": "ekiden.driver.relay",
-    "create_executor": "ekiden.driver.executors",
+    "build": "ekiden.compiler.faces.relay",
+    "optimize": "ekiden.compiler.faces.relay",
+    "create_executor": "ekiden.compiler.faces.executors",
 }
 
 

@@ -24,9 +24,9 @@ from ekiden.ir.op import OPS, Array, Op, get
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeVar, tensor_type
+from ekiden.runtime.devices.memory import hold_array
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.runtime.late import Late
-from ekiden.runtime.memory import hold_array
 from ekiden.target.virtual_device import RESULT_PLACE
 
 if TYPE_CHECKING:

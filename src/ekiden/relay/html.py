@@ -16,7 +16,7 @@ from ekiden.relay.expr import Function
 from ekiden.relay.picture import MOST, draw
 from ekiden.relay.printer import astext
 from ekiden.relay.visitor import post_order
-from ekiden.runtime.html import coloured, folded, styled
+from ekiden.runtime.profile.html import coloured, folded, styled
 
 _WORDS = re.compile(
     r"""

@@ -72,7 +72,7 @@ from ekiden.relay.prelude import Prelude
 from ekiden.relay.printer import astext
 from ekiden.relay.qnn import names as _dialect  # noqa: F401  declares operators
 from ekiden.relay.scope_builder import ScopeBuilder
-from ekiden.relay.transform.span_check import SpanCheck
+from ekiden.relay.transform.language.span_check import SpanCheck
 from ekiden.relay.ty import RefType, ShapeVar, scalar_type
 from ekiden.relay.type_functor import TypeFunctor, TypeMutator, TypeVisitor
 from ekiden.relay.type_infer import infer_expr_type, infer_type
@@ -91,11 +91,11 @@ Any = AnyDim
 pretty_print = astext
 
 _HIGHER = {
-    "build": "ekiden.driver.relay:build",
-    "optimize": "ekiden.driver.relay:optimize",
-    "create_executor": "ekiden.driver.executors:create_executor",
-    "vm": "ekiden.driver.relay_vm",
-    "quantize": "ekiden.driver.relay_quantize",
+    "build": "ekiden.compiler.faces.relay:build",
+    "optimize": "ekiden.compiler.faces.relay:optimize",
+    "create_executor": "ekiden.compiler.faces.executors:create_executor",
+    "vm": "ekiden.compiler.faces.relay_vm",
+    "quantize": "ekiden.compiler.faces.relay_quantize",
     "frontend": "ekiden.relay.frontend",
     "backend": "ekiden.relay.backend",
     "data_dep_optimization": "ekiden.relay.data_dep_optimization",

@@ -29,8 +29,8 @@ from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.span import Span
 from ekiden.relay.expr import Constant, Var
+from ekiden.runtime.artifact.graph_json import register_foreign
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.graph_json import register_foreign
 from ekiden.target import VirtualDevice
 
 Row = Mapping[str, Any]

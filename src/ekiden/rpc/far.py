@@ -15,7 +15,7 @@ from ekiden.rpc.errors import FrameError, RPCError
 from ekiden.rpc.messages import Kind, Tag
 from ekiden.rpc.wire import MAX_RANK, TensorType
 from ekiden.runtime import BenchmarkResult, DataType, Device, Tensor, cpu, empty, tensor
-from ekiden.runtime.devices import FarDevice
+from ekiden.runtime.devices.named import FarDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

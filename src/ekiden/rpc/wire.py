@@ -12,7 +12,7 @@ import numpy as np
 from ekiden.rpc.errors import FrameError
 from ekiden.rpc.messages import DEPTH_LIMIT, LENT, MESSAGES, Kind, Tag
 from ekiden.runtime import ADT, DataType, Device, Module, PackedFunc, Shape
-from ekiden.runtime._core import Object
+from ekiden.runtime.binding._core import Object
 
 __all__ = [
     "MAX_RANK", "Handles", "Reader", "TensorType", "Writer", "check_lent", "read_body", "read_head",

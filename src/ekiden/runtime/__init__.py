@@ -7,8 +7,8 @@ first used.
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime import archive, engines, late_bound  # noqa: F401  # functions that the runtime calls by name
-from ekiden.runtime._core import (
+from ekiden.runtime.artifact import archive, late_bound  # noqa: F401  # registers functions
+from ekiden.runtime.binding._core import (
     ADT,
     DataType,
     Device,
@@ -60,14 +60,22 @@ from ekiden.runtime._core import (
     trim_pools,
     wait_for,
 )
-from ekiden.runtime._core import Shape as ShapeTuple
+from ekiden.runtime.binding._core import Shape as ShapeTuple
+from ekiden.runtime.binding.objects import Object
+from ekiden.runtime.devices import engines  # noqa: F401  # registers functions
 from ekiden.runtime.late import names_from
-from ekiden.runtime.objects import Object
 
 if TYPE_CHECKING:
     from ekiden.runtime import container, executor, vm  # noqa: F401
     from ekiden.runtime import ndarray as nd  # noqa: F401
-    from ekiden.runtime.devices import (
+    from ekiden.runtime.artifact.graph_json import load_json, save_json
+    from ekiden.runtime.devices.memory import (
+        MemoryStats,
+        memory_limit,
+        memory_stats,
+        reset_peak_memory,
+    )
+    from ekiden.runtime.devices.named import (
         check_devices,
         cl,
         cuda,
@@ -83,13 +91,11 @@ if TYPE_CHECKING:
         vulkan,
         webgpu,
     )
-    from ekiden.runtime.graph_json import load_json, save_json
-    from ekiden.runtime.memory import MemoryStats, memory_limit, memory_stats, reset_peak_memory
     from ekiden.runtime.ndarray import NDArray
     from ekiden.runtime.object_path import ObjectPath
     from ekiden.runtime.params import load_param_dict, load_params, save_param_dict, save_params
     from ekiden.runtime.paths import cmake_dir, include_dir, library_path, static_library_path
-    from ekiden.runtime.timing import BenchmarkResult
+    from ekiden.runtime.profile.timing import BenchmarkResult
 
 __all__ = [
     "ADT",
@@ -178,29 +184,44 @@ __all__ = [
 ]
 
 _NAMES = {
-    "devices": "check_devices cl cuda enabled ext_dev gpu hexagon metal mtl opencl rocm vpi vulkan"
-    " webgpu",
-    "graph_json": "load_json save_json",
-    "memory": "MemoryStats memory_limit memory_stats reset_peak_memory",
+    "devices.named": "check_devices cl cuda enabled ext_dev gpu hexagon metal mtl opencl rocm vpi"
+    " vulkan webgpu",
+    "artifact.graph_json": "load_json save_json",
+    "devices.memory": "MemoryStats memory_limit memory_stats reset_peak_memory",
     "ndarray": "NDArray",
     "object_path": "ObjectPath",
     "params": "load_param_dict load_params save_param_dict save_params",
     "paths": "cmake_dir include_dir library_path static_library_path",
-    "timing": "BenchmarkResult",
+    "profile.timing": "BenchmarkResult",
 }
 """Module -> what it has of the names above."""
-_MODULES = (
-    "container devices executor expression files flame graph_json html memory ndarray object_path"
-    " module opcodes params paths profile profiling stepping timing vm"
-)
+_MODULES = {
+    **{
+        name: name
+        for name in (
+            "artifact binding container debug devices executable executor files module ndarray"
+            " object_path params paths profile profiling vm"
+        ).split()
+    },
+    "nd": "ndarray",
+    "expression": "artifact.expression",
+    "flame": "profile.flame",
+    "graph_json": "artifact.graph_json",
+    "html": "profile.html",
+    "memory": "devices.memory",
+    "opcodes": "binding.opcodes",
+    "stepping": "debug.stepping",
+    "timing": "profile.timing",
+}
+"""Name of a module -> where it is."""
 if not TYPE_CHECKING:
     __getattr__ = names_from(
         __name__,
         {name: module for module, names in _NAMES.items() for name in names.split()},
-        {"nd": "ndarray", **{name: name for name in _MODULES.split()}},
+        _MODULES,
     )
 
 
 def __dir__() -> list[str]:
     """The public names and the modules."""
-    return sorted({*__all__, "nd", *_MODULES.split()})
+    return sorted({*__all__, *_MODULES})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ekiden.runtime._core import ADT as runtime_adt  # noqa: N811
-from ekiden.runtime._core import Shape as ShapeTuple
+from ekiden.runtime.binding._core import ADT as runtime_adt  # noqa: N811
+from ekiden.runtime.binding._core import Shape as ShapeTuple
 
 
 class _TupleClass(type):

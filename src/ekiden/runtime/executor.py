@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from ekiden.runtime._core import (
+from ekiden.runtime.artifact.metadata import ANY_OBJECT, read_metadata, tensor_infos
+from ekiden.runtime.binding._core import (
     Device,
     Executable,
     Module,
@@ -27,17 +28,16 @@ from ekiden.runtime._core import (
     empty,
     get_global_func,
 )
-from ekiden.runtime._core import tensor as tensor_of
+from ekiden.runtime.binding._core import tensor as tensor_of
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.late import Late
-from ekiden.runtime.metadata import ANY_OBJECT, read_metadata, tensor_infos
 from ekiden.runtime.name_transforms import sanitize_name
-from ekiden.runtime.timing import BenchmarkResult
+from ekiden.runtime.profile.timing import BenchmarkResult
 
 if TYPE_CHECKING:
-    from ekiden.runtime import placing
+    from ekiden.runtime.executable import placing
 else:
-    placing = Late("ekiden.runtime.placing")
+    placing = Late("ekiden.runtime.executable.placing")
 
 Devices = Device | Sequence[Device]
 

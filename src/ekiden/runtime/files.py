@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from ekiden.runtime._core import _states_below
+from ekiden.runtime.binding._core import _states_below
 from ekiden.runtime.late import Late, LateLog
 
 if TYPE_CHECKING:

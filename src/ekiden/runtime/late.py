@@ -4,7 +4,7 @@ not need.
     if TYPE_CHECKING:
         from ekiden.runtime import profile
     else:
-        profile = Late("ekiden.runtime.profile")
+        profile = Late("ekiden.runtime.profile.report")
 """
 
 from __future__ import annotations

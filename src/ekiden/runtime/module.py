@@ -3,6 +3,6 @@ like stands elsewhere here.
 """
 
 from ekiden.runtime import Module, enabled, load_module, num_threads
-from ekiden.runtime.timing import BenchmarkResult
+from ekiden.runtime.profile.timing import BenchmarkResult
 
 __all__ = ["BenchmarkResult", "Module", "enabled", "load_module", "num_threads"]

@@ -8,10 +8,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ekiden.runtime._core import DataType, Device, Tensor, cpu, device, from_dlpack
-from ekiden.runtime._core import empty as _empty
-from ekiden.runtime._core import tensor as _tensor
-from ekiden.runtime.devices import FarDevice
+from ekiden.runtime.binding._core import DataType, Device, Tensor, cpu, device, from_dlpack
+from ekiden.runtime.binding._core import empty as _empty
+from ekiden.runtime.binding._core import tensor as _tensor
+from ekiden.runtime.devices.named import FarDevice
 
 __all__ = ["NDArray", "array", "cpu", "device", "empty", "from_dlpack"]
 

@@ -21,8 +21,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ekiden.runtime import mapped
-from ekiden.runtime._core import DataType, Tensor, empty, tensor
+from ekiden.runtime.artifact import mapped
+from ekiden.runtime.binding._core import DataType, Tensor, empty, tensor
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import File, Writer, write_to
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ekiden.runtime import _core
+from ekiden.runtime.binding import _core
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     pathlib = Late("pathlib")
 
-_FOLDER = os.path.dirname(_core.__file__)
+_FOLDER = os.path.dirname(os.path.dirname(_core.__file__))
 
 
 def include_dir() -> Path:

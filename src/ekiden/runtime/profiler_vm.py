@@ -7,8 +7,8 @@ print(machine.profile(x))
 from __future__ import annotations
 
 from ekiden.runtime.errors import UnsupportedError
-from ekiden.runtime.far_program import FarExecutable
-from ekiden.runtime.profile import Report, profile
+from ekiden.runtime.executable.remote_program import FarExecutable
+from ekiden.runtime.profile.report import Report, profile
 from ekiden.runtime.vm import VirtualMachine
 
 

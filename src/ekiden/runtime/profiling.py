@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
-from ekiden.runtime._core import Device, Module
+from ekiden.runtime.binding._core import Device, Module
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.profile import Report
+from ekiden.runtime.profile.report import Report
 
 
 @dataclass(frozen=True, slots=True)

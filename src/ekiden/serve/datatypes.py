@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from ml_dtypes import bfloat16
 
+from ekiden.runtime.artifact.metadata import TEXT
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.metadata import TEXT
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -19,7 +19,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from ekiden.runtime.memory import memory_stats
+from ekiden.runtime.devices.memory import memory_stats
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 

@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 
 import ekiden
-from ekiden.driver.executable import Executable
-from ekiden.driver.inputs import random_inputs
+from ekiden.compiler.inputs import random_inputs
 from ekiden.frontend.table import is_model_file
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
+from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.late_methods import dataclass
 from ekiden.serve.batcher import Batcher, Run, Runners, Work
 from ekiden.serve.config import ModelConfig, read_model_config

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import uvicorn
 
+from ekiden.runtime.devices.memory import bounded_memory, within_free_memory
 from ekiden.runtime.errors import EkidenError, RequestError, ServeError
-from ekiden.runtime.memory import bounded_memory, within_free_memory
 from ekiden.serve.config import ServerConfig, read_server_config
 from ekiden.serve.connections import connection_class
 from ekiden.serve.engine import Engine

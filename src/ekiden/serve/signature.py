@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from ekiden import runtime
+from ekiden.runtime.artifact.metadata import ANY_SHAPE, TensorInfo
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.metadata import ANY_SHAPE, TensorInfo
 from ekiden.serve.datatypes import BY_DTYPE, Array, Datatype
 
 __all__ = ["Port", "Program", "Signature", "output_arrays", "read_signature", "runs_rows_apart"]

@@ -7,8 +7,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.shown import shown
 from ekiden.target.facts import OPTIONS, SAME
 from ekiden.target.kinds import KINDS, TargetKind
 from ekiden.target.tags import TAGS

@@ -10,9 +10,9 @@ from ekiden.ir.node import Node, freeze, ignored, node
 from ekiden.ir.pass_context import CHECKS_BOUNDS, FALLBACK, PassContext
 from ekiden.ir.prim import IntImm
 from ekiden.runtime import Device, device
+from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.shown import shown
 from ekiden.target.kinds import KINDS
 from ekiden.target.target import Target, TargetLike, target_or_current
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from ekiden import runtime
 from ekiden.backend.crt.emit import FLAGS, emit_files, prefix_of
 from ekiden.codegen.c.compiler import find_compiler
-from ekiden.driver.micro import MicroProgram
-from ekiden.driver.relay import build
+from ekiden.compiler.export.micro import MicroProgram
+from ekiden.compiler.faces.relay import build
 from ekiden.frontend.tflite.relay import from_tflite
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.memory_pools import WorkspaceMemoryPools

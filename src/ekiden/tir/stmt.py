@@ -24,10 +24,10 @@ from ekiden.tir.expr import Buffer
 if TYPE_CHECKING:
     import string
 
-    from ekiden.runtime import html
+    from ekiden.runtime.profile import html
     from ekiden.tir import printer
 else:
-    html = Late("ekiden.runtime.html")
+    html = Late("ekiden.runtime.profile.html")
     printer = Late("ekiden.tir.printer")  # which imports this
     string = Late("string")
 

@@ -11,10 +11,10 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
-    from ekiden.runtime import html
+    from ekiden.runtime.profile import html
     from ekiden.tir import expression_text, printer
 else:
-    html = Late("ekiden.runtime.html")
+    html = Late("ekiden.runtime.profile.html")
     expression_text = Late("ekiden.tir.expression_text")
     printer = Late("ekiden.tir.printer")
 

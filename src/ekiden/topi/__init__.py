@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         ml,
         nn,
         random,
-        rule,
         sampling,
         sparse,
         testing,
@@ -52,7 +51,7 @@ _NAMESPACES = ("image", "linalg", "ml", "nn", "random", "sampling", "sparse", "t
 """Modules that users name: topi.nn.conv2d."""
 
 __all__ = [
-    "image", "linalg", "ml", "nn", "operators", "random", "rule", "sampling", "sparse", "testing",
+    "image", "linalg", "ml", "nn", "operators", "random", "sampling", "sparse", "testing",
     "text", "vision",
 ]  # fmt: skip
 __all__ += [name for name in lend(__name__, NAMES) if name not in __all__]

@@ -2,7 +2,7 @@
 
 NAMES = {
     "": """
-        image linalg ml nn random rule sampling sparse testing text vision
+        image linalg ml nn random sampling sparse testing text vision
     """,
     "broadcast": """
         add atan2 bitwise_and bitwise_or bitwise_xor broadcast_to divide elemwise_sum equal

@@ -26,14 +26,14 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
+from ekiden.kernels.cpu.scatter import copied
+from ekiden.kernels.in_place import UPDATES
 from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt, seq
 from ekiden.topi.random import WORD, threefry
-from ekiden.topi.rule.in_place import UPDATES
-from ekiden.topi.rule.scatter import copied
 from ekiden.topi.shape import check_rank, expect_shape
 
 SHIFT = 19

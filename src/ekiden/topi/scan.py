@@ -2,7 +2,7 @@
 
 Rows run in parallel; along the axis, neighbours of the inner axes go together. A scan could be made
 parallel along its axis (Blelloch 1990) by twice the work; with a few threads and many rows it is
-not, but on devices whose threads have warps (`rule.thread_scan`).
+not, but on devices whose threads have warps (`kernels.gpu.scan`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, minimum
+from ekiden.kernels.cpu.loops import Axis, estimate, parallel_outer
+from ekiden.kernels.gpu.scan import ATTRIBUTE, Scan
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
 from ekiden.topi.elementwise import elementwise
 from ekiden.topi.reduce import accumulator
-from ekiden.topi.rule.loops import Axis, estimate, parallel_outer
-from ekiden.topi.rule.thread_scan import ATTRIBUTE, Scan
 from ekiden.topi.shape import normalize_axis, product
 from ekiden.topi.transform import reshape
 

@@ -24,14 +24,14 @@ from ekiden.ir.prim import (
     logical_and,
     minimum,
 )  # fmt: skip
+from ekiden.kernels.cpu.loops import Axis, estimate, parallel_outer, serial
+from ekiden.kernels.cpu.scatter import REDUCTIONS, Combine, Slices, axes_of, copied, variables
+from ekiden.kernels.in_place import UPDATES
 from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, RangeCheck, extent_checks, from_either_end, index_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 from ekiden.topi.index import coordinate_checks
-from ekiden.topi.rule.in_place import UPDATES
-from ekiden.topi.rule.loops import Axis, estimate, parallel_outer, serial
-from ekiden.topi.rule.scatter import REDUCTIONS, Combine, Slices, axes_of, copied, variables
 from ekiden.topi.shape import (
     Dim,
     as_dim,

@@ -103,7 +103,7 @@ _OF_MODELS = ("extract_tasks", "profile_sizes")
 def __getattr__(name: str) -> object:
     """Load a public name when it is first used: reading records needs no compiler."""
     if name in _OF_MODELS:
-        home = "ekiden.driver.tuning"  # above this floor, as what imports models is
+        home = "ekiden.compiler.tune"  # above this floor, as what imports models is
     elif name in _HOMES:
         home = f"{__name__}.{_HOMES[name]}"
     else:
@@ -123,8 +123,8 @@ class _Callable(ModuleType):
             super().__setattr__(name, value)
 
     def __call__(self, *args: object, **options: object) -> object:
-        """What `ekiden.driver.tuning.tune` does."""
-        return import_late("ekiden.driver.tuning").tune(*args, **options)
+        """What `ekiden.compiler.tune.tune` does."""
+        return import_late("ekiden.compiler.tune").tune(*args, **options)
 
 
 sys.modules[__name__].__class__ = _Callable

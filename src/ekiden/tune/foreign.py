@@ -21,11 +21,11 @@ from typing import Any, TypeAlias
 
 from ekiden import tir
 from ekiden.ir.prim import IntImm
+from ekiden.kernels.decision import Decision
 from ekiden.runtime.errors import EkidenError, LoadError, ScheduleError
 from ekiden.runtime.files import PathName, named
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.rule.decision import Decision
 from ekiden.tune.blocks import block_of
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.sketch import TraceSpace, text_of

@@ -14,16 +14,16 @@ from ekiden.ir.json import load_json, save_json
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.kernels.decision import Decision
+from ekiden.kernels.families import FAMILIES
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.infer_type import InferType
-from ekiden.runtime.device_code import pack_kernels
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.runtime.artifact.device_code import pack_kernels
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.rule.decision import Decision
-from ekiden.topi.rule.families import FAMILIES
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.code import joined
 

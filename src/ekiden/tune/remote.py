@@ -18,7 +18,7 @@ from ekiden.backend.vm.pipeline import optimize
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import RECORDS, with_options
 from ekiden.relay.expr import Call, Function, Var
-from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime.errors import EkidenError, ScheduleError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target

@@ -24,6 +24,7 @@ from typing import TypeAlias
 from ekiden import tir
 from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.kernels.decision import divisors
 from ekiden.runtime.errors import ScheduleError
 from ekiden.target import Target
 from ekiden.tir.index_map import IndexMap
@@ -33,7 +34,6 @@ from ekiden.tir.stmt import Block, IterKind
 from ekiden.tir.tensor_intrin.x86 import VNNI_DOT_16x4_INTRIN
 from ekiden.tir.transform.bring_ahead import KEY as BRING_AHEAD
 from ekiden.tir.transform.loop_partition import HINT
-from ekiden.topi.rule.decision import divisors
 from ekiden.tune.blocks import (
     block_of,
     even,

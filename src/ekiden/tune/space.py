@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ekiden.kernels.decision import Choice, Decision, Fixed, Value
 from ekiden.runtime.late_methods import dataclass
-from ekiden.topi.rule.decision import Choice, Decision, Fixed, Value
 from ekiden.tune.candidate import Candidate
 
 

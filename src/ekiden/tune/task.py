@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 
+from ekiden import kernels
 from ekiden.arith import simplify
 from ekiden.backend.external import is_external
 from ekiden.backend.kernels.canonical import canonicalize
@@ -19,11 +20,12 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.structural import structural_digest
+from ekiden.kernels.attention.row_values import tensors_with_known_values
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import InvokeAttrs
-from ekiden.relay.transform.manifest_alloc import tensor_types
-from ekiden.relay.transform.plan_devices import device_table
-from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.devices.plan_devices import device_table
+from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.memory.manifest_alloc import tensor_types
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target, TargetLike, target_or_current
@@ -32,8 +34,6 @@ from ekiden.te.prim_func import create_prim_func
 from ekiden.te.tensor import Tensor
 from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.stmt import IterKind, PrimFunc
-from ekiden.topi import rule
-from ekiden.topi.rule.row_values import tensors_with_known_values
 from ekiden.tune.blocks import block_of
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import DEFAULT, NAME, Source
@@ -184,7 +184,7 @@ def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: s
         func = create_prim_func([*inputs, *tensors_with_known_values(outputs, chosen)])
     untuned = modelled(func, block_names(func), chosen)
     if untuned is None:
-        untuned = rule.schedule(inputs, outputs, chosen, NAME)
+        untuned = kernels.schedule(inputs, outputs, chosen, NAME)
     made = sketches(func, chosen)
     space = TraceSpace(func, tuple(s.trace for s in made), tuple(s.name for s in made))
     return _program_task(func, untuned, space, called, chosen, structural_digest(written))

@@ -27,6 +27,8 @@ from typing import Any, TypeAlias, cast
 
 from ekiden.ir.range import Range
 from ekiden.ir.structural import structural_digest
+from ekiden.kernels.decision import Choice, Decision, Fixed, Value
+from ekiden.kernels.family import size_of
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import TargetLike, target_or_current
@@ -36,8 +38,6 @@ from ekiden.te.schedule.lowering import lower
 from ekiden.te.schedule.relations import Axis
 from ekiden.te.tensor import Tensor
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.rule.decision import Choice, Decision, Fixed, Value
-from ekiden.topi.rule.family import size_of
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import Source
 from ekiden.tune.space import FamilySpace

@@ -9,13 +9,7 @@ import math
 from ekiden import tir
 from ekiden.arith.linear import linear_form
 from ekiden.ir.dtype import itemsize
-from ekiden.runtime.errors import ScheduleError
-from ekiden.runtime.late_methods import dataclass
-from ekiden.target import Target
-from ekiden.tir.regions import BufferRegion, block_regions
-from ekiden.tir.stmt import Block, IterKind, PrimFunc
-from ekiden.topi.rule.decision import divisors
-from ekiden.topi.rule.model import (
+from ekiden.kernels.cost_model import (
     LINE,
     MEMORY,
     SHARE,
@@ -24,6 +18,12 @@ from ekiden.topi.rule.model import (
     shared_evenly,
     step_cycles,
 )
+from ekiden.kernels.decision import divisors
+from ekiden.runtime.errors import ScheduleError
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.tir.regions import BufferRegion, block_regions
+from ekiden.tir.stmt import Block, IterKind, PrimFunc
 from ekiden.tune import rules
 from ekiden.tune.blocks import block_of, extent, is_reduction, lanes_within
 

@@ -10,7 +10,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, te
-from ekiden.driver.executors import create_executor
+from ekiden.compiler.faces.executors import create_executor
 from ekiden.ir.structural import structural_equal
 from ekiden.relay import Constructor, IRModule, parse
 from ekiden.relay.transform import gradient

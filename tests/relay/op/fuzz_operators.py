@@ -42,7 +42,6 @@ from operator_cases import Case, case, integers, normal
 
 import ekiden
 from ekiden import relay, runtime, te
-from ekiden.driver.sequences import to_list
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.dtype import to_numpy
@@ -58,6 +57,7 @@ from ekiden.relay.transform import InferType
 from ekiden.relay.values import ConstructorValue
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import BoundsError, CompileError, IndexRangeError, InputError, RunError
+from ekiden.runtime.executable.sequences import to_list
 from ekiden.tir.stmt import PrimFunc
 
 EXTENTS = (0, 1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 33)

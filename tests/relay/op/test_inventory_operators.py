@@ -15,12 +15,12 @@ from ekiden.ir.op import OPS
 from ekiden.ir.prim import AnyDim, IntImm
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.type import TensorType, TupleType
+from ekiden.kernels import schedule
 from ekiden.relay import Function, parse_expr
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.rule import schedule
 
 TARGET = Target.host()
 every_case = pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES])

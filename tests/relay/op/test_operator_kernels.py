@@ -10,10 +10,10 @@ from operator_checks import CASES, SYMBOLIC, check, lowered, run_reference, symb
 from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.op import Array
 from ekiden.ir.prim import SizeVar
+from ekiden.kernels import schedule
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.rule import schedule
 from long_runs import share
 
 pytestmark = pytest.mark.early

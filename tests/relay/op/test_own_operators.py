@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ekiden import IRModule, relay, topi
-from ekiden.driver.executors import create_executor
+from ekiden.compiler.faces.executors import create_executor
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OP_ATTRS, OP_NODES, OPS
 from ekiden.ir.pass_context import PassContext

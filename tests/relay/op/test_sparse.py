@@ -11,7 +11,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.relay.data_dep_optimization import bsr_conv2d, bsr_dense, simplify_fc_transpose
-from ekiden.relay.transform.sparse_weights import blocks_of
+from ekiden.relay.transform.graph.sparse_weights import blocks_of
 from ekiden.runtime import tensor
 from ekiden.runtime.errors import IndexRangeError
 

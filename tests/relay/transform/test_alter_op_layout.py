@@ -8,13 +8,13 @@ from pass_checks import assert_same_meaning, calls, program
 
 from ekiden import te
 from ekiden.ir.module import IRModule
+from ekiden.kernels import FAMILIES, choose
+from ekiden.kernels.family import Product
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform import AlterOpLayout, ConvertLayout, FoldConstant, InferType
-from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.target import Target
 from ekiden.topi.nn import winograd_conv2d
-from ekiden.topi.rule import FAMILIES, choose
-from ekiden.topi.rule.family import Product
 
 pytestmark = pytest.mark.quick
 

@@ -15,6 +15,8 @@ from ekiden.codegen.llvm import compile_object
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import const
 from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.kernels import schedule
+from ekiden.kernels.cost_model import STREAM, TOUCHED
 from ekiden.relay.transform import AlterOpLayout, InferType
 from ekiden.runtime.errors import CompileError, IndexRangeError, TypeInferenceError
 from ekiden.target import Target
@@ -25,8 +27,6 @@ from ekiden.tir.visitor import walk
 from ekiden.topi.nn import dense_blocks_pack
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS, ROWS, BlockFormat
 from ekiden.topi.nn.blocks import Packed, pack_blocks, unpack_blocks
-from ekiden.topi.rule import schedule
-from ekiden.topi.rule.model import STREAM, TOUCHED
 from long_runs import alike, share
 from processor import processors
 

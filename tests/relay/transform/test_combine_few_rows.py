@@ -10,7 +10,7 @@ import ekiden
 from ekiden.ir.module import IRModule
 from ekiden.relay.analysis import verify
 from ekiden.relay.transform import CombineFewRows, InferType
-from ekiden.relay.transform.combine_parallel import FEW_ROWS
+from ekiden.relay.transform.graph.combine_parallel import FEW_ROWS
 
 
 def random(*shape: int, dtype: str = "float32") -> Array:

@@ -13,7 +13,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, SizeVar
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.transform import FoldConstant, InferType
-from ekiden.relay.transform.product_precision import ProductPrecision
+from ekiden.relay.transform.precision.product_precision import ProductPrecision
 from ekiden.relay.visitor import post_order
 from ekiden.target import Target
 from long_runs import alike

@@ -35,8 +35,8 @@ from ekiden.relay.transform import (
     SimplifyExpr,
     ToANormalForm,
 )
-from ekiden.relay.transform.compiler_regions import is_mark
-from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.external.compiler_regions import is_mark
+from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError, EkidenError
 
 pytestmark = pytest.mark.quick

@@ -16,7 +16,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import PassContext
 from ekiden.relay.transform import FoldScaleAxis, InferType, SimplifyInference, SumConvolutions
-from ekiden.relay.transform.float_rewrites import FLOAT_REWRITES
+from ekiden.relay.transform.graph.float_rewrites import FLOAT_REWRITES
 from ekiden.runtime.errors import CompileError, PassError
 
 VALUES = [0.3, 0.5, 1.5, 2.5, -1.2, 7.7]

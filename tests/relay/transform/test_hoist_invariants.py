@@ -12,7 +12,7 @@ import ekiden
 from ekiden.relay import IRModule
 from ekiden.relay.parser import parse
 from ekiden.relay.transform import InferType
-from ekiden.relay.transform.hoist_invariants import HoistInvariants
+from ekiden.relay.transform.language.hoist_invariants import HoistInvariants
 
 LOOP = """
   let %loop = fn (%i: int64, %v: Tensor[(4, 4), float32]) -> Tensor[(4, 4), float32] {

@@ -9,8 +9,8 @@ import pytest
 import ekiden
 from ekiden import IRModule, relay
 from ekiden.relay.transform import InferType, PlanDevices
-from ekiden.relay.transform.device_domains import HOST_WORK
-from ekiden.relay.transform.host_values import HostReason
+from ekiden.relay.transform.devices.device_domains import HOST_WORK
+from ekiden.relay.transform.shapes.host_values import HostReason
 from ekiden.runtime import Device, cpu
 from ekiden.target import CompilationConfig, VirtualDevice
 

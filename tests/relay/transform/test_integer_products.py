@@ -14,7 +14,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext
 from ekiden.relay.expr import Call
 from ekiden.relay.transform import InferType
-from ekiden.relay.transform.integer_products import IntegerProducts
+from ekiden.relay.transform.quantization.integer_products import IntegerProducts
 from ekiden.relay.visitor import post_order
 
 pytestmark = pytest.mark.quick

@@ -7,7 +7,7 @@ from pass_checks import assert_same_meaning, check, main_of, program
 import ekiden
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import LambdaLift, ToANormalForm
-from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.language.scopes import evaluation_order
 
 pytestmark = pytest.mark.quick
 

@@ -16,11 +16,12 @@ from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.type import TensorType, tensor_type
 from ekiden.relay.expr import Call, Function, If, Let, Tuple, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
-from ekiden.relay.transform import ManifestAlloc, MemoryPlan, storage_places
-from ekiden.relay.transform.chains import let_chain
-from ekiden.relay.transform.manifest_alloc import size_in_bytes
+from ekiden.relay.transform import ManifestAlloc, MemoryPlan
+from ekiden.relay.transform.language.chains import let_chain
+from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.memory import storage_places
+from ekiden.relay.transform.memory.manifest_alloc import size_in_bytes
 from ekiden.relay.transform.memory_plan import Kernels
-from ekiden.relay.transform.scopes import evaluation_order
 
 SHAPES = [(1,), (40,), (300,), (N,), (N, M), (2 * N, M)]
 

@@ -18,7 +18,7 @@ from ekiden.relay.transform import (
     ForwardFoldScaleAxis,
     SimplifyExpr,
 )
-from ekiden.relay.transform.merged_constants import (
+from ekiden.relay.transform.graph.merged_constants import (
     merged_product,
     merged_quotient,
     merged_sum,

@@ -8,7 +8,7 @@ from ekiden import IRModule, relay, structural_equal
 from ekiden.ir.transform import PassContext
 from ekiden.relay.op.annotation import on_device
 from ekiden.relay.transform import InferType, PlanDevices
-from ekiden.relay.transform.plan_devices import recover_virtual_device_map
+from ekiden.relay.transform.devices.plan_devices import recover_virtual_device_map
 from ekiden.runtime import cpu
 from ekiden.runtime.errors import CompileError
 from ekiden.target import CompilationConfig, VirtualDevice, make_compilation_config

@@ -15,8 +15,8 @@ from ekiden.ir.pass_context import PassContext
 from ekiden.relay.dataflow_pattern import DFPattern, is_op, wildcard
 from ekiden.relay.dataflow_pattern.matcher import NodeMap
 from ekiden.relay.transform import InferType, SimplifyExpr
-from ekiden.relay.transform.simplify_expr import simplify_expr
-from ekiden.relay.transform.simplify_rules import (
+from ekiden.relay.transform.graph.simplify_expr import simplify_expr
+from ekiden.relay.transform.graph.simplify_rules import (
     CALLS,
     EXACT,
     FREE,

@@ -12,12 +12,12 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
+from ekiden.kernels.cpu.loops import Axis, split_points
 from ekiden.relay.expr import Call, Tuple
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.testing import count_ops
 from ekiden.relay.visitor import post_order
 from ekiden.target import Target
-from ekiden.topi.rule.loops import Axis, split_points
 
 
 @pytest.mark.parametrize(("most", "joins"), [(0, 1), (2, 8), (3, 4), (8, 1)])

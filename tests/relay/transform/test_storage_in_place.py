@@ -17,8 +17,8 @@ from ekiden.ir.prim import PrimExpr, const
 from ekiden.relay.build_module import bind_params_by_name
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform import ManifestAlloc, MemoryPlan
+from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory_plan import SMALL, KernelFacts, Kernels
-from ekiden.relay.transform.scopes import evaluation_order
 from long_runs import alike
 
 WORKSPACES = (const(0), const(SMALL), const(SMALL + 192), SMALL + N * 256, (M + N) * SMALL)

@@ -10,10 +10,10 @@ import pytest
 
 from ekiden import te
 from ekiden.ir.prim import SizeVar, maximum
+from ekiden.kernels.micro_kernels.registered import REGISTER_TILE
 from ekiden.tir import PrimFunc, Schedule, ScheduleError
 from ekiden.tir.interpreter import run
 from ekiden.tir.transform import lower
-from ekiden.topi.rule.micro_kernels import REGISTER_TILE
 
 pytestmark = pytest.mark.quick
 assert REGISTER_TILE.name == "register_tile"  # importing it puts it into the table

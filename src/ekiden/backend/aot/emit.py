@@ -18,11 +18,11 @@ from ekiden.backend.vm.operands import jumps
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen.llvm.builder import Builder, Module
 from ekiden.codegen.llvm.quoting import quoted
-from ekiden.runtime import layout
+from ekiden.runtime.binding import layout
+from ekiden.runtime.binding.layout import Native, Native32, Tensor, TypeIndex, Value
+from ekiden.runtime.debug.instructions import Instruction, Operand, encode
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.instructions import Instruction, Operand, encode
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.layout import Native, Native32, Tensor, TypeIndex, Value
 from ekiden.target import Target
 
 PREFIX = "vm2:"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.runtime.instructions import Instruction, Operand
+from ekiden.runtime.binding.opcodes import BY_NAME
+from ekiden.runtime.debug.instructions import Instruction, Operand
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.opcodes import BY_NAME
 
 
 @dataclass(frozen=True, slots=True)

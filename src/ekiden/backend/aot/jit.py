@@ -11,7 +11,7 @@ from ekiden.backend.aot.build import native_code
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen import llvm
 from ekiden.runtime import Executable
-from ekiden.runtime.instructions import decode
+from ekiden.runtime.debug.instructions import decode
 from ekiden.target import Target
 
 

@@ -15,6 +15,7 @@ from ekiden.codegen.c.bare import emit_bare, without_prefetches
 from ekiden.codegen.c.helpers import Helpers
 from ekiden.codegen.cache import kernel_key
 from ekiden.ir.expr import RelayExpr
+from ekiden.kernels.families import given_decisions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.runtime.errors import CompileError
@@ -22,7 +23,6 @@ from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.tir.transform.narrow_data_type import narrow_data_type
-from ekiden.topi.rule.families import given_decisions
 
 LONGEST = 60
 """Letters of the part of a name that says what a kernel does."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.backend.crt.module import MicroModule, Tensor
-from ekiden.runtime.dtypes import dtype_code
-from ekiden.runtime.layout import TypeIndex
+from ekiden.runtime.binding.dtypes import dtype_code
+from ekiden.runtime.binding.layout import TypeIndex
 
 _ABI = """\
 #include <stddef.h>

@@ -35,9 +35,9 @@ from ekiden.ir.prim import IntImm, const
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.op.memory import AllocTensorAttrs
-from ekiden.relay.transform.storage_in_place import merge_in_place
-from ekiden.relay.transform.storage_lifetimes import Lifetimes, Request, is_alias, op_name
-from ekiden.relay.transform.storage_places import place_in
+from ekiden.relay.transform.memory.storage_in_place import merge_in_place
+from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes, Request, is_alias, op_name
+from ekiden.relay.transform.memory.storage_places import place_in
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 

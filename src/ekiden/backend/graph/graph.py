@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ekiden.runtime.dtypes import dtype_code, dtype_name
+from ekiden.runtime.binding.dtypes import dtype_code, dtype_name
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.late_methods import dataclass
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
 from ekiden.runtime import Executable, Tensor
+from ekiden.runtime.artifact.metadata import ANY_OBJECT, tensor_infos
+from ekiden.runtime.binding.opcodes import BY_NAME
+from ekiden.runtime.debug.instructions import Instruction, decode, dtype_name
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.instructions import Instruction, decode, dtype_name
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.metadata import ANY_OBJECT, tensor_infos
-from ekiden.runtime.opcodes import BY_NAME
 
 
 @dataclass(slots=True)

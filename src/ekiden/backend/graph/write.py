@@ -17,8 +17,8 @@ from ekiden.backend.graph.graph import COPY, RESHAPE, Entry, Graph, Node, Output
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.ir.type import tensor_type
 from ekiden.runtime import Module
+from ekiden.runtime.debug.instructions import Instruction, Operand, make
 from ekiden.runtime.executor import Program
-from ekiden.runtime.instructions import Instruction, Operand, make
 
 HOST = 0
 Library = TypeVar("Library", bound=Program)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from ekiden import kernels
 from ekiden.backend.kernels.flops import count_flops
 from ekiden.backend.kernels.lower import te_graph
 from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.runtime.late import Late, LateLog
 from ekiden.target import Target
-from ekiden.topi import rule
 
 if TYPE_CHECKING:
-    from ekiden.topi.rule import over_floats
+    from ekiden.kernels.quantized import over_floats
 else:  # for products of integers
-    over_floats = Late("ekiden.topi.rule.over_floats")
+    over_floats = Late("ekiden.kernels.quantized.over_floats")
 
 LOG = LateLog("ekiden")
 SLOWER = 1.1
@@ -47,7 +47,7 @@ def slower_than_floats(function: Function, target: Target) -> dict[str, object]:
     if isinstance(operations, IntImm) and operations.value < MIN_OPERATIONS:
         return {}
     _, outputs = te_graph(function, target)
-    times = over_floats.over_floats(outputs, rule.choose(outputs, target), target)
+    times = over_floats.over_floats(outputs, kernels.choose(outputs, target), target)
     return {"over_floats": f"{times:.1f}"} if times >= SLOWER else {}
 
 

@@ -34,17 +34,17 @@ from ekiden.ir.op import Op
 from ekiden.ir.pass_context import DEBUG, DENORMALS, DENORMALS_KINDS, PassContext, phase
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.prim import Var as PrimVar
+from ekiden.kernels.families import FAMILIES, given_decisions
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
-from ekiden.relay.transform.manifest_alloc import tensor_types
+from ekiden.relay.transform.memory.manifest_alloc import tensor_types
 from ekiden.relay.transform.memory_plan import KernelFacts
-from ekiden.runtime.device_code import DeviceKernel
+from ekiden.runtime.artifact.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.rule.families import FAMILIES, given_decisions
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from ekiden.ir.prim_visitor import free_vars as prim_vars
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.expr import Var as RelayVar
-from ekiden.relay.transform.manifest_alloc import tensor_types
-from ekiden.relay.transform.scopes import evaluation_order, infer_here
+from ekiden.relay.transform.language.scopes import evaluation_order, infer_here
+from ekiden.relay.transform.memory.manifest_alloc import tensor_types
 from ekiden.runtime.errors import CompileError, InternalError
 
 

@@ -18,7 +18,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.analysis.count import macs_of
 from ekiden.relay.expr import Call, Expr, Function
 from ekiden.relay.op.nn._work import product
-from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.language.scopes import evaluation_order
 
 __all__ = ["count_flops", "describe_kernel"]
 

@@ -25,11 +25,11 @@ from ekiden.ir.prim import (
     is_const,
     minimum,
 )
+from ekiden.kernels.attention.scaled_dot_product import Heads
+from ekiden.kernels.recurrent.layers import PEEPHOLES
 from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.cells import Cell
 from ekiden.topi.nn.weights import WORD
-from ekiden.topi.rule.attention import Heads
-from ekiden.topi.rule.recurrent import PEEPHOLES
 
 PANEL = 16
 """Columns of the panels of a weight that comes without."""
@@ -231,7 +231,7 @@ class _Layer:
         return self.weight[panel, k, column]
 
     def multiply_listed(self, places: te.Tensor) -> list[Step]:
-        """The products of the words that panels list, behind the others (topi.rule.words)."""
+        """The products of the words that panels list, behind the others (quantized.words)."""
         shape = self.listed.whole_shape
         j = te.reduce_axis((0, shape[2]), "j")
 
@@ -294,7 +294,7 @@ class _Layer:
         return total * (step * self.extras["scale"][row])
 
     def time(self, t: PrimExpr, b: Var) -> tuple[PrimExpr, PrimExpr | None]:
-        """As of ekiden.topi.rule.recurrent.Layer: the row of the data, whether there is one."""
+        """As of kernels.recurrent.layers.Layer: the row of the data, whether there is one."""
         lengths = self.extras.get("lengths")
         if lengths is None:
             return (self.steps - 1 - t if self.cell.reverse else t), None

@@ -15,11 +15,11 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import FloorDiv, FloorMod, PrimExpr, Var, const, is_const
 from ekiden.ir.prim import cast as cast_to
 from ekiden.ir.prim_visitor import rewrite, substitute
+from ekiden.kernels.steps import replaced
 from ekiden.runtime.late import Late
 from ekiden.topi.layout import packed_tile, permute
 from ekiden.topi.nn.conv import conv, guarded, inside, weight_element
 from ekiden.topi.nn.weights import window_axes
-from ekiden.topi.rule.steps import replaced
 from ekiden.topi.shape import as_dim
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@ makes the loops.
 
     fn (%p0, %p1, Primitive=1) { nn.relu(add(%p0, %p1)) }
 ->  t0[i, j] = p0[i, j] + p1[j];  t1[i, j] = max(t0[i, j], 0)         te_graph
-->  for i in parallel: for j by vectors: t1[i, j] = max(p0[i, j] + p1[j], 0)        topi.rule
+->  for i in parallel: for j by vectors: t1[i, j] = max(p0[i, j] + p1[j], 0)        kernels
 
 Before: a primitive function with checked types, in canonical names of symbols. After: a PrimFunc
 whose parameters are the inputs, then the outputs, and whose first statements check what a run must
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ekiden import te
+from ekiden import kernels, te
 from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
@@ -27,11 +27,12 @@ from ekiden.ir.prim import BinaryExpr, PrimExpr, Select, const
 from ekiden.ir.prim_visitor import divides_by_unknown, free_vars, rewrite
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType
+from ekiden.kernels.decision import Fixed
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.op.lowered import CallLoweredAttrs
 from ekiden.relay.op.strategy import implementation_of
-from ekiden.relay.transform.manifest_alloc import tensor_types
-from ekiden.relay.transform.scopes import evaluation_order
+from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.memory.manifest_alloc import tensor_types
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
@@ -39,8 +40,6 @@ from ekiden.target import Target
 from ekiden.te.range_check import check_site
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
-from ekiden.topi import rule
-from ekiden.topi.rule.decision import Fixed
 
 if TYPE_CHECKING:
     from ekiden.tir.schedule import schedule
@@ -172,16 +171,16 @@ def names_of(function: Function) -> tuple[str, ...]:
     return (display_name(function), *((str(function.span),) if function.span else ()))
 
 
-def choose_primitive(function: Function, target: Target, given: Given = NOTHING) -> rule.Chosen:
+def choose_primitive(function: Function, target: Target, given: Given = NOTHING) -> kernels.Chosen:
     """The family of a primitive function's kernel, and the decision. Raises CompileError for a
     decision that cannot be."""
     _, outputs = te_graph(function, target)
-    return rule.choose(outputs, target, given, names_of(function))
+    return kernels.choose(outputs, target, given, names_of(function))
 
 
 def _own_schedule(
     function: Function, inputs: Tensors, outputs: Tensors, name: str, target: Target
-) -> rule.Scheduled | None:
+) -> kernels.Scheduled | None:
     """The program that a user's schedule of one of the operators gives; None if there is none."""
     for call in reversed(operator_calls(function)):
         kinds = [t for a in call.args for t in tensor_types(a.checked_type)]
@@ -193,7 +192,7 @@ def _own_schedule(
             func = _checked_program(made, call.op.name, len(inputs), len(outputs), name)
             trace = made.trace if isinstance(made, schedule.Schedule) else None
             why = f"{call.op.name} has a schedule of its own"
-            return rule.Scheduled(func, trace=trace, why=why)
+            return kernels.Scheduled(func, trace=trace, why=why)
     return None
 
 
@@ -226,7 +225,7 @@ def lower_primitive(
 
 def schedule_primitive(
     function: Function, name: str, target: Target, given: Given = NOTHING
-) -> rule.Scheduled:
+) -> kernels.Scheduled:
     """The scheduled loop program of a primitive function (canonical form), outputs after inputs,
     and its trace. `given` holds what is fixed about it, by family or by one of its names.
 
@@ -237,7 +236,7 @@ def schedule_primitive(
         own = _own_schedule(function, inputs, outputs, name, target)
         if own is not None:
             return own
-        return rule.scheduled(inputs, outputs, target, name, given, names_of(function))
+        return kernels.scheduled(inputs, outputs, target, name, given, names_of(function))
     except Exception as error:
         error.add_note(f"while lowering {described(function, name)}")
         raise

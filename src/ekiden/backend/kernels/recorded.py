@@ -14,12 +14,12 @@ from ekiden.backend.kernels.lower import choose_primitive, described, display_na
 from ekiden.backend.kernels.ranges import Points
 from ekiden.ir.pass_context import RECORDS, PassContext
 from ekiden.ir.structural import structural_digest
+from ekiden.kernels.decision import Decision, Fixed, check_fixed
 from ekiden.relay.expr import Function
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late import LateLog
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
-from ekiden.topi.rule.decision import Decision, Fixed, check_fixed
 
 LOG = LateLog(__name__)
 Said: TypeAlias = tuple[Points, str, str]

@@ -25,7 +25,7 @@ from ekiden.codegen.parallel import Cancellation, Progress, Task, compile_tasks
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.manifest_alloc import tensor_types
+from ekiden.relay.transform.memory.manifest_alloc import tensor_types
 from ekiden.runtime.files import Written
 from ekiden.runtime.late import LateLog
 from ekiden.runtime.late_methods import dataclass

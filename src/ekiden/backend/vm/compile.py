@@ -73,23 +73,23 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.annotation import DeviceCopyAttrs
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, OwnAttrs
 from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
-from ekiden.relay.transform.chains import Binding, unchain
-from ekiden.relay.transform.device_domains import HOST_WORK
+from ekiden.relay.transform.devices.device_domains import HOST_WORK
+from ekiden.relay.transform.devices.plan_devices import device_table
+from ekiden.relay.transform.language.chains import Binding, unchain
+from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.transform.memory.peak_memory import predict_peak
+from ekiden.relay.transform.memory.storage_lifetimes import op_name
 from ekiden.relay.transform.memory_plan import KernelFacts
-from ekiden.relay.transform.peak_memory import predict_peak
-from ekiden.relay.transform.plan_devices import device_table
-from ekiden.relay.transform.scopes import evaluation_order
-from ekiden.relay.transform.storage_lifetimes import op_name
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime import Device
-from ekiden.runtime.artifact import Assembly
-from ekiden.runtime.device_code import pack_kernels
+from ekiden.runtime.artifact.device_code import pack_kernels
+from ekiden.runtime.artifact.frame import Assembly
+from ekiden.runtime.artifact.metadata import CALL_CLOSURE
+from ekiden.runtime.artifact.pieces import LARGE
+from ekiden.runtime.debug.instructions import make
 from ekiden.runtime.errors import CompileError, InternalError
-from ekiden.runtime.instructions import make
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.metadata import CALL_CLOSURE
-from ekiden.runtime.pieces import LARGE
 from ekiden.target import Target, VirtualDevice
 from ekiden.target.virtual_device import PARAM_PLACES
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ekiden.backend.vm.operands import jumps, with_jumps
-from ekiden.runtime.instructions import Instruction, Operand, make
+from ekiden.runtime.debug.instructions import Instruction, Operand, make
 
 __all__ = ["Emitter", "Scope", "emit_scope"]
 

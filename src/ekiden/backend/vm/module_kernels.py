@@ -15,10 +15,10 @@ from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext, needed
 from ekiden.relay.expr import Call, Constant, ConstantData, Function, var
 from ekiden.relay.op.vm import InvokeAttrs
-from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.devices.plan_devices import device_table
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory_plan import KernelFacts
-from ekiden.relay.transform.plan_devices import device_table
-from ekiden.relay.transform.scopes import evaluation_order
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 

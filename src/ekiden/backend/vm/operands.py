@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from ekiden.runtime.instructions import Instruction, Operand
-from ekiden.runtime.opcodes import BY_NAME
+from ekiden.runtime.binding.opcodes import BY_NAME
+from ekiden.runtime.debug.instructions import Instruction, Operand
 
 __all__ = ["jumps", "may_move", "reads", "rename", "with_jumps", "writes"]
 

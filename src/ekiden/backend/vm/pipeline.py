@@ -20,50 +20,50 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import COSTS, PassContext
 from ekiden.ir.transform import Pass, Sequential, needed
 from ekiden.relay.qnn import transform as qnn
-from ekiden.relay.transform.alter_op_layout import AlterOpLayout
-from ekiden.relay.transform.bind_dimensions import BindDimensions
-from ekiden.relay.transform.call_prim_funcs import CallPrimFuncs
-from ekiden.relay.transform.carry_dimensions import CarryDimensions
-from ekiden.relay.transform.combine_parallel import CombineFewRows
-from ekiden.relay.transform.concatenate_in_place import ConcatenateInPlace
-from ekiden.relay.transform.convert_layout import ConvertLayout
-from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
-from ekiden.relay.transform.devices_first import DevicesFirst
-from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
-from ekiden.relay.transform.eta_expand import EtaExpand
-from ekiden.relay.transform.expand_ops import ExpandOps
-from ekiden.relay.transform.fast_math import FastMath
-from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
-from ekiden.relay.transform.fold_constant import FoldConstant
-from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
-from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
-from ekiden.relay.transform.fuse_attention import FuseAttention
-from ekiden.relay.transform.fuse_ops import FuseOps
-from ekiden.relay.transform.hoist_dimensions import HoistDimensions
-from ekiden.relay.transform.hoist_invariants import HoistInvariants
-from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.inline import Inline
-from ekiden.relay.transform.inline_kernels import InlineKernels
-from ekiden.relay.transform.inline_primitives import InlinePrimitives
-from ekiden.relay.transform.integer_products import IntegerProducts
-from ekiden.relay.transform.kept_results import keeping
-from ekiden.relay.transform.lambda_lift import LambdaLift
-from ekiden.relay.transform.legalize import Legalize
-from ekiden.relay.transform.manifest_alloc import ManifestAlloc
+from ekiden.relay.transform.devices.devices_first import DevicesFirst
+from ekiden.relay.transform.devices.plan_devices import PlanDevices
+from ekiden.relay.transform.fusion.fuse_ops import FuseOps
+from ekiden.relay.transform.fusion.rematerialize import Rematerialize
+from ekiden.relay.transform.fusion.split_args import SplitArgs
+from ekiden.relay.transform.graph.combine_parallel import CombineFewRows
+from ekiden.relay.transform.graph.eliminate_common_subexpr import EliminateCommonSubexpr
+from ekiden.relay.transform.graph.expand_ops import ExpandOps
+from ekiden.relay.transform.graph.fast_math import FastMath
+from ekiden.relay.transform.graph.flatten_atrous_conv import FlattenAtrousConv
+from ekiden.relay.transform.graph.fold_constant import FoldConstant
+from ekiden.relay.transform.graph.fold_explicit_padding import FoldExplicitPadding
+from ekiden.relay.transform.graph.fold_scale_axis import FoldScaleAxis
+from ekiden.relay.transform.graph.fuse_attention import FuseAttention
+from ekiden.relay.transform.graph.legalize import Legalize
+from ekiden.relay.transform.graph.multiply_einsums import MultiplyEinsums
+from ekiden.relay.transform.graph.result_cache import keeping
+from ekiden.relay.transform.graph.simplify_expr import SimplifyExpr
+from ekiden.relay.transform.graph.simplify_inference import SimplifyInference
+from ekiden.relay.transform.graph.sum_convolutions import SumConvolutions
+from ekiden.relay.transform.language.call_prim_funcs import CallPrimFuncs
+from ekiden.relay.transform.language.dead_code_elimination import DeadCodeElimination
+from ekiden.relay.transform.language.eta_expand import EtaExpand
+from ekiden.relay.transform.language.hoist_invariants import HoistInvariants
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.inline import Inline
+from ekiden.relay.transform.language.inline_kernels import InlineKernels
+from ekiden.relay.transform.language.inline_primitives import InlinePrimitives
+from ekiden.relay.transform.language.lambda_lift import LambdaLift
+from ekiden.relay.transform.language.remove_unused_functions import RemoveUnusedFunctions
+from ekiden.relay.transform.language.to_a_normal_form import ToANormalForm
+from ekiden.relay.transform.layout.alter_op_layout import AlterOpLayout
+from ekiden.relay.transform.layout.convert_layout import ConvertLayout
+from ekiden.relay.transform.memory.concatenate_in_place import ConcatenateInPlace
+from ekiden.relay.transform.memory.manifest_alloc import ManifestAlloc
+from ekiden.relay.transform.memory.own_results import OwnResults
+from ekiden.relay.transform.memory.slice_in_place import SliceInPlace
+from ekiden.relay.transform.memory.update_in_place import UpdateInPlace
 from ekiden.relay.transform.memory_plan import MemoryPlan
-from ekiden.relay.transform.multiply_einsums import MultiplyEinsums
-from ekiden.relay.transform.own_results import OwnResults
-from ekiden.relay.transform.plan_devices import PlanDevices
-from ekiden.relay.transform.product_precision import ProductPrecision
-from ekiden.relay.transform.rematerialize import Rematerialize
-from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
-from ekiden.relay.transform.simplify_expr import SimplifyExpr
-from ekiden.relay.transform.simplify_inference import SimplifyInference
-from ekiden.relay.transform.slice_in_place import SliceInPlace
-from ekiden.relay.transform.split_args import SplitArgs
-from ekiden.relay.transform.sum_convolutions import SumConvolutions
-from ekiden.relay.transform.to_a_normal_form import ToANormalForm
-from ekiden.relay.transform.update_in_place import UpdateInPlace
+from ekiden.relay.transform.precision.product_precision import ProductPrecision
+from ekiden.relay.transform.quantization.integer_products import IntegerProducts
+from ekiden.relay.transform.shapes.bind_dimensions import BindDimensions
+from ekiden.relay.transform.shapes.carry_dimensions import CarryDimensions
+from ekiden.relay.transform.shapes.hoist_dimensions import HoistDimensions
 from ekiden.runtime.late import Late
 from ekiden.target import CompilationConfig, Target
 
@@ -73,7 +73,7 @@ else:
     place_by_cost = Late("ekiden.backend.vm.place_by_cost")
 
 MOST_JOINED = 64
-"""Tensors that one kernel joins at most, below the parts that loops are cut into (topi/rule): a
+"""Tensors that one kernel joins at most, below the parts that loops are cut into (kernels): a
 kernel of many takes LLVM longer than in proportion, and kernels of as many are one. Nor does it
 read more of what it computes them from: a part with operators of its own is a kernel then, which
 many parts share."""

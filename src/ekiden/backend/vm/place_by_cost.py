@@ -41,9 +41,14 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, on_device
-from ekiden.relay.transform.fuse_ops import alone, is_primitive_call
-from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import evaluation_order, map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.fusion.fuse_ops import alone, is_primitive_call
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    evaluation_order,
+    map_functions,
+    on_body,
+    rewrite_graph,
+)
 from ekiden.relay.visitor import children
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import CompilationConfig

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from ekiden.backend.vm.module_kernels import ModuleKernels
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.device_domains import reads_shapes_alone
+from ekiden.relay.transform.devices.device_domains import reads_shapes_alone
 
 __all__ = ["ANYWHERE", "HOST", "Primitives"]
 

@@ -11,7 +11,7 @@ from ekiden.backend.kernels.lower import lower_primitive
 from ekiden.codegen import device
 from ekiden.codegen.cache import kernel_key
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.transform.fuse_ops import alone
+from ekiden.relay.transform.fusion.fuse_ops import alone
 from ekiden.runtime.errors import CompileError
 from ekiden.target import CompilationConfig, Target
 

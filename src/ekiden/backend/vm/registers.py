@@ -28,8 +28,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 
 from ekiden.backend.vm.operands import jumps, may_move, reads, rename, with_jumps, writes
+from ekiden.runtime.debug.instructions import Instruction, make
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.instructions import Instruction, make
 from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["allocate"]

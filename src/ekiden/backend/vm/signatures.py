@@ -24,9 +24,9 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.runtime.dtypes import dtype_code
+from ekiden.runtime.binding.dtypes import dtype_code
+from ekiden.runtime.binding.layout import DimWord, TypeLimit, TypeWord
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.layout import DimWord, TypeLimit, TypeWord
 
 ANY_DIM = -(2**63)
 NO_LIMIT = 2**63 - 1

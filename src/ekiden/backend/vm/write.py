@@ -9,18 +9,12 @@ import numpy as np
 
 from ekiden.backend.vm.signatures import signatures
 from ekiden.ir.type import Type
-from ekiden.runtime.artifact import (
-    Assembly,
-    Constant,
-    Part,
-    assemble,
-    write_constants,
-)
+from ekiden.runtime.artifact.frame import Assembly, Constant, Part, assemble, write_constants
+from ekiden.runtime.artifact.pieces import Pieces
+from ekiden.runtime.binding.layout import Section
+from ekiden.runtime.debug.instructions import Instruction, dtype_code, encode
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.instructions import Instruction, dtype_code, encode
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.layout import Section
-from ekiden.runtime.pieces import Pieces
 
 __all__ = [
     "Places",

@@ -4,7 +4,7 @@ from ekiden.codegen.device.dialect import DIALECTS, Dialect
 from ekiden.codegen.device.formats import FORMATS
 from ekiden.codegen.device.printer import print_kernel
 from ekiden.codegen.device.split import Split, split_program
-from ekiden.runtime.device_code import DeviceKernel, pack_kernels, unpack_kernels
+from ekiden.runtime.artifact.device_code import DeviceKernel, pack_kernels, unpack_kernels
 
 __all__ = [
     "DIALECTS",

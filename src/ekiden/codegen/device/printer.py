@@ -23,7 +23,7 @@ from ekiden.codegen.shuffles import (
 )
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
-from ekiden.runtime.device_code import DeviceKernel
+from ekiden.runtime.artifact.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferAddress

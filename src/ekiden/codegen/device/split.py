@@ -24,7 +24,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var, cast, const, maximum
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.transform import Sequential
-from ekiden.runtime.device_code import DeviceKernel
+from ekiden.runtime.artifact.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target

@@ -12,7 +12,7 @@ from ekiden.codegen.llvm import thread_kernel
 from ekiden.codegen.llvm.roads import ROADS
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, const
-from ekiden.runtime.device_code import DeviceKernel
+from ekiden.runtime.artifact.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
 from ekiden.target.kinds import MOST_ARGUMENTS

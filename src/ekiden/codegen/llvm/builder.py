@@ -14,7 +14,7 @@ from ekiden.codegen.llvm.debug import DebugLines
 from ekiden.codegen.llvm.quoting import escaped
 from ekiden.codegen.llvm.types import constant, register_type, suffix
 from ekiden.ir import dtype as dt
-from ekiden.runtime.layout import DLTensor, DLTensor32
+from ekiden.runtime.binding.layout import DLTensor, DLTensor32
 from ekiden.target import Target
 from ekiden.target.features import POINTER_BYTES, RISCV, WASM, X86
 

@@ -27,8 +27,8 @@ from ekiden.codegen.llvm.quoting import quoted
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import SizeVar, Var, cast
+from ekiden.runtime.binding.layout import DLTensor, DLTensor32, Tensor, TypeIndex, Value
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.layout import DLTensor, DLTensor32, Tensor, TypeIndex, Value
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 

@@ -18,8 +18,8 @@ from ekiden.codegen.llvm.quoting import quoted
 from ekiden.codegen.llvm.types import memory_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, const
+from ekiden.runtime.binding.layout import DeviceType, TypeIndex, Value
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.layout import DeviceType, TypeIndex, Value
 from ekiden.tir.expr import BufferAddress
 
 WORD = 8

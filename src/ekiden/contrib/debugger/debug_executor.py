@@ -20,7 +20,7 @@ from ekiden.contrib.graph_executor import GraphModule, library_of
 from ekiden.runtime import BenchmarkResult, Tensor, num_threads
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.executor import Devices, Program
-from ekiden.runtime.profile import Argument, InstructionTime, KernelCall, Report
+from ekiden.runtime.profile.report import Argument, InstructionTime, KernelCall, Report
 
 
 def create(

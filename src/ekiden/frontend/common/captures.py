@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ekiden.relay.expr import Call, Constant, Expr, Function, Var
-from ekiden.relay.transform.scopes import is_atom, with_children
+from ekiden.relay.transform.language.scopes import is_atom, with_children
 from ekiden.relay.visitor import children
 
 

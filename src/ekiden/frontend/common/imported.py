@@ -13,7 +13,7 @@ from typing import Any
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
-from ekiden.relay.transform.remove_unused_functions import ENTRIES
+from ekiden.relay.transform.language.remove_unused_functions import ENTRIES
 from ekiden.runtime.late_methods import dataclass
 
 INITIAL = "initial_state"

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TypeAlias
 
+from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.late_methods import dataclass
-from ekiden.runtime.shown import shown
 
 Dims: TypeAlias = Sequence[int | str | None]
 Shapes: TypeAlias = Mapping[str, Dims | Sequence[Dims] | None]

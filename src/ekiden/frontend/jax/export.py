@@ -10,8 +10,8 @@ import jax
 from jax import export
 
 from ekiden.frontend.common.libraries import told_by
+from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.errors import ImportModelError
-from ekiden.runtime.shown import shown
 
 
 def label_of(model: object) -> str:

@@ -37,13 +37,13 @@ from ekiden.ir.pass_context import DEBUG, phase
 from ekiden.ir.prim import AnyDim, PrimExpr, const
 from ekiden.ir.type import TensorType
 from ekiden.relay.op.sequence import list_type
+from ekiden.runtime.artifact.metadata import ANY_OBJECT, TEXT
 from ekiden.runtime.errors import (
     ExpressionError,
     ImportModelError,
     UnrankedInputError,
     UnsupportedError,
 )
-from ekiden.runtime.metadata import ANY_OBJECT, TEXT
 
 
 def from_onnx(

@@ -16,8 +16,8 @@ from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
 from ekiden.frontend.onnx.weights import Weights, number_of
 from ekiden.frontend.table import frontend, frontend_of
+from ekiden.runtime.artifact.mapped import read_whole
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
-from ekiden.runtime.mapped import read_whole
 
 OLDEST = 1
 """The oldest opset of the default domain that converters are written for."""

@@ -5,8 +5,9 @@ not in its messages (see ekiden.frontend.onnx.wire).
     model = onnx.ModelProto.FromString(weights.without(data))
     with weights.here():  array = to_array(tensor)
 
-Where files are lent (ekiden.runtime.mapped) an array is a view of what is mapped, which begins at
-any byte; else it is a copy, so that nothing of a file is needed once its model is imported.
+Where files are lent (ekiden.runtime.artifact.mapped) an array is a view of what is mapped, which
+begins at any byte; else it is a copy, so that nothing of a file is needed once its model is
+imported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ekiden.frontend.onnx.beside import opened, place_of
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.wire import MARK, mark, without_weights
 from ekiden.ir.op import Array
-from ekiden.runtime import mapped
+from ekiden.runtime.artifact import mapped
 
 _HERE: ContextVar[Weights]
 

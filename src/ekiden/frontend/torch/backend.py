@@ -163,7 +163,7 @@ def _executable(
         imported = import_graph(graph, name, weights)
     if imported.module is None:
         return None, imported
-    driver = import_late("ekiden.driver.compiler")  # above: it is loaded when PyTorch asks for it
+    driver = import_late("ekiden.compiler.compile")  # above: it is loaded when PyTorch asks for it
     return driver.compile(imported.module.as_module()), imported
 
 

@@ -8,7 +8,7 @@ import tarfile
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Function, var
 from ekiden.relay.op.nn.conv import conv2d
-from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import PathName
 

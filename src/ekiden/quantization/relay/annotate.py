@@ -25,8 +25,13 @@ from ekiden.quantization.relay.config import QAnnotateKind, QConfig, current_qco
 from ekiden.relay.expr import Call, Constant, Tuple, const
 from ekiden.relay.op.annotation import simulated_quantize
 from ekiden.relay.op.op import ALONE, BIASES, KEEPS, MIXES, RULES
-from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import evaluation_order, map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    evaluation_order,
+    map_functions,
+    on_body,
+    rewrite_graph,
+)
 from ekiden.relay.visitor import children
 
 __all__ = ["OPERATOR", "annotate"]

@@ -13,9 +13,9 @@ from ekiden.quantization.ranges import METHODS, Histogram
 from ekiden.quantization.relay.annotate import OPERATOR
 from ekiden.quantization.relay.config import MODES, QAnnotateKind, QConfig
 from ekiden.relay.expr import Call, Constant, Function, Tuple, const
-from ekiden.relay.transform.fold_scale_axis import op_of
-from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import evaluation_order, rewrite_graph
+from ekiden.relay.transform.graph.fold_scale_axis import op_of
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
 from ekiden.runtime.errors import InputError
 
 __all__ = ["SCALES", "collect", "with_steps"]

@@ -15,9 +15,9 @@ from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.fold_scale_axis import op_of
-from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import evaluation_order, rewrite_graph
+from ekiden.relay.transform.graph.fold_scale_axis import op_of
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
 from ekiden.relay.visitor import free_vars
 from ekiden.runtime.errors import CompileError
 

@@ -19,11 +19,13 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.qnn.config import requantize_config
 from ekiden.relay.qnn.rescale import dequantize, quantize
-from ekiden.relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
-from ekiden.relay.transform.fold_constant import FoldConstant
-from ekiden.relay.transform.fold_scale_axis import op_of
-from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.graph.fold_constant import FoldConstant
+from ekiden.relay.transform.graph.fold_scale_axis import op_of
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.quantization.fake_quantization_to_integer import (
+    FakeQuantizationToInteger,
+)
 from ekiden.runtime.errors import CompileError
 
 __all__ = ["realize"]

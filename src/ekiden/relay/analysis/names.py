@@ -32,8 +32,8 @@ from ekiden.relay.visitor import all_vars, bound_vars, free_vars
 from ekiden.runtime.late import import_late
 
 _ABOVE = {
-    "AnnotatedRegionSet": "ekiden.relay.transform.compiler_regions",
-    "get_calibration_data": "ekiden.driver.calibration",
+    "AnnotatedRegionSet": "ekiden.relay.transform.external.compiler_regions",
+    "get_calibration_data": "ekiden.compiler.calibration",
 }
 """TVM's names of what stands above this folder."""
 

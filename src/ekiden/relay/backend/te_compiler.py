@@ -6,7 +6,7 @@ from ekiden.runtime.late import import_late
 
 
 def __getattr__(name: str) -> object:
-    """A name of `ekiden.driver.te_compiler`."""
+    """A name of `ekiden.compiler.faces.te_compiler`."""
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_late("ekiden.driver.te_compiler"), name)
+    return getattr(import_late("ekiden.compiler.faces.te_compiler"), name)

@@ -4,7 +4,7 @@ from ekiden.runtime.late import import_late
 
 
 def __getattr__(name: str) -> object:
-    """A name of `ekiden.driver.relay_vm`."""
+    """A name of `ekiden.compiler.faces.relay_vm`."""
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_late("ekiden.driver.relay_vm"), name)
+    return getattr(import_late("ekiden.compiler.faces.relay_vm"), name)

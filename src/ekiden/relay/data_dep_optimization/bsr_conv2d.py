@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ekiden.relay.data_dep_optimization.parameters import Params, in_blocks, run_on, weights_of
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.sparse_weights import (
+from ekiden.relay.transform.graph.sparse_weights import (
     Conv2dToSparse,
     Conv2dToSparse2,
     conv_matrix,
     is_plain_conv,
 )
+from ekiden.relay.transform.language.infer_type import InferType
 
 
 def convert(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ekiden.relay.data_dep_optimization.parameters import Params, in_blocks, run_on, weights_of
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.sparse_weights import DenseToSparse
+from ekiden.relay.transform.graph.sparse_weights import DenseToSparse
 
 
 def convert(

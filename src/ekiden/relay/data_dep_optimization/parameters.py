@@ -10,7 +10,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Function, Var
-from ekiden.relay.transform.sparse_weights import PARTS, blocks_of
+from ekiden.relay.transform.graph.sparse_weights import PARTS, blocks_of
 from ekiden.relay.visitor import post_order
 from ekiden.runtime import Tensor
 from ekiden.runtime.ndarray import array as new_tensor

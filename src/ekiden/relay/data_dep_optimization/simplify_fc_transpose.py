@@ -7,7 +7,7 @@ import numpy as np
 from ekiden.relay.analysis.search import search_fc_transpose
 from ekiden.relay.data_dep_optimization.parameters import Params, run_on
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.sparse_weights import SimplifyFCTranspose
+from ekiden.relay.transform.graph.sparse_weights import SimplifyFCTranspose
 from ekiden.runtime.ndarray import array as new_tensor
 
 

@@ -14,7 +14,7 @@ from ekiden.ir.type import Type
 from ekiden.relay.dataflow_pattern import pattern as p
 from ekiden.relay.dataflow_pattern.matcher import NodeMap, Users, find_match, users_below
 from ekiden.relay.expr import Call, Constant, Constructor, Function, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.scopes import with_children
+from ekiden.relay.transform.language.scopes import with_children
 from ekiden.relay.visitor import binders, children, post_order
 from ekiden.runtime.late_methods import dataclass
 

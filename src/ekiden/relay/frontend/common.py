@@ -14,7 +14,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Function, Tuple, TupleWrapper, Var
 from ekiden.relay.expr import var as new_var
 from ekiden.relay.interpreter import Interpreter
-from ekiden.relay.transform.fold_constant import FoldConstantExpr
+from ekiden.relay.transform.graph.fold_constant import FoldConstantExpr
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import free_vars
 from ekiden.runtime.errors import InputError

@@ -8,16 +8,16 @@ nn.take_blocks(W, %i) beside the first     ->  nn.contrib_take_blocks_pack(packe
 from __future__ import annotations
 
 from ekiden.ir.attrs import Attrs
+from ekiden.kernels.families import FAMILIES
+from ekiden.kernels.family import Product
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.blocks import BlocksAttrs, DenseBlocksAttrs, DenseBlocksPackAttrs
 from ekiden.relay.packing.common import last_dim, panel_width, rows_of
-from ekiden.relay.transform.calls import typed
+from ekiden.relay.transform.graph.calls import typed
 from ekiden.target import Target
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 from ekiden.topi.nn.blocks import pack_blocks
-from ekiden.topi.rule.families import FAMILIES
-from ekiden.topi.rule.family import Product
 
 FAMILY = "dense_blocks_pack"
 

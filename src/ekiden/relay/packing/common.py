@@ -5,10 +5,10 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
+from ekiden.kernels.families import FAMILIES, fixed_for
+from ekiden.kernels.family import Product
 from ekiden.relay.expr import Call
 from ekiden.target import Target
-from ekiden.topi.rule.families import FAMILIES, fixed_for
-from ekiden.topi.rule.family import Product
 
 
 def dtype_of(expr: RelayExpr) -> str:

@@ -24,6 +24,10 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
+from ekiden.kernels.families import fixed_for
+from ekiden.kernels.family import Product
+from ekiden.kernels.quantized.words import has_few_products, words_of_step
+from ekiden.kernels.spaces.winograd import tile_side
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs, ConvAttrs, ConvTransposeAttrs
@@ -36,18 +40,14 @@ from ekiden.relay.packing.common import (
     rows_of,
 )
 from ekiden.relay.packing.dense import dense_words
-from ekiden.relay.transform.convert_layout import transpose
-from ekiden.relay.transform.float_rewrites import allows
-from ekiden.relay.transform.scopes import infer_here
+from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.transform.language.scopes import infer_here
+from ekiden.relay.transform.layout.convert_layout import transpose
 from ekiden.target import Target
 from ekiden.topi.layout import permutation
 from ekiden.topi.nn.conv_transpose import is_few
 from ekiden.topi.nn.weights import WORD_OF
 from ekiden.topi.nn.winograd import TAPS, suits
-from ekiden.topi.rule.families import fixed_for
-from ekiden.topi.rule.family import Product
-from ekiden.topi.rule.winograd_space import tile_side
-from ekiden.topi.rule.words import has_few_products, words_of_step
 
 PACKED, WINOGRAD, TRANSPOSED = "conv_nhwc_pack", "winograd_conv2d", "conv_transpose_pack"
 """Families of kernels."""
@@ -212,7 +212,7 @@ def conv(call: Call, target: Target) -> RelayExpr:
 def _is_one_panel(
     attrs: ConvTransposeAttrs, channels: int, kernel: Sequence[int], target: Target
 ) -> bool:
-    """Whether topi/rule/upsample.py takes a transposed convolution."""
+    """Whether kernels/cpu/upsample.py takes a transposed convolution."""
     cuts = any(attrs.padding) or any(attrs.output_padding)
     plain = attrs.groups == 1 and set(attrs.dilation) == {1} and not cuts
     fits = plain and len(kernel) == 2 and tuple(kernel) == attrs.strides
@@ -242,7 +242,7 @@ def _as_conv(call: Call, attrs: ConvTransposeAttrs, weight: Constant) -> Call | 
 
 def conv_transpose(call: Call, target: Target) -> RelayExpr:
     """With packed weights, or depthwise HWIO; as it is where all taps together are one panel
-    (topi/rule/upsample.py)."""
+    (kernels/cpu/upsample.py)."""
     call = _with_plain_weight(call, "IO")
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, ConvTransposeAttrs)

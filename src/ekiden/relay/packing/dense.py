@@ -19,16 +19,16 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Array
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
+from ekiden.kernels.cost_model import narrowing_pays
+from ekiden.kernels.family import NARROW, Product
+from ekiden.kernels.quantized.words import narrowed_words
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.dense import BatchMatmulAttrs
 from ekiden.relay.packing.common import dtype_of, known_shape, panel_width, rows_of
-from ekiden.relay.transform.scopes import infer_here
+from ekiden.relay.transform.language.scopes import infer_here
 from ekiden.target import Target
 from ekiden.topi.nn.weights import WORD, WORD_OF, pack_weight
-from ekiden.topi.rule.family import NARROW, Product
-from ekiden.topi.rule.model import narrowing_pays
-from ekiden.topi.rule.words import narrowed_words
 
 FAMILY = "dense_pack"
 

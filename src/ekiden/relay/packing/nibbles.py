@@ -12,12 +12,12 @@ import numpy as np
 
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
+from ekiden.kernels.families import FAMILIES
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr
-from ekiden.relay.transform.calls import typed
+from ekiden.relay.transform.graph.calls import typed
 from ekiden.target import Target
 from ekiden.topi.nn.nibbles import GROUP, pack_nibbles, unpack_nibbles
-from ekiden.topi.rule.families import FAMILIES
 
 FAMILY = "dense_nibbles_pack"
 LEVELS = 127.0

@@ -12,12 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from ekiden.ir.expr import RelayExpr
+from ekiden.kernels.cost_model import narrowing_pays
+from ekiden.kernels.quantized.words import narrowed_words
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.op.nn.recurrent import PackRecurrentAttrs, RecurrentAttrs, packed_recurrent
 from ekiden.target import Target
-from ekiden.topi.rule.model import narrowing_pays
-from ekiden.topi.rule.words import narrowed_words
 
 
 def recurrent(call: Call, target: Target) -> RelayExpr:

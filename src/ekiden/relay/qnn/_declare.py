@@ -21,7 +21,7 @@ from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.op._declare import agree, fail, rank_is, tensors
 from ekiden.relay.op._declare import call as plain_call
 from ekiden.relay.op.reshape import reshape
-from ekiden.relay.transform.legalize import register_legalize
+from ekiden.relay.transform.graph.legalize import register_legalize
 from ekiden.topi.shape import as_dim, replaced
 
 TABLE = "FTVMQnnCanonicalize"

@@ -24,7 +24,7 @@ from ekiden.relay.op.op import (
 )
 from ekiden.relay.qnn import elementwise, product, rescale, shaping
 from ekiden.relay.qnn._declare import along, call
-from ekiden.relay.transform.calls import typed
+from ekiden.relay.transform.graph.calls import typed
 
 Made = tuple[Expr, "TensorAffineType | TupleAffineType"]
 """The integers of a result, and what they stand for."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ekiden.ir.transform import Pass
 from ekiden.relay.qnn._declare import TABLE
-from ekiden.relay.transform import legalize
+from ekiden.relay.transform.graph import legalize
 
 
 def CanonicalizeOps() -> Pass:  # noqa: N802

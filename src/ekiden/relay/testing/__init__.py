@@ -29,8 +29,8 @@ from ekiden.relay.testing.gradient import check_grad
 from ekiden.relay.testing.init import create_workload
 from ekiden.relay.testing.nat import count, make_nat_expr, make_nat_value
 from ekiden.relay.testing.py_converter import run_as_python, to_python
-from ekiden.relay.transform.differentiate import gradient
-from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.differentiation.differentiate import gradient
+from ekiden.relay.transform.language.infer_type import InferType
 
 
 def run_opt_pass(expr: Expr, opt_pass: Pass, import_prelude: bool = False) -> Expr:

@@ -13,7 +13,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Function
 from ekiden.relay.interpreter import Interpreter
-from ekiden.relay.transform.differentiate import gradient
+from ekiden.relay.transform.differentiation.differentiate import gradient
 from ekiden.relay.type_infer import infer_type
 
 

@@ -41,8 +41,8 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.transform.scopes import Scope, find_scopes
-from ekiden.relay.transform.simplify_inference import SimplifyInference
+from ekiden.relay.transform.graph.simplify_inference import SimplifyInference
+from ekiden.relay.transform.language.scopes import Scope, find_scopes
 from ekiden.relay.values import ConstructorValue, RefValue
 from ekiden.runtime import ADT
 from ekiden.runtime.errors import RunError

@@ -21,7 +21,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Function, GlobalVar, If, Tuple, TupleGetItem, Var
 from ekiden.relay.expr import const as constant
-from ekiden.relay.transform.infer_type import InferType
+from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass

@@ -15,94 +15,96 @@ from ekiden.ir.transform import (
 )
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import _ffi_api as _ffi_api
-from ekiden.relay.transform.alter_op_layout import AlterOpLayout
-from ekiden.relay.transform.annotate_spans import AnnotateSpans
-from ekiden.relay.transform.annotate_target import AnnotateTarget
-from ekiden.relay.transform.annotate_used_memory import AnnotateUsedMemory
-from ekiden.relay.transform.backward_fold_scale_axis import BackwardFoldScaleAxis
-from ekiden.relay.transform.bind_dimensions import BindDimensions
-from ekiden.relay.transform.call_prim_funcs import CallPrimFuncs
-from ekiden.relay.transform.canonicalize_cast import CanonicalizeCast
-from ekiden.relay.transform.canonicalize_ops import CanonicalizeOps
-from ekiden.relay.transform.carry_dimensions import CarryDimensions
-from ekiden.relay.transform.change_batch import ChangeBatch
-from ekiden.relay.transform.combine_parallel import (
+from ekiden.relay.transform.devices.plan_devices import PlanDevices
+from ekiden.relay.transform.differentiation.differentiate import FirstOrderGradient, gradient
+from ekiden.relay.transform.differentiation.lazy_gradient_init import LazyGradientInit
+from ekiden.relay.transform.external.annotate_target import AnnotateTarget
+from ekiden.relay.transform.external.compiler_functions import (
+    InlineCompilerFunctionsBoundTo,
+    MarkCompilerFunctionsAsExtern,
+    OutlineCompilerFunctionsWithExistingGlobalSymbols,
+)
+from ekiden.relay.transform.external.merge_compiler_regions import MergeCompilerRegions
+from ekiden.relay.transform.external.merge_composite import MergeComposite
+from ekiden.relay.transform.external.partition_graph import PartitionGraph
+from ekiden.relay.transform.flexible_shape import FlexibleShapeDispatch
+from ekiden.relay.transform.fusion.defuse_ops import DefuseOps
+from ekiden.relay.transform.fusion.fuse_ops import FuseOps
+from ekiden.relay.transform.fusion.rematerialize import Rematerialize
+from ekiden.relay.transform.fusion.split_args import SplitArgs
+from ekiden.relay.transform.graph.backward_fold_scale_axis import BackwardFoldScaleAxis
+from ekiden.relay.transform.graph.canonicalize_cast import CanonicalizeCast
+from ekiden.relay.transform.graph.canonicalize_ops import CanonicalizeOps
+from ekiden.relay.transform.graph.combine_parallel import (
     BatchingOps,
     CombineFewRows,
     CombineParallelBatchMatmul,
     CombineParallelConv2D,
     CombineParallelDense,
 )
-from ekiden.relay.transform.compiler_functions import (
-    InlineCompilerFunctionsBoundTo,
-    MarkCompilerFunctionsAsExtern,
-    OutlineCompilerFunctionsWithExistingGlobalSymbols,
-)
-from ekiden.relay.transform.concatenate_in_place import ConcatenateInPlace
-from ekiden.relay.transform.convert_layout import ConvertLayout
-from ekiden.relay.transform.cps import ToCPS, UnCPS, to_cps, un_cps
-from ekiden.relay.transform.dead_code_elimination import DeadCodeElimination
-from ekiden.relay.transform.defunctionalization import Defunctionalization, Defunctionalize
-from ekiden.relay.transform.defuse_ops import DefuseOps
-from ekiden.relay.transform.desired_layouts import LayoutConfig
-from ekiden.relay.transform.differentiate import FirstOrderGradient, gradient
-from ekiden.relay.transform.div_to_mul import DivToMul
-from ekiden.relay.transform.dynamic_to_static import DynamicToStatic
-from ekiden.relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
-from ekiden.relay.transform.eta_expand import EtaExpand
-from ekiden.relay.transform.expand_ops import ExpandOps
-from ekiden.relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
-from ekiden.relay.transform.fast_math import FastMath
-from ekiden.relay.transform.flatten_atrous_conv import FlattenAtrousConv
-from ekiden.relay.transform.flexible_shape import FlexibleShapeDispatch
-from ekiden.relay.transform.fold_constant import FoldConstant, FoldConstantExpr
-from ekiden.relay.transform.fold_explicit_padding import FoldExplicitPadding
-from ekiden.relay.transform.fold_scale_axis import FoldScaleAxis
-from ekiden.relay.transform.forward_fold_scale_axis import ForwardFoldScaleAxis
-from ekiden.relay.transform.fuse_attention import FuseAttention
-from ekiden.relay.transform.fuse_ops import FuseOps
-from ekiden.relay.transform.hoist_dimensions import HoistDimensions
-from ekiden.relay.transform.hoist_invariants import HoistInvariants
-from ekiden.relay.transform.infer_type import InferType
-from ekiden.relay.transform.inline import Inline
-from ekiden.relay.transform.inline_kernels import InlineKernels
-from ekiden.relay.transform.inline_primitives import InlinePrimitives
-from ekiden.relay.transform.integer_products import IntegerProducts
-from ekiden.relay.transform.lambda_lift import LambdaLift
-from ekiden.relay.transform.lazy_gradient_init import LazyGradientInit
-from ekiden.relay.transform.legalize import Legalize, register_legalize
-from ekiden.relay.transform.manifest_alloc import ManifestAlloc
-from ekiden.relay.transform.manifest_lifetimes import ManifestLifetimes
-from ekiden.relay.transform.match_declared_shapes import MatchDeclaredShapes
-from ekiden.relay.transform.memory_plan import MemoryPlan
-from ekiden.relay.transform.merge_compiler_regions import MergeCompilerRegions
-from ekiden.relay.transform.merge_composite import MergeComposite
-from ekiden.relay.transform.multiply_einsums import MultiplyEinsums
-from ekiden.relay.transform.name_dimensions import NameDimensions
-from ekiden.relay.transform.own_results import OwnResults
-from ekiden.relay.transform.partial_evaluate import PartialEvaluate
-from ekiden.relay.transform.partition_graph import PartitionGraph
-from ekiden.relay.transform.plan_devices import PlanDevices
-from ekiden.relay.transform.product_precision import ProductPrecision
-from ekiden.relay.transform.recast_graph import recast
-from ekiden.relay.transform.rematerialize import Rematerialize
-from ekiden.relay.transform.remove_unused_functions import RemoveUnusedFunctions
-from ekiden.relay.transform.simplify_expr import SimplifyExpr
-from ekiden.relay.transform.simplify_inference import SimplifyInference
-from ekiden.relay.transform.slice_in_place import SliceInPlace
-from ekiden.relay.transform.sparse_weights import (
+from ekiden.relay.transform.graph.div_to_mul import DivToMul
+from ekiden.relay.transform.graph.eliminate_common_subexpr import EliminateCommonSubexpr
+from ekiden.relay.transform.graph.expand_ops import ExpandOps
+from ekiden.relay.transform.graph.fast_math import FastMath
+from ekiden.relay.transform.graph.flatten_atrous_conv import FlattenAtrousConv
+from ekiden.relay.transform.graph.fold_constant import FoldConstant, FoldConstantExpr
+from ekiden.relay.transform.graph.fold_explicit_padding import FoldExplicitPadding
+from ekiden.relay.transform.graph.fold_scale_axis import FoldScaleAxis
+from ekiden.relay.transform.graph.forward_fold_scale_axis import ForwardFoldScaleAxis
+from ekiden.relay.transform.graph.fuse_attention import FuseAttention
+from ekiden.relay.transform.graph.legalize import Legalize, register_legalize
+from ekiden.relay.transform.graph.multiply_einsums import MultiplyEinsums
+from ekiden.relay.transform.graph.simplify_expr import SimplifyExpr
+from ekiden.relay.transform.graph.simplify_inference import SimplifyInference
+from ekiden.relay.transform.graph.sparse_weights import (
     Conv2dToSparse,
     Conv2dToSparse2,
     DenseToSparse,
     SimplifyFCTranspose,
 )
-from ekiden.relay.transform.split_args import SplitArgs
-from ekiden.relay.transform.sum_convolutions import SumConvolutions
-from ekiden.relay.transform.to_a_normal_form import ToANormalForm
-from ekiden.relay.transform.to_basic_block_normal_form import ToBasicBlockNormalForm
-from ekiden.relay.transform.to_graph_normal_form import ToGraphNormalForm
-from ekiden.relay.transform.to_mixed_precision import ToMixedPrecision
-from ekiden.relay.transform.update_in_place import UpdateInPlace
+from ekiden.relay.transform.graph.sum_convolutions import SumConvolutions
+from ekiden.relay.transform.language.annotate_spans import AnnotateSpans
+from ekiden.relay.transform.language.call_prim_funcs import CallPrimFuncs
+from ekiden.relay.transform.language.cps import ToCPS, UnCPS, to_cps, un_cps
+from ekiden.relay.transform.language.dead_code_elimination import DeadCodeElimination
+from ekiden.relay.transform.language.defunctionalization import Defunctionalization, Defunctionalize
+from ekiden.relay.transform.language.eta_expand import EtaExpand
+from ekiden.relay.transform.language.hoist_invariants import HoistInvariants
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.inline import Inline
+from ekiden.relay.transform.language.inline_kernels import InlineKernels
+from ekiden.relay.transform.language.inline_primitives import InlinePrimitives
+from ekiden.relay.transform.language.lambda_lift import LambdaLift
+from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
+from ekiden.relay.transform.language.partial_evaluate import PartialEvaluate
+from ekiden.relay.transform.language.remove_unused_functions import RemoveUnusedFunctions
+from ekiden.relay.transform.language.to_a_normal_form import ToANormalForm
+from ekiden.relay.transform.language.to_basic_block_normal_form import ToBasicBlockNormalForm
+from ekiden.relay.transform.language.to_graph_normal_form import ToGraphNormalForm
+from ekiden.relay.transform.layout.alter_op_layout import AlterOpLayout
+from ekiden.relay.transform.layout.convert_layout import ConvertLayout
+from ekiden.relay.transform.layout.desired_layouts import LayoutConfig
+from ekiden.relay.transform.memory.annotate_used_memory import AnnotateUsedMemory
+from ekiden.relay.transform.memory.concatenate_in_place import ConcatenateInPlace
+from ekiden.relay.transform.memory.manifest_alloc import ManifestAlloc
+from ekiden.relay.transform.memory.manifest_lifetimes import ManifestLifetimes
+from ekiden.relay.transform.memory.own_results import OwnResults
+from ekiden.relay.transform.memory.slice_in_place import SliceInPlace
+from ekiden.relay.transform.memory.update_in_place import UpdateInPlace
+from ekiden.relay.transform.memory_plan import MemoryPlan
+from ekiden.relay.transform.precision.product_precision import ProductPrecision
+from ekiden.relay.transform.precision.recast_graph import recast
+from ekiden.relay.transform.precision.to_mixed_precision import ToMixedPrecision
+from ekiden.relay.transform.quantization.fake_quantization_to_integer import (
+    FakeQuantizationToInteger,
+)
+from ekiden.relay.transform.quantization.integer_products import IntegerProducts
+from ekiden.relay.transform.shapes.bind_dimensions import BindDimensions
+from ekiden.relay.transform.shapes.carry_dimensions import CarryDimensions
+from ekiden.relay.transform.shapes.change_batch import ChangeBatch
+from ekiden.relay.transform.shapes.dynamic_to_static import DynamicToStatic
+from ekiden.relay.transform.shapes.hoist_dimensions import HoistDimensions
+from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
 from ekiden.relay.type_infer import infer_expr_type
 
 InferTypeLocal = infer_expr_type

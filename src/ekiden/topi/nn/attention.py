@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.ir.prim import PrimExpr
+from ekiden.kernels.attention.scaled_dot_product import Attention, Heads
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.rule.attention import Attention, Heads
 
 
 def attention_shape(

@@ -2,7 +2,7 @@
 that no padded copy is made.
 
 This says what is computed, and the tag and attributes of the tensor which convolution it is; how, a
-family of topi/rule says: register tiles of NHWC with packed weights, Winograd, depthwise, or the
+family of kernels says: register tiles of NHWC with packed weights, Winograd, depthwise, or the
 default rule for what none of them takes (layouts with channels first, weights that come at run time
 unpacked).
 """

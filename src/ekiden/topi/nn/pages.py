@@ -1,4 +1,6 @@
-"""A cache of keys and values in pages (topi.rule.pages says how they lie): writing and reading."""
+"""A cache of keys and values in pages: writing and reading (kernels.attention.pages says how
+they lie).
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, maximum, minimum
+from ekiden.kernels.attention.page_attention import paged_attention_of
+from ekiden.kernels.attention.page_planes import BY_DTYPE, SCALE, Plane
+from ekiden.kernels.attention.pages import Pages
+from ekiden.kernels.cpu.scatter import copied
+from ekiden.kernels.in_place import UPDATES
 from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, RangeCheck, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
-from ekiden.topi.rule.in_place import UPDATES
-from ekiden.topi.rule.page_attention import paged_attention_of
-from ekiden.topi.rule.page_planes import BY_DTYPE, SCALE, Plane
-from ekiden.topi.rule.pages import Pages
-from ekiden.topi.rule.scatter import copied
 from ekiden.topi.shape import check_rank, expect_shape, known
 
 FEW = 4

@@ -16,9 +16,9 @@ from ekiden.relay.visitor import bind, free_vars
 from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
-    from ekiden.relay.transform import differentiate
+    from ekiden.relay.transform.differentiation import differentiate
 else:
-    differentiate = Late("ekiden.relay.transform.differentiate")
+    differentiate = Late("ekiden.relay.transform.differentiation.differentiate")
 
 
 def _groups(node: Node, states: int) -> list[list[Expr]]:

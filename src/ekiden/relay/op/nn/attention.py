@@ -12,12 +12,12 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, Shapes, register_op
 from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.type import TensorType, Type
+from ekiden.kernels.attention.scaled_dot_product import CAUSAL, Heads
 from ekiden.relay.expr import Call, Expr, Tuple
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensor_fields
 from ekiden.relay.op.nn._work import product
 from ekiden.topi.nn.attention import attention as attend
 from ekiden.topi.nn.attention import attention_shape
-from ekiden.topi.rule.attention import CAUSAL, Heads
 
 _NAME = "nn.attention"
 

@@ -1,4 +1,5 @@
-"""A cache of keys and values in pages: writing into it, and attention over it (topi.rule.pages).
+"""A cache of keys and values in pages: writing into it, and attention over it
+(kernels.attention.pages).
 
 Both take `projected` [n, heads + 2 * groups, depth], of each token its queries, keys and values,
 and where tokens stand: `layer` int32 [1], `tables` int32 [sequences, most pages], which pages
@@ -17,11 +18,11 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
+from ekiden.kernels.attention.page_planes import LEVELS, Plane
+from ekiden.kernels.attention.pages import Pages
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, check_range
 from ekiden.relay.op._inventory import declare
-from ekiden.topi.rule.page_planes import LEVELS, Plane
-from ekiden.topi.rule.pages import Pages
 
 PLACES = ("layer", "tables", "sequences", "positions")
 

@@ -1,0 +1,136 @@
+"""The command line: one module of ekiden.cli for each command."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import ModuleType
+
+from ekiden import __version__
+from ekiden.cli.completion import SHELLS, script
+
+COMMANDS = {
+    "compile": "compile a model to an artifact",
+    "export": "write a model or an artifact as a shared library, an object, C or an archive",
+    "run": "run an artifact on arrays",
+    "bench": "time an artifact on random inputs",
+    "profile": "show where the time of an artifact's run goes, kernel by kernel",
+    "debug": "step through an artifact's run",
+    "tune": "search for faster kernels of a model",
+    "inspect": "print a stage of the compilation of a model, or an artifact",
+    "check": "say what a model contains and whether it can be compiled",
+    "verify": "compare a compiled model with ONNX Runtime or ONNX's reference",
+    "generate": "go on with a text by a language model, token by token",
+    "quantize": "make a model small: integers by calibration data, where they are worth it",
+    "serve": "serve models over HTTP and gRPC, and text over OpenAI's protocol",
+    "cache": "count, pack, take or remove what was compiled and is kept",
+    "web": "write a model with all that a page needs to run it",
+    "rpc": "serve sessions with other machines: server, tracker, proxy, keygen",
+    "doctor": "say what works on this machine, and what mends what does not",
+    "demo": "compile a trained model from PyPI and show what it says about real files",
+}
+"""Command -> help; each is a module here with `arguments(parser)` and `run(options)`."""
+
+
+def _module(name: str) -> ModuleType:
+    """The module of a command."""
+    return import_module(f"ekiden.cli.{name}")
+
+
+class Completion(argparse.Action):
+    """`--completion SHELL` prints the script and ends."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Print it: the options of each command are those of its parser."""
+        print(script(str(values), {name: _options(name) for name in COMMANDS}, COMMANDS))
+        parser.exit()
+
+
+def _options(name: str) -> list[str]:
+    command = argparse.ArgumentParser()
+    command.add_argument("-v", "--verbose")
+    _module(name).arguments(command)
+    return [text for action in command._actions for text in action.option_strings]
+
+
+def parser(selected: str | None) -> argparse.ArgumentParser:
+    """The argument parser; only the selected command's module is imported, so that --help is
+    fast.
+    """
+    description = "Compile deep-learning models to native code and run them."
+    top = argparse.ArgumentParser(prog="ekiden", description=description)
+    top.add_argument("--version", action="version", version=f"ekiden {__version__}")
+    top.add_argument(
+        "--completion", choices=SHELLS, action=Completion,
+        help="print what completes commands: eval \"$(ekiden --completion bash)\"",
+    )  # fmt: skip
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument(
+            "-v", "--verbose", action="count", default=0,
+            help="say on standard error what is being done; twice: each pass and kernel",
+        )  # fmt: skip
+        if name == selected:
+            module = _module(name)
+            module.arguments(command)
+            command.set_defaults(run=module.run)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; 0, or 1 with one line on standard error for what the user can mend.
+
+    Wrong usage exits with 2, as argparse does.
+    """
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # while modules are imported, too
+        return 130
+
+
+def _main(args: Sequence[str]) -> int:
+    options = parser(args[0] if args and args[0] in COMMANDS else None).parse_args(args)
+    errors = import_module("ekiden.runtime.errors")
+    run: Callable[[argparse.Namespace], int] = options.run
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be text, as on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if options.verbose:
+        logging = import_module("logging")  # takes longer than the rest of this module
+        logging.basicConfig(format="%(relativeCreated)7.0f ms  %(message)s")
+        logging.getLogger("ekiden").setLevel("INFO" if options.verbose == 1 else "DEBUG")
+    try:
+        with import_module("ekiden.runtime.devices.memory").within_free_memory():
+            status = run(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where what goes wrong with it is said
+        return status
+    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (errors.EkidenError, OSError, MemoryError) as error:
+        print(f"ekiden {options.command}: {_said(error, options.command)}", file=sys.stderr)
+        return 1
+
+
+def _said(error: BaseException, command: str) -> str:
+    """An error in one line: what it says, and what was noted of it on its way."""
+    text = str(error).removeprefix(f"{command}: ")
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        text = f"'{error.filename}': {(error.strerror or '').lower()}"
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return text + (f" ({notes})" if notes else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

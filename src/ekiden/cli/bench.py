@@ -1,0 +1,115 @@
+"""`ekiden bench FILE`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.cli import benchmark_log
+from ekiden.cli.options import (
+    FILE,
+    add_dims,
+    add_remote,
+    open_given,
+    positive,
+    read_arrays,
+    sizes,
+    threads,
+)
+from ekiden.compiler.inputs import random_inputs
+from ekiden.compiler.remote import RemoteExecutable
+from ekiden.ir.op import Array
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.executable.executable import Executable
+from ekiden.runtime.files import check_folder
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help=FILE)
+    add_dims(parser)
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
+    )
+    parser.add_argument("--seconds", type=positive, default=2.0, help="how long to measure (2)")
+    parser.add_argument("--threads", type=threads, help="of the pool, else one for each core")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--log", metavar="FILE", help="add a line in TVM's Benchmark Performance Log Format"
+    )
+    add_remote(parser)
+
+
+def _described(given: object) -> str:
+    """An input's dtype and shape; of a sequence those of each element."""
+    if isinstance(given, list):
+        return f"[{', '.join(map(_described, given))}]"
+    array = np.asarray(given)
+    kind = "string" if array.dtype.kind == "U" else str(array.dtype)
+    return f"{kind}{list(array.shape)}"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Time whole calls from Python on random inputs; print the minimum, median and 90th percentile.
+    Raises InputError for `--threads` beside a server, which has its own."""
+    if options.threads is not None and options.remote is not None:
+        raise InputError("--threads: the server's own number counts: EKIDEN_NUM_THREADS there")
+    if options.threads is not None:
+        runtime.num_threads(options.threads)
+    if options.log is not None:
+        check_folder(options.log)
+    executable = open_given(options)
+    feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
+    times = _times(executable, feed, options.seconds)
+    times.sort()
+    low, middle, high = times[0], statistics.median(times), times[int(0.9 * (len(times) - 1))]
+    shapes = {name: _described(given) for name, given in feed.items()}
+    threads = None if options.remote is not None else runtime.num_threads()
+    if options.log is not None:
+        where = options.remote or ""
+        name = os.path.basename(options.file)
+        made = benchmark_log.entry(name, shapes, times, executable.target, threads, where)
+        benchmark_log.append(options.log, made)
+    if options.json:
+        found = {
+            "file": options.file,
+            "inputs": shapes,
+            "threads": threads,
+            "target": executable.target,
+            "runs": len(times),
+            "min_ms": low * 1e3,
+            "median_ms": middle * 1e3,
+            "p90_ms": high * 1e3,
+        }
+        print(json.dumps(found, indent=1))
+        return 0
+    given = ", ".join(f"{n} {text}" for n, text in shapes.items())
+    where = f"at {options.remote}" if threads is None else f"{threads} threads"
+    print(f"{options.file} on {given}, {where}, {len(times)} runs")
+    print(f"  min {low * 1e3:.3f} ms   median {middle * 1e3:.3f} ms   90% {high * 1e3:.3f} ms")
+    return 0
+
+
+def _times(
+    executable: Executable | RemoteExecutable, feed: Mapping[str, Array], seconds: float
+) -> list[float]:
+    """Seconds of whole calls from Python, until results are there; of a remote model, of runs by
+    the clock there."""
+    if isinstance(executable, RemoteExecutable):
+        return executable.times(feed, seconds)
+    for _ in range(3):
+        executable(**feed)
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(times) < 5:
+        started = time.perf_counter()
+        runtime.wait_for(executable(**feed))
+        times.append(time.perf_counter() - started)
+    return times

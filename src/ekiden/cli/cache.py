@@ -1,0 +1,81 @@
+"""`ekiden cache stats|export|import|prune`: what was compiled and is kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+
+from ekiden.compiler.cache.files import (
+    as_rows,
+    cache_stats,
+    export_cache,
+    import_cache,
+    prune_cache,
+)
+from ekiden.runtime.environment import parse_bytes
+from ekiden.runtime.errors import InputError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    stats = actions.add_parser("stats", help="count files and bytes by folder and kind")
+    stats.add_argument("--json", action="store_true", help="as JSON")
+    export = actions.add_parser("export", help="pack what this Ekiden can use into a file")
+    export.add_argument("file", help="the file to write")
+    export.add_argument("--all", action="store_true", help="kernels of other versions too")
+    take = actions.add_parser("import", help="take the files of a packed cache, which you trust")
+    take.add_argument("file", help="a file that `ekiden cache export` wrote")
+    prune = actions.add_parser("prune", help="remove what is not needed")
+    prune.add_argument("--limit", metavar="BYTES", help="keep at most so many, such as 500M")
+    prune.add_argument("--stale", action="store_true", help="remove kernels of other versions")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what is asked, and say what was done."""
+    return ACTIONS[options.action](options)
+
+
+def _stats(options: argparse.Namespace) -> int:
+    rows = cache_stats()
+    if options.json:
+        print(json.dumps(as_rows(rows), indent=1))
+        return 0
+    layer = ""
+    for row in rows:
+        if row.layer != layer:
+            print(f"{row.layer}{' (only read)' if layer else ''}")
+            layer = row.layer
+        old = row.files - row.current
+        others = f", {old} of other versions" if old else ""
+        print(f"  {row.kind:10} {row.files:6} files {row.bytes / 1e6:10.1f} MB{others}")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    count = export_cache(options.file, everything=options.all)
+    print(f"{options.file}: {count} files")
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    done = import_cache(options.file)
+    print(f"{done.new} files are new, {done.there} were there, {done.refused} were refused")
+    return 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    limit = parse_bytes(options.limit) if options.limit is not None else None
+    if options.limit is not None and limit is None:
+        raise InputError(f"--limit: expected bytes, such as 500M, got '{options.limit}'")
+    if limit is None and not options.stale:
+        raise InputError("expected --limit BYTES, --stale or both")
+    count, freed = prune_cache(limit, options.stale)
+    print(f"{count} files removed, {freed / 1e6:.1f} MB")
+    return 0
+
+
+ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "stats": _stats, "export": _export, "import": _import, "prune": _prune,
+}  # fmt: skip

@@ -1,0 +1,202 @@
+"""`ekiden compile MODEL -o FILE`"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+
+from ekiden.cli.micro_library import add_library, is_library, write_library
+from ekiden.cli.options import add_decisions, add_output, add_target, decisions_config, parse_shapes
+from ekiden.compiler.compile import compile_artifact, compile_fastest, records_config
+from ekiden.compiler.export.library import format_of, write_artifact
+from ekiden.frontend.common.options import ImportOptions
+from ekiden.ir.pass_context import (
+    DENORMALS,
+    DENORMALS_KINDS,
+    ENGINE,
+    FLOAT_REWRITES,
+    FLOAT_REWRITES_KINDS,
+    PRECISION,
+    SIZE,
+)
+from ekiden.ir.timings import Timings
+from ekiden.ir.transform import PassContext
+from ekiden.runtime import Device, Executable
+from ekiden.runtime.artifact.frame import file_of, metadata_of
+from ekiden.runtime.artifact.metadata import EXECUTORS, placement_text, tensor_infos
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.files import check_folder, write_text
+from ekiden.target import Target, TargetLike
+from ekiden.target.virtual_device import DeviceLike, Targets, with_bounds
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument(
+        "model", help="a model: a file, or a folder, that a frontend takes (docs/frontends.md)"
+    )
+    add_output(parser)
+    add_target(parser)
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the operands of dense layers, where the processor multiplies it",
+    )
+    parser.add_argument(
+        "--bounds",
+        choices=("check",),
+        default="",
+        help="compare every access of a buffer with its extent: slow, to find faults of kernels",
+    )
+    add_decisions(parser)
+    parser.add_argument(
+        "--records",
+        action="append",
+        metavar="FILE",
+        help="what `ekiden tune` has found, else the files of EKIDEN_RECORDS",
+    )
+    parser.add_argument(
+        "--size",
+        choices=("small",),
+        default="",
+        help="keep weights as large as they are in the model; loading takes a little longer",
+    )
+    parser.add_argument(
+        "--denormals",
+        choices=DENORMALS_KINDS,
+        default="keep",
+        help="whether kernels flush subnormal numbers to 0",
+    )
+    parser.add_argument(
+        "--float-rewrites",
+        choices=FLOAT_REWRITES_KINDS,
+        default="rounded",
+        help="how far rewrites may change results: equal bits, rounding of terms, without bound",
+    )
+    parser.add_argument(
+        "--executor",
+        choices=EXECUTORS,
+        default="vm",
+        help="how the artifact runs: bytecode, native code of it, independent kernels at once",
+    )
+    parser.add_argument(
+        "--byoc",
+        default="",
+        metavar="ENGINE",
+        help="the engine that takes regions of the model: onnxruntime, openvino; auto: where one "
+        "is faster than Ekiden, as measured here",
+    )
+    parser.add_argument(
+        "--devices",
+        choices=("auto",),
+        default="",
+        help="measure the model on the devices of each --target, or on all that are here, and over "
+        "the host and each of them, and write the fastest",
+    )
+    add_library(parser)
+    parser.add_argument(
+        "--timings",
+        action="store_true",
+        help="say what each phase and pass took, the processes that compile kernels included",
+    )
+    parser.add_argument(
+        "--timings-file",
+        metavar="FILE",
+        help="write that as JSON, or as a flame chart for speedscope.app (.speedscope.json)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compile, write, and say what the model takes and gives. The code need not run here."""
+    if is_library(options):
+        return write_library(options)
+    format_of(options.output).check_compiler(options.output, options.cc)
+    check_folder(options.output)
+    started = time.perf_counter()
+    asked = ImportOptions(parse_shapes(options.shape) or None)
+    timings = _timings(options)
+    config = decisions_config(options) | records_config(options.records)
+    if options.precision != "float32":
+        config[PRECISION] = options.precision
+    if options.size:
+        config[SIZE] = options.size
+    if options.byoc:
+        config[ENGINE] = options.byoc
+    if options.denormals != "keep":
+        config[DENORMALS] = options.denormals
+    if options.float_rewrites != "rounded":
+        config[FLOAT_REWRITES] = options.float_rewrites
+    with PassContext(config=config, instruments=[timings] if timings else []):
+        found = _compiled(options, asked)
+    made = found if isinstance(found, memoryview) else file_of(found)
+    write_artifact(made, options.output, cc=options.cc)
+    with beside(options.output):
+        print_written(options.output, len(made), time.perf_counter() - started)
+        metadata = metadata_of(made)
+        described = tensor_infos(metadata, str(options.output))
+        for what, infos in zip(("input", "output"), described, strict=True):
+            for info in infos:
+                print(f"  {what} {info}")
+        if placement := placement_text(metadata):
+            print(f"  devices {placement}")
+        if options.timings and timings is not None:
+            print(timings.table())
+    if options.timings_file and timings is not None:
+        is_chart = options.timings_file.endswith(".speedscope.json")
+        write_text(options.timings_file, timings.flame_chart() if is_chart else timings.as_json())
+    return 0
+
+
+def _compiled(options: argparse.Namespace, asked: ImportOptions) -> Executable | memoryview:
+    """The artifact, or what is measured to be the fastest where that is asked for."""
+    if not options.devices:
+        target = with_bounds(options.target or "llvm", options.bounds)
+        return compile_artifact(options.model, target, asked, options.executor)
+    if options.bounds:
+        raise CompileError("--devices auto takes no --bounds")
+    devices = _devices_of(options.target or ())
+    return compile_fastest(options.model, devices, asked, options.executor, None)
+
+
+def _devices_of(texts: Sequence[str]) -> Targets:
+    """The first device of each target; None for all that are here. Raises CompileError for two
+    targets of one device."""
+    found: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
+    for target in map(Target, texts):
+        device = Device(target.kind.device_type, 0)
+        if device in found:
+            raise CompileError(
+                f"--devices auto: one target for each device expected, got {str(found[device])!r} "
+                f"and {str(target)!r} for {device}"
+            )
+        found[device] = target
+    return found or None
+
+
+def _timings(options: argparse.Namespace) -> Timings | None:
+    """What watches if that is asked for; it knows what the start of this process has taken."""
+    if not (options.timings or options.timings_file):
+        return None
+    if options.timings_file:
+        check_folder(options.timings_file)
+    made = Timings()
+    made.add("start", time.process_time(), time.process_time())
+    return made
+
+
+def beside(path: str) -> AbstractContextManager[object]:
+    """What is printed then goes to standard error where the file is a device or a pipe, which may
+    be standard output.
+    """
+    return nullcontext() if os.path.isfile(path) else redirect_stdout(sys.stderr)
+
+
+def print_written(path: str, size: int, seconds: float) -> None:
+    """The size of a file; of the artifact, where the path is a device."""
+    size = os.path.getsize(path) if os.path.isfile(path) else size
+    print(f"{path}: {size / 1e6:.1f} MB in {seconds:.1f} s")

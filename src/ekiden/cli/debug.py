@@ -1,0 +1,203 @@
+"""`ekiden debug FILE`: a prompt before each instruction; commands may come from a file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from ekiden.cli.options import FILE, add_dims, open_executable, read_arrays, sizes, whole_number
+from ekiden.compiler.inputs import random_inputs
+from ekiden.compiler.tensors import find_tensor
+from ekiden.runtime import Tensor
+from ekiden.runtime.debug.disassemble import print_instruction
+from ekiden.runtime.debug.instructions import Instruction, decode
+from ekiden.runtime.debug.stepping import Place, Stepper
+from ekiden.runtime.errors import EkidenError, InputError
+from ekiden.runtime.executable.executable import Executable
+from ekiden.runtime.profile.report import tensors
+
+HELP = """\
+step [N]                run N instructions (1)
+continue                run to the next breakpoint, or to the end
+break [FUNCTION:]N      stop before instruction N
+break "NODE"            stop before what was made from a node, or a tensor, of the model
+registers [FRAME]       what the registers hold; 0 is the innermost frame
+print REGISTER          the elements of a tensor
+print NAME              those of a tensor by its name in the model
+where                   the next instruction of each function that is under way
+list                    the instructions around the next one
+save FILE               write the state; --state FILE goes on from it, in another process too
+quit"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help=FILE)
+    add_dims(parser)
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
+    )
+    parser.add_argument("--state", metavar="FILE", help="go on from a state that `save` wrote")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Read commands from standard input until `quit`, its end, or the end of the run."""
+    executable = open_executable(options.file)
+    prompt = Prompt(executable)
+    if options.state is None:
+        feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
+        prompt.stepper.start("main", *(feed[info.name] for info in executable.inputs))
+    else:
+        prompt.stepper.load_state(options.state)
+    prompt.show()
+    while not prompt.is_over:
+        print("(ekiden) ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            break
+        prompt.do(line)
+    return 0
+
+
+class Prompt:
+    """Understands the commands of the debugger and prints what they give."""
+
+    def __init__(self, executable: Executable) -> None:
+        self.executable = executable
+        self.stepper = Stepper(executable.raw)
+        self.code: dict[str, list[Instruction]] = {
+            name: decode(executable.raw.code(name)[1]) for name in executable.raw.globals
+        }
+        self.is_over = False
+        self.commands: dict[str, Callable[[str], None]] = {
+            "step": self.step,
+            "continue": self.resume,
+            "break": self.set_breakpoint,
+            "registers": self.registers,
+            "print": self.print_value,
+            "where": self.where,
+            "list": self.list,
+            "save": self.save,
+            "help": lambda _: print(HELP),
+            "quit": self.quit,
+        }
+
+    def do(self, line: str) -> None:
+        """One command; its first letters are enough. What is wrong with it is printed."""
+        word, _, rest = line.strip().partition(" ")
+        if not word:
+            return
+        found = [name for name in self.commands if name.startswith(word)]
+        if not found:
+            print(f"no command is called '{word}'; there are {', '.join(self.commands)}")
+            return
+        try:
+            self.commands[found[0]](rest.strip())
+        except (EkidenError, OSError, ValueError) as error:
+            print(f"{found[0]}: {error}")
+            self.is_over = self.is_over or not self._is_under_way()
+
+    def _is_under_way(self) -> bool:
+        try:
+            return bool(self.stepper.frames())
+        except RuntimeError:
+            return False
+
+    def step(self, text: str) -> None:
+        """`step [N]`"""
+        self._went(self.stepper.step(_number(text or "1")))
+
+    def resume(self, _: str) -> None:
+        """`continue`"""
+        self._went(self.stepper.resume())
+
+    def _went(self, has_ended: bool) -> None:
+        if not has_ended:
+            self.show()
+            return
+        self.is_over = True
+        print(f"the run has ended: {_describe(self.stepper.result)}")
+
+    def show(self) -> None:
+        """The next instruction."""
+        print(self._line(self.stepper.where()))
+
+    def _line(self, place: Place) -> str:
+        text = print_instruction(self.code[place.function][place.instruction])
+        source = self.stepper.source(place)
+        return f"{place}  {text}" + (f"   # {source}" if source else "")
+
+    def set_breakpoint(self, text: str) -> None:
+        """`break 3`, `break main:3`, `break "Conv 'layer1'"`"""
+        function, colon, number = text.rpartition(":")
+        if (at := whole_number(number)) is not None:
+            caller = function if colon else self.stepper.where().function
+            places = self.stepper.set_breakpoint(caller, at)
+        else:
+            name = text.strip('"')
+            node, _ = tensors(self.executable.raw).get(name, (name, 0))
+            places = self.stepper.set_breakpoint(source=node)
+        for place in places:
+            print(f"breakpoint at {self._line(place)}")
+
+    def registers(self, text: str) -> None:
+        """`registers [FRAME]`"""
+        for number, value in enumerate(self.stepper.registers(_number(text or "0"))):
+            if value is not None:
+                print(f"${number} = {_describe(value)}")
+
+    def print_value(self, text: str) -> None:
+        """`print 3`, `print $3`, `print NAME`. Raises InputError for what there is not."""
+        if whole_number(text.removeprefix("$")) is None:
+            found = find_tensor(self.executable.raw, self.code, self.stepper.frames(), text)
+            print(_elements(self.stepper.registers(found.frame)[found.register]))
+            return
+        number, values = _number(text.removeprefix("$")), self.stepper.registers()
+        if number >= len(values):
+            raise InputError(f"expected a register below {len(values)}, got {number}")
+        print(_elements(values[number]))
+
+    def where(self, _: str) -> None:
+        """`where`"""
+        for place in self.stepper.frames():
+            print(self._line(place))
+
+    def list(self, _: str) -> None:
+        """`list`"""
+        at = self.stepper.where()
+        for number in range(max(0, at.instruction - 5), at.instruction + 6):
+            if number < len(self.code[at.function]):
+                mark = "->" if number == at.instruction else "  "
+                print(f"{mark} {self._line(Place(at.function, number))}")
+
+    def save(self, text: str) -> None:
+        """`save FILE`"""
+        self.stepper.save_state(text)
+
+    def quit(self, _: str) -> None:
+        """`quit`"""
+        self.is_over = True
+
+
+def _elements(value: object) -> str:
+    shown = value.numpy() if isinstance(value, Tensor) else value
+    return np.array2string(shown) if isinstance(shown, np.ndarray) else str(shown)
+
+
+def _number(text: str) -> int:
+    number = whole_number(text)
+    if number is None:
+        raise InputError(f"expected a number, got '{text}'")
+    return number
+
+
+def _describe(value: object) -> str:
+    """`float32[2, 3]`, `(float32[2], 3)`, or the value itself."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_describe, value))})"
+    return repr(value)

@@ -1,0 +1,37 @@
+"""`ekiden export FILE -o model.so`: a library, an object, C or an archive of what FILE holds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import ekiden
+from ekiden.cli.compile import beside, print_written
+from ekiden.cli.options import FILE, add_output, add_target, is_artifact, parse_shapes
+from ekiden.runtime.errors import InputError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help=FILE)
+    add_output(parser)
+    add_target(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write what the suffix asks for; a model is compiled first. Raises InputError for options of a
+    compilation beside an artifact."""
+    started = time.perf_counter()
+    if not is_artifact(options.file):
+        shape = parse_shapes(options.shape) or None
+        target = options.target or "llvm"
+        ekiden.export(options.file, options.output, target, shape=shape, cc=options.cc)
+    elif options.target or options.shape:
+        raise InputError("an artifact is compiled already: --target and --shape are for models")
+    else:
+        ekiden.export(ekiden.load(options.file), options.output, cc=options.cc)
+    size = os.path.getsize(options.file)
+    with beside(options.output):
+        print_written(options.output, size, time.perf_counter() - started)
+    return 0

@@ -1,0 +1,255 @@
+"""`ekiden inspect FILE --stage relay|decisions|schedule|tir|llvm|c|asm|bytecode`, and the module
+before or after any pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import ekiden
+from ekiden import tir
+from ekiden.backend.external import is_external
+from ekiden.backend.kernels.build import check_decisions
+from ekiden.backend.kernels.canonical import canonicalize
+from ekiden.backend.kernels.lower import (
+    Given,
+    choose_primitive,
+    display_name,
+    lower_primitive,
+    names_of,
+    schedule_primitive,
+)
+from ekiden.backend.vm.module_kernels import primitive_functions
+from ekiden.backend.vm.pipeline import optimize, pipeline
+from ekiden.cli.options import add_decisions, decisions_config, is_artifact
+from ekiden.codegen.build import generator_of
+from ekiden.codegen.device.formats import KNOWN
+from ekiden.compiler.build import import_model
+from ekiden.ir.instrument import PassPrintingInstrument
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import PassContext
+from ekiden.kernels.families import given_decisions
+from ekiden.relay.expr import Function
+from ekiden.relay.printer import astext
+from ekiden.relay.transform.devices.plan_devices import device_table
+from ekiden.runtime.artifact.device_code import unpack_kernels
+from ekiden.runtime.artifact.frame import read_sections
+from ekiden.runtime.binding.layout import Section
+from ekiden.runtime.errors import CompileError, InputError
+from ekiden.target import Target, target_or_current
+from ekiden.target.virtual_device import compilation_config
+from ekiden.tir import transform as tir_transform
+from ekiden.tir.stmt import PrimFunc
+
+KERNEL_STAGES = {
+    "tir": "", "llvm": "ll", "asm": "asm", "c": "c", "opencl": "opencl", "cuda": "cuda",
+    "wgsl": "webgpu", "ptx": "ptx", "spirv": "spirv", "metal": "metal",
+}  # fmt: skip
+"""Stage of a kernel -> the source of the target's code generator that shows it."""
+
+DISASSEMBLERS = {"spirv": ("spirv-dis", "apt-get install spirv-tools")}
+"""Format of kernels that is bytes -> what reads them from an artifact, and where it comes from."""
+
+CHOICE_STAGES = ("decisions", "schedule")
+"""Stages of a kernel that say how it is made."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help="a model or an artifact")
+    parser.add_argument("--stage", choices=["relay", *CHOICE_STAGES, *KERNEL_STAGES, "bytecode"])
+    parser.add_argument("--before", metavar="PASS", help="the module before it, such as FuseOps")
+    parser.add_argument("--after", metavar="PASS", help="the module after it")
+    parser.add_argument("--kernel", default="", help="only kernels of nodes whose name holds this")
+    parser.add_argument("--target", help="what to make code for, else this machine")
+    add_decisions(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the stage asked for: of a model the Relay text, of an artifact the bytecode, if none
+    is. Raises InputError for a stage that the target does not have, CompileError for one that an
+    artifact does not keep."""
+    _check_usage(options)
+    if is_artifact(options.file):
+        if KERNEL_STAGES.get(options.stage) in KNOWN:
+            _print_device_code(options)
+            return 0
+        if options.stage not in (None, "bytecode") or options.before or options.after:
+            raise CompileError(f"inspect '{options.file}': an artifact holds bytecode alone")
+        _print_bytecode(ekiden.load(options.file))
+        return 0
+    target = target_or_current(options.target)
+    sources = generator_of(target, "inspect").sources(target)
+    stage = KERNEL_STAGES.get(options.stage, "")
+    if stage and stage not in sources:
+        there = ", ".join(name for name, of in KERNEL_STAGES.items() if not of or of in sources)
+        kind = target.kind.name
+        ask = next(
+            (f"; -mtriple={t} asks for it" for t, of in target.kind.triples.items() if of == stage),
+            "",
+        )
+        raise InputError(
+            f"--stage {options.stage}: target kind {kind!r} has none; it has {there}{ask}"
+        )
+    if options.before or options.after:
+        _print_passes(options, target)
+    elif options.stage == "bytecode":
+        _print_bytecode(ekiden.compile(options.file, target))
+    elif options.stage in (*CHOICE_STAGES, *KERNEL_STAGES):
+        with PassContext(config=decisions_config(options)):
+            module = optimize(import_model(options.file), target, compilation_config(target))
+            _print_kernels(_kernels_of(module, target), options)
+    else:
+        print(astext(import_model(options.file), show_meta_data=False))
+    return 0
+
+
+def _check_usage(options: argparse.Namespace) -> None:
+    """Raise InputError for arguments that would have no effect beside others."""
+    around = options.before or options.after
+    if options.kernel and (around or options.stage not in (*CHOICE_STAGES, *KERNEL_STAGES)):
+        raise InputError(
+            f"--kernel: expected --stage {', '.join((*CHOICE_STAGES, *KERNEL_STAGES))} with it"
+        )
+    if around and options.stage:
+        raise InputError("--stage: the module before or after a pass has no other stages")
+    if options.target and is_artifact(options.file):
+        raise InputError("--target: an artifact is compiled already")
+
+
+def _print_device_code(options: argparse.Namespace) -> None:
+    """The kernels of devices that an artifact carries, in one format."""
+    data = Path(options.file).read_bytes()
+    ekiden.runtime.Executable.from_bytes(data)  # refuses what is damaged
+    sections = [bytes(p) for kind, _, p in read_sections(data) if kind is Section.DEVICE_CODE]
+    wanted = KERNEL_STAGES[options.stage]
+    found = [k for each in sections for k in unpack_kernels(each) if k.format == wanted]
+    if not found:
+        raise InputError(f"--stage {options.stage}: the artifact has no kernels of that format")
+    for each in found:
+        print(_text_of(each.code, wanted))
+
+
+def _text_of(code: bytes, form: str) -> str:
+    """The code of a kernel as text. Raises InputError where what reads its bytes is missing."""
+    if form not in DISASSEMBLERS:
+        return code.decode()
+    tool, source = DISASSEMBLERS[form]
+    if shutil.which(tool) is None:
+        raise InputError(
+            f"--stage {form}: the artifact has bytes, which {tool!r} reads, and it is not here: "
+            f"{source}; of a model --stage {form} needs nothing"
+        )
+    read = subprocess.run([tool], input=code, capture_output=True, check=False)
+    if read.returncode:
+        said = read.stderr.decode(errors="replace").strip()
+        raise InputError(f"--stage {form}: {tool!r} does not read a kernel of the artifact: {said}")
+    return read.stdout.decode()
+
+
+def _print_bytecode(executable: ekiden.Executable) -> None:
+    print(executable.disassemble())
+    in_model, in_file = executable.weight_bytes
+    if in_model is not None:
+        stored = executable.stored_weight_bytes
+        if stored == in_file:
+            print(f"Weights: {in_model} bytes in the model, {in_file} as the kernels take them")
+        else:
+            print(f"Weights: {in_model} bytes in the model, {stored} in the artifact, {in_file}"
+                  " with what is made of these when it is loaded")  # fmt: skip
+    if executable.placement:
+        print(f"Devices: {executable.placement}")
+    if executable.peak_memory is not None:
+        print(f"Peak memory of a run: {executable.peak_memory} bytes, inputs and weights aside")
+    if len(executable.variants) > 1:
+        print("Variants, and which one this machine runs:")
+        for each in executable.variants:
+            print(f"{'*' if each == executable.target else ' '} {each}")
+
+
+def _print_passes(options: argparse.Namespace, target: Target) -> None:
+    names = dict.fromkeys(p.name for p in pipeline(target).passes)
+    for wanted in filter(None, (options.before, options.after)):
+        if wanted not in names:
+            raise CompileError(f"inspect: no pass '{wanted}'; there are {', '.join(names)}")
+    instrument = PassPrintingInstrument(
+        filter(None, [options.before]), filter(None, [options.after]), file=sys.stdout
+    )
+    with PassContext(instruments=(instrument,)):
+        optimize(import_model(options.file), target, compilation_config(target))
+
+
+def _kernels_of(module: IRModule, target: Target) -> list[tuple[Function, Target]]:
+    """Return the kernels of a module that is compiled for a target, each once with the target of
+    the device that it runs on. An engine's code has no loops of ours and is left out."""
+    config = compilation_config(target)
+    targets = {
+        at: config.by_kind.get(d.device_type_int) for at, d in enumerate(device_table(module))
+    }
+    (host, *_) = config.primitive_targets
+    placed = dict.fromkeys(primitive_functions(module))
+    return [(f, targets[at] or host) for f, at in placed if not is_external(f)]
+
+
+def _print_kernels(kernels: Sequence[tuple[Function, Target]], options: argparse.Namespace) -> None:
+    """Print a stage of kernels; of a language, those of the target that is written in it."""
+    source = KERNEL_STAGES.get(options.stage, "")
+    if source:
+        kernels = [(f, t) for f, t in kernels if source in generator_of(t, "inspect").sources(t)]
+    functions = [f for f, _ in kernels]
+    nodes, decisions = [str(f.span or "") for f in functions], given_decisions()
+    check_decisions(functions, decisions)
+    if options.kernel and not any(options.kernel in node for node in nodes):
+        there = ", ".join(dict.fromkeys(filter(None, nodes))) or "none that are known"
+        raise InputError(f"no kernel is of a node '{options.kernel}'; there are {there}")
+    for number, (function, target) in enumerate(kernels):
+        if options.kernel not in nodes[number]:
+            continue
+        form = canonicalize(function)
+        if options.stage == "decisions":
+            print(_decisions(form, target, decisions))
+            continue
+        if options.stage == "schedule":
+            print(_schedule(form, f"kernel{number}", target, decisions))
+            continue
+        lowered = lower_primitive(form, f"kernel{number}", target, decisions)
+        print(f"// {function.span or ''}\n{_shown(lowered, options.stage, target)}\n")
+
+
+def _shown(kernel: PrimFunc, stage: str, target: Target) -> str:
+    if not KERNEL_STAGES[stage]:
+        return tir.astext(kernel)
+    show = generator_of(target, "inspect").sources(target)[KERNEL_STAGES[stage]]
+    if target.kind.has_threads:
+        return show([kernel], target)
+    return show([tir_transform.lower(kernel, target)], target)
+
+
+def _schedule(function: Function, name: str, target: Target, decisions: Given) -> str:
+    """The steps of a kernel's schedule as Python, or why it has none."""
+    made = schedule_primitive(function, name, target, decisions)
+    family = choose_primitive(function, target, decisions).family
+    head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: {family.name}"])
+    if made.trace is None:
+        return f"{head}\n  written by hand: {made.why}\n"
+    return f"{head}\n{made.trace}\n"
+
+
+def _decisions(function: Function, target: Target, decisions: Given) -> str:
+    """The family of a kernel, the decision, and every choice with its domain."""
+    chosen = choose_primitive(function, target, decisions)
+    lines = [*names_of(function)[1:], f"{display_name(function)}: {chosen.family.name}"]
+    if chosen.anchor is None:
+        return lines[-1]
+    if chosen.decision:
+        lines.append(f"  {chosen.decision}")
+    for choice in chosen.family.space(chosen.anchor, target):
+        domain = " ".join(map(str, choice.domain))
+        early = ", chosen when weights are packed" if choice.is_early else ""
+        lines.append(f"    {choice.name}: {choice.doc}{early}; one of {domain}")
+    return "\n".join(lines)

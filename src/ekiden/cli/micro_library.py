@@ -1,0 +1,124 @@
+"""`ekiden compile MODEL --executor aot --runtime crt -f mlf -o model.tar`"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from ekiden.backend.crt.module import MicroModule, Pool
+from ekiden.cli.options import decisions_config, parse_shapes, split_pair, whole_number
+from ekiden.ir.transform import PassContext
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.files import check_folder
+from ekiden.runtime.late import import_late
+
+DEFAULT = "default"
+"""The name of a model that is given none (TVM's)."""
+REFUSED = ("cc", "bounds", "records", "size", "byoc", "devices", "timings", "timings_file")
+"""Options of an artifact that C without the runtime has no use for; beside those that have a value
+by default."""
+
+
+def add_library(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a model library."""
+    parser.add_argument(
+        "--runtime",
+        choices=("cpp", "crt"),
+        default="cpp",
+        help="what the code needs: Ekiden's runtime, or (crt) nothing, for microcontrollers",
+    )
+    parser.add_argument(
+        "-f",
+        "--output-format",
+        choices=("mlf",),
+        help="Model Library Format, a tar of C: with --runtime crt and --executor aot",
+    )
+    parser.add_argument(
+        "--module-name", default=DEFAULT, help="with it: what names in C begin with"
+    )
+    parser.add_argument(
+        "--workspace-pools",
+        default="",
+        metavar="NAME[=BYTES],...",
+        help="with it: memories that the caller gives, the first preferred, and how large they are",
+    )
+    parser.add_argument(
+        "--footprint",
+        action="store_true",
+        help="with it: compile the C for the target, and say the bytes of code and of the stack",
+    )
+
+
+def is_library(options: argparse.Namespace) -> bool:
+    """Whether a model library is asked for. Raises InputError for what asks for half of one."""
+    if options.runtime == "cpp" and not options.output_format:
+        if options.module_name != DEFAULT or options.workspace_pools or options.footprint:
+            raise InputError("--module-name, --workspace-pools and --footprint are for -f mlf")
+        return False
+    if options.runtime != "crt" or options.output_format != "mlf" or options.executor != "aot":
+        raise InputError("a model library takes --executor aot --runtime crt -f mlf, all three")
+    return True
+
+
+def write_library(options: argparse.Namespace) -> int:
+    """Compile, write, say what memory the model needs. Raises InputError for several targets."""
+    _check(options)
+    check_folder(options.output)
+    started = time.perf_counter()
+    targets = options.target or ["c"]
+    if len(targets) > 1:
+        raise InputError("--target: a model library has one")
+    with PassContext(config=decisions_config(options)):
+        program = import_late("ekiden.compiler.export.micro").compile(
+            options.model,
+            targets[0],
+            shape=parse_shapes(options.shape) or None,
+            name=options.module_name,
+            pools=_pools(options.workspace_pools),
+        )
+    import_late("ekiden.compiler.export.model_library").export_model_library_format(
+        program, options.output
+    )
+    size, seconds = os.path.getsize(options.output), time.perf_counter() - started
+    print(f"{options.output}: {size / 1e6:.1f} MB in {seconds:.1f} s")
+    for line in memory_lines(program.module):
+        print(f"  {line}")
+    if options.footprint:
+        for line in import_late("ekiden.micro.footprint").footprint(program).lines():
+            print(f"  {line}")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises InputError for an option that would not be honoured."""
+    given = [name for name in REFUSED if getattr(options, name)]
+    given += ["precision"] if options.precision != "float32" else []
+    given += ["denormals"] if options.denormals != "keep" else []
+    given += ["float_rewrites"] if options.float_rewrites != "rounded" else []
+    if given:
+        raise InputError(f"--{given[0].replace('_', '-')}: a model library has no such thing")
+
+
+def _pools(text: str) -> list[Pool]:
+    found: list[Pool] = []
+    for part in filter(None, text.split(",")):
+        name, size = split_pair(part, "NAME=BYTES") if "=" in part else (part, "")
+        limit = whole_number(size)
+        if (size and limit is None) or not name.isidentifier():
+            raise InputError(f"--workspace-pools: NAME or NAME=BYTES expected, got '{part}'")
+        if name in [p.name for p in found]:
+            raise InputError(f"--workspace-pools: '{name}' is given twice")
+        found.append(Pool(name, limit))
+    return found
+
+
+def memory_lines(module: MicroModule) -> list[str]:
+    """What there is to know of a program before it is flashed."""
+    lines = [f"input {t.name}: {t.dtype}{list(t.shape)}" for t in module.inputs]
+    lines += [f"output {t.name}: {t.dtype}{list(t.shape)}" for t in module.outputs]
+    lines.append(f"constants {module.constant_bytes} bytes, read-only")
+    for pool in module.pools:
+        limit = "" if pool.limit is None else f" of {pool.limit}"
+        lines.append(f"memory {pool.name} {pool.used}{limit} bytes")
+    return lines

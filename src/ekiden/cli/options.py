@@ -1,0 +1,308 @@
+"""What the arguments of several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+import ekiden
+from ekiden import rpc
+from ekiden.compiler.compile import compile_artifact
+from ekiden.compiler.export.library import FORMATS
+from ekiden.compiler.remote import RemoteExecutable
+from ekiden.frontend.table import is_model_file
+from ekiden.ir.op import Array
+from ekiden.ir.pass_context import DECISIONS
+from ekiden.runtime.artifact.frame import file_of
+from ekiden.runtime.artifact.metadata import Dim
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.executable.executable import Executable
+from ekiden.runtime.files import named
+
+Number = TypeVar("Number", int, float)
+MOST_THREADS = 256
+"""EK_MAX_THREADS of the runtime."""
+FILE = "an artifact that `ekiden compile` wrote, or a model to compile first"
+"""The help of an argument that `open_executable` takes."""
+
+
+def is_artifact(path: str) -> bool:
+    """Whether a file is what `ekiden compile` writes; a folder is none. Raises OSError where there
+    is nothing."""
+    if os.path.isdir(path):
+        return False
+    with named("read", path), open(path, "rb") as file:
+        return file.read(8) == b"\x89EKIDEN\n"
+
+
+def needs_compiling(path: str, target: str | None) -> bool:
+    """Whether a file is a model. Raises InputError for an artifact that is asked for a target."""
+    if is_model_file(path) and not is_artifact(path):
+        return True
+    if target:
+        raise InputError(f"--target: '{path}' is an artifact: it has its targets")
+    return False
+
+
+def open_executable(path: str, target: str | None = None) -> Executable:
+    """The executable of an artifact, or of a model compiled for a target, else this machine.
+    Raises InputError as `needs_compiling`."""
+    if needs_compiling(path, target):
+        return ekiden.compile(path, target=target)
+    return ekiden.load(path)
+
+
+def add_session(parser: argparse.ArgumentParser) -> None:
+    """The arguments that name a session with another machine."""
+    parser.add_argument("--remote", metavar="HOST:PORT", help="run in a session with this server")
+    parser.add_argument("--key", default="", help="the name of the device there")
+    parser.add_argument("--credentials", metavar="FILE", help="the key file both sides have")
+
+
+def add_remote(parser: argparse.ArgumentParser) -> None:
+    """The arguments of a session with another machine, as `open_given` takes them."""
+    add_session(parser)
+    parser.add_argument(
+        "--target",
+        metavar="'llvm -mcpu=...'",
+        help="what to compile a model for, else this machine",
+    )
+
+
+def open_given(options: argparse.Namespace) -> Executable | RemoteExecutable:
+    """The executable of an artifact or model: here, or where `--remote` says. Raises InputError for
+    options of a session without one.
+    """
+    if options.remote is not None:
+        return open_remote(options, options.file)
+    check_session(options)
+    return open_executable(options.file, options.target)
+
+
+def check_session(options: argparse.Namespace) -> None:
+    """Raises InputError for options of a session where `--remote` names none."""
+    if options.remote is None and (options.key or options.credentials):
+        raise InputError("--key and --credentials are for --remote")
+
+
+def open_remote(options: argparse.Namespace, path: str) -> RemoteExecutable:
+    """An artifact, or a model compiled for `--target`, in a session with the server that `--remote`
+    names.
+    """
+    if needs_compiling(path, options.target):
+        made = compile_artifact(path, options.target or "llvm")
+        data = made if isinstance(made, memoryview) else file_of(made)
+    else:
+        with named("read", path):
+            data = memoryview(Path(path).read_bytes())
+    host, port = address(options.remote)
+    session = rpc.connect(host, port, options.key, credentials=options.credentials)
+    return RemoteExecutable(session, data)
+
+
+def address(text: str) -> tuple[str, int]:
+    """`host:port` as a pair. Raises InputError."""
+    host, colon, port = text.rpartition(":")
+    number = whole_number(port)
+    if not colon or number is None or number > 65_535:
+        raise InputError(f"read an address: host:port expected, got '{text}'")
+    return host.strip("[]"), number
+
+
+def split_pair(text: str, example: str) -> tuple[str, str]:
+    """NAME=VALUE as a pair; the name may hold '='. Raises InputError that shows how it is
+    written.
+    """
+    name, separator, value = text.rpartition("=")
+    if not separator or not name or not value:
+        raise InputError(f"read an argument: expected {example}, got '{text}'")
+    return name, value
+
+
+def pairs(texts: Iterable[str], example: str) -> dict[str, str]:
+    """Several of them by name. Raises InputError when a name is given twice."""
+    found: dict[str, str] = {}
+    for name, value in (split_pair(t, example) for t in texts):
+        if name in found:
+            raise InputError(f"read an argument: '{name}' is given twice")
+        found[name] = value
+    return found
+
+
+def sizes(texts: Iterable[str]) -> dict[str, int]:
+    """`--dim batch=4`, ... by name. Raises InputError for what is no number above 0."""
+    return {name: _size(name, text) for name, text in pairs(texts, "SYMBOL=4").items()}
+
+
+def _size(name: str, text: str) -> int:
+    number = whole_number(text)
+    if not number:
+        raise InputError(f"read a dimension: expected a number above 0 for '{name}', got '{text}'")
+    return number
+
+
+def whole_number(text: str) -> int | None:
+    """The number that digits alone are; None for what is none, such as a superscript."""
+    return _parsed(int, text) if text.isdecimal() else None
+
+
+def add_dims(parser: argparse.ArgumentParser) -> None:
+    """The argument `--dim`, as `random_inputs` takes it."""
+    parser.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        metavar="SYMBOL=4",
+        help="a dimension (else 1, or more where the model needs it)",
+    )
+
+
+def positive(text: str) -> float:
+    """The type of an argument that is a finite number above 0. Raises argparse.ArgumentTypeError
+    for others."""
+    value = _parsed(float, text)
+    if value is None or not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """The type of an argument that is a finite number, 0 or above. Raises
+    argparse.ArgumentTypeError for others."""
+    value = _parsed(float, text)
+    if value is None or not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number, 0 or above, got '{text}'")
+    return value
+
+
+def count(text: str) -> int:
+    """The type of an argument that counts: a whole number above 0. Raises
+    argparse.ArgumentTypeError for others."""
+    value = _parsed(int, text)
+    if value is None or value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got '{text}'")
+    return value
+
+
+def threads(text: str) -> int:
+    """The type of an argument that says how many threads there are, as `runtime.num_threads`.
+    Raises argparse.ArgumentTypeError for more than MOST_THREADS."""
+    number = count(text)
+    if number > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"expected at most {MOST_THREADS} threads, got {number}")
+    return number
+
+
+def _parsed(kind: Callable[[str], Number], text: str) -> Number | None:
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The arguments `--output` and `--cc`, as `write_artifact` takes them."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="what to write; its suffix decides: "
+        + ", ".join(f"{suffix} {row.what}" for suffix, row in FORMATS.items()),
+    )
+    parser.add_argument("--cc", help="the C compiler that makes .so and .o, else the system's")
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """The arguments `--target` and `--shape` of a compilation."""
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="'llvm -mcpu=...'",
+        help="what to make code for, else this machine; several give variants, the best first",
+    )
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=1,3,H,W",
+        help="fix dimensions of an input",
+    )
+
+
+def add_decisions(parser: argparse.ArgumentParser) -> None:
+    """The argument `--decide`, as `decisions_config` takes it."""
+    parser.add_argument(
+        "--decide",
+        action="append",
+        default=[],
+        metavar="'dense_pack: rows=6'",
+        help="fix what is chosen about kernels, by family, kernel or node",
+    )
+
+
+def decisions_config(options: argparse.Namespace) -> dict[str, object]:
+    """The options of a PassContext that `--decide` asks for. Raises InputError for a wrong text."""
+    found: dict[str, str] = {}
+    for text in options.decide:
+        name, colon, choices = text.rpartition(":")
+        if not colon or not name.strip() or not choices.strip() or name.strip() in found:
+            example = "'dense_pack: rows=6 order=row', each name once"
+            raise InputError(f"read a decision: expected {example}, got '{text}'")
+        found[name.strip()] = choices.strip()
+    return {DECISIONS: found} if found else {}
+
+
+def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[Dim, ...]]:
+    """`x=1,3,h,w` as shapes of numbers and symbols, by name."""
+    found = pairs(texts, "NAME=1,3,h,w")
+    return {name: tuple(map(_dim, value.split(","))) for name, value in found.items()}
+
+
+def _dim(text: str) -> Dim:
+    text = text.strip()
+    if number := whole_number(text):
+        return number
+    if not text.isidentifier():
+        wanted = "a number above 0 or a symbol's name"
+        raise InputError(f"read a shape: expected {wanted}, got '{text}'")
+    return text
+
+
+def read_arrays(texts: Iterable[str]) -> dict[str, Array]:
+    """`x=array.npy` as arrays by name. Raises InputError for a file that is no array."""
+    found = pairs(texts, "NAME=array.npy")
+    return {name: _read_array(name, path) for name, path in found.items()}
+
+
+def _read_array(name: str, path: str) -> Array:
+    with named(f"input '{name}': read", path):
+        _check_is_array(name, path)
+        try:
+            return np.asarray(np.load(path, allow_pickle=False))
+        except (
+            ValueError,
+            EOFError,
+        ) as error:  # whose words are of pickling
+            got = "one of Python's objects, or one cut short"
+            raise InputError(f"input '{name}': read '{path}': {_ARRAY}, got {got}") from error
+
+
+_ARRAY = "expected a file of numpy.save, of numbers or text"
+
+
+def _check_is_array(name: str, path: str) -> None:
+    """Raise InputError for a file that does not begin as one of NumPy's arrays does."""
+    with open(path, "rb") as file:
+        start = file.read(len(np.lib.format.MAGIC_PREFIX))
+    if start.startswith(b"PK"):
+        raise InputError(f"input '{name}': expected one array in '{path}', got an archive")
+    if start != np.lib.format.MAGIC_PREFIX:
+        got = "another format" if start else "an empty one"
+        raise InputError(f"input '{name}': read '{path}': {_ARRAY}, got {got}")

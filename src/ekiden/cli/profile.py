@@ -1,0 +1,62 @@
+"""`ekiden profile FILE`"""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+from ekiden.cli.options import FILE, add_dims, add_remote, count, open_given, read_arrays, sizes
+from ekiden.compiler.inputs import random_inputs
+from ekiden.runtime.files import check_folder, write_text
+from ekiden.runtime.profile.report import HEADS, TEXTS, Report
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help=FILE)
+    add_dims(parser)
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
+    )
+    parser.add_argument("--calls", action="store_true", help="a line for each call, in order")
+    parser.add_argument("--top", type=count, default=30, help="most lines of the table (30)")
+    parser.add_argument("--long", action="store_true", help="the names of the kernels' symbols")
+    parser.add_argument("--json", metavar="FILE", help="write all there is as JSON")
+    add_remote(parser)
+    parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Profile one run; print a table and write what is asked for."""
+    for path in filter(None, (options.json, options.trace)):
+        check_folder(path)
+    executable = open_given(options)
+    feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
+    report = executable.profile(*(feed[info.name] for info in executable.inputs))
+    _print(report, not options.calls, options.top, options.long)
+    for path, text in ((options.json, report.json()), (options.trace, report.trace())):
+        if path is not None:
+            write_text(path, text)
+    return 0
+
+
+def _print(report: Report, aggregate: bool, top: int, long_names: bool) -> None:
+    table = Table(box=None, pad_edge=False)
+    for index, head in enumerate(HEADS):
+        table.add_column(head, justify="left" if index in TEXTS else "right", overflow="fold")
+    rows = report.rows(aggregate)
+    for row in rows[:top]:
+        table.add_row(*report.cells(row, long_names))
+    if len(rows) > top:
+        table.add_row(f"and {len(rows) - top} more")
+    table.add_row(*report.sums())
+    console = Console(width=None if Console().is_terminal else 200, markup=False, highlight=False)
+    if report.peak is not None:
+        flops, bandwidth = report.peak.flops / 1e9, report.peak.bandwidth / 1e9
+        threads = f"{report.threads} thread{'s' * (report.threads > 1)}"
+        console.print(f"limits of {threads}: {flops:.0f} GFLOP/s, {bandwidth:.1f} GB/s")
+    console.print(table)
+    for line in report.regions:
+        console.print(line)

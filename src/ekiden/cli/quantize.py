@@ -1,0 +1,155 @@
+"""`ekiden quantize MODEL --calibrate data.npz -o FILE`: integers where they are worth it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ekiden.cli.options import add_output
+from ekiden.compiler.compile import compile_artifact
+from ekiden.compiler.export.library import format_of, write_artifact
+from ekiden.compiler.quantize import quantize
+from ekiden.ir.op import Array
+from ekiden.quantization.plan import KINDS, QuantPlan, Recipe
+from ekiden.quantization.ranges import METHODS
+from ekiden.quantization.rounding import ROUNDINGS
+from ekiden.runtime.artifact.frame import file_of
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.files import check_folder, write_text
+
+_DEFAULT = Recipe()
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("model", help="an ONNX model of floats")
+    parser.add_argument(
+        "--calibrate", metavar="data.npz", help="inputs by name, samples along the first axis"
+    )
+    add_output(parser)
+    kinds = "; ".join(f"{row.name}: {row.meaning}" for row in KINDS.values())
+    parser.add_argument("--kind", choices=tuple(KINDS), default=_DEFAULT.kind, help=kinds)
+    methods = "; ".join(f"{row.name}: {row.meaning}" for row in METHODS.values())
+    parser.add_argument("--method", choices=tuple(METHODS), default=_DEFAULT.method,
+                        help=methods.replace("%", "%%"))  # fmt: skip
+    parser.add_argument("--bits", type=int, default=_DEFAULT.bits, help="of weights (8)")
+    parser.add_argument("--group", type=int, default=0, help="elements of a weight with one scale")
+    parser.add_argument(
+        "--per-tensor", action="store_true", help="one scale for a whole weight, not a channel"
+    )
+    parser.add_argument(
+        "--smooth", type=float, default=0.0, metavar="A",
+        help="how much of the inputs' range goes into the weights, 0 to 1 (0)",
+    )  # fmt: skip
+    roundings = "; ".join(f"{row.name}: {row.meaning}" for row in ROUNDINGS.values())
+    parser.add_argument(
+        "--rounding", choices=tuple(ROUNDINGS), default=_DEFAULT.rounding,
+        help=f"of weights; {roundings}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--awq", action="store_true",
+        help="finer steps for weights that multiply large inputs; of the kind weight",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bias-correction", action="store_true",
+        help="biases take back what rounding weights shifts on average",
+    )  # fmt: skip
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="LAYER", help="a layer that stays as it is"
+    )
+    parser.add_argument(
+        "--least-snr", type=float, default=_DEFAULT.least_snr, metavar="DB",
+        help=f"leave layers alone whose result is worse ({_DEFAULT.least_snr:g} dB)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--faster", action="store_true", help="leave layers alone that are not faster here"
+    )
+    parser.add_argument(
+        "--gain", type=float, default=_DEFAULT.gain, metavar="TIMES",
+        help=f"with --faster: leave all alone if the whole is not so many times as fast"
+        f" ({_DEFAULT.gain:g})",
+    )  # fmt: skip
+    parser.add_argument("--plan", metavar="FILE", help="follow the plan that --plan-out wrote")
+    parser.add_argument("--plan-out", metavar="FILE", help="write the decisions as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Quantise, write, and say what became of each layer."""
+    is_onnx = str(options.output).endswith(".onnx")
+    if not is_onnx:
+        format_of(options.output).check_compiler(options.output, options.cc)
+    _check(options, is_onnx)
+    check_folder(options.output)
+    if options.plan_out:
+        check_folder(options.plan_out)
+    started = time.perf_counter()
+    data = None if options.calibrate is None else read_data(options.calibrate)
+    if options.plan is None:
+        found = quantize(options.model, data, **_recipe(options))
+    else:
+        found = quantize(options.model, data, plan=QuantPlan.from_json(_read(options.plan)))
+    if is_onnx:
+        found.save(options.output)
+    else:
+        made = compile_artifact(found.model, "llvm")
+        written = made if isinstance(made, memoryview) else file_of(made)
+        write_artifact(written, options.output, cc=options.cc)
+    if options.plan_out:
+        write_text(options.plan_out, found.plan.json())
+    print(found)
+    sizes = (Path(options.output).stat().st_size, time.perf_counter() - started)
+    print(f"{options.output}: {sizes[0]:,} bytes, {sizes[1]:.1f} s")
+    return 0
+
+
+def _check(options: argparse.Namespace, is_onnx: bool) -> None:
+    """Raises InputError for an option that would not be honoured."""
+    if is_onnx and options.cc is not None:
+        raise InputError("--cc: no C compiler makes .onnx")
+    asked = _recipe(options)
+    given = [name for name, value in asked.items() if value != getattr(_DEFAULT, name)]
+    if options.plan is not None and given:
+        option = _SPELLED.get(given[0], given[0].replace("_", "-"))
+        raise InputError(f"--{option}: the plan of --plan has its recipe: give one of both")
+    if "gain" in given and not options.faster:
+        raise InputError("--gain is for --faster")
+
+
+_SPELLED = {"per_channel": "per-tensor"}
+"""Field of a recipe -> the option that changes it, where that is another word."""
+
+
+def _recipe(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "kind": options.kind, "method": options.method, "bits": options.bits,
+        "group": options.group, "per_channel": not options.per_tensor, "smooth": options.smooth,
+        "rounding": options.rounding, "awq": options.awq,
+        "bias_correction": options.bias_correction, "skip": tuple(options.skip),
+        "least_snr": options.least_snr, "faster": options.faster,
+        "gain": options.gain,
+    }  # fmt: skip
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--plan: cannot read '{path}': {error}") from None
+
+
+def read_data(path: str) -> dict[str, Array]:
+    """The arrays of an .npz file, without objects in it. Raises InputError."""
+    try:
+        opened = np.load(path, allow_pickle=False)
+        if isinstance(opened, np.ndarray):
+            raise InputError(f"--calibrate: '{path}' is one array: an .npz of them expected")
+        with opened as found:
+            return {name: found[name] for name in found.files}
+    except InputError:
+        raise
+    except Exception as error:  # of zipfile, NumPy and the system, of many classes
+        raise InputError(f"--calibrate: cannot read '{path}': {error}") from None

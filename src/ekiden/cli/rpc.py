@@ -1,0 +1,84 @@
+"""`ekiden rpc`: keys, servers, trackers and proxies of sessions with other machines."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Mapping
+
+from ekiden.cli.options import address
+from ekiden.compiler.export.rpc_server import build_server
+from ekiden.rpc import Proxy, Server, Tracker, make_key
+from ekiden.runtime.errors import InputError
+
+WRITES = ("keygen", "build")
+SERVES = ("server", "tracker", "proxy")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument(
+        "what", choices=(*WRITES, *SERVES), help="write a file, or serve until interrupted"
+    )
+    parser.add_argument(
+        "file", nargs="?", help="what keygen (a key file) or build (ekiden-rpc) writes"
+    )
+    parser.add_argument("--machine", default="", help="what to build for: aarch64, armv7, ...")
+    parser.add_argument("--cc", help="the C compiler that builds, else one for the machine")
+    parser.add_argument("--static", action="store_true", help="build without need of a libc")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=9090, help="its port, 0 for any (9090)")
+    parser.add_argument("--key", default="", help="the name of the device")
+    parser.add_argument("--tracker", metavar="HOST:PORT", help="the tracker to tell of it")
+    parser.add_argument("--via", metavar="HOST:PORT", help="the proxy to wait at")
+    parser.add_argument("--credentials", metavar="FILE", help="the key file both sides have")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write a key or a program, or serve. Raises InputError for a file where none is expected, or
+    none where one is."""
+    if (options.file is None) == (options.what in WRITES):
+        raise InputError(
+            f"rpc {options.what}: expected {'a' if options.file is None else 'no'} file"
+        )
+    if options.what == "keygen":
+        make_key(options.file)
+        print(f"{options.file}: give it to both sides, and to nobody else")
+        return 0
+    if options.what == "build":
+        extra = ["-static"] if options.static else []
+        build_server(options.file, options.machine, cc=options.cc, options=extra)
+        return 0
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    made = _START[options.what](options)
+    print(f"{options.what} on {made.host}:{made.port}", flush=True)
+    made.wait()
+    return 0
+
+
+def _start_server(options: argparse.Namespace) -> Server:
+    tracker = None if options.tracker is None else address(options.tracker)
+    host, port = (options.host, options.port) if options.via is None else address(options.via)
+    return Server(
+        host, port, port + 1, options.via is not None, tracker, options.key,
+        credentials=options.credentials,
+    )  # fmt: skip
+
+
+def _start_tracker(options: argparse.Namespace) -> Tracker:
+    return Tracker(options.host, options.port, options.port + 1, credentials=options.credentials)
+
+
+def _start_proxy(options: argparse.Namespace) -> Proxy:
+    tracker = None if options.tracker is None else address(options.tracker)
+    return Proxy(
+        options.host, options.port, options.port + 1, tracker_addr=tracker,
+        credentials=options.credentials,
+    )  # fmt: skip
+
+
+_START: Mapping[str, Callable[[argparse.Namespace], Server | Tracker | Proxy]] = {
+    "server": _start_server,
+    "tracker": _start_tracker,
+    "proxy": _start_proxy,
+}

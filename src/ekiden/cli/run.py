@@ -1,0 +1,69 @@
+"""`ekiden run FILE --input name=array.npy ...`"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.cli.options import FILE, add_remote, open_given, read_arrays
+from ekiden.ir.op import Array
+from ekiden.runtime.artifact.metadata import TensorInfo
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.files import write_whole
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help=FILE)
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="NAME=array.npy", help="one for each input"
+    )
+    parser.add_argument(
+        "--output-dir",
+        help="write each output here as output0.npy, ..., of a sequence output0_0.npy, ...",
+    )
+    add_remote(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run once and print or write the outputs."""
+    if options.output_dir is not None and os.path.exists(options.output_dir):
+        _check_is_folder(options.output_dir)
+    executable = open_given(options)
+    result = executable(**read_arrays(options.input))
+    tensors = result if isinstance(result, tuple) else (result,)
+    for index, (info, value) in enumerate(zip(executable.outputs, tensors, strict=True)):
+        for number, array in _arrays(info, value):
+            print(f"{info.name}{number and f'[{number}]'}: {array.dtype} {array.shape}")
+            if options.output_dir is None:
+                print(np.array2string(array, threshold=20, precision=5))
+                continue
+            folder = Path(options.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            name = f"output{index}{number and f'_{number}'}.npy"
+            write_whole(folder / name, partial(np.save, arr=array))
+    return 0
+
+
+def _check_is_folder(path: str) -> None:
+    """Raise NotADirectoryError before a run whose outputs could not be written."""
+    if not os.path.isdir(path):
+        raise NotADirectoryError(f"--output-dir '{path}': it is a file, a folder expected")
+
+
+def _arrays(info: TensorInfo, value: object) -> list[tuple[str, Array]]:
+    """An output as arrays: of a sequence one for each element, with its number. Raises InputError
+    for data that are none.
+    """
+    if isinstance(value, runtime.Tensor):
+        return [("", value.numpy())]
+    if isinstance(value, np.ndarray):  # of texts
+        return [("", value.astype(str))]
+    if isinstance(value, list) and all(isinstance(each, runtime.Tensor) for each in value):
+        return [(str(n), each.numpy()) for n, each in enumerate(value)]
+    raise InputError(f"run: output '{info.name}' is a {info.dtype}: call the executable in Python")

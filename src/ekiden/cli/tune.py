@@ -1,0 +1,138 @@
+"""`ekiden tune MODEL -o records.json`"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+
+from ekiden.cli.options import (
+    add_session,
+    address,
+    check_session,
+    count,
+    parse_shapes,
+    positive,
+    sizes,
+    threads,
+)
+from ekiden.compiler.progress import TuningBar
+from ekiden.compiler.tune import SEARCHES, prepare
+from ekiden.compiler.tuning_report import page
+from ekiden.runtime.files import check_folder, write_text
+from ekiden.runtime.terminal import stderr_is_terminal
+from ekiden.tune.measure import Measurer
+from ekiden.tune.records import Records
+from ekiden.tune.remote import Remote
+from ekiden.tune.session import Progress, Session
+
+Shown: TypeAlias = AbstractContextManager[Progress | None]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument(
+        "model", help="a model: a file, or a folder, that a frontend takes (docs/frontends.md)"
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="FILE",
+                        help="records, which are appended to: a second run goes on")  # fmt: skip
+    parser.add_argument("--trials", type=count, default=200,
+                        help="candidates in all, earlier runs' included (200)")  # fmt: skip
+    parser.add_argument("--seconds", type=positive, default=math.inf, help="end after so many")
+    parser.add_argument("--target", help="what to make code for: this machine's, or --remote's")
+    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1,3,H,W",
+                        help="fix dimensions of an input")  # fmt: skip
+    parser.add_argument("--dim", action="append", default=[], metavar="SYMBOL=4",
+                        help="the size to tune for of a dimension that is not fixed")  # fmt: skip
+    parser.add_argument("--threads", type=threads, default=1, help="that a kernel runs on (1)")
+    parser.add_argument("--cold", action="store_true", help="empty the caches before each call")
+    parser.add_argument("--search", choices=tuple(SEARCHES), default="evolution")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kernel", default="", help="only kernels whose name or node holds this")
+    add_session(parser)
+    parser.add_argument("--report", metavar="FILE.html", help="write a page with plots")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Tune; Ctrl-C ends it, and all that was tried stands in the records."""
+    if options.report:
+        check_folder(options.report)
+    session = prepare(
+        options.model, options.target, dims=sizes(options.dim),
+        shape=parse_shapes(options.shape) or None, kernels=options.kernel,
+        records=Records.open(options.output),
+        measurer=Measurer(threads=options.threads, cold=options.cold, remote=_remote(options)),
+        search=options.search, seed=options.seed, progress=None,
+    )  # fmt: skip
+    ended = 0
+    with _shown() as progress:
+        session.progress = progress
+        try:
+            session.run(options.trials, options.seconds)
+        except KeyboardInterrupt:
+            ended = 130
+    print_session(session)
+    if session.records.damaged:
+        print(f"'{options.output}': lines that are no records: {session.records.damaged}")
+    if ended:
+        kept = (
+            f"'{options.output}' has all that was tried" if session.trials else "nothing was tried"
+        )
+        print(f"ended; {kept}, and the next run goes on")
+    if options.report:
+        write_text(options.report, page(session))
+    return ended
+
+
+def _remote(options: argparse.Namespace) -> Remote | None:
+    """The server that candidates run at. Raises InputError for its options without it."""
+    if options.remote is not None:
+        return Remote(*address(options.remote), options.key, options.credentials)
+    check_session(options)
+    return None
+
+
+def _shown() -> Shown:
+    return TuningBar() if stderr_is_terminal() else nullcontext(_said)
+
+
+def _said(session: Session) -> None:
+    left = session.seconds_left
+    time = f", {left:.0f} s left" if left < math.inf else ""
+    print(f"{session.trials} of {session.budget} trials{time}", file=sys.stderr)
+
+
+def print_session(session: Session) -> None:
+    """A line for each kernel, and what a run of all of them wins."""
+    table = Table(box=None, pad_edge=False)
+    for head in ("kernel", "node", "calls", "trials", "default us", "best us", "ratio", "decision"):
+        is_text = head in ("kernel", "node", "decision")
+        table.add_column(head, justify="left" if is_text else "right", overflow="fold")
+    for state in sorted(session.states, key=lambda s: -s.weight):
+        best = state.best
+        known = state.untuned < math.inf
+        table.add_row(
+            state.task.name, state.task.node, str(state.task.calls), str(state.trials),
+            f"{state.untuned * 1e6:.1f}" if known else "",
+            f"{state.untuned * state.ratio * 1e6:.1f}" if known else "",
+            f"{state.ratio:.2f}" if known else "",
+            best.choice if best else state.ended or "default",
+        )  # fmt: skip
+    console = Console(width=None if Console().is_terminal else 200, markup=False, highlight=False)
+    console.print(table)
+    before = sum(s.weight for s in session.states)
+    after = sum(s.weight * s.ratio for s in session.states)
+    if before:
+        console.print(f"these kernels: {before * 1e3:.3f} ms, tuned {after * 1e3:.3f} ms")
+    failed = {k for s in session.states for k in s.failed}
+    for status in sorted(failed):
+        number = sum(s.failed.get(status, 0) for s in session.states)
+        console.print(f"{number} {status}")
+    first = next((s.first_failure for s in session.states if s.first_failure), "")
+    if first:
+        console.print(f"the first: {first}")

@@ -1,0 +1,89 @@
+"""`ekiden verify MODEL`: the compiled model against ONNX Runtime or ONNX's reference evaluator.
+
+Exit codes: 0 they agree, 1 the model cannot be read, compiled or run, 2 wrong usage, 3 they differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ekiden.cli.options import (
+    add_dims,
+    add_remote,
+    check_session,
+    is_artifact,
+    needs_compiling,
+    not_negative,
+    open_remote,
+    read_arrays,
+    sizes,
+)
+from ekiden.compiler.verify import ENGINES, Tolerance, verify
+from ekiden.runtime.errors import InputError
+
+DIFFERS = 3
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help="an ONNX model, or an artifact of the one that --model names")
+    parser.add_argument("--model", help="the ONNX model that an artifact was compiled from")
+    parser.add_argument(
+        "--against",
+        metavar=f"{{{','.join(ENGINES)},MODEL}}",
+        help="an engine to compare with, or the model that this one was made of, such as by"
+        " `ekiden quantize`: then by signal to noise",
+    )
+    parser.add_argument("--layers", action="store_true", help="compare the result of every node")
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="NAME=array.npy", help="else random"
+    )
+    add_dims(parser)
+    add_remote(parser)
+    for name, default, what in TOLERANCES:
+        parser.add_argument(name, type=not_negative, help=f"{what} ({default:g})")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+TOLERANCES = (
+    ("--rtol", Tolerance().rtol, "relative tolerance"),
+    ("--atol", Tolerance().atol, "absolute tolerance"),
+    ("--of-range", Tolerance().of_range, "tolerance as a share of the largest"),
+    ("--snr", Tolerance().snr, "the least signal to noise beside another model, in decibels"),
+)
+
+
+def _tolerance(options: argparse.Namespace) -> Tolerance:
+    """What is said of it. Raises InputError for what this comparison does not ask."""
+    names = {name: name.lstrip("-").replace("-", "_") for name, *_ in TOLERANCES}
+    given = {f: v for f in names.values() if (v := getattr(options, f)) is not None}
+    is_beside = options.against is not None and options.against not in ENGINES
+    wrong = [name for name, f in names.items() if f in given and is_beside != (f == "snr")]
+    if wrong:
+        other = "another model, where --snr is" if is_beside else "an engine, as --rtol is"
+        raise InputError(f"{wrong[0]}: no tolerance of a comparison with {other}")
+    return Tolerance(**given)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare; name the first node that differs. Raises InputError for an artifact without its
+    model."""
+    artifact = options.file if is_artifact(options.file) else None
+    if artifact is not None and options.model is None:
+        raise InputError(f"'{artifact}' is an artifact; name its model: --model model.onnx")
+    if artifact is None and options.model is not None:
+        raise InputError(f"--model: '{options.file}' is a model itself")
+    check_session(options)
+    needs_compiling(options.file, options.target)
+    found = verify(
+        options.model or options.file,
+        artifact if options.remote is None else open_remote(options, options.file),
+        target=options.target if options.remote is None else None,
+        inputs=read_arrays(options.input),
+        dims=sizes(options.dim),
+        against=options.against,
+        layers=options.layers,
+        tolerance=_tolerance(options),
+    )
+    print(found.json() if options.json else found)
+    return 0 if found else DIFFERS

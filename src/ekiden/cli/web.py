@@ -1,0 +1,54 @@
+"""`ekiden web MODEL -o FOLDER`: a model with all that a page needs to run it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from ekiden.cli.options import FILE, is_artifact, parse_shapes
+from ekiden.compiler.compile import compile_artifact
+from ekiden.compiler.export.web import RUNTIME, THREADED, package_files, web_targets, write_site
+from ekiden.frontend.common.options import ImportOptions
+from ekiden.runtime.artifact.frame import file_of
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.files import named
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("file", help=FILE)
+    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="what is written")
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="'llvm -mtriple=wasm32 ...'",
+        help="what to compile for, the best first; else with and without relaxed vectors, which "
+        "stand beside 'webgpu' too",
+    )
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="NAME=1,3,224,224",
+        help="the shape of an input, instead of the one the model says",
+    )  # fmt: skip
+    parser.add_argument("--cc", help="a clang for wasm32-wasi, else that of the package ziglang")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compile a model, or take an artifact, and write the folder. Raises InputError for options of
+    a compilation beside an artifact."""
+    started = time.perf_counter()
+    if is_artifact(options.file):
+        if options.target or options.shape:
+            raise InputError("an artifact is compiled already: --target and --shape are for models")
+        with named("read", options.file):
+            data = memoryview(Path(options.file).read_bytes())
+    else:
+        asked = ImportOptions(parse_shapes(options.shape) or None)
+        made = compile_artifact(options.file, web_targets(options.target or ()), asked)
+        data = made if isinstance(made, memoryview) else file_of(made)
+    write_site(data, options.output, cc=options.cc)
+    folder = Path(options.output)
+    for name in (RUNTIME, THREADED, *package_files(), "model.eki"):
+        print(f"  {folder / name}: {(folder / name).stat().st_size:,} bytes")
+    print(f"{folder}: in {time.perf_counter() - started:.1f} s")
+    return 0

@@ -1,0 +1,1 @@
+"""From a model to an executable: options, stages, caches, tiers, exported files."""

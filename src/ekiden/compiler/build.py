@@ -1,0 +1,359 @@
+"""From a model to the bytes of an artifact."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from ekiden.backend.external import External, register_compiler
+from ekiden.backend.kernels.build import flush_asked
+from ekiden.backend.kernels.tiers import Tiers
+from ekiden.backend.vm.compile import compile_variants
+from ekiden.backend.vm.module_kernels import ModuleKernels
+from ekiden.backend.vm.pipeline import optimize, with_own_kernels
+from ekiden.codegen.build import generator_of
+from ekiden.codegen.parallel import Progress
+from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
+from ekiden.frontend.common.sum_value import is_sum
+from ekiden.frontend.table import as_bytes, described, frontend_of, taken
+from ekiden.ir.dtype import itemsize
+from ekiden.ir.expr import BaseFunc, GlobalVar
+from ekiden.ir.installed import version_of
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array
+from ekiden.ir.pass_context import ENGINE, PassContext, phase
+from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
+from ekiden.ir.text import prim_text
+from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
+from ekiden.relay.analysis.conditions import shape_conditions
+from ekiden.relay.analysis.well_formedness import find_errors
+from ekiden.relay.expr import Constant, Function, Var
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
+from ekiden.relay.visitor import bound_vars, fresh_copy, post_order
+from ekiden.runtime.artifact import mapped
+from ekiden.runtime.artifact.frame import Assembly, Seekable
+from ekiden.runtime.artifact.metadata import (
+    ANY_OBJECT,
+    ANY_RANK,
+    ANY_SHAPE,
+    MAPS,
+    SEQUENCE,
+    TEXT,
+    Dim,
+)
+from ekiden.runtime.debug.shown import shown
+from ekiden.runtime.devices.engines import text_of
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.files import Writer
+from ekiden.runtime.late import import_late
+from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.terminal import stderr_is_terminal
+from ekiden.target.virtual_device import Targets, compilation_config
+
+Model: TypeAlias = str | os.PathLike[str] | bytes | IRModule | Function | Any
+"""A path, bytes, a module, a function of Relay, or an object that a row of the table of frontends
+takes."""
+
+EXECUTORS = ("vm", "aot", "async")
+"""How an executable runs: its bytecode is interpreted, has native code beside it, or is interpreted
+with independent kernels at the same time."""
+
+
+def module_of(program: IRModule | Function) -> IRModule:
+    """A program of Relay as a module: a function is its `main`."""
+    return program if isinstance(program, IRModule) else IRModule({"main": program})
+
+
+@phase("import")
+def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
+    """A module from whatever `compile` takes, with what is to be said of it as its attributes (see
+    ekiden.frontend.common.imported). Raises CompileError for anything else, and for options that
+    the model does not know.
+    """
+    if isinstance(model, (IRModule, Function)):
+        for name in options.given():
+            what = "an ekiden.IRModule" if isinstance(model, IRModule) else "a relay.Function"
+            raise CompileError(f"compile: {what} takes no '{name}'")
+        return _checked(module_of(model))
+    model = as_bytes(model)
+    row = frontend_of(model)
+    if row is None:
+        raise CompileError(f"compile: expected {taken()}, got {described(model)}")
+    row.check_options(options)
+    return row.entry().import_model(model, options).as_module()
+
+
+def _checked(module: IRModule) -> IRModule:
+    """A program that was written by hand, whose functions may share variables: each gets its own.
+
+    Raises CompileError naming what is not well formed in it.
+    """
+    module = _with_own_variables(module)
+    if found := find_errors(module):
+        more = f"; {len(found) - 3} more" if len(found) > 3 else ""
+        raise CompileError(f"compile: {'; '.join(found[:3])}{more}")
+    for mark in ("Primitive", "Compiler"):
+        if "main" in module and module["main"].attr(mark):
+            raise CompileError(f"compile: @main is marked {mark!r}, as functions are that it calls")
+    return module
+
+
+def _with_own_variables(module: IRModule) -> IRModule:
+    bound: set[Var] = set()
+    again: dict[GlobalVar, BaseFunc] = {}
+    for name, function in module.functions.items():
+        if isinstance(function, Function):
+            own = set(bound_vars(function))
+            if own & bound:
+                again[name] = cast(Function, fresh_copy(function))
+            bound |= own
+    return module.with_functions({**module.functions, **again}) if again else module
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """An artifact, whose bytes lie where they were made until they are joined or written, and the
+    names of the files beside the model's that it has weights from."""
+
+    artifact: Assembly
+    weight_files: tuple[str, ...]
+    apart: Mapping[int, Array]
+    """Constants by number that the artifact is without: of one with general kernels, which is
+    loaded and not kept."""
+    files: mapped.Files
+    """What weights are read from, to be checked when they were."""
+
+    def __len__(self) -> int:
+        return self.artifact.size
+
+    @phase("write")
+    def joined(self) -> memoryview:
+        """The bytes in memory. Raises ImportModelError where the files of its weights have changed
+        since they were first read."""
+        made = self.artifact.joined()
+        self.files.check("compile")
+        return made
+
+    @phase("write")
+    def write(self, file: Writer) -> None:
+        """The bytes into a file of their own, which can go back, as one of the cache can. Raises as
+        `joined` does: what was written is not to be used then."""
+        self.artifact.write_once(cast("Seekable", file))
+        self.files.check("compile")
+
+
+def compile_to_bytes(
+    model: Model,
+    target: Targets = None,
+    options: ImportOptions = NO_OPTIONS,
+    executor: str = "vm",
+) -> bytes:
+    """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
+    return bytes(compile_model(model, target, options, executor).joined())
+
+
+REGION_MARKS = ("Compiler", "Primitive", "Inline", "global_symbol")
+
+
+def _region_in_c(region: Function) -> str:
+    """A region for "ccompiler", the smallest external compiler (TVM's example has its name): an
+    artifact for target kind "c", which the system's C compiler makes."""
+    for mark in REGION_MARKS:
+        region = region.without_attr(mark)
+    return text_of(compile_to_bytes(IRModule({"main": region}), "c"))
+
+
+register_compiler("ccompiler", External(_region_in_c))
+
+
+def compile_model(
+    model: Model,
+    target: Targets,
+    options: ImportOptions,
+    executor: str,
+    in_place: bool = True,
+    progress: Progress | None = None,
+    mod_name: str = "",
+    tiers: Tiers | None = None,
+) -> Compiled:
+    """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`. `mod_name`
+    is the name of the factory of graph executors, "default" by default. With `tiers` kernels may be
+    general at first: `tiers.compile_own` then gives the artifact with their own code.
+    """
+    if executor not in EXECUTORS:
+        kinds = ", ".join(map(repr, EXECUTORS))
+        raise CompileError(f"compile: executor one of {kinds} expected, got {shown(executor)}")
+    config = compilation_config(target)
+    for each in (*config.primitive_targets, *config.device_targets):
+        generator_of(each, "compile")
+    flushes = [flush_asked(each) for each in config.primitive_targets]
+    with mapped.lending() as files:
+        module = import_model(model, options)
+    imported = ImportedModule.of(module)
+    if "main" not in module or not isinstance(module["main"], Function):
+        raise CompileError("compile: the module has no Relay function 'main'")
+    module = _with_conditions(NameDimensions()(InferType()(module)))
+    described = describe(module)
+    targets = config.primitive_targets
+    regions: list[str] = []
+    if PassContext.current().config.get(ENGINE):
+        module, regions = import_late("ekiden.compiler.engines").with_engine(module, target, config)
+    metadata: dict[str, object] = {
+        "executor": executor,
+        "weights": _weight_bytes(module),
+        "main": described,
+        "producer": f"ekiden {version_of('ekiden')}",
+    }
+    if regions:
+        metadata["regions"] = regions
+    if any(flushes):
+        metadata["denormals"] = "flush"
+    if mod_name:
+        metadata["mod_name"] = mod_name
+    if imported.states:
+        metadata["states"] = list(imported.states)
+    if imported.tensors:
+        metadata["tensors"] = {name: [node, at] for name, node, at in imported.tensors}
+    if config.device_targets:
+        metadata["device_targets"] = list(map(str, config.device_targets))
+    if len(targets) > 1:
+        metadata["variants"] = list(map(str, targets))
+    concurrent = executor == "async"
+    with _bar() if progress is None else nullcontext(progress) as bar:
+        kernels = [
+            ModuleKernels(t, bar, devices=config.device_targets_by(t), tiers=tiers) for t in targets
+        ]
+        prepared = (
+            (
+                optimize(module, made.target, config, in_place=in_place and not concurrent,
+                         kernels=made, concurrent=concurrent),
+                {**metadata, "target": str(made.target)},
+                made,
+            )
+            for made in kernels
+        )  # fmt: skip
+        rows = prepared if tiers is None else list(prepared)  # which says whether any is general
+        is_general = tiers is not None and tiers.is_general
+        apart: dict[int, Array] = {}
+        code = compile_variants(
+            rows,
+            is_native=executor == "aot" and not is_general,
+            apart=apart if is_general else None,
+        )
+    if tiers is not None and is_general:
+        ((_, about, general),) = rows
+        tiers.compile_own = partial(_own_code, general, about, executor, files)
+    return Compiled(code, imported.weight_files, apart, files)
+
+
+def _own_code(
+    general: ModuleKernels, metadata: dict[str, object], executor: str, files: mapped.Files
+) -> Compiled:
+    """The artifact of what was made with general kernels, with their own code."""
+    own = ModuleKernels(general.target, devices=general.devices, tiers=general.tiers)
+    module = with_own_kernels(general, own, concurrent=executor == "async")
+    made = compile_variants([(module, metadata, own)], is_native=executor == "aot")
+    return Compiled(made, (), {}, files)
+
+
+def _with_conditions(module: IRModule) -> IRModule:
+    """The module with what the operators of `main` need of its named dimensions, unless its
+    frontend said so.
+    """
+    if "constraints" in module.attrs:
+        return module
+    module = InferType()(module)
+    main = module["main"]
+    assert isinstance(main, Function)
+    attrs = {**module.attrs, "constraints": tuple(shape_conditions(main))}
+    return IRModule(dict(module.functions.items()), module.type_definitions, attrs)
+
+
+def describe(module: IRModule) -> dict[str, object]:
+    """What an executable's metadata say of `main`: names, shapes and dtypes of its inputs and
+    outputs, and the upper bounds of its symbols.
+    """
+    main = module["main"]
+    assert isinstance(main, Function)
+    kinds = [p.checked_type for p in main.params]
+    results = _fields(main.body.checked_type)
+    imported = ImportedModule.of(module)
+    names = imported.input_names or [p.name_hint for p in main.params]
+    out_names = imported.output_names or [f"output{i}" for i in range(len(results))]
+    inputs = [_describe(n, k, imported) for n, k in zip(names, kinds, strict=True)]
+    outputs = [_describe(n, k, imported) for n, k in zip(out_names, results, strict=True)]
+    return {
+        "inputs": inputs,
+        "outputs": outputs,
+        "limits": limits(kinds),
+    }
+
+
+def _weight_bytes(module: IRModule) -> int:
+    """Bytes of the constants of a module, each once."""
+    found: dict[int, int] = {}
+    for function in module.functions.values():
+        if isinstance(function, Function):
+            for each in post_order(function, into_functions=True):
+                if isinstance(each, Constant):
+                    found[id(each.data)] = each.data.nbytes
+    return sum(found.values())
+
+
+def limits(kinds: Sequence[Type]) -> dict[str, int]:
+    """Symbol -> the largest value it may have, for those that have one."""
+    dims = [d for k in kinds if isinstance(k, TensorType) for d in k.shape]
+    return {d.name: d.upper for d in dims if isinstance(d, SizeVar) and d.upper is not None}
+
+
+def _fields(kind: Type) -> list[Type]:
+    return list(kind.fields) if isinstance(kind, TupleType) else [kind]
+
+
+def _describe(name: str, kind: Type, imported: ImportedModule) -> dict[str, object]:
+    if isinstance(kind, TensorType) and name in imported.texts:
+        return {"name": name, "shape": [_dim(d) for d in kind.shape[:-1]], "dtype": TEXT}
+    maps = dict(imported.maps)
+    if isinstance(kind, TensorType) and name in maps:
+        keys, rows = list(maps[name]), [_dim(kind.shape[0])]
+        return {"name": name, "shape": rows, "dtype": f"{MAPS}{kind.dtype}", "keys": keys}
+    if imported.sequences and is_sum(kind):
+        tensor = kind.args[0] if isinstance(kind, TypeCall) else kind
+        assert isinstance(tensor, TensorType), "an output is a tensor of one of several ranks"
+        return {"name": name, "shape": list(ANY_SHAPE), "dtype": f"{ANY_RANK}{tensor.dtype}"}
+    element = kind.args[0] if imported.sequences and isinstance(kind, TypeCall) else None
+    if isinstance(element, TensorType):
+        shape = [_dim(d) for d in element.shape]
+        return {"name": name, "shape": shape, "dtype": f"{SEQUENCE}{element.dtype}"}
+    if not isinstance(kind, TensorType):
+        return {"name": name, "shape": [], "dtype": ANY_OBJECT}
+    _check_size(name, kind)
+    return {"name": name, "shape": [_dim(d) for d in kind.shape], "dtype": kind.dtype}
+
+
+def _check_size(name: str, kind: TensorType) -> None:
+    """Raises CompileError for a tensor whose bytes no instruction of the machine can count."""
+    known = [d.value for d in kind.shape if isinstance(d, IntImm)]
+    if math.prod(known) * itemsize(kind.dtype) >= 1 << 63:
+        raise CompileError(
+            f"compile: '{name}' is a {kind.dtype}{[_dim(d) for d in kind.shape]}: a tensor of more "
+            "than 2**63 bytes"
+        )
+
+
+def _dim(dim: PrimExpr) -> Dim:
+    return dim.value if isinstance(dim, IntImm) else prim_text(dim)
+
+
+def _bar() -> AbstractContextManager[Progress | None]:
+    """A progress bar over kernels where standard error is a terminal."""
+    if not stderr_is_terminal():
+        return nullcontext()
+    bar: AbstractContextManager[Progress] = import_late("ekiden.compiler.progress").Bar()
+    return bar

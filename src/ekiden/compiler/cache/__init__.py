@@ -1,0 +1,1 @@
+"""What was compiled is kept on disk: its keys, files and folders."""

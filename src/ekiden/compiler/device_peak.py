@@ -1,0 +1,158 @@
+"""What a device that is no processor reaches, measured by kernels of ours: multiply-adds, bytes of
+its memory, the start of a kernel, and bytes between it and the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from ekiden.compiler.lowering import build
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import Var, const
+from ekiden.kernels.gpu.parts import bound, serial
+from ekiden.runtime import Device, empty, get_global_func, tensor
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.target.kinds import KINDS
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import Allocate, BufferStore, PrimFunc, Stmt, seq
+
+__all__ = ["Figures", "measure_device"]
+
+BYTES = 1 << 25
+"""Of each of the arrays that are gone over at most: more than caches hold."""
+SHARE = 16
+"""Of a device's memory that an array takes at most, as 1 / SHARE."""
+THREADS = 64
+CHAINS = 8
+"""Independent sums of a thread."""
+STEPS = 256
+LEAST = 0.005
+"""Seconds that a run takes: the number of blocks grows until it does, or memory ends."""
+GROWTH = 8
+ROUNDS = 3
+MEMORY = 9
+"""The number of an ek_device_attribute in runtime.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a device reaches: operations of float32 and bytes in a second; seconds until a kernel
+    that does next to nothing is done; bytes in a second from the host and back, seconds of a copy
+    of one number.
+    """
+
+    flops: float
+    bandwidth: float
+    launch: float
+    there: float
+    back: float
+    latency: float
+
+    def __str__(self) -> str:
+        """In one line."""
+        return (
+            f"{self.flops / 1e9:.3g} GFLOP/s, {self.bandwidth / 1e9:.3g} GB/s, a kernel "
+            f"{self.launch * 1e6:.3g} us, copies {self.there / 1e9:.3g} GB/s there and "
+            f"{self.back / 1e9:.3g} GB/s back"
+        )
+
+
+def sums_loop() -> PrimFunc:
+    """Each thread makes CHAINS sums of STEPS products, and keeps them."""
+    blocks, block, thread, step = map(Var, ("blocks", "block", "thread", "step"))
+    out = Buffer("out", (blocks, const(THREADS * CHAINS)))
+    sums = Buffer("sums", (const(CHAINS),), "float32", "local")
+    start = [BufferStore(sums, const(0.5 + c), (const(c),)) for c in range(CHAINS)]
+    factor, term = const(0.999), const(0.25)
+    more = [
+        BufferStore(sums, call_intrin("fma", sums[c], factor, term, dtype="float32"), (const(c),))
+        for c in range(CHAINS)
+    ]
+    keep = [BufferStore(out, sums[c], (block, thread * CHAINS + c)) for c in range(CHAINS)]
+    body = Allocate(sums, seq(*start, serial(step, STEPS, seq(*more)), *keep))
+    return _over_threads(body, (out,), block, blocks, thread)
+
+
+def copy_loop() -> PrimFunc:
+    """Each thread sets an element of one array to one more than that of another one."""
+    blocks, block, thread = map(Var, ("blocks", "block", "thread"))
+    source, to = (Buffer(name, (blocks, const(THREADS))) for name in ("source", "to"))
+    at = (block, thread)
+    body = BufferStore(to, BufferLoad(source, at) + const(1.0), at)
+    return _over_threads(body, (source, to), block, blocks, thread)
+
+
+def _over_threads(
+    body: Stmt, buffers: tuple[Buffer, ...], block: Var, blocks: Var, thread: Var
+) -> PrimFunc:
+    inner = bound(thread, THREADS, "threadIdx.x", body)
+    return PrimFunc(buffers, bound(block, blocks, "blockIdx.x", inner), {"global_symbol": "loop"})
+
+
+@cache
+def measure_device(device: Device) -> Figures:
+    """The best of some rounds of each, which takes a second, and some more where kernels are built
+    for the first time. Raises DeviceError where the device, its driver or its compiler fails, and
+    ValueError for a kind that there is no code for.
+    """
+    kinds = [k.name for k in KINDS.values() if k.device_type == device.type and k.has_generator]
+    if not kinds:
+        raise ValueError(f"measure: there is no code generator for {device}")
+    room = int(str(get_global_func("ek.device.attribute")(device, MEMORY))) // SHARE
+    sums = _Loop(sums_loop(), CHAINS, kinds[0], device)
+    copies = _Loop(copy_loop(), 1, kinds[0], device)
+    most = max(1, min(BYTES, room) // (4 * THREADS))
+    blocks, seconds = sums.grown(most // CHAINS)
+    flops = 2 * blocks * THREADS * CHAINS * STEPS / seconds
+    blocks, seconds = copies.grown(most)
+    count = most * THREADS
+    host, there = tensor(np.zeros(count, "float32")), empty((count,), "float32", device)
+    one, one_there = tensor(np.zeros(1, "float32")), empty((1,), "float32", device)
+    return Figures(
+        flops,
+        8 * blocks * THREADS / seconds,
+        copies.seconds(1),
+        4 * count / _best(lambda: there.copyfrom(host), device),
+        4 * count / _best(lambda: there.copyto(host), device),
+        _best(lambda: one_there.copyfrom(one), device),
+    )
+
+
+class _Loop:
+    """A loop over threads, built for a device."""
+
+    def __init__(self, loop: PrimFunc, columns: int, kind: str, device: Device) -> None:
+        self._run = build(loop, Target(kind))["loop"]
+        self._arrays, self._columns, self._device = len(loop.buffers), THREADS * columns, device
+
+    def seconds(self, blocks: int) -> float:
+        """Of a run of so many blocks."""
+        shape = blocks, self._columns
+        arrays = [empty(shape, "float32", self._device) for _ in range(self._arrays)]
+        return _best(lambda: self._run(*arrays), self._device)
+
+    def grown(self, most: int) -> tuple[int, float]:
+        """The number of blocks with which a run takes LEAST, or `most`; and its seconds."""
+        blocks = 1
+        while True:
+            seconds = self.seconds(blocks)
+            if seconds >= LEAST or blocks >= most:
+                return blocks, seconds
+            blocks = min(most, blocks * GROWTH)
+
+
+def _best(run: Callable[[], object], device: Device) -> float:
+    run()
+    device.sync()
+    times = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        run()
+        device.sync()
+        times.append(time.perf_counter() - started)
+    return min(times)

@@ -1,0 +1,466 @@
+"""A compiled model as what other programs link or load: a shared library, an object, C, an archive.
+
+The suffix of a file decides; `FORMATS` has a row for each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import platform
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.codegen.llvm.image import architecture_of
+from ekiden.compiler.export.library_source import NUMBERS, externs_of, library_source
+from ekiden.runtime.artifact import late_bound
+from ekiden.runtime.artifact.frame import ALIGNMENT, function_names, metadata_of
+from ekiden.runtime.artifact.metadata import variants
+from ekiden.runtime.artifact.pieces import Bytes
+from ekiden.runtime.errors import ExportError
+from ekiden.runtime.executable.formats import ARTIFACT, KINDS
+from ekiden.runtime.files import PathName, Writer, check_folder, named, write_whole
+from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.paths import include_dir, source_dir, static_library_path
+from ekiden.target import Target
+from ekiden.target.features import WASM
+from ekiden.target.triple import TRIPLES
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "compile_in",
+    "compiler_for",
+    "export_library",
+    "format_of",
+    "save_module",
+    "saved_module",
+    "write_artifact",
+]
+
+_MAKEFILE = """\
+# make CC=aarch64-linux-gnu-gcc builds {stem}.so for another machine than this one.
+CFLAGS ?= -O2
+MODEL = -std=gnu11 -fPIC -Iinclude
+RUNTIME = -DEK_STATIC '-DEK_API=__attribute__((visibility("hidden")))'
+LINK = -shared -s -Wl,--gc-sections -Wl,-z,nodelete -Wl,-z,defs
+
+{stem}.so: {stem}.c {stem}.eki $(wildcard src/*)
+\t$(CC) $(CFLAGS) $(MODEL) $(RUNTIME) $(LINK) {stem}.c src/*.c -o $@ -pthread -ldl -lm
+"""
+_STATIC = ("-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))')
+_LINK = ("-shared", "-fPIC", "-O2", "-s", "-Wl,--gc-sections", "-Wl,-z,nodelete", "-Wl,-z,defs")
+_EXPORTS = ("-O2", "-Wl,--gc-sections", "-Wl,-z,nodelete")
+"""For a function that makes a library, which says itself that it is one."""
+_NAME = "executable.eki"
+_SEVERAL = b"EKMODS\0\1"
+"""How the bytes of modules that import each other begin; runtime.h describes what follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What is written: bytes for `ek_module_from_bytes`, the functions that others find in it, and
+    what its code runs on, by the name that compilers have for it."""
+
+    data: Bytes
+    names: Sequence[str]
+    architecture: str
+    externs: Sequence[str]
+    """The C functions that its kernels call, which are linked with it."""
+
+
+def _of_artifact(data: Bytes) -> _Content:
+    """Of several variants it is this machine's architecture, where it is among them, else that of
+    the first."""
+    parsed = (Target.parse(text or "llvm") for text in variants(metadata_of(data)))
+    found = [target.architecture.replace("-", "_") for target in parsed]
+    here = platform.machine()
+    runs_on = here if here in found else found[0]
+    return _Content(data, function_names(data), runs_on, externs_of([data]))
+
+
+def _of_module(module: runtime.Module) -> _Content:
+    """A module with all that it imports: for the machine of its code, if it is code alone, else
+    this one. Raises ExportError for a kind that cannot be saved."""
+    parts = [_alone(each) for each in _with_imports(module)]
+    data = saved_module(module)
+    runs_on = architecture_of(_alone(module)) if module.kind == "image" else platform.machine()
+    return _Content(data, module.names(), runs_on, externs_of(parts))
+
+
+def save_module(module: runtime.Module, path: PathName, fmt: str = "") -> None:
+    """Write the text of a module by a format of its `get_source` ("ll", "asm", "c"; "s" is TVM's
+    name of assembly), or what `export_library` does of the format, such as an object ("o"); the
+    suffix of the path says the format where `fmt` does not. Raises ExportError.
+    """
+    chosen = fmt or Path(path).suffix.removeprefix(".")
+    name = {"s": "asm"}.get(chosen, chosen)
+    if name in (module.sources or {}):
+        text = module.get_source(name)
+        write_whole(path, lambda file: file.write(text.encode()))
+        return
+    row = FORMATS.get(f".{chosen}")
+    if row is None:
+        there = [*(module.sources or {}), *(suffix[1:] for suffix in FORMATS)]
+        raise ExportError(f"save '{path}': a format of {', '.join(there)} expected, got {chosen!r}")
+    _make(row, _Order(_of_module(module), check_folder(path).absolute(), None, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is asked of a format: the content, where to, and the C compiler with its options."""
+
+    content: _Content
+    target: Path
+    cc: str | None
+    options: Sequence[str]
+    fcompile: Callable[..., object] | None = None
+    """What makes the library in the place of a compiler; see `export_library`."""
+    prefix: str = ""
+    """Before the names of functions, in their symbols."""
+
+    @property
+    def data(self) -> Bytes:
+        """The bytes."""
+        return self.content.data
+
+    @property
+    def architecture(self) -> str:
+        """What the code runs on."""
+        return self.content.architecture
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the runtime that is installed here would not fit."""
+        return self.architecture != platform.machine()
+
+
+def _write_artifact(order: _Order) -> None:
+    write_whole(order.target, lambda file: file.write(order.data))
+
+
+def _write_library(order: _Order) -> None:
+    if order.fcompile is not None:
+        _call_compiler(order, order.fcompile)
+        return
+    arguments = [*_LINK, *order.options, "library.c", *_runtime(order)]
+    _compile(order, [*arguments, "-o", "made", *_libraries(order)], is_program=True)
+
+
+def _write_object(order: _Order) -> None:
+    _compile(order, ["-c", "-fPIC", "-O2", *order.options, "library.c", "-o", "made"])
+
+
+def _write_c(order: _Order) -> None:
+    def write(file: Writer) -> None:
+        """The source, and behind it the executable as numbers, 65,536 to a line: a table of all
+        bytes' texts and one join a line, as a model has hundreds of megabytes.
+        """
+        file.write(_source(order, None).encode())
+        file.write(b"\n" + NUMBERS.encode())
+        rows = np.frombuffer(order.data, np.uint8)
+        for at in range(0, len(rows), 1 << 16):
+            file.write(b",".join(_NUMBERS[rows[at : at + (1 << 16)]].tolist()) + b",\n")
+        file.write(b"};\n")
+
+    write_whole(order.target, write)
+
+
+_NUMBERS = np.array([str(i).encode() for i in range(256)])
+
+
+def _write_archive(order: _Order) -> None:
+    """All that a C compiler needs to make the library, for whatever machine."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", order.target.stem) or "model"
+    texts = {
+        f"{stem}.eki": bytes(order.data),
+        f"{stem}.c": _source(order, f"{stem}.eki").encode(),
+        "Makefile": _MAKEFILE.format(stem=stem).encode(),
+    }
+    for folder, path in (("include/ekiden", include_dir() / "ekiden"), ("src", source_dir())):
+        texts |= {f"{folder}/{p.name}": p.read_bytes() for p in sorted(path.iterdir())}
+
+    def write(file: Writer) -> None:
+        """The files one after the other, as they stream to a place that need not be seekable."""
+        with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as archive:  # type: ignore[call-overload]  # all it does is write
+            for name, data in texts.items():
+                about = tarfile.TarInfo(f"{stem}/{name}")
+                about.size = len(data)
+                archive.addfile(about, io.BytesIO(data))
+
+    write_whole(order.target, write)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of file: what it is, and how it is written."""
+
+    what: str
+    write: Callable[[_Order], None]
+    is_compiled: bool
+    """Whether a C compiler makes it."""
+
+    def check_compiler(self, path: PathName, cc: str | None, options: Sequence[str] = ()) -> None:
+        """Raises ExportError for a compiler, or options of one, that would not be run."""
+        if self.is_compiled or (cc is None and not options):
+            return
+        what = f"cc={cc!r}" if cc is not None else f"options={list(options)}"
+        suffix = os.path.splitext(path)[1]
+        raise ExportError(f"write '{path}': no C compiler makes {suffix or 'it'}, got {what}")
+
+    def make(self, order: _Order) -> None:
+        """Write the file, asked for as it can be."""
+        self.check_compiler(order.target, order.cc, order.options)
+        self.write(order)
+
+
+FORMATS = {
+    suffix: Format(KINDS[suffix], write, is_compiled)
+    for suffix, write, is_compiled in (
+        (ARTIFACT, _write_artifact, False),
+        (".so", _write_library, True),
+        (".o", _write_object, True),
+        (".c", _write_c, False),
+        (".tar", _write_archive, False),
+    )
+}
+"""Suffix -> what a compiled model is written as."""
+
+
+def format_of(path: PathName) -> Format:
+    """What the suffix of a path asks for; the artifact for a device or a pipe, which has none.
+
+    Raises ExportError for another suffix, with those there are.
+    """
+    target = Path(path)
+    found = FORMATS.get(target.suffix)
+    if found is None and target.exists() and not target.is_file() and not target.is_dir():
+        found = FORMATS[".eki"]
+    if found is not None:
+        return found
+    there = ", ".join(f"{suffix} ({row.what})" for suffix, row in FORMATS.items())
+    got = f"'{target.suffix}'" if target.suffix else "none"
+    raise ExportError(f"write '{target}': the suffix decides what is written, got {got}: {there}")
+
+
+def write_artifact(
+    data: Bytes, path: PathName, *, cc: str | None = None, options: Sequence[str] = ()
+) -> None:
+    """Write the bytes of an artifact, which need not run here, as what the suffix of `path` asks
+    for; see `export_library`. Raises ExportError for WebAssembly as anything but an artifact.
+    """
+    order = _Order(_of_artifact(data), check_folder(path).absolute(), cc, options)
+    _make(format_of(path), order)
+
+
+def export_library(
+    program: runtime.Executable | runtime.Module,
+    path: PathName,
+    *,
+    cc: str | None = None,
+    options: Sequence[str] = (),
+    fcompile: object = None,
+    name: str = "",
+) -> None:
+    """Write a model, or a module with all that it imports, as the suffix says: `.so` one shared
+    library with the runtime inside, `.o` an object to link with it, `.c` the same as C, `.tar`
+    sources and a Makefile, `.eki` the artifact.
+
+    Each function of the executable becomes a symbol `__tvm_ffi_<name>`, so that
+    `ekiden.runtime.load_module(path)["main"]` runs it, `ek_module_load` does in C, and
+    `tvm_ffi.load_module` of the published package. The library needs libc and threads alone.
+
+    With a `name` the symbols are `__tvm_ffi_<name>_<function>`, so that several models go into one
+    program as `.o` or `.c`. C functions that kernels call (`tir.call_extern`) are linked: `options`
+    name the objects and libraries that have them.
+
+    A module that imports others, or is none of an executable, has no artifact (`.eki`).
+    `cc` is the C compiler; else $CC, cc, gcc or clang is taken, or that of the package ziglang.
+    `options` go to its command line. `fcompile(output, files, options=[...])` makes a library in
+    the place of a compiler, as in TVM, of C and the runtime (contrib.cc has such functions); with
+    one the suffix may be any, and `cc` is handed on. Raises ExportError when there is no compiler
+    or it fails, for another suffix, and for a module whose kind cannot be saved, such as a shared
+    library.
+    """
+    function = _compile_function(path, fcompile)
+    chosen = FORMATS[".so"] if function else format_of(path)
+    if name and not re.fullmatch(r"[A-Za-z0-9_]+", name):
+        raise ExportError(f"export library '{path}': a C identifier expected as name, got {name!r}")
+    if name and chosen is FORMATS[ARTIFACT]:
+        raise ExportError(f"export library '{path}': an artifact has no symbols to name {name!r}")
+    target = check_folder(path).absolute()
+    if isinstance(program, runtime.Executable):
+        content = _of_artifact(late_bound.whole(program))
+    else:
+        if chosen is FORMATS[".eki"] and (program.imported_modules or program.kind != "executable"):
+            raise ExportError(
+                f"export library '{path}': modules are written as .so, .o, .c or .tar"
+            )
+        content = _of_module(program)
+    prefix = f"{name}_" if name else ""
+    _make(chosen, _Order(content, target, cc, options, function, prefix))
+
+
+def _compile_function(path: PathName, given: object) -> Callable[..., object] | None:
+    """What is called to make a library, None where nothing is (TVM's False, too)."""
+    if not given:
+        return None
+    if not callable(given):
+        raise ExportError(
+            f"export library '{path}': fcompile must be a function (output, files, options), got "
+            f"{given!r}"
+        )
+    return given
+
+
+def _make(chosen: Format, order: _Order) -> None:
+    """Write a file. Raises ExportError for code that only an artifact can hold."""
+    if order.architecture == WASM and chosen is not FORMATS[ARTIFACT]:
+        raise ExportError(
+            f"write '{order.target}': code for {WASM} is written as {ARTIFACT}, or by `ekiden web`"
+        )
+    chosen.make(order)
+
+
+def saved_module(module: runtime.Module) -> bytes:
+    """A module and all that it imports as bytes for `ek_module_from_bytes`; one that is imported
+    twice stands there once. Raises ExportError for a kind that cannot be saved.
+    """
+    numbers = {each: at for at, each in enumerate(_with_imports(module))}
+    imports = [
+        n for m in numbers for each in m.imported_modules for n in (numbers[m], numbers[each])
+    ]
+    parts = [_alone(each) for each in numbers]
+    if len(parts) == 1:
+        return parts[0]
+    rows: list[int] = []
+    at = len(_SEVERAL) + 16 + 16 * len(parts) + 8 * len(imports)
+    for part in parts:
+        at += -at % ALIGNMENT
+        rows += (at, len(part))
+        at += len(part)
+    words = [len(parts), *rows, len(imports) // 2, *imports]
+    made = bytearray(_SEVERAL + struct.pack(f"<{len(words)}Q", *words))
+    for part in parts:
+        made += bytes(-len(made) % ALIGNMENT) + part
+    return bytes(made)
+
+
+def _with_imports(module: runtime.Module) -> list[runtime.Module]:
+    """Return a module and all that it imports, each once, nearest first."""
+    order = {module: None}
+    for importer in (waiting := [module]):
+        waiting += [each for each in importer.imported_modules if each not in order]
+        order.update(dict.fromkeys(importer.imported_modules))
+    return list(order)
+
+
+def _alone(module: runtime.Module) -> bytes:
+    try:
+        return module.to_bytes()
+    except ValueError as error:
+        raise ExportError(f"export library: {error}; import what it was made from") from error
+
+
+def _source(order: _Order, file: str | None) -> str:
+    """The C that has the functions of a program, and its bytes as they stand in `file`."""
+    content = order.content
+    return library_source(len(content.data), content.names, content.externs, file, order.prefix)
+
+
+def _runtime(order: _Order) -> list[str]:
+    """What is linked with a model: the runtime of this machine, or its sources for another."""
+    if not order.is_foreign:
+        return [str(static_library_path().resolve())]
+    sources = map(str, sorted(source_dir().glob("*.c")))
+    return ["-std=gnu11", f"-I{include_dir()}", *_STATIC, *sources]
+
+
+def _libraries(order: _Order) -> list[str]:
+    """The libraries of the system that a model is linked with: the mathematical one where kernels
+    call C functions, which may be of it."""
+    return ["-pthread", "-ldl", *(("-lm",) if order.content.externs else ())]
+
+
+def _compile(order: _Order, arguments: Sequence[str], is_program: bool = False) -> None:
+    """Have the C compiler make the file `made` of library.c."""
+    command = compiler_for("export library", order.architecture, order.cc)
+    with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
+        with named(f"export library '{order.target}': write to the folder", folder):
+            Path(folder, _NAME).write_bytes(order.data)
+            Path(folder, "library.c").write_text(_source(order, _NAME))
+        compile_in(folder, [*command, *arguments], f"export library '{order.target}'")
+        with open(Path(folder, "made"), "rb") as made:
+            write_whole(order.target, partial(shutil.copyfileobj, made), is_program)
+
+
+def _call_compiler(order: _Order, fcompile: Callable[..., object]) -> None:
+    """Have a function make the library, of files in a folder of its own; it may run anywhere, so
+    that all paths are whole."""
+    with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
+        data, source, made = (Path(folder, n) for n in (_NAME, "library.c", "made"))
+        data.write_bytes(order.data)
+        source.write_text(_source(order, str(data)))
+        linked = _runtime(order)
+        files = [each for each in linked if not each.startswith("-")]
+        flags = [each for each in linked if each.startswith("-")]
+        options = [*_EXPORTS, *flags, *order.options, *_libraries(order)]
+        compiler = {} if order.cc is None else {"cc": order.cc}
+        fcompile(str(made), [str(source), *files], options=options, **compiler)
+        if not made.exists():
+            raise ExportError(f"export library '{order.target}': fcompile made no '{made}'")
+        with open(made, "rb") as file:
+            write_whole(order.target, partial(shutil.copyfileobj, file), is_program=True)
+
+
+def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[str]:
+    """The command of a C compiler for a machine, in words: `cc`, $CC, or one that is installed.
+    Raises ExportError.
+    """
+    named = cc or os.environ.get("CC", "")
+    if named.strip():
+        return shlex.split(named)
+    is_foreign = architecture != platform.machine()
+    machine, _, system = TRIPLES.get(architecture, f"{architecture}-linux-gnu").partition("-")
+    foreign = f"{_COMPILERS.get(machine, machine)}-{system.removeprefix('unknown-')}"
+    names = (f"{foreign}-gcc",) if is_foreign else ("cc", "gcc", "clang")
+    for name in names:
+        if shutil.which(name):
+            return [name]
+    if importlib.util.find_spec("ziglang") is not None:
+        other = ["-target", foreign] if is_foreign else []
+        return [sys.executable, "-m", "ziglang", "cc", *other]
+    of = f" for {architecture}" if is_foreign else ""
+    raise ExportError(
+        f"{what}: a C compiler{of} expected ({', '.join(names[:-1])}"
+        f"{' or ' * (len(names) > 1)}{names[-1]}), got none; install one, or: pip install ziglang"
+    )
+
+
+_COMPILERS = {"armv7": "arm"}
+"""What names of compilers begin with where that is not the architecture."""
+
+
+def compile_in(folder: str, command: Sequence[str], what: str) -> None:
+    """Run a C compiler in a folder. Raises ExportError with what it says."""
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+    except OSError as error:
+        raise ExportError(f"{what}: run '{command[0]}': {error}") from error
+    if done.returncode != 0:
+        shown = "\n".join(done.stderr.decode(errors="replace").splitlines()[:20])
+        said = f"\n{shown}" if shown else f" '{command[0]}' ended with {done.returncode}"
+        raise ExportError(f"{what}: the C compiler failed:{said}")

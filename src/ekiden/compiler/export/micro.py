@@ -1,0 +1,172 @@
+"""From a model to a program for a machine without an allocator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ekiden.backend.crt.emit import prefix_of
+from ekiden.backend.crt.kernels import Kernels
+from ekiden.backend.crt.module import ALIGNMENT, MicroModule, Pool, Tensor
+from ekiden.backend.crt.plan import plan_module
+from ekiden.backend.vm.pipeline import pipeline
+from ekiden.byoc.backend import taken_back
+from ekiden.compiler.build import Model, describe, import_model
+from ekiden.frontend.common.imported import ImportedModule
+from ekiden.frontend.common.options import ImportOptions, Shapes
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import phase
+from ekiden.ir.type import TupleType, Type
+from ekiden.relay.expr import Function, Tuple, TupleGetItem
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.target.target import TargetLike
+from ekiden.target.triple import MICRO
+
+DEFAULT = "default"
+"""The name of a model that is given none (TVM's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroProgram:
+    """A compiled model: the program, and the text of what was imported."""
+
+    module: MicroModule
+    relay: str
+
+    @property
+    def libmod_name(self) -> str:
+        """The name of the model; TVM's word."""
+        return self.module.name
+
+
+def compile(
+    model: Model,
+    target: TargetLike = "c",
+    *,
+    shape: Shapes | None = None,
+    name: str = DEFAULT,
+    pools: Sequence[Pool] = (),
+    packed: bool = False,
+    alignment: int = ALIGNMENT,
+    constant_alignment: int = 4,
+) -> MicroProgram:
+    """The program of a model of static shapes and straight lines, for a target of kind "c": a
+    microcontroller ("c -mcpu=cortex-m7") or this machine.
+
+    `shape` replaces the declared shapes of inputs by name, `name` is what names in C begin with.
+    With `pools` the caller of the program gives these memories, the first preferred; else it has
+    one of its own. `packed` adds `tvmgen_NAME_run` as a function of the open C ABI, over tensors.
+    What lies in memories is aligned to `alignment` bytes, constants to `constant_alignment` at
+    least. Raises CompileError for what needs the runtime, naming the model's node.
+    """
+    if packed and pools:
+        raise CompileError("compile: a packed function has no parameters for memories")
+    _check_alignment(alignment, constant_alignment)
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise CompileError(f"compile: the name of a model library is one of C, got {name!r}")
+    chosen = _target(target)
+    module = _without_regions(import_model(model, ImportOptions(shape)))
+    module = _flat(NameDimensions()(InferType()(module)))
+    if "main" not in module or not isinstance(module["main"], Function):
+        raise CompileError("compile: the module has no Relay function 'main'")
+    described = describe(module)
+    inputs, outputs = (_tensors(described[k], k) for k in ("inputs", "outputs"))
+    if [t.name for t in outputs] == ["output0"] and not ImportedModule.of(module).output_names:
+        outputs = (replace(outputs[0], name="output"),)  # TVM's name of the only one
+    prepared = pipeline(chosen, plans_memory=False)(module)
+    main = prepared["main"]
+    assert isinstance(main, Function)
+    kernels = Kernels(chosen, prefix_of(name))
+    with phase("kernels"):
+        made = plan_module(main, kernels, name, inputs, outputs, pools)
+    return MicroProgram(
+        replace(made, is_packed=packed, constant_alignment=constant_alignment), module.astext()
+    )
+
+
+def _without_regions(module: IRModule) -> IRModule:
+    """The module with its regions for the compiler "ccompiler" where they are called: what becomes
+    of them is C, as of all else."""
+    return taken_back(
+        module,
+        {
+            name
+            for name, function in module.functions.items()
+            if isinstance(function, Function) and function.attr("Compiler") == "ccompiler"
+        },
+    )
+
+
+def _flat(module: IRModule) -> IRModule:
+    """The module with a result that is a tuple of tensors, where it was one of tuples."""
+    if "main" not in module:
+        return module
+    main = module["main"]
+    if not isinstance(main, Function) or not isinstance(main.body.checked_type, TupleType):
+        return module
+    if not any(isinstance(k, TupleType) for k in main.body.checked_type.fields):
+        return module
+    leaves: list[RelayExpr] = []
+    stack: list[tuple[RelayExpr, Type]] = [(main.body, main.body.checked_type)]
+    while stack:
+        value, kind = stack.pop()
+        if isinstance(kind, TupleType):
+            parts = (TupleGetItem(value, n) for n in range(len(kind.fields)))
+            stack.extend(reversed(list(zip(parts, kind.fields, strict=True))))
+        else:
+            leaves.append(value)
+    flat = Function(main.params, Tuple(tuple(leaves)), None, main.type_params, main.attrs)
+    return InferType()(module.with_function("main", flat))
+
+
+def _check_alignment(memories: int, constants: int) -> None:
+    """Raises CompileError for what is no power of two, or is more than memories are aligned to."""
+    for what, given in (("of memories", memories), ("of constants", constants)):
+        if given < 1 or given & (given - 1):
+            raise CompileError(f"compile: alignment {what}: a power of two expected, got {given}")
+    if memories > ALIGNMENT:
+        raise CompileError(
+            f"compile: alignment of memories: at most {ALIGNMENT} bytes expected, got {memories}"
+        )
+
+
+def _target(given: TargetLike) -> Target:
+    """The target, of kind "c" and one core. Raises CompileError for another."""
+    target = Target.parse(given)
+    if target.kind.name != "c":
+        raise CompileError(
+            f"compile: runtime 'crt' makes C: target kind 'c' expected, got {target.kind.name!r}"
+        )
+    if target.triple.partition("-")[0] not in MICRO:
+        target.check_usable("compile")
+    return Target(target, cores=1)
+
+
+def _tensors(rows: object, what: str) -> tuple[Tensor, ...]:
+    """What metadata say of the inputs or outputs. Raises CompileError for one of unknown shape or
+    of what is no number."""
+    assert isinstance(rows, list)
+    found: list[Tensor] = []
+    for row in rows:
+        shape, dtype = row["shape"], row["dtype"]
+        if not all(isinstance(d, int) for d in shape):
+            raise CompileError(
+                f"compile: runtime 'crt': {what.removesuffix('s')} '{row['name']}' has no static "
+                f"shape: {dtype}{shape}; give one (--shape NAME=1,3,224,224)"
+            )
+        if not re.fullmatch(r"bool|(u?int|b?float)\d+", dtype):
+            raise CompileError(
+                f"compile: runtime 'crt': {what.removesuffix('s')} '{row['name']}' is {dtype}, "
+                "tensors of numbers expected"
+            )
+        found.append(Tensor(row["name"], tuple(shape), dtype))
+    return tuple(found)
+
+
+__all__ = ["DEFAULT", "MicroProgram", "compile"]

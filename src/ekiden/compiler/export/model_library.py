@@ -1,0 +1,110 @@
+"""Model Library Format, version 7: what TVM's tools for microcontrollers take, as a tar.
+
+metadata.json                  the memory, the entry points, the target
+codegen/host/src/*.c           the program, its kernels, its constants
+codegen/host/include/*.h       its interface
+parameters/NAME.params         the constants, as TVM saves parameters
+src/relay.txt                  what was imported, as Relay
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, cast
+
+from ekiden import runtime
+from ekiden.backend.crt.emit import emit_files, prefix_of
+from ekiden.backend.crt.module import MicroModule, Tensor
+from ekiden.compiler.export.micro import MicroProgram
+from ekiden.runtime.files import PathName, Writer, check_folder, write_whole
+
+VERSION = 7
+CPU = 1
+"""DLPack's number of the only device."""
+
+
+def metadata(module: MicroModule) -> dict[str, Any]:
+    """The content of metadata.json."""
+    return {"version": VERSION, "modules": {module.name: _module_metadata(module)}}
+
+
+def _module_metadata(module: MicroModule) -> dict[str, Any]:
+    prefix = prefix_of(module.name)
+    return {
+        "model_name": module.name,
+        "export_datetime": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%SZ"),
+        "style": "full-model",
+        "target": [str(module.target)],
+        "executors": ["aot"],
+        "memory": {"functions": _functions(module)},
+        "external_dependencies": [],
+        "entry_points": {"run": f"{prefix}_run", "model": f"ekiden_{module.name}"},
+        "producer": f"ekiden {version('ekiden')}",
+    }
+
+
+def _functions(module: MicroModule) -> dict[str, Any]:
+    """The memory of the program, and of each kernel while it runs."""
+    used = sum(t.nbytes for t in (*module.inputs, *module.outputs))
+    main: dict[str, Any] = {
+        "device": CPU,
+        "inputs": {t.name: _described(t) for t in module.inputs},
+        "outputs": {t.name: _described(t) for t in module.outputs},
+        "io_size_bytes": used,
+        "workspace_size_bytes": module.workspace,
+        "constants_size_bytes": module.constant_bytes,
+    }
+    if not module.has_own_memory:
+        main["workspace_pools"] = {
+            p.name: {"size_bytes": p.used, "limit_bytes": p.limit} for p in module.pools
+        }
+    operators = [
+        {
+            "function_name": k.name,
+            "workspace": [{"device": CPU, "workspace_size_bytes": k.workspace}],
+        }
+        for k in module.kernels
+    ]
+    return {"main": [main], "operator_functions": operators}
+
+
+def _described(tensor: Tensor) -> dict[str, object]:
+    return {"size": tensor.nbytes, "dtype": tensor.dtype, "shape": list(tensor.shape)}
+
+
+def library_files(program: MicroProgram) -> dict[str, bytes]:
+    """Path in the archive -> what stands there."""
+    module = program.module
+    names = {f"{prefix_of(module.name)}_constant_{n}": a for n, a in enumerate(module.constants)}
+    params = {name: runtime.tensor(array) for name, array in names.items()}
+    texts = {f"codegen/host/{path}": text for path, text in emit_files(module).items()}
+    texts["metadata.json"] = json.dumps(metadata(module), indent=2, sort_keys=True) + "\n"
+    texts["src/relay.txt"] = program.relay
+    found = {path: text.encode() for path, text in texts.items()}
+    found[f"parameters/{module.name}.params"] = bytes(runtime.save_param_dict(params))
+    return dict(sorted(found.items()))
+
+
+def export_model_library_format(program: MicroProgram, file_name: PathName) -> PathName:
+    """Write a program in Model Library Format; gives the path. Raises ExportError where the folder
+    does not exist. TVM: `tvm.micro.export_model_library_format`.
+    """
+    files = library_files(program)
+
+    def write(file: Writer) -> None:
+        """The files under `./`, as TVM's archives have them."""
+        with tarfile.open(fileobj=cast(Any, file), mode="w|", format=tarfile.GNU_FORMAT) as archive:
+            for path, data in files.items():
+                about = tarfile.TarInfo(f"./{path}")
+                about.size = len(data)
+                archive.addfile(about, io.BytesIO(data))
+
+    write_whole(check_folder(file_name), write)
+    return file_name
+
+
+__all__ = ["VERSION", "export_model_library_format", "library_files", "metadata"]

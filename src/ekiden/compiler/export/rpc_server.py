@@ -1,0 +1,59 @@
+"""Building `ekiden-rpc`, the server of sessions in C, for this machine or another."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ekiden.compiler.export.library import compile_in, compiler_for
+from ekiden.runtime.files import PathName, check_folder, write_whole
+from ekiden.runtime.paths import include_dir, server_source_dir, source_dir
+
+__all__ = ["SIZE_FLAGS", "build_server"]
+
+SIZE_FLAGS = (
+    "-Os", "-ffunction-sections", "-fdata-sections", "-fno-asynchronous-unwind-tables",
+    "-fno-unwind-tables", "-fno-stack-protector", "-fno-pie", "-no-pie", "-flto",
+    "-Wl,--gc-sections", "-Wl,-z,noseparate-code", "-Wl,-z,norelro", "-Wl,-z,max-page-size=4096",
+    "-s",
+)  # fmt: skip
+"""What makes it small."""
+_ALWAYS = (
+    "-std=gnu11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64",
+    "-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))',
+    "-fvisibility=hidden", "-DEK_SMALL", "-DNDEBUG",
+)  # fmt: skip
+_OF_ARCHITECTURE = {"aarch64": ("-mno-outline-atomics", "-mcmodel=tiny")}
+"""What keeps it small there."""
+
+
+def build_server(
+    path: PathName,
+    architecture: str = "",
+    *,
+    cc: str | None = None,
+    flags: Sequence[str] = SIZE_FLAGS,
+    options: Sequence[str] = (),
+) -> None:
+    """Write the program `ekiden-rpc` for an architecture (`x86_64`, `aarch64`, `riscv64`, `armv7`;
+    else this machine's), with the runtime inside; it needs libc and threads, nothing with
+    `options=["-static"]`, which then cannot load `.so`.
+
+    `cc` is the C compiler; else $CC, one for the architecture that is installed, or ziglang's.
+    Raises ExportError where there is none or it fails.
+    """
+    target = check_folder(path).absolute()
+    what = f"build '{target}'"
+    machine = architecture or platform.machine()
+    command = [*compiler_for(what, machine, cc), *_OF_ARCHITECTURE.get(machine, ())]
+    sources = [*source_dir().glob("*.c"), *server_source_dir().glob("*.c")]
+    folders = [f"-I{folder}" for folder in (include_dir(), source_dir(), server_source_dir())]
+    with tempfile.TemporaryDirectory(prefix="ekiden-rpc-") as folder:
+        words = [*command, *_ALWAYS, *flags, *folders, *map(str, sorted(sources)), "-o", "made"]
+        compile_in(folder, [*words, "-pthread", "-ldl", *options], what)
+        with open(Path(folder, "made"), "rb") as made:
+            write_whole(target, partial(shutil.copyfileobj, made), is_program=True)

@@ -1,0 +1,155 @@
+"""A model for browsers: the runtime in WebAssembly, the package `ekiden-web`, and the artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ekiden.codegen.llvm import wasm
+from ekiden.compiler.export.library import compile_in
+from ekiden.ir.cache_layers import cache_layers
+from ekiden.runtime.artifact.frame import metadata_of
+from ekiden.runtime.artifact.metadata import variants
+from ekiden.runtime.artifact.pieces import Bytes
+from ekiden.runtime.errors import ExportError
+from ekiden.runtime.files import PathName, make_own_folder, named, write_whole
+from ekiden.runtime.paths import include_dir, source_dir, web_source_dir
+from ekiden.target import Target
+from ekiden.target.features import WASM
+
+__all__ = [
+    "RUNTIME", "THREADED", "WEB_TARGETS", "build_runtime", "package_files", "web_targets",
+    "write_site",
+]  # fmt: skip
+
+WEB_TARGETS = tuple(
+    f"llvm -mtriple=wasm32-unknown-unknown -mattr=+{feature}"
+    for feature in ("relaxed-simd", "simd128")
+)
+"""What a model is compiled for where nothing else is asked: an engine takes the first it can."""
+RUNTIME, THREADED = "ekiden.wasm", "ekiden-threads.wasm"
+FLAGS = (
+    "-target", "wasm32-wasi", "-mexec-model=reactor", "-Os", "-std=gnu11", "-D_GNU_SOURCE",
+    "-DEK_STATIC", "-Dgetenv=ek_web_getenv", "-Dclock_gettime=ek_web_clock", "-DNDEBUG",
+    "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-mbulk-memory",
+    "-mnontrapping-fptoint", "-msign-ext", "-s", "-Wl,--export-dynamic", "-Wl,--export-table",
+    "-Wl,--export=__stack_pointer",
+)  # fmt: skip
+"""What makes the runtime small, without a system, and open to modules of kernels."""
+OF_FILE = {
+    RUNTIME: (),
+    THREADED: (
+        "-mcpu=generic+atomics+bulk_memory+mutable_globals+nontrapping_fptoint+sign_ext",
+        "-Wl,--shared-memory", "-Wl,--import-memory", "-Wl,--initial-memory=33554432",
+        "-Wl,--max-memory=4294901760", "-Wl,--export=__wasm_init_tls", "-Wl,--export=__tls_size",
+    ),
+}  # fmt: skip
+"""What else makes each file: with threads memory is shared, of the sizes modules.js gives it."""
+TABLE, FUNCTIONS_WITH_MOST = 4, b"\1\x70\1"
+
+
+def web_targets(asked: Sequence[str]) -> list[str]:
+    """What is compiled for where a user asks for targets: these; those for WebAssembly behind them
+    where they are of devices alone, whose host it is.
+    """
+    is_said = any(Target.parse(each).kind.is_cpu for each in asked)
+    return [*asked, *(() if is_said else WEB_TARGETS)]
+
+
+def build_runtime(*, cc: str | None = None, name: str = RUNTIME) -> bytes:
+    """The runtime as a module of WebAssembly, RUNTIME or THREADED; one that was built before of the
+    same sources is taken from the cache. `cc` is a clang for wasm32-wasi with its C library; else
+    that of the package ziglang is taken. Raises ExportError where there is none or it fails.
+    """
+    command, sources = [*_compiler(cc), *FLAGS, *OF_FILE[name]], _sources()
+    kept = _kept(command, sources)
+    if kept is not None and kept.exists():
+        return kept.read_bytes()
+    folders = [f"-I{include_dir()}", f"-I{source_dir()}", f"-I{web_source_dir()}"]
+    with tempfile.TemporaryDirectory(prefix="ekiden-web-") as folder:
+        words = [*command, *folders, *map(str, sources), "-o", name]
+        compile_in(folder, words, f"build '{name}'")
+        made = _growable(Path(folder, name).read_bytes())
+    if kept is not None:
+        make_own_folder(kept.parent)
+        write_whole(kept, lambda file: file.write(made), is_owners=True)
+    return made
+
+
+def package_files() -> list[str]:
+    """The files of the package `ekiden-web`, beside the runtimes."""
+    about = json.loads((web_source_dir() / "package.json").read_text())
+    return ["package.json", *(name for name in about["files"] if name not in OF_FILE)]
+
+
+def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
+    """Write a folder for a web server: the runtime, `ekiden-web`, and the bytes of an artifact as
+    `model.eki`. Files that are there are replaced, others stay.
+
+    Raises ExportError for an artifact without code for WebAssembly, and as `build_runtime`.
+    """
+    targets = [Target.parse(text or "llvm") for text in variants(metadata_of(data))]
+    if all(target.architecture != WASM for target in targets):
+        found = ", ".join(target.architecture for target in targets)
+        raise ExportError(
+            f"write '{folder}': code for {WASM} expected, got {found}; compile the model for "
+            f"{WEB_TARGETS[-1]!r}"
+        )
+    place, runtimes = Path(folder), {name: build_runtime(cc=cc, name=name) for name in OF_FILE}
+    with named("write", folder):
+        place.mkdir(parents=True, exist_ok=True)
+    for name in package_files():
+        shutil.copyfile(web_source_dir() / name, place / name)
+    for name, runtime in runtimes.items():
+        write_whole(place / name, lambda file, made=runtime: file.write(made))  # type: ignore[misc]
+    write_whole(place / "model.eki", lambda file: file.write(data))
+
+
+def _compiler(cc: str | None) -> list[str]:
+    if cc:
+        return shlex.split(cc)
+    if importlib.util.find_spec("ziglang") is None:
+        raise ExportError(
+            f"build '{RUNTIME}': a C compiler for WebAssembly expected, got none: "
+            "pip install ziglang"
+        )
+    return [sys.executable, "-m", "ziglang", "cc"]
+
+
+def _sources() -> list[Path]:
+    """Those of the runtime, with what WebAssembly has in the place of a system's."""
+    own = sorted(web_source_dir().glob("*.c"))
+    names = {path.name for path in own}
+    return [*(p for p in sorted(source_dir().glob("*.c")) if p.name not in names), *own]
+
+
+def _kept(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
+    """Where the cache has what this command makes of these sources; None without a cache."""
+    home, _ = cache_layers()
+    if home is None:
+        return None
+    found = hashlib.sha256(repr(tuple(command)).encode())
+    headers = [*sorted(include_dir().rglob("*.h")), *sorted(source_dir().glob("*.[hd]*"))]
+    headers += sorted(web_source_dir().glob("*.h"))
+    for path in (*sources, *headers):
+        found.update(path.read_bytes())
+    return Path(home, "web") / f"{found.hexdigest()[:32]}.wasm"
+
+
+def _growable(module: bytes) -> bytes:
+    """A module whose table may grow: linkers give it as many places as its own functions need."""
+    parts = [wasm.MAGIC]
+    for number, content in wasm.sections(module):
+        if number == TABLE and content.startswith(FUNCTIONS_WITH_MOST):
+            least = content[len(FUNCTIONS_WITH_MOST) :]
+            end = next(i for i, byte in enumerate(least) if byte < 0x80) + 1
+            content = b"\1\x70\0" + least[:end]
+        parts.append(wasm.section(number, content))
+    return b"".join(parts)

@@ -1,0 +1,1 @@
+"""TVM's names for compiling: relay.build, relay.vm, relay.quantize, executors."""

@@ -1,0 +1,109 @@
+"""What `relay.build` gives: an executable that is also TVM's factory of graph executors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ekiden.backend.graph.graph import Graph
+from ekiden.backend.graph.read import read_graph
+from ekiden.backend.graph.write import new_module
+from ekiden.runtime import Executable as RawExecutable
+from ekiden.runtime import Module, Tensor, check_devices
+from ekiden.runtime.compiler import compiler_module
+from ekiden.runtime.errors import ExportError
+from ekiden.runtime.executable.executable import Executable
+from ekiden.runtime.files import File, PathName
+
+
+class ExecutorFactoryModule(Executable):
+    """An executable; `lib["default"](device)` makes a graph executor of it.
+
+    What asks for its graph raises CompileError with the reason where the program has none (control
+    flow, shapes that are computed); calling it works for all.
+    """
+
+    def __init__(self, raw: RawExecutable) -> None:
+        super().__init__(raw)
+        self._read: tuple[Graph, dict[str, Tensor]] | None = None
+        self._lib: Module | None = None
+
+    def _graph(self) -> tuple[Graph, dict[str, Tensor]]:
+        if self._read is None:
+            self._read = read_graph(self.raw)
+        return self._read
+
+    def get_graph_json(self) -> str:
+        """The program as a graph in TVM's JSON."""
+        return self._graph()[0].to_json()
+
+    def get_params(self) -> dict[str, Tensor]:
+        """The constants of the graph by their nodes' names, sharing the executable's memory."""
+        return dict(self._graph()[1])
+
+    def get_lib(self) -> Module:
+        """Return the module with the kernels, always the same one: what it is made to import is
+        part of what `export_library` writes."""
+        if self._lib is None:
+            self._lib = self.module
+        return self._lib
+
+    def export_library(
+        self,
+        path: PathName,
+        *,
+        cc: str | None = None,
+        options: Sequence[str] = (),
+        fcompile: object = None,
+        name: str = "",
+    ) -> None:
+        """Write one shared library with the model, the modules that `get_lib()` imports and the
+        runtime; see `Executable.export_library`."""
+        lib = self.get_lib()
+        if not lib.imported_modules:
+            super().export_library(path, cc=cc, options=options, fcompile=fcompile, name=name)
+            return
+        library = compiler_module("ekiden.compiler.export.library", "export_library")
+        library.export_library(lib, path, cc=cc, options=options, fcompile=fcompile, name=name)
+
+    def save(self, path: File | None = None) -> Any:  # noqa: ANN401
+        """Write the artifact; see `Executable.save`. Raises ExportError where `get_lib()` imports
+        other modules, which an artifact has no place for."""
+        if path is not None and self.get_lib().imported_modules:
+            raise ExportError(
+                f"save {str(path)!r}: the module imports others, which an artifact does not hold;"
+                " export_library writes all of them"
+            )
+        return super().save(path) if path is not None else super().save()
+
+    def get_executor_config(self) -> str:
+        """The graph; TVM's name."""
+        return self.get_graph_json()
+
+    @property
+    def libmod_name(self) -> str:
+        """What `lib[name](device)` is called by, besides "default"."""
+        return str(self.raw.metadata.get("mod_name", "default"))
+
+    graph_json = property(get_graph_json)
+    params = property(get_params)
+
+    def __getitem__(self, name: str) -> Callable[..., object]:
+        """A function by name: "default", or what `mod_name` said, makes a graph executor for a
+        device, "debug_create" one that keeps what each node gives; others are those of the program.
+        """
+        if name == "debug_create":
+            return self._debug_create
+        return self.module[name]
+
+    def _debug_create(self, name: str, *device: object) -> Module:
+        """The module that `debug_executor.GraphModuleDebug` takes, with its constants set."""
+        check_devices("debug_create", device, self.raw.devices)
+        return new_module(self._graph()[0], self.module, every_entry=True)
+
+    def __iter__(self) -> Iterator[object]:
+        """graph, lib, params = relay.build(...), as in TVM."""
+        return iter((self.get_graph_json(), self.get_lib(), self.get_params()))
+
+
+__all__ = ["ExecutorFactoryModule"]

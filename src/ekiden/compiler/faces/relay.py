@@ -1,0 +1,147 @@
+"""`relay.build` and `relay.optimize`: TVM's names for compiling a module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ekiden.backend.crt.module import ALIGNMENT, Pool
+from ekiden.backend.vm.pipeline import optimize as optimize_module
+from ekiden.compiler.build import compile_model
+from ekiden.compiler.export.micro import MicroProgram
+from ekiden.compiler.export.micro import compile as compile_micro
+from ekiden.compiler.faces.factory import ExecutorFactoryModule
+from ekiden.frontend.common.options import NO_OPTIONS
+from ekiden.ir.expr import BaseFunc
+from ekiden.ir.memory_pools import WorkspaceMemoryPools
+from ekiden.ir.module import IRModule
+from ekiden.relay.backend import Executor, Runtime
+from ekiden.relay.backend.choices import refusal
+from ekiden.relay.build_module import bind_params_in_module
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.runtime import Executable as Compiled
+from ekiden.runtime import Module, register_func
+from ekiden.runtime.artifact.frame import executable_of
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.executable.executable import Executable
+from ekiden.target import TargetLike
+from ekiden.target.virtual_device import Targets, compilation_config, with_host
+
+Params = Mapping[str, object]
+
+
+def _module(ir_mod: IRModule | BaseFunc, params: Params | None) -> IRModule:
+    module = ir_mod if isinstance(ir_mod, IRModule) else IRModule.from_expr(ir_mod)
+    return bind_params_in_module(module, params) if params else module
+
+
+def build(
+    ir_mod: IRModule | BaseFunc,
+    target: Targets = None,
+    target_host: TargetLike | None = None,
+    *,
+    params: Params | None = None,
+    executor: str | Executor = "graph",
+    runtime: str | Runtime = "cpp",
+    mod_name: str = "default",
+    workspace_memory_pools: WorkspaceMemoryPools | None = None,
+) -> ExecutorFactoryModule | MicroProgram:
+    """Compile a module or function; `params` become constants by name. `executor` "aot", or
+    `relay.backend.Executor("aot")`, adds native code of the functions to their bytecode; of its
+    options and the `runtime`'s, those that would change nothing are a CompileError.
+
+    The result can be called; `["default"](device)`, or that of `mod_name`, makes a graph executor
+    of it, here and where it was exported to. `target_host` is the target of the code around
+    kernels, which must be of one machine. Raises CompileError also for a `mod_name` that is no
+    word, or the name of a function.
+
+    With `runtime` "crt" and executor "aot" it is C for a machine without an allocator, as
+    `ekiden.micro.compile` makes it; `workspace_memory_pools` are its memories then.
+    """
+    target = with_host(target, target_host)
+    how = Executor(executor) if isinstance(executor, str) else executor
+    on = Runtime(runtime) if isinstance(runtime, str) else runtime
+    if reason := refusal(how, on):
+        raise CompileError(f"relay.build: {reason}")
+    if on.name == "crt":
+        return _without_runtime(
+            _module(ir_mod, params), target, how, mod_name, workspace_memory_pools
+        )
+    if workspace_memory_pools is not None:
+        raise CompileError("relay.build: workspace_memory_pools are for runtime 'crt'")
+    kind = "vm" if how.name == "graph" else how.name
+    name = "" if mod_name == "default" else _checked_name(mod_name, _module(ir_mod, None))
+    made = to_executable(ir_mod, target, params, kind, in_place=False, mod_name=name)
+    return ExecutorFactoryModule(made)
+
+
+def _without_runtime(
+    module: IRModule,
+    target: Targets,
+    how: Executor,
+    name: str,
+    pools: WorkspaceMemoryPools | None,
+) -> MicroProgram:
+    """A module as C that needs no runtime."""
+    if isinstance(target, Mapping) or (
+        isinstance(target, Sequence) and not isinstance(target, str)
+    ):
+        raise CompileError("relay.build: runtime 'crt': one target expected")
+    return compile_micro(
+        module,
+        "c" if target is None else target,
+        name=name,
+        pools=[Pool(each.pool_name, each.size) for each in pools.pools] if pools else (),
+        packed=how["interface-api"] == "packed",
+        alignment=_given(how, "workspace-byte-alignment", ALIGNMENT),
+        constant_alignment=_given(how, "constant-byte-alignment", 4),
+    )
+
+
+def _given(how: Executor, option: str, default: int) -> int:
+    found = how[option]
+    return found if isinstance(found, int) else default
+
+
+def _checked_name(name: str, module: IRModule) -> str:
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise CompileError(f"build: expected a word as mod_name, got {name!r}")
+    if name in module:
+        raise CompileError(f"build: mod_name {name!r} is the name of a function of the module")
+    return name
+
+
+def to_executable(
+    ir_mod: IRModule | BaseFunc,
+    target: Targets,
+    params: Params | None,
+    executor: str = "vm",
+    *,
+    in_place: bool = True,
+    mod_name: str = "",
+) -> Compiled:
+    """The executable of a module or function; `in_place` as in `pipeline`, `mod_name` as in
+    `compile_model`.
+    """
+    module = _module(ir_mod, params)
+    made = compile_model(module, target, NO_OPTIONS, executor, in_place, mod_name=mod_name)
+    return executable_of(made.joined())
+
+
+def optimize(
+    mod: IRModule | BaseFunc, target: Targets = None, params: Params | None = None
+) -> tuple[IRModule, dict[str, object]]:
+    """The module as it is lowered to kernels, and no parameters: they are constants in it."""
+    config = compilation_config(target)
+    assert config.target is not None
+    return optimize_module(InferType()(_module(mod, params)), config.target, config), {}
+
+
+def _compile_to_module(program: IRModule | BaseFunc, target: str | None = None) -> Module:
+    """A module with the functions of a program, for other languages."""
+    return Executable(to_executable(program, target, None)).module
+
+
+register_func("ekiden.compile", _compile_to_module, override=True)
+
+__all__ = ["build", "optimize"]

@@ -1,0 +1,65 @@
+"""`relay.vm`: TVM's names for compiling to the virtual machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.compiler.faces.executors import VMExecutor
+from ekiden.compiler.faces.relay import Params, optimize, to_executable
+from ekiden.ir.expr import BaseFunc
+from ekiden.ir.module import IRModule
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.executable.executable import Executable
+from ekiden.target import TargetLike
+from ekiden.target.virtual_device import Targets, with_host
+
+
+def compile(
+    mod: IRModule | BaseFunc,
+    target: Targets = None,
+    params: Params | None = None,
+    *,
+    target_host: TargetLike | None = None,
+) -> Executable:
+    """Compile a module or function; `params` become constants by name, `target_host` is as in
+    `relay.build`.
+
+    `ekiden.runtime.vm.VirtualMachine` runs the result, which can be called as well.
+    """
+    return Executable(to_executable(mod, with_host(target, target_host), params))
+
+
+class VMCompiler:
+    """Compiles in steps (TVM's face): `set_params`, `lower`, `get_exec`."""
+
+    def __init__(self) -> None:
+        self._params: dict[str, object] = {}
+        self._made: Executable | None = None
+
+    def set_params(self, params: Mapping[str, object]) -> None:
+        """Parameters that become constants."""
+        self._params.update(params)
+
+    def optimize(
+        self, mod: IRModule, target: Targets = None, params: Params | None = None
+    ) -> tuple[IRModule, dict[str, object]]:
+        """The module as it is lowered to kernels, and no parameters."""
+        return optimize(mod, target, {**self._params, **(params or {})})
+
+    def lower(
+        self, mod: IRModule, target: Targets = None, target_host: TargetLike | None = None
+    ) -> None:
+        """Compile."""
+        self._made = compile(mod, target, self._params, target_host=target_host)
+
+    def codegen(self) -> None:
+        """Nothing: `lower` has made the code."""
+
+    def get_exec(self) -> Executable:
+        """What was compiled. Raises CompileError before `lower`."""
+        if self._made is None:
+            raise CompileError("get_exec: nothing is compiled yet: call lower first")
+        return self._made
+
+
+__all__ = ["VMCompiler", "VMExecutor", "compile"]

@@ -1,0 +1,112 @@
+"""Inputs for a model of which only names, shapes and dtypes are known."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ekiden.compiler.remote import RemoteExecutable
+from ekiden.ir.dtype import to_numpy
+from ekiden.ir.op import Array
+from ekiden.runtime.artifact.metadata import ANY_OBJECT, MAPS, SEQUENCE, TEXT, TensorInfo
+from ekiden.runtime.devices.memory import free_memory
+from ekiden.runtime.errors import InputError, MemoryLimitError, RunError
+from ekiden.runtime.executable.executable import Executable
+
+__all__ = ["random_inputs", "tried_sizes"]
+
+_NONE: Mapping[str, Array] = MappingProxyType({})
+
+
+SEVERAL = 2
+"""Elements of a sequence."""
+TRIED = (8, 64, 256, 512)
+"""Sizes of a dimension that is not given, where 1 is too small for the model."""
+
+
+def tried_sizes(dims: Mapping[str, int], given: Container[str]) -> Iterator[dict[str, int]]:
+    """These dimensions; then of those not given one larger, all but the first, as pictures of a
+    batch have them, and all.
+    """
+    yield dict(dims)
+    free = [name for name in dims if name not in given]
+    groups = [(name,) for name in free] + [tuple(free[n:]) for n in (1, 0) if len(free) - n > 1]
+    for size in TRIED:
+        for group in groups:
+            yield {**dims, **dict.fromkeys(group, size)}
+
+
+def random_inputs(
+    executable: Executable | RemoteExecutable,
+    dims: Mapping[str, int],
+    arrays: Mapping[str, Array] = _NONE,
+) -> dict[str, Any]:
+    """Random arrays, of sequences lists of such, for every input that is not among `arrays`.
+    Symbols are bound by `dims`, else 1; where the model does not run with 1, one of them grows
+    until it does, if it does.
+
+    Raises InputError for a name that there is not, MemoryLimitError for more than is free.
+    """
+    unknown = [name for name in arrays if name not in {i.name for i in executable.inputs}]
+    if unknown:
+        there = ", ".join(f"'{i.name}'" for i in executable.inputs)
+        raise InputError(f"no input is named '{unknown[0]}'; there are {there}")
+    names = [d for info in executable.inputs for d in info.shape if isinstance(d, str)]
+    if unbound := [n for n in dims if n not in names]:
+        there = ", ".join(sorted({f"'{n}'" for n in names})) or "none"
+        raise InputError(f"read a dimension: no symbol is named '{unbound[0]}'; there are {there}")
+    feeds: list[dict[str, Any]] = []
+    for bound in tried_sizes(dict.fromkeys(names, 1) | dict(dims), dims):
+        rng = np.random.default_rng(0)
+        missing = [i for i in executable.inputs if i.name not in arrays]
+        _check_memory(missing, bound)
+        feeds.append({i.name: _random(i, bound, rng) for i in missing} | dict(arrays))
+        with suppress(InputError, RunError):
+            executable(**feeds[-1])
+            return feeds[-1]
+    return feeds[0]
+
+
+def _check_memory(infos: Sequence[TensorInfo], bound: Mapping[str, int]) -> None:
+    """Raise MemoryLimitError where inputs of these sizes take more memory than is free."""
+    free = free_memory()
+    if free is None:
+        return
+    shapes = {i.name: [bound[d] if isinstance(d, str) else d for d in i.shape] for i in infos}
+    sizes = {i.name: prod(shapes[i.name]) * _element(i).itemsize for i in infos}
+    needed = sum(sizes.values())
+    if needed > free:
+        name = max(sizes, key=lambda n: sizes[n])
+        raise MemoryLimitError(
+            f"random inputs: {_gigabytes(needed)} of memory asked for, most by input '{name}' of "
+            f"shape {tuple(shapes[name])}; {_gigabytes(free)} are free"
+        )
+
+
+def _gigabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.1f} GB"
+
+
+def _element(info: TensorInfo) -> np.dtype[np.generic]:
+    """What an input has elements of. Raises InputError for what no random one is made of."""
+    name = info.dtype.removeprefix(SEQUENCE)
+    if name == ANY_OBJECT or name.startswith(MAPS):
+        raise InputError(f"random inputs: '{info.name}' is a {info.dtype}: give it one")
+    return np.dtype("U1") if name == TEXT else to_numpy(name)
+
+
+def _random(info: TensorInfo, bound: dict[str, int], rng: np.random.Generator) -> object:
+    """A tensor; of a sequence a list of some."""
+    shape = [d if isinstance(d, int) else bound[d] for d in info.shape]
+    dtype = _element(info)
+
+    def one() -> Array:
+        whole = rng.integers(0, 2, shape) if dtype.kind in "iubU" else rng.random(shape)
+        return whole.astype(dtype)
+
+    return [one() for _ in range(SEVERAL)] if info.dtype.startswith(SEQUENCE) else one()

@@ -1,0 +1,199 @@
+"""What this machine reaches at best, measured: multiply-adds, and bytes from memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import Var, const
+from ekiden.kernels.micro_kernels.matrix_tiles import (
+    BY_PANEL,
+    LANES,
+    REGISTERS,
+    ROWS,
+    WORD_BYTES,
+    WORDS,
+    Products,
+    matrix_call,
+)
+from ekiden.runtime import load_image, num_threads, tensor
+from ekiden.runtime.profile.report import Peak
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, Stmt, seq
+from ekiden.tir.transform import lower
+from ekiden.topi.nn.weights import WORD_OF
+
+__all__ = [
+    "STEPS",
+    "chains",
+    "measure_peak",
+    "peak_loop",
+    "peak_work",
+    "triad_loop",
+    "words_loop",
+]
+
+STEPS = 400_000
+"""Enough for calling the loop not to count: 50,000 of 256 bits take 85 us, and read as 107 of 117
+GFLOP/s (Zen 4)."""
+MOST_CHAINS = 24
+SPARE = 2
+"""Registers that a compiler needs beside the chains: with all of them sums go to memory, and the
+peak of 16 registers reads as 60 of 85 GFLOP/s (Skylake-SP, 256 bits). No more than that: products
+and sums apart have a latency of 6, and 12 chains read as 47 of 58 (Zen 4, 128 bits).
+"""
+ROUNDS = 7
+BYTES = 1 << 26
+"""Of the array that is read and the one that is written: more than caches hold."""
+LEVELS = tuple(1 << n for n in range(14, 27, 2))
+"""Bytes of arrays, from what the nearest caches of all threads hold to what none does."""
+MOVED = 1 << 23
+"""Bytes that one measurement of a level goes over, at least."""
+
+
+def chains(target: Target) -> int:
+    """Independent multiply-adds of a loop: enough to hide their latency, in registers."""
+    return min(MOST_CHAINS, target.registers - SPARE)
+
+
+def peak_work(target: Target) -> int:
+    """Operations of `peak_loop`."""
+    return 2 * chains(target) * STEPS * target.lanes("float32")
+
+
+def peak_loop(target: Target) -> PrimFunc:
+    """As many accumulators as `chains` says, STEPS multiply-adds each."""
+    lanes, count = target.lanes("float32"), chains(target)
+    vector = f"float32x{lanes}"
+    out = Buffer("out", (const(count * lanes),))
+    acc = Buffer("acc", (const(count),), vector, "register")
+    factor = broadcast(const(0.999, "float32"), lanes)
+    clear = [BufferStore(acc, factor, (const(c),)) for c in range(count)]
+    steps = [
+        BufferStore(acc, call_intrin("fma", acc[c], factor, factor, dtype=vector), (const(c),))
+        for c in range(count)
+    ]
+    loop = For(Var("i"), const(0), const(STEPS), ForKind.SERIAL, seq(*steps))
+    keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(count)]
+    return PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
+
+
+def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
+    """The same of products of words of int8 or bfloat16, by the fastest instruction that a target
+    has for them, and its operations; None where it has none that is faster than that of floats.
+    """
+    made = BY_PANEL[dtype]
+    if target.has(made.ability):
+        return _matrices_loop(made)
+    dots = {"int8": ("dot4_u8s8", "madd_s16"), "bfloat16": ("dot2_bf16",)}[dtype]
+    dot = next(filter(target.has, dots), None)
+    if dot is None:
+        return None
+    lanes, count, sums = target.lanes("float32"), chains(target), made.sums
+    vector = f"{sums}x{lanes}"
+    out = Buffer("out", (const(count * lanes),), sums)
+    acc = Buffer("acc", (const(count),), vector, "register")
+    clear = [
+        BufferStore(acc, broadcast(const(c + 3, sums), lanes), (const(c),)) for c in range(count)
+    ]
+    factor = broadcast(const(0x01020103, "int32"), lanes)
+    factor = call_intrin("reinterpret", factor, dtype=vector)
+    zero = broadcast(const(0, sums), lanes)
+    # sums that are an instruction of their own go where they hinder products: without them
+    total = [zero if dot == "madd_s16" else acc[c] for c in range(count)]
+    steps = [
+        BufferStore(acc, call_intrin(dot, total[c], acc[c], factor, dtype=vector), (const(c),))
+        for c in range(count)
+    ]
+    loop = For(Var("i"), const(0), const(STEPS), ForKind.SERIAL, seq(*steps))
+    keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(count)]
+    func = PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
+    products = 4 if dot == "dot4_u8s8" else 2
+    return func, 2 * products * lanes * count * STEPS
+
+
+def _matrices_loop(of: Products) -> tuple[PrimFunc, int]:
+    """Products of registers that hold matrices."""
+    registers, size, steps = range(REGISTERS), ROWS * LANES, STEPS // 8
+    out = Buffer("out", (const(size),), of.sums)
+    shape = matrix_call("matrix_shape", *([ROWS, LANES * WORD_BYTES] * REGISTERS))
+    clear = [matrix_call("matrix_zero", n) for n in registers]
+    many = [matrix_call(of.dot, n, 6, 7) for n in registers[:6]]
+    loop = For(Var("i"), const(0), const(steps), ForKind.SERIAL, seq(*many))
+    value = call_intrin("matrix_value", 0, dtype=f"{of.sums}x{size}")
+    keep = BufferStore(out, value, (ramp(const(0), 1, size),))
+    attrs = {"global_symbol": "peak", "tir.tiled": 1}
+    work = 2 * size * WORDS * WORD_OF[of.panel] * len(many) * steps
+    return PrimFunc((out,), seq(shape, *clear, loop, keep), attrs), work
+
+
+def measure_peak(target: Target | None = None) -> Peak:
+    """The best of some rounds of a loop of independent multiply-adds, times the threads of the
+    pool, and of products of words; of a copy that no cache holds; and of sums over arrays of all
+    sizes. Takes 0.5 s.
+    """
+    chosen = Target.host() if target is None else target
+    flops = _rate(peak_loop(chosen), peak_work(chosen), chosen)
+    words = {}
+    for dtype in BY_PANEL:
+        made = words_loop(chosen, dtype)
+        words[dtype] = flops if made is None else _rate(*made, chosen)
+    source, copy = np.ones(BYTES, np.uint8), np.empty(BYTES, np.uint8)
+    memory = 2 * BYTES / _best(lambda: np.copyto(copy, source))
+    levels = [(size, _bandwidth(size, chosen)) for size in LEVELS]
+    for index in range(len(levels) - 2, -1, -1):  # what fits nearer is no slower
+        size, speed = levels[index]
+        levels[index] = size, max(speed, levels[index + 1][1])
+    return Peak(flops, max(memory, levels[-1][1]), tuple(levels), words)
+
+
+def _rate(loop: PrimFunc, work: int, target: Target) -> float:
+    """Operations in a second of all threads of the pool, of a loop that does so many."""
+    image = link([compile_object([lower(loop, target)], target)], ["peak"], target)
+    (out,) = loop.buffers
+    size = out.shape[0].value  # type: ignore[attr-defined]  # a constant
+    run, result = load_image(image)["peak"], tensor(np.zeros(size, out.dtype))
+    return work * num_threads() / _best(lambda: run(result))
+
+
+def triad_loop(size: int, threads: int, target: Target) -> tuple[PrimFunc, int]:
+    """Each thread sets its part of `c` to `a + b` again and again, of arrays that have `size` bytes
+    in all; and how many bytes that goes over.
+    """
+    lanes = target.lanes("float32")
+    steps = max(1, size // (3 * 4 * lanes * threads))
+    repeat = max(1, MOVED // size)
+    count = threads * steps * lanes
+    a, b, c = (Buffer(name, (const(count),)) for name in "abc")
+    thread, again, step = Var("thread"), Var("again"), Var("step")
+    at = (ramp((thread * steps + step) * lanes, 1, lanes),)
+    vector = f"float32x{lanes}"
+    body: Stmt = BufferStore(c, BufferLoad(a, at, vector) + BufferLoad(b, at, vector), at)
+    body = For(step, const(0), const(steps), ForKind.SERIAL, body)
+    body = For(again, const(0), const(repeat), ForKind.SERIAL, body)
+    body = For(thread, const(0), const(threads), ForKind.PARALLEL, body)
+    return PrimFunc((a, b, c), body, {"global_symbol": "triad"}), 12 * count * repeat
+
+
+def _bandwidth(size: int, target: Target) -> float:
+    threads = num_threads()
+    loop, moved = triad_loop(size, threads, target)
+    image = link([compile_object([lower(loop, target)], target)], ["triad"], target)
+    count = loop.buffers[0].shape[0].value  # type: ignore[attr-defined]  # a constant
+    arrays = [tensor(np.ones(count, np.float32)) for _ in range(3)]
+    run = load_image(image)["triad"]
+    return moved / _best(lambda: run(*arrays))
+
+
+def _best(run: Callable[[], object]) -> float:
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)

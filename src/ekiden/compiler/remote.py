@@ -1,0 +1,102 @@
+"""A compiled model in a session with another machine: `--remote` of the command line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.ir.op import Array
+from ekiden.rpc import RemoteTensor, RPCSession
+from ekiden.runtime.artifact.frame import metadata_of, without_kernels
+from ekiden.runtime.artifact.metadata import (
+    ANY_OBJECT,
+    ANY_RANK,
+    MAPS,
+    SEQUENCE,
+    TEXT,
+    TensorInfo,
+    tensor_infos,
+    variants,
+)
+from ekiden.runtime.artifact.pieces import Bytes
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.profile.report import Report, report_of
+
+__all__ = ["RemoteExecutable"]
+
+_FILE = "model.eki"
+_MOST_EVENTS = 1 << 18
+"""Words of events of a profile: what a message has room for."""
+
+
+class RemoteExecutable:
+    """An artifact that runs in a session: it is sent there, and called with arrays of this machine,
+    whose results come back as tensors.
+
+    Raises InputError for a model whose inputs or outputs are no tensors or that keeps values
+    between runs, and what the session raises: LoadError where the other machine cannot run it.
+    """
+
+    def __init__(self, session: RPCSession, data: Bytes) -> None:
+        metadata = metadata_of(data)
+        self.inputs, self.outputs = tensor_infos(metadata, _FILE)
+        self.target = str(metadata.get("target", "llvm"))
+        if "states" in metadata:
+            raise InputError("remote: the model keeps values between runs: run it where they are")
+        for info in (*self.inputs, *self.outputs):
+            if not _is_tensor(info):
+                raise InputError(f"remote: '{info.name}': a tensor expected, got {info.dtype}")
+        self._data = data
+        session.upload(bytes(data), _FILE)
+        self.session, self.module = session, session.load_module(_FILE)
+
+    def _sent(self, named: Mapping[str, object]) -> list[object]:
+        """The inputs there, in order. Raises InputError for one that is missing."""
+        device = self.session.cpu()
+        wanted = {info.name for info in self.inputs}
+        if wanted != set(named):
+            there = ", ".join(f"'{info.name}'" for info in self.inputs)
+            raise InputError(f"run: expected the inputs {there}, got {', '.join(named) or 'none'}")
+        return [device.array(np.asarray(named[info.name])) for info in self.inputs]
+
+    def __call__(self, **named: object) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
+        """Run `main` there on arrays of this machine, by name."""
+        found = self.module["main"](*self._sent(named))
+        if isinstance(found, tuple):
+            return tuple(cast(RemoteTensor, each).tensor() for each in found)
+        return cast(RemoteTensor, found).tensor()
+
+    def times(self, feed: Mapping[str, object], seconds: float) -> list[float]:
+        """Seconds of runs by the clock there, 5 at least, until so many have passed here."""
+        sent = self._sent(feed)
+        evaluator = self.module.time_evaluator("main", self.session.cpu(), number=1, repeat=5)
+        until = time.monotonic() + seconds
+        found = list(evaluator(*sent).results)
+        while time.monotonic() < until:
+            found += evaluator(*sent).results
+        return found
+
+    def profile(self, *args: Array) -> Report:
+        """Run `main` there on arrays of this machine and report where the time went, by the clock
+        there; without limits of the machine to hold it against. Raises InputError for an artifact
+        of several targets, of which the other machine has chosen one.
+        """
+        if len(variants(metadata_of(self._data))) > 1:
+            raise InputError("profile: with --remote an artifact for one target expected")
+        here = runtime.Executable.from_bytes(without_kernels(self._data, 0))
+        device = self.session.cpu()
+        sent = [device.array(np.asarray(each)) for each in args]
+        self.module["main"](*sent)
+        threads = self.session.get_function("ek.runtime.num_threads")(0)
+        found = self.module["profile"](here.index("main"), _MOST_EVENTS, *sent)
+        return report_of(here, found, cast(int, threads))
+
+
+def _is_tensor(info: TensorInfo) -> bool:
+    return info.dtype not in (TEXT, ANY_OBJECT) and not info.dtype.startswith(
+        (SEQUENCE, MAPS, ANY_RANK)
+    )

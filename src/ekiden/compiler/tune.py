@@ -1,0 +1,257 @@
+"""tune(): search for faster kernels of a model."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import cast
+
+from ekiden.codegen.llvm import link
+from ekiden.compiler.build import Model, import_model
+from ekiden.frontend.common.options import ImportOptions, Shapes
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import Var
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.type import TensorType, Type
+from ekiden.kernels.family import size_of
+from ekiden.relay.expr import Function
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
+from ekiden.runtime import Device, load_image
+from ekiden.runtime.errors import InputError, LoadError
+from ekiden.runtime.files import PathName
+from ekiden.target import Target, TargetLike, target_or_current
+from ekiden.tune.measure import Measurer
+from ekiden.tune.records import Records
+from ekiden.tune.remote import Remote
+from ekiden.tune.search import Evolution, Random, Search
+from ekiden.tune.session import Progress, Session
+from ekiden.tune.task import Extracted, Sizes, SizesLike, Task, module_tasks
+
+SEARCHES: Mapping[str, Search] = {s.name: s for s in (Evolution(), Random())}
+"""What can be asked for by name."""
+
+
+def tune(
+    model: Model | Sequence[Task],
+    target: TargetLike | None = None,
+    *,
+    trials: int = 200,
+    records: PathName | Records | None = None,
+    seconds: float = math.inf,
+    dims: SizesLike | None = None,
+    shape: Shapes | None = None,
+    threads: int = 1,
+    cold: bool = False,
+    search: str | Search = "evolution",
+    executor: Executor | None = None,
+    runners: int = 1,
+    remote: Remote | None = None,
+    seed: int = 0,
+    kernels: str = "",
+    progress: Progress | None = None,
+) -> Session:
+    """Search for faster kernels of a model, or for tasks; gives the session: `states` has each task
+    with its trials, its best and its default's time; `records` what `compile(records=)` takes.
+
+    `model`, `target`, `shape` are as in `compile`. `trials` is how many candidates are tried in
+    all, those of earlier runs that `records` (a file, to which each trial is appended at once) has
+    of this machine included; the search ends earlier after `seconds`, or where nothing more is to
+    be won. `dims` says what sizes the model's symbols have: a number each, or those of several
+    runs, `{"batch": [1, 8]}`, which count alike; what is found is used for all sizes.
+    `threads` is how many a kernel runs on: with 1 its time is that of the thread, which others on
+    the machine lengthen little. `cold` empties the caches before each call. `search` is
+    "evolution", "random" or a `tune.Search`. `executor` is any concurrent.futures.Executor, of this
+    machine or of a cluster of equal ones, that runs `runners` batches at a time. With `remote`, a
+    `tune.Remote`, candidates run in sessions with that server, which may be a page; `target` is its
+    own. Equal `seed`s ask for the same candidates as long as they are measured alike. `kernels`
+    keeps those whose name or node holds it.
+
+    Raises what `compile` does, InputError for a size that is not given, an option that cannot be or
+    a target that this machine cannot run (where it is to), OSError for records that cannot be read
+    or written.
+    """
+    session = prepare(
+        model, target, dims=dims, shape=shape, kernels=kernels,
+        records=records if isinstance(records, Records) else _records(records),
+        measurer=Measurer(
+            executor=executor, runners=runners, threads=threads, cold=cold, remote=remote
+        ),
+        search=search, seed=seed, progress=progress,
+    )  # fmt: skip
+    session.run(trials, seconds)
+    return session
+
+
+def _records(path: PathName | None) -> Records:
+    return Records() if path is None else Records.open(path)
+
+
+def prepare(
+    model: Model | Sequence[Task],
+    target: TargetLike | None,
+    *,
+    dims: SizesLike | None,
+    shape: Shapes | None,
+    kernels: str,
+    records: Records,
+    measurer: Measurer,
+    search: str | Search,
+    seed: int,
+    progress: Progress | None,
+) -> Session:
+    """A session that has not begun. Arguments and errors are those of `tune`."""
+    if isinstance(search, str):
+        if search not in SEARCHES:
+            kinds = " or ".join(map(repr, SEARCHES))
+            raise InputError(f"tune: search {kinds} or a Search expected, got {search!r}")
+        search = SEARCHES[search]
+    tasks = _tasks(model, target, dims, shape)
+    chosen = [t for t in tasks if kernels in t.name or kernels in t.node]
+    if not chosen:
+        there = ", ".join(map(str, tasks))
+        raise InputError(f"tune: no kernel's name or node holds '{kernels}'; there are {there}")
+    if measurer.remote is None and measurer.executor is None:
+        for each in dict.fromkeys(t.target.code_host for t in chosen):
+            _check_here(each)
+        for each in dict.fromkeys(t.target for t in chosen if not t.target.kind.is_cpu):
+            _check_device(each)
+    return Session(chosen, records, measurer, search, seed, progress)
+
+
+def _check_here(target: Target) -> None:
+    """Raises InputError for a target whose code this machine cannot run: every candidate would
+    crash, and count as tried."""
+    if target.architecture != Target.host().architecture:
+        why = f"this machine is no {target.architecture}"
+    else:
+        try:
+            load_image(link([], [], target))
+            return
+        except LoadError as error:
+            why = str(error).rpartition("header: ")[2]
+    raise InputError(
+        f"tune: code for '{target}' cannot be measured here: {why}; remote= (--remote) measures on"
+        " a server"
+    )
+
+
+def _check_device(target: Target) -> None:
+    """Raises InputError for a target whose device is not here."""
+    place = Device(target.kind.device_type, 0)
+    if not place.exist:
+        raise InputError(
+            f"tune: code for '{target}' cannot be measured here: there is no {place}; remote="
+            " (--remote) measures on a server"
+        )
+
+
+def _tasks(
+    model: Model | Sequence[Task],
+    target: TargetLike | None,
+    dims: SizesLike | None,
+    shape: Shapes | None,
+) -> Sequence[Task]:
+    if isinstance(model, Sequence) and not isinstance(model, (str, bytes)):
+        if not all(isinstance(each, Task) for each in model):
+            raise InputError("tune: a model or a sequence of tasks expected")
+        return [each for each in model if isinstance(each, Task)]
+    found = extract_tasks(model, target, dims, shape)
+    if not found.tasks:
+        reasons = "; ".join(f"{name}: {why}" for name, why in found.skipped) or "it has no kernels"
+        raise InputError(f"tune: there is no kernel to tune: {reasons}")
+    return found.tasks
+
+
+def extract_tasks(
+    model: Model,
+    target: TargetLike | None = None,
+    dims: SizesLike | None = None,
+    shape: Shapes | None = None,
+) -> Extracted:
+    """The tasks of a model, its distinct kernels with how often a run calls each, and the kernels
+    that are none, with the reason. Arguments are as in `tune`.
+
+    Raises InputError for a size of a symbol that the model has not, or without one of a symbol of
+    its inputs, for several targets, and what `compile` raises.
+    """
+    given_target: object = target  # whatever the caller's types say
+    if isinstance(given_target, (list, tuple)):
+        several = ", ".join(map(str, given_target))
+        raise InputError(
+            f"tune: one target expected, got {several}: tune for each, and compile with all records"
+        )
+    module = _typed(model, shape)
+    names = _symbols(module)
+    given = _named(dims or {})
+    if unknown := [n for n in given if n not in names]:
+        there = ", ".join(f"'{n}'" for n in names) or "none"
+        raise InputError(f"tune: no symbol is named '{unknown[0]}'; there are: {there}")
+    if missing := [n for n in names if n not in given]:
+        said = " and ".join(f"'{n}'" for n in missing)
+        which = f"size of {said} is" if len(missing) == 1 else f"sizes of {said} are"
+        options = " ".join(f"--dim {n}=1" for n in missing)
+        raise InputError(
+            f"tune: the {which} not known: dims={dict.fromkeys(missing, 1)} ({options}) tunes for"
+            " one, shape= (--shape) fixes an input's"
+        )
+    return module_tasks(module, target_or_current(target), dims)
+
+
+def profile_sizes(
+    model: Model, runs: Iterable[Mapping[str, object]], shape: Shapes | None = None
+) -> list[tuple[Sizes, float]]:
+    """The sizes that a model's symbols have in some runs, and how much each of these counts: what
+    `dims` takes. A run is what each input is given by its name: an array, or its shape.
+
+    Raises InputError for an input that the model has not, and for other sizes than it says.
+    """
+    main = _typed(model, shape)["main"]
+    assert isinstance(main, Function)
+    kinds = {p.name_hint: p.checked_type for p in main.params}
+    counts = Counter(tuple(sorted(_sizes_of(kinds, run).items())) for run in runs)
+    total = sum(counts.values())
+    return [(dict(sizes), count / total) for sizes, count in counts.most_common()]
+
+
+def _sizes_of(kinds: Mapping[str, Type], run: Mapping[str, object]) -> Sizes:
+    found: dict[str, int] = {}
+    for name, given in run.items():
+        kind = kinds.get(name)
+        if not isinstance(kind, TensorType):
+            there = ", ".join(kinds)
+            raise InputError(f"profile_sizes: no input is named '{name}'; there are {there}")
+        shape = [int(d) for d in cast("Sequence[int]", getattr(given, "shape", given))]
+        if len(shape) != len(kind.shape):
+            raise InputError(f"profile_sizes: '{name}' has {len(kind.shape)} axes, got {shape}")
+        for dim, size in zip(kind.shape, shape, strict=True):
+            wanted = found.setdefault(dim.name, size) if isinstance(dim, Var) else size_of(dim)
+            if wanted not in (None, size):
+                raise InputError(f"profile_sizes: '{name}' is of {kind.shape}, got {shape}")
+    return found
+
+
+def _typed(model: Model, shape: Shapes | None) -> IRModule:
+    return NameDimensions()(InferType()(import_model(model, ImportOptions(shape))))
+
+
+def _named(dims: SizesLike) -> list[str]:
+    """The symbols that have a size, in every run."""
+    if isinstance(dims, Mapping):
+        return list(dims)
+    found = [set(sizes) for sizes, _ in dims]
+    return sorted(set.intersection(*found)) if found else []
+
+
+def _symbols(module: IRModule) -> list[str]:
+    """The names of the sizes of the inputs of `main` that are not known."""
+    main = module["main"]
+    assert isinstance(main, Function)
+    kinds = [p.checked_type for p in main.params]
+    dims = [d for k in kinds if isinstance(k, TensorType) for d in k.shape]
+    return list(dict.fromkeys(v.name for d in dims for v in free_vars(d)))
+
+
+__all__ = ["SEARCHES", "extract_tasks", "prepare", "profile_sizes", "tune"]

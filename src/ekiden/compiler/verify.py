@@ -1,0 +1,298 @@
+"""verify(): a compiled model against ONNX Runtime or ONNX's reference evaluator."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from html import escape
+from importlib import import_module
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ekiden.compiler.compile import compile
+from ekiden.compiler.inputs import random_inputs
+from ekiden.compiler.remote import RemoteExecutable
+from ekiden.frontend.onnx.load import read_model, sorted_nodes
+from ekiden.frontend.onnx.node import describe
+from ekiden.ir.op import Array
+from ekiden.quantization.calibrate import with_outputs
+from ekiden.quantization.judge import signal_to_noise
+from ekiden.runtime.errors import InputError, RunError
+from ekiden.runtime.executable.executable import Executable
+from ekiden.runtime.executable.loading import load
+from ekiden.runtime.files import PathName
+from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.profile.html import table
+from ekiden.target import TargetLike
+
+__all__ = ["ENGINES", "Comparison", "Tolerance", "Verification", "verify"]
+
+ENGINES = ("onnxruntime", "onnx")
+
+Evaluate = Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far an element may be apart: atol + rtol * |expected| + of_range * the largest of it."""
+
+    rtol: float = 1e-4
+    atol: float = 1e-6
+    of_range: float = 1e-5
+    snr: float = 20.0
+    """The least signal-to-noise ratio beside another model, in decibels; the others say nothing
+    then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One tensor of the model: who makes it, and how far the two results are apart."""
+
+    node: str
+    tensor: str
+    agrees: bool
+    error: float
+    """The largest difference as a multiple of what is tolerated; infinite where shapes differ."""
+    detail: str
+    snr: float | None = None
+    """Signal to noise in decibels, beside another model; infinite where they are equal."""
+
+    def __str__(self) -> str:
+        mark = "ok     " if self.agrees else "DIFFERS"
+        return f"{mark} {self.tensor}  ({self.node})  {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a comparison gave: true where all tensors agree."""
+
+    model: str
+    against: str
+    tensors: tuple[Comparison, ...]
+
+    @property
+    def first_difference(self) -> Comparison | None:
+        """The first tensor that differs, in the order of the model."""
+        return next((each for each in self.tensors if not each.agrees), None)
+
+    def __bool__(self) -> bool:
+        return self.first_difference is None
+
+    def json(self) -> str:
+        """All of it as one JSON object."""
+        first = self.first_difference
+        made = {
+            "model": self.model,
+            "against": self.against,
+            "agrees": first is None,
+            "first_difference": None if first is None else asdict(first),
+            "tensors": [asdict(each) for each in self.tensors],
+        }
+        return json.dumps(made, indent=1)
+
+    def _last(self) -> str:
+        first = self.first_difference
+        if first is None:
+            return f"{self.model} agrees with {self.against} in {len(self.tensors)} tensors"
+        who = f"first in {first.tensor!r}, made by {first.node}"
+        return f"{self.model} differs from {self.against}; {who}"
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.tensors), self._last()])
+
+    def _repr_html_(self) -> str:
+        if any(t.snr is not None for t in self.tensors):
+            return f"{self._bars()}<p>{escape(self._last())}</p>"
+        rows = [("ok" if t.agrees else "DIFFERS", t.tensor, t.node, t.detail) for t in self.tensors]
+        return table(("", "tensor", "node", "difference"), rows, self._last())
+
+    def _bars(self) -> str:
+        """A bar for each tensor, as long as its ratio."""
+        most = max([t.snr for t in self.tensors if t.snr is not None and isfinite(t.snr)] or [1.0])
+        rows = []
+        for each in self.tensors:
+            snr = each.snr if each.snr is not None else 0.0
+            width = 300.0 * min(max(snr / most, 0.0), 1.0) if most > 0 else 0.0
+            colour = "#3f9142" if each.agrees else "#c04040"
+            bar = f"<div style='background:{colour};height:0.8em;width:{width:.0f}px'></div>"
+            text = f"<td>{escape(each.tensor)}</td><td>{bar}</td><td>{snr:.1f} dB</td>"
+            rows.append(f"<tr>{text}</tr>")
+        return f"<table>{''.join(rows)}</table>"
+
+
+def verify(
+    model: PathName | bytes | onnx.ModelProto,
+    executable: Executable | RemoteExecutable | PathName | bytes | None = None,
+    *,
+    target: TargetLike | None = None,
+    inputs: Mapping[str, Array] | None = None,
+    dims: Mapping[str, int] | None = None,
+    against: str | None = None,
+    layers: bool = False,
+    tolerance: Tolerance | None = None,
+) -> Verification:
+    """Run a model of ONNX compiled and by another engine, and compare what they give.
+
+    `executable` is what was compiled of it before, or the file of it, or one in a session
+    (`driver.remote.RemoteExecutable`); else the model is compiled, for `target` or this machine.
+    `inputs` are arrays by name, random numbers for the others, of sizes that `dims` gives to
+    symbols. `against` "onnxruntime", where it is installed the default, or "onnx", the reference.
+    `layers` compares the result of every node, which compiles the model with all of them as
+    outputs. `against` may also be another model of ONNX with the same inputs, the one of floats
+    that this was made of: both are compiled, and tensors of one name compared by their signal to
+    noise ratio. Raises InputError for what cannot be combined, RunError where the engine fails, and
+    what compiling and running raise.
+    """
+    if not isinstance(model, (str, os.PathLike, bytes, onnx.ModelProto)):
+        wanted = "verify: expected a model of ONNX (a path, bytes, an onnx.ModelProto)"
+        raise InputError(f"{wanted}, got {type(model).__name__}")
+    proto, label, _ = read_model(model)
+    makers = {o: describe(n) for n in proto.graph.node for o in n.output if o}
+    if target is not None and executable is not None:
+        raise InputError("verify: an artifact has its targets: name none beside it")
+    if layers and executable is not None:
+        raise InputError("verify: layers are outputs of their own, which an artifact does not have")
+    if against is not None and against not in ENGINES:
+        if executable is not None:
+            raise InputError("verify: beside another model, name models, not artifacts")
+        feeder = partial(random_inputs, dims=dims or {}, arrays=inputs or {})
+        return _beside(proto, label, against, target, feeder, layers, tolerance)
+    if layers:
+        proto = with_all_outputs(proto, label)
+    engine = against or next(e for e in ENGINES if importlib.util.find_spec(e))
+    evaluate = _evaluator(engine)
+    compiled = compile(proto, target=target) if executable is None else _executable(executable)
+    _check_same(compiled, proto, label)
+    feed = random_inputs(compiled, dims or {}, inputs or {})
+    result = compiled(**feed)
+    found = [t.numpy() if hasattr(t, "numpy") else t for t in _outputs(result)]
+    names = [o.name for o in proto.graph.output]
+    rows = zip(names, found, evaluate(proto, feed), strict=True)
+    chosen = tolerance or Tolerance()
+    compared = (compare(makers.get(n, "input"), n, f, w, chosen) for n, f, w in rows)
+    return Verification(label, engine, tuple(compared))
+
+
+def _beside(
+    proto: onnx.ModelProto,
+    label: str,
+    against: str,
+    target: TargetLike | None,
+    feeder: Callable[[Executable], dict[str, Any]],
+    layers: bool,
+    tolerance: Tolerance | None,
+) -> Verification:
+    """A model beside another, by the tensors that both name."""
+    other, other_label, _ = read_model(against)
+    least = (tolerance or Tolerance()).snr
+    makers = {o: describe(n) for n in proto.graph.node for o in n.output if o}
+    names = [o.name for o in proto.graph.output]
+    if names != [o.name for o in other.graph.output]:
+        raise InputError(f"verify: {label} and {other_label} have other outputs")
+    if layers:
+        known = {o for n in other.graph.node for o in n.output}
+        names = [name for name in makers if name in known]
+    runs = [compile(with_outputs(each, names), target=target) for each in (proto, other)]
+    feed = feeder(runs[1])
+    ours, theirs = ([np.asarray(v) for v in _outputs(run(**feed))] for run in runs)
+    rows = []
+    for name, found, wanted in zip(names, ours, theirs, strict=True):
+        node = makers.get(name, "input")
+        if found.shape != wanted.shape:
+            text = f"expected {list(wanted.shape)}, got {list(found.shape)}"
+            rows.append(Comparison(node, name, False, inf, text))
+            continue
+        ratio = signal_to_noise(wanted, found)
+        rows.append(Comparison(node, name, ratio >= least, 0.0, f"{ratio:.1f} dB", ratio))
+    return Verification(label, other_label, tuple(rows))
+
+
+def _executable(
+    given: Executable | RemoteExecutable | PathName | bytes,
+) -> Executable | RemoteExecutable:
+    return given if isinstance(given, (Executable, RemoteExecutable)) else load(given)
+
+
+def _outputs(result: object) -> Iterable[object]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _check_same(
+    compiled: Executable | RemoteExecutable, proto: onnx.ModelProto, label: str
+) -> None:
+    """Raise InputError where an executable cannot be of this model."""
+    weights = {w.name for w in proto.graph.initializer}
+    ports = ([i.name for i in proto.graph.input if i.name not in weights], proto.graph.output)
+    wanted = [*ports[0], *(o.name for o in ports[1])]
+    names = [i.name for i in (*compiled.inputs, *compiled.outputs)]
+    if names != wanted:
+        there = f"inputs and outputs {', '.join(map(repr, wanted))}"
+        raise InputError(f"verify: {label} has {there}, the artifact {', '.join(map(repr, names))}")
+
+
+def with_all_outputs(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    """The model with the result of every node of its main graph as an output, in order."""
+    nodes = sorted_nodes(model.graph, label)
+    names = dict.fromkeys(o for n in nodes if n.op_type != "Constant" for o in n.output if o)
+    return with_outputs(model, names)
+
+
+def _evaluator(engine: str) -> Evaluate:
+    if importlib.util.find_spec(engine) is None:
+        raise InputError(f"verify: {engine} is not installed: pip install {engine}")
+    return _by_onnxruntime if engine == "onnxruntime" else _by_reference
+
+
+def _by_onnxruntime(model: onnx.ModelProto, feed: Mapping[str, Array]) -> Sequence[Array]:
+    ort = import_module("onnxruntime")
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    # else products of bytes saturate in 16 bits where a processor has no VNNI
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    try:
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        return list(session.run(None, dict(feed)))
+    except Exception as error:  # its errors have no common class
+        reason = str(error).partition("\n")[0]
+        raise RunError(f"verify: ONNX Runtime cannot run the model: {reason}") from error
+
+
+def _by_reference(model: onnx.ModelProto, feed: Mapping[str, Array]) -> Sequence[Array]:
+    reference = import_module("onnx.reference")
+    try:
+        return list(reference.ReferenceEvaluator(model).run(None, dict(feed)))
+    except Exception as error:  # whatever an operator's NumPy raises
+        reason = str(error).partition("\n")[0]
+        raise RunError(f"verify: ONNX's reference cannot run the model: {reason}") from error
+
+
+def compare(
+    node: str, name: str, found: object, wanted: object, tolerance: Tolerance
+) -> Comparison:
+    """One result against another, within atol + rtol * |wanted| + of_range * max |wanted|."""
+    ours, theirs = np.asarray(found), np.asarray(wanted)
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        got, expected = f"{ours.dtype}{list(ours.shape)}", f"{theirs.dtype}{list(theirs.shape)}"
+        return Comparison(node, name, False, float("inf"), f"expected {expected}, got {got}")
+    if ours.dtype.kind not in "fc" and str(ours.dtype) != "bfloat16":
+        different = int((ours != theirs).sum())
+        text = f"{different} of {ours.size} elements differ" if different else ""
+        return Comparison(node, name, not different, float(different), text)
+    x, y = ours.astype(np.float64), theirs.astype(np.float64)
+    fits = (x == y) | (np.isfinite(x) & np.isfinite(y)) | (np.isnan(x) & np.isnan(y))
+    x, y = x[np.isfinite(y) & fits], y[np.isfinite(y) & fits]
+    limit = tolerance.atol + tolerance.rtol * np.abs(y) + 1e-30
+    limit = limit + tolerance.of_range * np.abs(y).max(initial=0.0)
+    apart = np.abs(x - y)
+    error = float((apart / limit).max(initial=0.0)) if fits.all() else float("inf")
+    text = f"largest difference {apart.max(initial=0.0):.3g}"
+    return Comparison(node, name, error <= 1.0, error, text)

@@ -1,0 +1,84 @@
+"""The family of attention over pages: what may be chosen, and how it is built for a dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.kernels.attention.page_bytes import BytePages
+from ekiden.kernels.attention.page_nibbles import NibblePages
+from ekiden.kernels.attention.page_planes import BY_DTYPE, TOGETHER
+from ekiden.kernels.attention.pages import DENSE, KEYS, LANES, Cut, PagedAttention, Pages
+from ekiden.kernels.cost_model import most_rows
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.family import Family
+from ekiden.kernels.prim_builder import extern_buffers, tiled_function
+from ekiden.kernels.quantized.words import word_products
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import PrimFunc
+
+CHUNKS = (KEYS, KEYS * 4, KEYS * 2, KEYS // 2)
+SHARES = 4
+"""Tiles of each thread from which the last of them keeps others waiting for little."""
+
+
+def paged_attention_of(
+    pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int = LANES,
+    cut: Cut | None = None, dots: Sequence[str] = (),
+) -> PagedAttention:  # fmt: skip
+    """The attention for the dtype of its cache; `dots`: how the target multiplies words."""
+    row = BY_DTYPE[inputs[1].dtype]
+    if not row.group:
+        return PagedAttention(pages, inputs, output, lanes, cut)
+    kind = BytePages if row.held == TOGETHER else NibblePages
+    return kind(pages, inputs, output, lanes, cut, dots)
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for an attention over pages."""
+    return (
+        Choice("rows", steps_down(most_rows(2, target)), "queries of a tile"),
+        Choice("vectors", steps_down(4), "vectors of a tile"),
+        Choice("keys", CHUNKS, "keys of a chunk"),
+    )
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """As many queries as keep the units busy, on as many vectors as registers hold; chunks of twice
+    the keys where these have a byte or less, so that their streams are as long."""
+    vectors = int(fixed.get("vectors", 4 if target.registers > LANES else 2))
+    rows = fixed.get("rows", max(1, min(DENSE, most_rows(vectors, target))))
+    is_narrow = BY_DTYPE[anchor.op.input_tensors[1].dtype].group > 0
+    keys = fixed.get("keys", KEYS * 2 if is_narrow else KEYS)
+    return Decision.of({"rows": rows, "vectors": vectors, "keys": keys})
+
+
+def paged_attention(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The rule for tag "paged_attention"."""
+    pages = outputs[0].op.attrs["pages"]
+    assert isinstance(pages, Pages)
+    buffers, operands, (result,) = extern_buffers(inputs, outputs)
+    rows, vectors, keys = (decision.number(n) for n in ("rows", "vectors", "keys"))
+    cut, lanes = Cut(rows, vectors, keys, SHARES * target.cores), target.lanes("float32")
+    made = paged_attention_of(pages, operands, result, lanes, cut, word_products(target))
+    body = tiled_function(name, buffers, made.body(), len(outputs))
+    return body.with_attr({"tir.has_blocks": 1})  # the checks of places are loops as others
+
+
+FAMILY = Family(
+    name="paged_attention",
+    build=paged_attention,
+    why="pages are found in a table as it goes, and a softmax runs along between two products",
+    space=space,
+    default=default,
+    is_whole=True,
+)
+
+__all__ = ["FAMILY", "paged_attention_of"]

@@ -1,0 +1,594 @@
+"""Scaled dot-product attention: scores, softmax and the product with the values in one kernel.
+
+    for head:  for rows of queries:  scores = q * k^T * scale + bias;  scores = exp(scores - max)
+                                     out = (scores * v) / sum
+
+The keys of a head are copied into panels as wide as a register tile (as the right matrix of
+kernels.cpu.batch_matmul); the scores of a tile of rows, and nothing more of them, lie in a small
+buffer that stays in L1: a row has all its scores before its softmax, so it is computed once. Values
+are read where they lie if their rows are whole vectors. Operands may have their axes in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import (
+    Add,
+    Div,
+    IntImm,
+    Max,
+    Mul,
+    PrimExpr,
+    Select,
+    Sub,
+    Var,
+    const,
+    is_const,
+    maximum,
+    minimum,
+)  # fmt: skip
+from ekiden.kernels.attention.row_values import power_at_most_one
+from ekiden.kernels.cost_model import DISTANCES, MOST_VECTORS, most_rows, step_cycles
+from ekiden.kernels.cpu.dense import UNROLLS
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space, Value, steps_down
+from ekiden.kernels.family import Family, size_of
+from ekiden.kernels.micro_kernels.register_tiles import (
+    Ahead,
+    KLoop,
+    Tile,
+    balanced_rows,
+    column_mask,
+    compute_tile,
+)
+from ekiden.kernels.micro_kernels.transposed_tiles import turned
+from ekiden.kernels.prim_builder import extern_buffers, tiled_function
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    Prefetch,
+    PrimFunc,
+    Stmt,
+    seq,
+)
+
+LANES = 16
+"""Lanes of a vector where no target is known."""
+WIDE = 4
+"""Vectors of a whole panel where no target is known."""
+LINE = 16
+"""Elements of a cache line."""
+ROWS = 6
+"""Most queries of a tile where their number is not known, and what many keys do not bring it
+below."""
+MOST_ROWS = 12
+"""Most queries of a tile: more only cost code."""
+MANY = 1 << 12
+"""What a number of keys is taken for that is not known."""
+CAUSAL = ("", "start", "end")
+"""Which keys a query sees: all; those up to its own place, counted from the first; those up to its
+own place, where the last query sees the last key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What is fixed about an attention: the orders of the axes of query, key, value and result
+    (batch, head, sequence, depth), the factor of scores (None: 1 / sqrt(depth)), CAUSAL, the
+    limit to which scores are bent by tanh before the bias (0 for none), and whether shares that are
+    NaN count as 0: those of a row without keys, for one."""
+
+    layouts: tuple[str, str, str, str] = ("bhsd",) * 4
+    scale: float | None = None
+    causal: str = ""
+    softcap: float = 0.0
+    nan_as_zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor with its dimensions and strides by the letters of its layout."""
+
+    buffer: Buffer
+    dims: dict[str, PrimExpr]
+    strides: dict[str, PrimExpr]
+
+    @staticmethod
+    def of(buffer: Buffer, layout: str) -> Operand:
+        """A compact buffer whose axes are in the order of a layout."""
+        step: PrimExpr = const(1)
+        strides = {}
+        for axis, dim in zip(reversed(layout), reversed(buffer.shape), strict=True):
+            strides[axis] = step
+            step = simplify(step * dim)
+        return Operand(buffer, dict(zip(layout, buffer.shape, strict=True)), strides)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How an attention is cut: queries of a tile, vectors of a whole panel, steps by which what a
+    tile reads is brought to the first cache ahead, those that stand one after the other, whether
+    values are copied, and whether threads share heads or the rows of each."""
+
+    rows: int = ROWS
+    vectors: int = WIDE
+    own: int = 0
+    unroll: int = 1
+    values: str = "direct"
+    split: str = "heads"
+
+
+PLAIN = Cut()
+"""Where no target is known."""
+
+
+class Attention:
+    """The statement of one attention. `inputs` are query, key, value and a bias, if there is one:
+    [1 or batch, 1 or heads, 1 or queries, 1 or keys]."""
+
+    def __init__(
+        self,
+        heads: Heads,
+        inputs: Sequence[Buffer],
+        output: Buffer,
+        lanes: int = LANES,
+        cut: Cut = PLAIN,
+        has_shuffles: bool = False,
+    ) -> None:
+        self.heads, self.lanes, self.cut, self.has_shuffles = heads, lanes, cut, has_shuffles
+        operands = zip((*inputs[:3], output), heads.layouts, strict=True)
+        self.q, self.k, self.v, self.out = (Operand.of(b, layout) for b, layout in operands)
+        self.bias = inputs[3] if len(inputs) > 3 else None
+        self.queries, self.keys = self.q.dims["s"], self.k.dims["s"]
+        self.depth = self.q.dims["d"]
+        width = self.v.dims["d"]
+        assert isinstance(width, IntImm)
+        self.width = width.value
+        # One row of scores: whole vectors, and one more so that rows do not begin in the same set.
+        vectors = (self.keys + (self.lanes - 1)) // self.lanes
+        self.stride = simplify((vectors + 1) * self.lanes)
+        self.padded = simplify(vectors * self.lanes)
+        self.panels = Buffer("keys", (simplify(self.padded * self.depth),))
+        columns = -(-self.width // self.lanes) * self.lanes
+        self.limit, self.wide = cut.rows, cut.vectors
+        self.scores = Buffer("scores", (simplify(self.stride * self.limit),))
+        self.totals = Buffer("totals", (const(self.limit),), scope="local")
+        self.values = Buffer("values", (simplify(self.keys * columns),))
+        self.columns = columns
+
+    # Vectors.
+
+    def load(self, buffer: Buffer, at: PrimExpr, stride: PrimExpr | int = 1) -> PrimExpr:
+        """`lanes` elements."""
+        return BufferLoad(
+            buffer, (ramp(at, stride, self.lanes),), dt.with_lanes("float32", self.lanes)
+        )
+
+    def store(self, buffer: Buffer, at: PrimExpr, value: PrimExpr,
+              mask: PrimExpr | None = None) -> Stmt:  # fmt: skip
+        """Keep a vector."""
+        return BufferStore(buffer, value, (ramp(at, 1, self.lanes),), mask)
+
+    def splat(self, value: PrimExpr | float) -> PrimExpr:
+        """A number in every lane."""
+        number = value if isinstance(value, PrimExpr) else const(value, "float32")
+        return broadcast(number, self.lanes)
+
+    def below(self, first: PrimExpr, limit: PrimExpr) -> PrimExpr:
+        """The lanes whose number, counted from `first`, is less than `limit`."""
+        return ramp(first, 1, self.lanes) < broadcast(limit, self.lanes)
+
+    # Copies of keys and values.
+
+    def split(self) -> tuple[PrimExpr, PrimExpr]:
+        """(whole panels of keys, panels of one vector after them)."""
+        whole = simplify(self.keys // (self.wide * self.lanes))
+        return whole, simplify((self.padded - whole * (self.wide * self.lanes)) // self.lanes)
+
+    def pack_keys(self, base: PrimExpr, kind: ForKind) -> Stmt:
+        """keys[c * depth + d * panel width + i] = k[c + i, d] for the panel that begins at key c;
+        zeros beyond the last key."""
+        whole, narrow = self.split()
+        in_rows = is_const(self.k.strides["d"], 1) and not is_const(self.k.strides["s"], 1)
+
+        def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
+            """A loop over panels of so many vectors of keys: whole ones of keys that lie in rows
+            are transposed in registers where the processor shuffles; others are copied element by
+            element.
+            """
+            panel = Var("p")
+            key = first + panel * (vectors * self.lanes)
+            is_whole = vectors == self.wide or is_const(simplify(self.keys % self.lanes), 0)
+            turns = in_rows and is_whole and self.has_shuffles
+            body = (self._turn if turns else self._copy)(base, key, vectors)
+            return For(panel, const(0), count, kind, body, {"grain": 1})
+
+        rest = whole * (self.wide * self.lanes)
+        return seq(panels(whole, const(0), self.wide), panels(narrow, rest, 1))
+
+    def _turn(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
+        """A whole panel of keys that lie in rows: square tiles of them transposed in registers."""
+        width, steps = vectors * self.lanes, self.k.strides
+        blocks, block, at = simplify(self.depth // self.lanes), Var("block"), Var("vector")
+        first = key + at * self.lanes
+
+        def row(i: int) -> PrimExpr:
+            start = base + (first + i) * steps["s"] + block * self.lanes
+            return self.load(self.k.buffer, simplify(start))
+
+        def keep(n: int, value: PrimExpr) -> Stmt:
+            """Column n of a block of the depth, as a row of the panel."""
+            d = block * self.lanes + n
+            place = key * self.depth + d * width + at * self.lanes
+            return self.store(self.panels, simplify(place), value)
+
+        tile = turned([row(i) for i in range(self.lanes)], keep)
+        i, d = Var("i"), Var("d")
+        one = self.k.buffer[base + (key + i) * steps["s"] + d]
+        left = BufferStore(self.panels, one, (key * self.depth + d * width + i,))
+        done = simplify(blocks * self.lanes)
+        return seq(
+            For(at, const(0), const(vectors), ForKind.SERIAL,
+                For(block, const(0), blocks, ForKind.SERIAL, tile)),
+            For(i, const(0), const(width), ForKind.SERIAL,
+                For(d, done, simplify(self.depth - done), ForKind.SERIAL, left)),
+        )  # fmt: skip
+
+    def _copy(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
+        """A panel, a step of the depth at a time."""
+        d, steps = Var("d"), self.k.strides
+        moves = []
+        for v in range(vectors):
+            first = key + v * self.lanes
+            value = self.load(self.k.buffer, base + first * steps["s"] + d * steps["d"], steps["s"])
+            if not is_const(simplify(self.keys % self.lanes), 0):
+                value = if_then_else(self.below(first, self.keys), value, self.splat(0.0))
+            to = key * self.depth + d * (vectors * self.lanes) + v * self.lanes
+            moves.append(self.store(self.panels, to, value))
+        return For(d, const(0), self.depth, ForKind.SERIAL, seq(*moves))
+
+    def reads_values(self) -> bool:
+        """Whether values are read where they lie."""
+        is_whole = is_const(self.v.strides["d"], 1) and self.columns == self.width
+        return is_whole and self.cut.values == "direct"
+
+    def pack_values(self, base: PrimExpr, kind: ForKind) -> Stmt:
+        """values[t * columns + i] = v[t, i], with zeros after the last column."""
+        t, steps = Var("t"), self.v.strides
+        moves = []
+        for first in range(0, self.columns, self.lanes):
+            at = base + t * steps["s"] + first * steps["d"]
+            value = self.load(self.v.buffer, at, steps["d"])
+            if first + self.lanes > self.width:
+                inside = column_mask(self.width - first, self.lanes)
+                value = if_then_else(inside, value, self.splat(0.0))
+            moves.append(self.store(self.values, t * self.columns + first, value))
+        return For(t, const(0), self.keys, kind, seq(*moves))
+
+    # A tile of rows.
+
+    def seen(self, row: PrimExpr) -> PrimExpr:
+        """How many keys a query sees, of those from the first."""
+        if not self.heads.causal:
+            return self.keys
+        shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
+        return simplify(maximum(minimum(row + shift + 1, self.keys), const(0)))
+
+    def score(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr, value: PrimExpr,
+              is_last: bool) -> PrimExpr:  # fmt: skip
+        """What a vector of products becomes before the softmax; -inf for keys that are not seen."""
+        scale = self.heads.scale
+        if scale is not None:
+            factor = const(scale, "float32")
+        else:
+            assert isinstance(self.depth, IntImm)
+            factor = const(1 / math.sqrt(self.depth.value), "float32")
+        vector = value.dtype
+        value = Mul(value, self.splat(factor), vector)
+        if cap := self.heads.softcap:
+            bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
+            value = Mul(bent, self.splat(cap), vector)
+        is_seen = self.below(key, self.seen(row)) if is_last or self.heads.causal else None
+        if self.bias is not None:
+            value = Add(value, self._bias(b, h, row, key, is_seen), vector)
+        return value if is_seen is None else Select(is_seen, value, self.splat(-math.inf), vector)
+
+    def _bias(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr,
+              mask: PrimExpr | None) -> PrimExpr:  # fmt: skip
+        assert self.bias is not None
+        at: PrimExpr = const(0)
+        for index, dim in zip((b, h, row), self.bias.shape, strict=False):
+            at = at * dim if is_const(dim, 1) else at * dim + index
+        last = self.bias.shape[3]
+        if is_const(last, 1) and not is_const(self.keys, 1):
+            return self.splat(self.bias[simplify(at)])
+        value = self.load(self.bias, simplify(at * last + key))
+        return value if mask is None else if_then_else(mask, value, self.splat(0.0))
+
+    def scored(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
+        """The scores of a tile of rows, as far as its last row sees keys."""
+        whole, narrow = self.split()
+        if self.heads.causal:
+            vectors = (self.seen(first + (rows - 1)) + (self.lanes - 1)) // self.lanes
+            seen = minimum((vectors + (self.wide - 1)) // self.wide, whole)
+            narrow = maximum(minimum(vectors - seen * self.wide, narrow), const(0))
+        else:
+            seen = whole
+        rest = whole * (self.wide * self.lanes)
+        parts = [self._panels(b, h, first, rows, *each)
+                 for each in ((seen, const(0), self.wide), (narrow, rest, 1))
+                 if not is_const(each[0], 0)]  # fmt: skip
+        return seq(*parts)
+
+    def _panels(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int, count: PrimExpr,
+                begin: PrimExpr, vectors: int) -> Stmt:  # fmt: skip
+        shape = Tile(rows, vectors, self.lanes, vectors * self.lanes)
+        panel = Var("p")
+        key = simplify(begin + panel * (vectors * self.lanes))
+        steps = self.q.strides
+        base = b * steps["b"] + h * steps["h"]
+        starts = [base + (first + i) * steps["s"] for i in range(rows)]
+        loops = [KLoop(self.depth, steps["d"], const(vectors * self.lanes))]
+        is_last = vectors == 1 and not is_const(simplify(self.keys % self.lanes), 0)
+
+        def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+            """A score, masked and scaled, to its place in the rows' scores."""
+            at = key + column
+            made = self.score(b, h, first + i, at, value, is_last)
+            return self.store(self.scores, i * self.stride + at, made)
+
+        near = self._near(self.panels, const(shape.valid), shape.valid)
+        tile = compute_tile(
+            shape, loops, self.q.buffer, starts, self.panels, key * self.depth, keep,
+            bool(self.heads.softcap), near, self.cut.unroll,
+        )  # fmt: skip
+        return For(panel, const(0), count, ForKind.SERIAL, tile)
+
+    def _near(self, panel: Buffer, step: PrimExpr, row: int) -> Ahead | None:
+        """Prefetches of the row that a tile reads `own` steps later."""
+        if not self.cut.own:
+            return None
+
+        def ahead(origin: PrimExpr, k: PrimExpr, place: int) -> list[Stmt]:
+            at = origin + (k + self.cut.own) * step
+            return [Prefetch(panel, (simplify(at + n),), 3) for n in range(0, row, LINE)]
+
+        return ahead
+
+    def softmax(self, first: PrimExpr, rows: int) -> Stmt:
+        """scores = exp(scores - max) in each row of a tile, totals = 1 / their sum."""
+        row, i, j = Var("row"), Var("i"), Var("j")
+        vector, zero = dt.with_lanes("float32", self.lanes), const(0)
+        best, total = (Buffer(n, (const(1),), vector, "register") for n in ("best", "total"))
+        start = row * self.stride
+        count = simplify((self.seen(first + (rows - 1)) + (self.lanes - 1)) // self.lanes)
+        top, made = Var("top", "float32"), Var("made", vector)
+        high = Max(best[zero], self.load(self.scores, start + i * self.lanes), vector)
+        highest = For(i, zero, count, ForKind.SERIAL, BufferStore(best, high, (zero,)))
+        place = start + j * self.lanes
+        shifted = Sub(self.load(self.scores, place), self.splat(top), vector)
+        keep = LetStmt(made, power_at_most_one(shifted), seq(
+            self.store(self.scores, place, made),
+            BufferStore(total, Add(total[zero], made, vector), (zero,)),
+        ))  # fmt: skip
+        total_sum = Var("total_sum", "float32")
+        share = Div(const(1.0, "float32"), total_sum, "float32")
+        weigh: Stmt = BufferStore(self.totals, share, (row,))
+        if self.heads.nan_as_zero:  # one NaN makes all of a row so; a tile may see no keys at all
+            n = Var("n")
+            none = self.store(self.scores, start + n * self.lanes, self.splat(0.0))
+            clear = seq(
+                For(n, zero, count, ForKind.SERIAL, none),
+                BufferStore(self.totals, const(0.0, "float32"), (row,)),
+            )
+            weigh = IfThenElse(total_sum > const(0.0, "float32"), weigh, clear)
+        weigh = LetStmt(total_sum, VectorReduce(total[zero], "sum", "float32"), weigh)
+        second = Allocate(total, seq(
+            BufferStore(total, self.splat(0.0), (zero,)),
+            For(j, zero, count, ForKind.SERIAL, keep),
+            weigh,
+        ))  # fmt: skip
+        both = Allocate(best, seq(
+            BufferStore(best, self.splat(-math.inf), (zero,)),
+            highest,
+            LetStmt(top, VectorReduce(best[zero], "max", "float32"), second),
+        ))  # fmt: skip
+        return For(row, zero, const(rows), ForKind.SERIAL, both)
+
+    def mixed(self, b: PrimExpr, h: PrimExpr, base: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
+        """The product of a tile of rows with the values."""
+        direct = self.reads_values()
+        source = self.v.buffer if direct else self.values
+        step = self.v.strides["s"] if direct else const(self.columns)
+        out = self.out.strides
+        starts = [const(i) * self.stride for i in range(rows)]
+        origin = b * out["b"] + h * out["h"]
+        parts = []
+        for column in range(0, self.columns, self.wide * self.lanes):
+            vectors = min(self.wide, (self.columns - column) // self.lanes)
+            valid = min(vectors * self.lanes, self.width - column)
+            shape = Tile(rows, vectors, self.lanes, valid)
+
+            def keep(i: PrimExpr, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None,
+                     column: int = column) -> Stmt:  # fmt: skip
+                """A mixed vector divided by its row's total of exponentials, to the result."""
+                share = Mul(value, self.splat(self.totals[i]), value.dtype)
+                place = origin + (first + i) * out["s"] + (at + column) * out["d"]
+                index = ramp(simplify(place), out["d"], self.lanes)
+                return BufferStore(self.out.buffer, share, (index,), mask)
+
+            loops = [KLoop(self.seen(first + (rows - 1)), const(1), step)]
+            begin = (base if direct else const(0)) + column
+            near = self._near(source, step, vectors * self.lanes)
+            parts.append(compute_tile(
+                shape, loops, self.scores, starts, source, begin, keep,
+                ahead=near, unroll=self.cut.unroll,
+            ))  # fmt: skip
+        return seq(*parts)
+
+    # The whole.
+
+    def head(self, image: PrimExpr, kind: ForKind) -> Stmt:
+        """One head: copies, then tiles of rows."""
+        heads, groups = self.q.dims["h"], self.k.dims["h"]
+        b, h = Var("b"), Var("h")
+        shared = h if heads is groups else simplify(h // simplify(heads // groups))
+        k_base, v_base = (b * o.strides["b"] + shared * o.strides["h"] for o in (self.k, self.v))
+
+        def rows(count: int, first: PrimExpr) -> Stmt:
+            """Scores, softmax and mix of some rows, which stay in the thread's own memory."""
+            steps = seq(
+                self.scored(b, h, first, count),
+                self.softmax(first, count),
+                self.mixed(b, h, v_base, first, count),
+            )
+            return Allocate(self.scores, Allocate(self.totals, steps))
+
+        tiles = balanced_rows(self.queries, self.limit, rows, kind)
+        copies = [self.pack_keys(k_base, kind)]
+        if not self.reads_values():
+            copies.append(self.pack_values(v_base, kind))
+        made = Allocate(self.panels, seq(*copies, tiles))
+        if not self.reads_values():
+            made = Allocate(self.values, made)
+        return LetStmt(b, image // heads, LetStmt(h, image % heads, made))
+
+    def body(self) -> Stmt:
+        """Heads in parallel, or the rows of each."""
+        images = simplify(self.q.dims["b"] * self.q.dims["h"])
+        outer, inner = ForKind.PARALLEL, ForKind.SERIAL
+        if self.cut.split == "rows":
+            outer, inner = inner, outer
+        image = Var("image")
+        return For(image, const(0), images, outer, self.head(image, inner), {"grain": 1})
+
+
+def sizes_of(anchor: te.Tensor) -> tuple[Heads, dict[str, int | None], dict[str, int | None]]:
+    """(what is fixed, sizes of the query by letter, those of the value)."""
+    op = anchor.op
+    heads = op.attrs["heads"]
+    assert isinstance(heads, Heads) and isinstance(op, te.ExternOp)
+    query, value = (
+        dict(zip(heads.layouts[n], map(size_of, op.inputs[n].shape), strict=True)) for n in (0, 2)
+    )
+    return heads, query, value
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a decision depends on, as far as it is known: how many queries and keys there are, the
+    depth of both, and vectors of a value."""
+
+    queries: int | None
+    keys: int | None
+    depth: int | None
+    columns: int
+    heads: int | None
+    """Of all batches."""
+    target: Target
+
+    @staticmethod
+    def of(anchor: te.Tensor, target: Target) -> Sizes:
+        """Of an attention."""
+        _, query, value = sizes_of(anchor)
+        width, count = value["d"], query["b"] and query["h"] and query["b"] * query["h"]
+        assert width is not None
+        columns = -(-width // target.lanes("float32"))
+        return Sizes(query["s"], value["s"], query["d"], columns, count, target)
+
+    def rows(self, vectors: int) -> int:
+        """Queries of a tile: as many as registers hold, whose scores fit half of the first cache;
+        few where their number is not known, as there is code for every number."""
+        most = min(MOST_ROWS if self.queries else ROWS, most_rows(vectors, self.target))
+        if self.keys:
+            row = 4 * (self.keys + self.target.lanes("float32"))
+            most = min(most, max(ROWS, self.target.caches[0].size // 2 // row))
+        return max(1, most)
+
+    def cycles(self, vectors: int) -> float:
+        """Of the products of one query, on panels of so many vectors."""
+        rows, lanes = self.rows(vectors), self.target.lanes("float32")
+        if self.queries:
+            rows = -(-self.queries // -(-self.queries // rows))
+        keys, depth = self.keys or MANY, self.depth or MANY
+        whole = keys // (vectors * lanes)
+        narrow = -(-keys // lanes) - whole * vectors
+        full, rest = divmod(self.columns, vectors)
+
+        def step(wide: int) -> float:
+            return step_cycles(rows, wide, self.target)
+
+        scores = depth * (whole * step(vectors) + narrow * step(1))
+        mixed = keys * (full * step(vectors) + (step(rest) if rest else 0))
+        return (scores + mixed) / rows
+
+    def vectors(self) -> int:
+        """Of a whole panel: what takes the least time."""
+        return min(range(MOST_VECTORS, 1, -1), key=lambda wide: round(self.cycles(wide), 6))
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for an attention."""
+    return (
+        Choice("vectors", steps_down(MOST_VECTORS, 2), "vectors of a panel"),
+        Choice("rows", steps_down(most_rows(2, target)), "queries of a tile"),
+        Choice("own", DISTANCES, "steps by which panels are brought to the first cache ahead"),
+        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+        Choice("values", ("direct", "copied"), "how values are read, if they lie in whole vectors"),
+        Choice("split", ("heads", "rows"), "what threads share"),
+    )
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What is chosen for an attention."""
+    sizes = Sizes.of(anchor, target)
+    vectors = int(fixed.get("vectors", sizes.vectors()))
+    few = sizes.heads is not None and sizes.heads < target.cores
+    chosen: dict[str, Value] = {
+        "vectors": vectors,
+        "rows": sizes.rows(vectors),
+        "own": 0,
+        "unroll": 1,
+        "values": "direct",
+        "split": "rows" if few else "heads",
+    }
+    return Decision.of({**chosen, **fixed})
+
+
+def attention(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The rule for tag "attention"."""
+    heads, _, _ = sizes_of(outputs[0])
+    buffers, operands, (result,) = extern_buffers(inputs, outputs)
+    cut = Cut(**dict(decision))  # type: ignore[arg-type]  # a field for each choice
+    lanes, shuffles = target.lanes("float32"), target.has("shuffles")
+    made = Attention(heads, operands, result, lanes, cut, shuffles)
+    return tiled_function(name, buffers, made.body(), len(outputs))
+
+
+FAMILY = Family(
+    name="attention",
+    build=attention,
+    why="a softmax that runs along between two products rescales sums that are not whole",
+    space=space,
+    default=default,
+    is_whole=True,
+)
+
+__all__ = ["CAUSAL", "Attention", "Heads", "Operand", "attention", "sizes_of"]

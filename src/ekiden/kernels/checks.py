@@ -1,0 +1,103 @@
+"""The checks of indices that a kernel makes before anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from ekiden import te
+from ekiden.arith import Analyzer
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
+from ekiden.ir.prim_visitor import rewrite
+from ekiden.kernels.cpu.default import schedule_default
+from ekiden.kernels.cpu.loops import product
+from ekiden.kernels.gpu.lanes import coordinates
+from ekiden.kernels.gpu.parts import THREADS, launch
+from ekiden.target import Target
+from ekiden.te.inline import Inliner
+from ekiden.te.prim_func import allocated
+from ekiden.te.range_check import RangeCheck, checks_of, flag, search
+from ekiden.te.statements import replace_buffers
+from ekiden.te.tensor import ProducerLoad, Tensor
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import IfThenElse, PrimFunc, Stmt, seq
+
+FEW = 16
+"""So many numbers are looked at one by one; of more, vectors say whether any is wrong."""
+
+
+def with_checks(
+    function: PrimFunc, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: Target
+) -> PrimFunc:
+    """A function with the checks of all computations that its outputs are made of before its body,
+    those of producers first, so that a check reads only at indices that have passed theirs.
+    """
+    ops = dict.fromkeys(t.op for t in te.post_order_tensors(outputs))
+    checks = list(dict.fromkeys(c for op in ops for c in checks_of(op)))
+    if not checks:
+        return function
+    attrs = function.attrs or {}
+    is_plain = attrs.get("tir.has_blocks") or not attrs.get("tir.tiled")
+    assert is_plain, "tiles have no vectors to be made"
+    buffers = dict(zip(inputs, function.buffers, strict=False))
+    made = [_checked(c, inputs, buffers, target) for c in checks]
+    return function.with_fields(body=seq(*(s for s in made if s is not None), function.body))
+
+
+def _checked(
+    check: RangeCheck, inputs: Sequence[Tensor], buffers: Mapping[Tensor, Buffer], target: Target
+) -> Stmt | None:
+    """The statements of one check; None if it cannot fail."""
+    between = [t for t in te.post_order_tensors([check.values]) if t not in buffers]
+    whole = [t for t in between if not te.is_injective(t)]
+    assert not whole, f"{check.subject}: made by {whole[0].name!r} in the same kernel"
+    inliner = Inliner(set(between))
+
+    def real(value: PrimExpr) -> PrimExpr:
+        return rewrite(inliner.expr(value), load)
+
+    def element(at: Sequence[PrimExpr]) -> PrimExpr:
+        return real(check.values[tuple(at)])
+
+    def load(e: PrimExpr) -> PrimExpr:
+        """A read of a tensor as a load from its buffer."""
+        if isinstance(e, ProducerLoad):
+            return BufferLoad(buffers[e.producer], e.indices, e.dtype)
+        return e
+
+    if not check.values.shape and is_const(Analyzer().simplify(check.holds(element(()))), 1):
+        return None
+    if target.kind.has_threads:
+        return _by_threads(check.over(real), element)
+    found = search(check.over(real), element)
+    sizes = [d.value if isinstance(d, IntImm) else FEW + 1 for d in check.values.shape]
+    return found if prod(sizes) <= FEW else _behind_flag(check, found, inputs, buffers, target)
+
+
+def _by_threads(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]) -> Stmt:
+    """A thread for each number, in a launch of its own before those that use them."""
+    index, shape = Var("index"), check.values.shape
+    at = coordinates(index, shape)
+    extent = product(shape) if shape else const(1)
+    threads = THREADS if shape else 1
+    return launch(index, extent, threads, check.assertion(element(at), at))
+
+
+def _behind_flag(
+    check: RangeCheck,
+    found: Stmt,
+    inputs: Sequence[Tensor],
+    buffers: Mapping[Tensor, Buffer],
+    target: Target,
+) -> Stmt:
+    """The search, made only if a pass over all numbers says that one is wrong."""
+    wrong = flag(check)
+    counted = schedule_default(list(inputs), [wrong], target, "check")
+    place = Buffer(wrong.name, (const(1),), wrong.dtype, "local")
+    real = {own: buffers[t] for own, t in zip(counted.buffers, inputs, strict=False)}
+    body = replace_buffers(counted.body, {**real, counted.buffers[-1]: place})
+    test = IfThenElse(BufferLoad(place, (const(0),), place.dtype) > 0, found)
+    return allocated(seq(body, test), [place])
+
+
+__all__ = ["with_checks"]

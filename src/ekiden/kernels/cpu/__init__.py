@@ -1,0 +1,1 @@
+"""Kernel families for processors: matrix products, convolutions, reductions, elementwise nests."""

@@ -1,0 +1,596 @@
+"""Convolutions in NHWC or NDHWC with packed constant weights, as matrix products over output
+pixels.
+
+    out[n, y, x, o] = sum over i, j, c of data[n, y*sy + i*dy - top, x*sx + j*dx - left, c] *
+    weight[o // tile, i, j, c, o % tile]
+
+The rows of a register tile are neighbouring output pixels. A 1x1 convolution without stride and
+padding is a dense layer over all pixels. Others read from copies of the data with its border of
+zeros (padding.py): of bands of lines, or of all where threads share out the weights. Without
+dilation the taps of one kernel row are contiguous, so k is two loops. Slices and rows of taps that
+read zeros alone are left out (windows.py), and so are taps of a row that are loops of their own:
+zeros times weights that are no numbers do not count.
+
+    order=panel, a run of panels in parallel     order=row, lines or tiles of pixels in parallel
+      for a block of k, for a panel:               for all panels:
+        all tiles of pixels                          a tile of pixels, or a line of them
+
+Blocks of k are parts of the innermost loop; their sums are kept in the result until the last one.
+
+Data of uint8 and weights of int8 [o // tile, i, j, c // 4, o % tile, c % 4] give int32, of bfloat16
+in words of two float32; such data have their border already. Groups come first in a weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, maximum
+from ekiden.kernels.cost_model import most_rows, panel_choice, panel_width
+from ekiden.kernels.cpu.dense import LINE, NARROW_ROWS
+from ekiden.kernels.cpu.padding import Bands, band_lines, pad_copy
+from ekiden.kernels.cpu.windows import Places, Taps, taps_inside
+from ekiden.kernels.decision import Decision
+from ekiden.kernels.family import Family
+from ekiden.kernels.geometry import Geometry, geometry_of
+from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.kernels.micro_kernels.matrix_tiles import (
+    MATRIX_DOTS,
+    Factors,
+    MatrixTile,
+    compute_matrix_tile,
+    short_rows,
+)
+from ekiden.kernels.micro_kernels.prefetch import Lets, Prefetches, bound
+from ekiden.kernels.micro_kernels.register_tiles import (
+    KLoop,
+    Parts,
+    Tile,
+    balanced_rows,
+    compute_tile,
+    fitting_lanes,
+)
+from ekiden.kernels.prim_builder import make_buffers, tiled_function
+from ekiden.kernels.quantized.words import pairs_of, widen
+from ekiden.kernels.spaces.conv import default, is_short, space
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, broadcast
+from ekiden.tir.stmt import (
+    Allocate,
+    For,
+    ForKind,
+    LetStmt,
+    PrimFunc,
+    Stmt,
+    seq,
+)
+from ekiden.topi.nn.weights import WORD_OF
+
+TAG = "conv_nhwc_pack"
+SLICES, LINES, PIXELS = range(3)
+"""Axes of windows."""
+ALL: Taps = {}
+"""Taps of every axis."""
+
+
+class Conv:
+    """One convolution kernel being built."""
+
+    def __init__(
+        self,
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        tag: str,
+        decision: Decision,
+    ) -> None:
+        self.decision = decision
+        self.anchor = find_anchor(outputs, tag)
+        self.buffers = make_buffers(inputs, outputs)
+        attrs = self.anchor.op.attrs
+        data, weight = operands_of(self.anchor)
+        self.data, self.weight = self.buffers[data], self.buffers[weight]
+        self.geometry = self.find_geometry()
+        self.width = int(str(attrs["tile"]))
+        self.channels = int(str(attrs["channels"]))
+        self.lanes, self.target = target.lanes("float32"), target
+        self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
+        self.word = WORD_OF.get(weight.dtype, 1)
+        assert self.word == 1 or not self.geometry.is_padded, "words have their border already"
+        self.group_in = simplify(weight.shape[-2 if self.word == 1 else -3] * self.word)
+        self.group_out = self.channels // self.geometry.groups
+        self.taps = self.count_taps()
+        self.in_matrices = decision.get("dot") in MATRIX_DOTS
+        self.source = self.data  # or the padded copy
+        self.slice: PrimExpr | None = None  # of bands: from the lines of a slice to the next ones
+        self.block: PrimExpr = const(0)  # of k
+        self.blocks = 1
+        inner, block = self.row_loop().extent, decision.get("k_block", 0)
+        if block:
+            assert isinstance(inner, IntImm)
+            self.blocks = self.geometry.kernel[0] * inner.value // int(block)
+        unroll, own = decision.number("unroll"), decision.number("own")
+        row, line = self.width * self.word, LINE * self.word
+        size = simplify(self.group_in * (self.taps * self.width))
+        spread = int(decision.get("spread", 0))
+        steps = simplify(size // (row * self.blocks))
+        self.near = Prefetches(self.weight, row, line, steps, size, own, spread, unroll)
+
+    def function(self, name: str) -> PrimFunc:
+        """The kernel as a function."""
+        return tiled_function(name, self.buffers, self.body())
+
+    def find_geometry(self) -> Geometry:
+        """The numbers of the anchor."""
+        return geometry_of(self.anchor)
+
+    def count_taps(self) -> int:
+        """Of the weight."""
+        return math.prod(self.geometry.kernel) * self.geometry.depth.kernel
+
+    def k_loops(self, panel: Panel, taps: Taps) -> list[KLoop]:
+        """The reduction: slices, kernel rows, then taps and channels, as one loop where they are
+        contiguous; of axes of which it is known, the taps that read data."""
+        depth, (kh, kw), (dy, dx) = (
+            self.geometry.depth,
+            self.geometry.kernel,
+            self.geometry.dilation,
+        )
+        *slices, row, pixel = self.geometry.steps(self.slice)
+        per_tap = self.group_in * self.width
+
+        def over(axis: int, many: int, data: PrimExpr, weights: PrimExpr) -> KLoop:
+            begin, count = taps.get(axis, (const(0), const(many)))
+            return KLoop(count, data, weights, begin)
+
+        if self.blocks > 1:
+            part = const(self.decision.number("k_block"))
+            return [KLoop(part, const(self.word), const(self.width * self.word))]
+        loops: list[KLoop] = []
+        if depth.kernel > 1:
+            loops.append(over(SLICES, depth.kernel, slices[0], per_tap * (kh * kw)))
+        if kh > 1:
+            loops.append(over(LINES, kh, row * dy, per_tap * kw))
+        if kw == 1 or self.has_whole_rows:
+            return [*loops, self.row_loop()]
+        return [*loops, over(PIXELS, kw, pixel * dx, per_tap), self.channel_loop(1)]
+
+    def row_loop(self) -> KLoop:
+        """The loop over the taps of a kernel row, where they are contiguous, and channels."""
+        return self.channel_loop(self.geometry.kernel[1] if self.has_whole_rows else 1)
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether the taps of a kernel row are contiguous."""
+        return self.geometry.dilation[1] == 1 and self.geometry.groups == 1
+
+    def taps_inside(self, places: Places, results: int = 1) -> tuple[Lets, Taps]:
+        """Of the axes at whose places some taps may read data for none of `results` neighbours, the
+        names of those that do, where they are loops of their own."""
+        windows = self.geometry.windows
+        if self.blocks > 1 or not self.geometry.is_padded:
+            return [], {}
+        kept = {n: at for n, at in places.items() if windows[n].leaves_out(results)}
+        if self.has_whole_rows:
+            kept.pop(PIXELS, None)
+        return taps_inside(windows, kept)
+
+    def begin(self) -> tuple[PrimExpr, PrimExpr]:
+        """How far into the data of a pixel, and into a panel, the block of k begins."""
+        if self.blocks == 1:
+            return const(0), const(0)
+        inner, part = self.row_loop().extent, self.decision.number("k_block")
+        each = simplify(inner // part)
+        row = self.geometry.steps(self.slice)[-2] * self.geometry.dilation[0]
+        data = self.block // each * row + self.block % each * part
+        return simplify(data), simplify(self.block * (part * self.width))
+
+    def channel_loop(self, taps: int) -> KLoop:
+        """The loop over the channels of neighbouring taps."""
+        steps = simplify(self.group_in * taps // self.word)
+        return KLoop(steps, const(self.word), const(self.width * self.word))
+
+    def tile(
+        self,
+        rows: int,
+        indices: Callable[[PrimExpr], list[PrimExpr]],
+        a_rows: list[PrimExpr],
+        out: PrimExpr,
+        panel: Panel,
+        number: PrimExpr | None = None,
+        taps: Taps = ALL,
+    ) -> Stmt:
+        """A tile of pixels: `a_rows` are their data offsets, `out` is the number of the first;
+        `number` is the tile's among those of the panel, if the next tile has the same panel."""
+        lanes = self.lanes if self.word > 1 else fitting_lanes(panel.valid, self.target)
+        shape = Tile(rows, -(-panel.valid // lanes), lanes, panel.valid, self.anchor.dtype)
+
+        def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            at = panel.column + column
+            return self.keep([*indices(i), at], (out + i) * self.channels + at, value, mask, panel)
+
+        def put(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            at = panel.column + column
+            return self.epilogue.put((out + i) * self.channels + at, at, value, mask)
+
+        def load(i: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+            """The sums so far of a later part of the channels: loaded from the result, or, in the
+            first part (block 0), zeros.
+            """
+            at, begun = panel.column + column, broadcast(self.block > 0, lanes)
+            both = begun if mask is None else logical_and(begun, mask)
+            return self.epilogue.kept((out + i) * self.channels + at, at, lanes, both)
+
+        data, part = self.begin()
+        base = Var("base")
+        lets, ahead = self.near.of(base, number)
+        is_last = self.block.equal(self.blocks - 1)
+        made = compute_tile(
+            shape,
+            self.k_loops(panel, taps),
+            self.source,
+            [row + data for row in a_rows] if self.blocks > 1 else a_rows,
+            self.weight,
+            base,
+            store,
+            not self.epilogue.is_light,
+            ahead,
+            self.near.unroll,
+            Parts(is_last, load, put) if self.blocks > 1 else None,
+        )
+        return bound([(base, simplify(panel.offset + part)), *lets], made)
+
+    def matrix_tile(
+        self,
+        many: PrimExpr,
+        indices: Callable[[PrimExpr], list[PrimExpr]],
+        base: PrimExpr,
+        step: PrimExpr,
+        out: PrimExpr,
+        panel: Panel,
+    ) -> Stmt:
+        """A tile of `many` pixels whose data begin at an offset, and are `step` apart, with sums in
+        registers that hold matrices."""
+
+        def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            at = panel.column + column
+            return self.keep([*indices(i), at], (out + i) * self.channels + at, value, mask, panel)
+
+        shape = MatrixTile(self.decision.number("rows"), many, panel.valid, self.anchor.dtype)
+        factors = Factors(self.source, base, step, self.weight, simplify(panel.offset))
+        return compute_matrix_tile(shape, self.k_loops(panel, ALL), factors, store)
+
+    def keep(
+        self,
+        place: list[PrimExpr],
+        flat: PrimExpr,
+        value: PrimExpr,
+        mask: PrimExpr | None,
+        panel: Panel,
+    ) -> Stmt:
+        """Store a vector of results of a panel; `flat` is the offset of `place`."""
+        return self.epilogue.store(self.geometry.place(place), flat, value, mask)
+
+    def is_flat(self) -> bool:
+        """Whether tiles run over all output pixels: pointwise, or lines too short to be cut into
+        good tiles."""
+        width = self.geometry.out[2]
+        return self.geometry.is_pointwise or (is_short(width) and not self.in_matrices)
+
+    def pixel(self, at: PrimExpr) -> list[PrimExpr]:
+        """(image, line, column) of an output pixel by its number."""
+        _, height, width, _ = self.geometry.out
+        area = simplify(height * width)
+        return [at // area, at % area // width, at % width]
+
+    def flat_tile(
+        self, rows: int, first: PrimExpr, panel: Panel, number: PrimExpr | None = None
+    ) -> Stmt:
+        """A tile of output pixels from number `first`, wherever their lines end."""
+        pixel = self.geometry.data[3]
+
+        def indices(i: PrimExpr) -> list[PrimExpr]:
+            return self.pixel(first + i)
+
+        if self.geometry.is_pointwise:
+            a_rows = [first * pixel + panel.channel + pixel * i for i in range(rows)]
+            return self.tile(rows, indices, a_rows, first, panel, number)
+        starts = [Var(f"row{i}") for i in range(rows)]
+        lets, taps = self.taps_inside({SLICES: self.slices_between(first, first + (rows - 1))})
+        made = self.tile(rows, indices, list(starts), first, panel, number, taps)
+        made = bound(lets, made)
+        for i in reversed(range(rows)):
+            made = LetStmt(starts[i], self.start(*indices(const(i))) + panel.channel, made)
+        return made
+
+    def slices_between(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+        """The slices from one pixel to another, by numbers; all of them if they are of two items of
+        the batch."""
+        deep = maximum(self.geometry.depth.out, const(1))
+        low, high = (self.pixel(each)[0] for each in (first, last))
+        is_one = (low // deep).equal(high // deep)
+        begin = if_then_else(is_one, low % deep, const(0))
+        return begin, if_then_else(is_one, high % deep, deep - 1)
+
+    def start(self, n: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+        """The data offset of the first tap of an output pixel."""
+        sy, sx = self.geometry.strides
+        height, width = self.geometry.padded()
+        image = self.geometry.first_slice(n)
+        return ((image * height + y * sy) * width + x * sx) * self.geometry.data[3]
+
+    def pixel_rows(self, panel: Panel) -> int:
+        """Rows of a tile for a panel; of a narrow one as many as there are registers for."""
+        rows = self.decision.number("rows")
+        if panel.valid == self.width:
+            return rows
+        most = most_rows(-(-panel.valid // self.lanes), self.target, self.data.dtype)
+        return max(rows, min(NARROW_ROWS, most))
+
+    def flat_tiles(self, panel: Panel, kind: ForKind) -> Stmt:
+        """All output pixels as one run (pointwise)."""
+        n, height, width, _ = self.geometry.out
+        total, number = simplify(n * height * width), Var("t")
+        if self.in_matrices:
+            return self.flat_matrices(total, kind, panel, lambda tile: tile)
+        return balanced_rows(
+            total,
+            self.pixel_rows(panel),
+            lambda rows, first: self.flat_tile(rows, first, panel, number),
+            kind,
+            number,
+        )
+
+    def flat_matrices(
+        self, total: PrimExpr, kind: ForKind, panel: Panel, around: Callable[[Stmt], Stmt]
+    ) -> Stmt:
+        """All output pixels as one run (pointwise), with sums in registers that hold matrices; what
+        stands around each tile."""
+        pixel = self.geometry.data[3]
+
+        def body(many: PrimExpr, first: PrimExpr) -> Stmt:
+            """Of `many` pixels from `first` on a tile of the matrix unit."""
+            tile = self.matrix_tile(
+                many,
+                lambda i: self.pixel(first + i),
+                first * pixel + panel.channel,
+                pixel,
+                first,
+                panel,
+            )
+            return around(tile)
+
+        return short_rows(total, self.decision.number("rows"), body, kind)
+
+    def whole_line(self, line: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+        """(image, line, offset of its first tap in all the data) of a line by its number."""
+        _, height, _, _ = self.geometry.out
+        padded_height, padded_width = self.geometry.padded()
+        n, y = line // height, line % height
+        row = padded_width * self.geometry.data[3]
+        image = self.geometry.first_slice(n)
+        return n, y, (image * padded_height + y * self.geometry.strides[0]) * row
+
+    def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
+        """One line of output pixels, whose first tap is at an offset of the source."""
+        _, height, width, _ = self.geometry.out
+        sx = self.geometry.strides[1]
+        pixel = self.geometry.data[3]
+        line, start = n * height + y, offset + panel.channel
+        slice = n % maximum(self.geometry.depth.out, const(1))
+        lets, taps = self.taps_inside({SLICES: (slice, slice), LINES: (y, y)})
+        if self.in_matrices:
+            step = simplify(pixel * sx)
+            return short_rows(
+                width,
+                self.decision.number("rows"),
+                lambda many, first: self.matrix_tile(
+                    many,
+                    lambda i: [n, y, first + i],
+                    start + first * step,
+                    step,
+                    line * width + first,
+                    panel,
+                ),
+            )
+
+        def body(rows: int, first: PrimExpr) -> Stmt:
+            """Of `rows` pixels of a line a tile of registers: a row of it begins a stride behind
+            the last.
+            """
+            base, step = start + first * (pixel * sx), simplify(pixel * sx)
+            a_rows = [base + step * i for i in range(rows)]
+            own, across = self.taps_inside({PIXELS: (first, first + (rows - 1))}, rows)
+            number, all_taps = line * width + first, {**taps, **across}
+            made = self.tile(
+                rows, lambda i: [n, y, first + i], a_rows, number, panel, taps=all_taps
+            )
+            return bound(own, made)
+
+        return bound(lets, balanced_rows(width, self.pixel_rows(panel), body))
+
+    def panel_region(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
+        """All pixels of some panels: threads share out the panels, the lines, or with few lines
+        the panels of each."""
+        _, height, _, _ = self.geometry.out
+        lines = simplify(self.geometry.out[0] * height)
+        line, index = Var("line"), Var("p")
+        flat = self.is_flat()
+        if self.by_panels(panels):
+
+            def pixels(at: PrimExpr) -> Stmt:
+                """All pixels of one panel: panels are what threads share out here."""
+                panel = make(at)
+                if flat:
+                    return self.flat_tiles(panel, ForKind.SERIAL)
+                tiles = self.line_tiles(panel, *self.whole_line(line))
+                return For(line, const(0), lines, ForKind.SERIAL, tiles)
+
+            return self.each_panel(panels, index, pixels)
+        if flat:
+            return self.flat_with_panels(panels, make)
+        each = self.line_tiles(make(index), *self.whole_line(line))
+        if self.has_few_lines():
+            part = Var("part")
+            inside = LetStmt(line, part // panels, LetStmt(index, part % panels, each))
+            total = simplify(lines * panels)
+            return For(part, const(0), total, ForKind.PARALLEL, inside, {"grain": 1})
+        row = For(index, const(0), const(panels), ForKind.SERIAL, each)
+        return For(line, const(0), lines, ForKind.PARALLEL, row, {"grain": 1})
+
+    def each_panel(self, panels: int, index: Var, inside: Callable[[PrimExpr], Stmt]) -> Stmt:
+        """All panels in parallel; with blocks of k runs of them, block by block."""
+        if self.blocks == 1:
+            body = inside(index)
+            return For(index, const(0), const(panels), ForKind.PARALLEL, body, {"grain": 1})
+        chunk, count, block = Var("c"), min(self.target.cores, panels), Var("kb")
+        self.block = block
+        begin, end = chunk * panels // count, (chunk + 1) * panels // count
+        run = For(index, begin, simplify(end - begin), ForKind.SERIAL, inside(index))
+        body = For(block, const(0), const(self.blocks), ForKind.SERIAL, run)
+        return For(chunk, const(0), const(count), ForKind.PARALLEL, body, {"grain": 1})
+
+    def has_few_lines(self) -> bool:
+        """Whether the lines of an image are fewer than the threads: those of one axis, say."""
+        height = simplify(self.geometry.out[1] * self.geometry.depth.out)
+        return isinstance(height, IntImm) and height.value < self.target.cores
+
+    def by_panels(self, panels: int) -> bool:
+        """Whether threads share out the panels."""
+        return self.blocks > 1 or (
+            panels >= self.target.cores and self.decision["order"] == "panel"
+        )
+
+    def flat_with_panels(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
+        """Tiles of pixels outside, panels inside."""
+        n, height, width, _ = self.geometry.out
+        total, index = simplify(n * height * width), Var("p")
+        panel = make(index)
+        if self.in_matrices:
+
+            def each(tile: Stmt) -> Stmt:
+                return For(index, const(0), const(panels), ForKind.SERIAL, tile)
+
+            return self.flat_matrices(total, ForKind.PARALLEL, panel, each)
+
+        def body(rows: int, first: PrimExpr) -> Stmt:
+            """For the pixels of a tile all panels one after the other."""
+            return For(
+                index, const(0), const(panels), ForKind.SERIAL, self.flat_tile(rows, first, panel)
+            )
+
+        return balanced_rows(total, self.pixel_rows(panel), body, ForKind.PARALLEL)
+
+    def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
+        """Whole panels, then the last one if it is narrower, for every group: how many, and which
+        is which.
+        """
+        whole, rest = divmod(self.group_out, self.width)
+        parts = []
+        if whole:
+            parts.append(self._per_group(whole, 0, self.width))
+        if rest:
+            parts.append(self._per_group(1, whole, rest))
+        return parts
+
+    def _per_group(
+        self, panels: int, first: int, valid: int
+    ) -> tuple[int, Callable[[PrimExpr], Panel]]:
+        groups = self.geometry.groups
+        size = simplify(self.group_in * (self.taps * self.width))
+        per_group = -(-self.group_out // self.width)
+
+        def make(index: PrimExpr) -> Panel:
+            """The panel of a number: group and place in it. `first` is how many the parts before
+            have.
+            """
+            group, within = index // panels, index % panels + first
+            if groups == 1:
+                group, within = const(0), index + first
+            offset = simplify((group * per_group + within) * size)
+            column = simplify(group * self.group_out + within * self.width)
+            return Panel(offset, column, simplify(group * self.group_in), valid)
+
+        return panels * groups, make
+
+    def banded(self) -> Stmt:
+        """All lines, each band from a padded copy of what it reads."""
+        bands = Bands(self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes)
+        self.source, self.slice = bands.source, bands.slice
+
+        def line(n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
+            """A line of the result: each part's panels, whole ones and then the last."""
+            index = Var("p")
+            return seq(
+                *(
+                    For(
+                        index,
+                        const(0),
+                        const(count),
+                        ForKind.SERIAL,
+                        self.line_tiles(make(index), n, y, offset),
+                    )
+                    for count, make in self.parts()
+                )
+            )
+
+        return bands.loop(line)
+
+    def body(self) -> Stmt:
+        """The kernel: copies that are padded, or of bytes widened, if needed, and all tiles."""
+        parts = self.parts()
+        if (pairs := pairs_of(self.data, self.decision)) is not None:
+            n, height, width, channels = self.data.shape
+            lines, length = simplify(n * height), simplify(width * channels)
+            self.source, wide = pairs, widen(self.data, pairs, lines, length, self.lanes)
+            return Allocate(pairs, seq(wide, *(self.panel_region(*part) for part in parts)))
+        if not self.geometry.is_padded:
+            return seq(*(self.panel_region(*part) for part in parts))
+        shares_panels = self.has_few_lines() or any(self.by_panels(count) for count, _ in parts)
+        if not self.is_flat() and not shares_panels:
+            return self.banded()
+        height, width = self.geometry.padded()
+        shape = (self.geometry.slices(), height, width, self.geometry.data[3])
+        self.source = Buffer("padded", shape, "float32")
+        copy = pad_copy(self.data, self.source, self.geometry, self.lanes)
+        return Allocate(self.source, seq(copy, *(self.panel_region(*part) for part in parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A panel of weights: its offset, the output channel of its first column, the first input
+    channel, columns in use."""
+
+    offset: PrimExpr
+    column: PrimExpr
+    channel: PrimExpr
+    valid: int
+
+
+def build(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The loops of a convolution."""
+    return Conv(inputs, outputs, target, TAG, decision).function(name)
+
+
+FAMILY = Family(
+    name=TAG,
+    space=space,
+    default=default,
+    build=build,
+    why="pixels at borders leave out taps: no step cuts a nest by which of its terms there are",
+    panel=panel_width,
+    panels=panel_choice,
+    writes_rows=True,
+    keeps_sums=lambda decision: decision["k_block"] != 0,
+)

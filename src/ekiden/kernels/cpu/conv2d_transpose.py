@@ -1,0 +1,343 @@
+"""Transposed convolutions in NHWC or NDHWC with packed weights, in register tiles.
+
+    out[n, y*sy + i*dy - top, x*sx + j*dx - left, o] += data[n, y, x, c] * weight[c, o, i, j]
+
+The results at one phase, stride * q + phase on each axis, are an ordinary convolution over q with
+the taps that reach them (geometry.py): no tap is multiplied with a zero between the data. The loops
+are those of conv2d.py, where a panel of weights is one of a phase, and results are stored at every
+stride-th place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from ekiden import te
+from ekiden.arith import prove_equal, simplify
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.kernels.cost_model import (
+    DISTANCES,
+    Blocking,
+    most_rows,
+    panel_choice,
+    panel_width,
+    tile_rows,
+)
+from ekiden.kernels.cpu.conv2d import Conv, Panel
+from ekiden.kernels.cpu.dense import UNROLLS
+from ekiden.kernels.cpu.depthwise import Depthwise
+from ekiden.kernels.cpu.depthwise import default as depthwise_default
+from ekiden.kernels.cpu.depthwise import space as depthwise_space
+from ekiden.kernels.cpu.windows import Places, Taps
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.family import Family, Product, size_of
+from ekiden.kernels.geometry import Geometry, phases_of, transposed_geometry
+from ekiden.kernels.micro_kernels.epilogue import operands_of
+from ekiden.kernels.micro_kernels.prefetch import Lets, bound
+from ekiden.kernels.micro_kernels.register_tiles import KLoop, balanced_rows
+from ekiden.kernels.spaces.conv import is_short
+from ekiden.kernels.stages import has_known_weights
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
+
+PACKED = "conv_transpose_pack"
+MANY = 1 << 12
+"""What the number of pixels is taken for."""
+LAST = ("NHWC", "NDHWC")
+"""Layouts with the channels last."""
+
+
+def accepts(anchor: te.Tensor, target: Target) -> bool:
+    """Whether the rules of this file cover a transposed convolution of packed weights."""
+    attrs = anchor.op.attrs
+    data, weight = operands_of(anchor)
+    if not has_known_weights(anchor) or {data.dtype, weight.dtype, anchor.dtype} != {"float32"}:
+        return False
+    return attrs["data_layout"] == attrs["out_layout"] and attrs["data_layout"] in LAST
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A phase: where its results are on each axis, how many taps it has, the offset of its first
+    data, and the number of its first tap."""
+
+    place: tuple[PrimExpr, ...]
+    taps: tuple[PrimExpr, ...]
+    origin: PrimExpr
+    first: PrimExpr
+
+
+class _Output:
+    """The results of a transposed convolution by their phases."""
+
+    def __init__(self, anchor: te.Tensor) -> None:
+        self.anchor, self.axes = anchor, phases_of(anchor)
+        self.geometry = transposed_geometry(anchor, self.axes)
+        self.number = math.prod(axis.stride for axis in self.axes)
+        self.taps = math.prod(axis.kernel for axis in self.axes)
+
+    def phase(self, index: PrimExpr, steps: list[PrimExpr]) -> _At:
+        """A phase by its number, where pixels of the source are so far apart."""
+        place: list[PrimExpr] = []
+        for axis in reversed(self.axes):
+            place.insert(0, simplify(index % axis.stride))
+            index = simplify(index // axis.stride)
+        origin = first = const(0)
+        for axis, at, step in zip(self.axes, place, steps, strict=True):
+            origin = simplify(origin + axis.origin(at) * step)
+            first = simplify(first * axis.kernel + axis.first(at))
+        taps = tuple(axis.taps(at) for axis, at in zip(self.axes, place, strict=True))
+        return _At(tuple(place), taps, origin, first)
+
+    def loops(self, at: _At, steps: list[PrimExpr], weights: PrimExpr) -> list[KLoop]:
+        """The taps of a phase, where those of the weight are `weights` apart."""
+        made: list[KLoop] = []
+        for axis, taps, step in reversed(list(zip(self.axes, at.taps, steps, strict=True))):
+            made.insert(0, KLoop(taps, simplify(step * -axis.move), simplify(weights * axis.step)))
+            weights = simplify(weights * axis.kernel)
+        return made
+
+    def store(
+        self, at: _At, place: list[PrimExpr], keep: Callable[[list[PrimExpr], PrimExpr], Stmt]
+    ) -> Stmt:
+        """`keep(indices, offset)` for a place among the results of a phase, if it is inside: the
+        last results of some phases are not."""
+        n, *inner, channel = self.geometry.place(place)
+        steps = zip(inner, self.axes, at.place, strict=True)
+        indices = [n, *(q * axis.stride + phase for q, axis, phase in steps), channel]
+        flat: PrimExpr = const(0)
+        for index, extent in zip(indices, self.anchor.shape, strict=True):
+            flat = flat * extent + index
+        made = keep(indices, flat)
+        sizes = operands_of(self.anchor)[0].shape[1:-1]
+        extents = self.anchor.shape[1:-1]
+        for index, axis, size, extent in zip(indices[1:-1], self.axes, sizes, extents, strict=True):
+            if not prove_equal(axis.count(size) * axis.stride, extent):
+                made = IfThenElse(index < extent, made)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _PhasePanel(Panel):
+    """A panel of weights for one phase."""
+
+    at: _At
+
+
+class _Transposed(Conv):
+    """One kernel being built."""
+
+    def find_geometry(self) -> Geometry:
+        """The numbers of the convolutions of all phases."""
+        self.output = _Output(self.anchor)
+        return self.output.geometry
+
+    def count_taps(self) -> int:
+        """Of the weight."""
+        return self.output.taps
+
+    def is_flat(self) -> bool:
+        """Whether lines are too short to be cut into good tiles."""
+        return is_short(self.geometry.out[2])
+
+    def by_panels(self, panels: int) -> bool:
+        """Whether threads share out the panels: weights larger than the data are read once."""
+        depth = self.geometry.depth.size
+        pixels = size_of(simplify(math.prod(self.geometry.data[1:], start=depth)))
+        weights = size_of(simplify(self.group_in * (self.taps * self.channels)))
+        assert weights is not None, "weights are known"
+        return panels >= self.target.cores and pixels is not None and weights >= pixels
+
+    def k_loops(self, panel: Panel, taps: Taps) -> list[KLoop]:
+        """The taps of a phase, then channels."""
+        assert isinstance(panel, _PhasePanel)
+        assert not taps
+        per_tap = self.group_in * self.width
+        made = self.output.loops(panel.at, self.geometry.steps(self.slice), per_tap)
+        return [*_several(made), self.channel_loop(1)]
+
+    def taps_inside(self, places: Places, results: int = 1) -> tuple[Lets, Taps]:
+        """None: windows hold the taps of all phases."""
+        return [], {}
+
+    def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
+        """One line of a phase."""
+        names, lets = _named(panel)
+        return bound(lets, super().line_tiles(names, n, y, offset))
+
+    def flat_tile(
+        self, rows: int, first: PrimExpr, panel: Panel, number: PrimExpr | None = None
+    ) -> Stmt:
+        """A tile of the results of a phase, wherever their lines end."""
+        names, lets = _named(panel)
+        return bound(lets, super().flat_tile(rows, first, names, number))
+
+    def keep(
+        self,
+        place: list[PrimExpr],
+        flat: PrimExpr,
+        value: PrimExpr,
+        mask: PrimExpr | None,
+        panel: Panel,
+    ) -> Stmt:
+        """Store results at their phase."""
+        assert isinstance(panel, _PhasePanel)
+        return self.output.store(
+            panel.at, place, lambda indices, at: self.epilogue.store(indices, at, value, mask)
+        )
+
+    def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
+        """The panels of all phases."""
+        return [self._of_phases(*part) for part in super().parts()]
+
+    def _of_phases(
+        self, panels: int, make: Callable[[PrimExpr], Panel]
+    ) -> tuple[int, Callable[[PrimExpr], Panel]]:
+        def made(index: PrimExpr) -> Panel:
+            """A panel of a phase: the phase's taps stand together in the weight, so that its panel
+            begins behind those of the phases before.
+            """
+            at = self.output.phase(index // panels, self.geometry.steps(self.slice))
+            panel = make(index % panels)
+            offset = panel.offset + at.first * (self.group_in * self.width)
+            start = simplify(panel.channel + at.origin)
+            return _PhasePanel(offset, panel.column, start, panel.valid, at)
+
+        return panels * self.output.number, made
+
+
+def _named(panel: Panel) -> tuple[_PhasePanel, list[tuple[Var, PrimExpr]]]:
+    """A panel by names, and what these are: each is computed once, not in every step of k."""
+    assert isinstance(panel, _PhasePanel)
+    lets: list[tuple[Var, PrimExpr]] = []
+
+    def named(name: str, value: PrimExpr) -> PrimExpr:
+        """A name for a value that is not a number."""
+        if isinstance(value, IntImm):
+            return value
+        lets.append((Var(name), value))
+        return lets[-1][0]
+
+    place = tuple(named("phase", each) for each in panel.at.place)
+    taps = tuple(named("taps", each) for each in panel.at.taps)
+    offset, channel = named("weights", panel.offset), named("start", panel.channel)
+    at = replace(panel.at, place=place, taps=taps)
+    column = named("column", panel.column)
+    return replace(panel, offset=offset, column=column, channel=channel, at=at), lets
+
+
+def _several(loops: list[KLoop]) -> list[KLoop]:
+    """Without loops over one tap."""
+    return [k for k in loops if not (isinstance(k.extent, IntImm) and k.extent.value == 1)]
+
+
+class _TransposedDepthwise(Depthwise):
+    """One depthwise kernel being built."""
+
+    def find_geometry(self) -> Geometry:
+        """The numbers of the convolutions of all phases."""
+        self.output = _Output(self.anchor)
+        return self.output.geometry
+
+    def line(
+        self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
+    ) -> Stmt:
+        """One line of every phase for one vector of channels."""
+        width, index, steps = self.geometry.out[2], Var("phase"), self.geometry.steps(self.slice)
+        at = self.output.phase(index, steps)
+        loops = self.output.loops(at, steps, const(self.channels))
+        weights = at.first * self.channels + channel
+
+        def body(pixels: int, first: PrimExpr) -> Stmt:
+            """Tiles of pixels of one phase."""
+
+            def store(p: int, value: PrimExpr) -> Stmt:
+                """A pixel's vector to where its phase puts it in the result."""
+                place = [n, y, first + p, channel]
+                return self.output.store(
+                    at, place, lambda indices, at: self.epilogue.store(indices, at, value, mask)
+                )
+
+            base = start + channel + at.origin + first * self.channels
+            return self.tile(pixels, base, weights, mask, loops, store)
+
+        lines = balanced_rows(width, self.pixels, body)
+        return For(index, const(0), const(self.output.number), ForKind.SERIAL, lines)
+
+
+def conv_transpose(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The rule for tag "conv_transpose_pack"."""
+    return _Transposed(inputs, outputs, target, PACKED, decision).function(name)
+
+
+def depthwise_conv_transpose(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The rule for tag "depthwise_conv_transpose"."""
+    kernel = _TransposedDepthwise(inputs, outputs, target, "depthwise_conv_transpose", decision)
+    return kernel.function(name)
+
+
+def _panel_and_depth(anchor: te.Tensor) -> tuple[int, int]:
+    """Columns of a panel, and input channels of a group."""
+    weight = operands_of(anchor)[1]
+    depth = size_of(weight.shape[-2])
+    assert depth is not None, "weights are known"
+    return int(str(anchor.op.attrs["tile"])), depth
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for a transposed convolution."""
+    panel, _ = _panel_and_depth(anchor)
+    rows = steps_down(most_rows(-(-panel // target.lanes("float32")), target))
+    return (
+        Choice("panel", (panel,), "columns of a panel of weights", is_early=True),
+        Choice("rows", rows, "pixels of a tile"),
+        Choice("own", DISTANCES, "steps by which a panel is brought to the first cache ahead"),
+        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+    )
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What is chosen for one."""
+    panel, depth = _panel_and_depth(anchor)
+    product = Product(MANY, panel, depth)
+    rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), product, target)))
+    own = int(fixed.get("own", 0))
+    unroll = fixed.get("unroll", Blocking(product, panel, rows, target).unroll("panel", own))
+    return Decision.of({"panel": panel, "rows": rows, "own": own, "unroll": unroll})
+
+
+FAMILIES = (
+    Family(
+        name=PACKED,
+        accepts=accepts,
+        space=space,
+        default=default,
+        build=conv_transpose,
+        why="pixels of each phase take taps of their own, and some at borders none",
+        panel=panel_width,
+        panels=panel_choice,
+    ),
+    Family(
+        name="depthwise_conv_transpose",
+        accepts=accepts,
+        space=depthwise_space,
+        default=depthwise_default,
+        build=depthwise_conv_transpose,
+        why="pixels of each phase take taps of their own, and some at borders none",
+    ),
+)

@@ -1,0 +1,439 @@
+"""The rule for everything without a kernel of its own: injective groups, reductions, rows of
+several stages.
+
+    injective        one nest over the output, neighbouring axes fused where every access allows,
+                     cut where conditions change
+    reduction        vectors over the reduced axis (contiguous data along it) or over the last
+                     output axis, sums in registers
+    several stages   all of them per step of the outer axes they share, intermediates of one step
+                     in a small buffer; without shared axes one after the other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden import te
+from ekiden.arith import Analyzer, prove_equal, simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, minimum
+from ekiden.ir.prim_visitor import rewrite, substitute
+from ekiden.kernels.attention.row_values import with_known_values
+from ekiden.kernels.cost_model import levels
+from ekiden.kernels.cpu.injective import injective_nest
+from ekiden.kernels.cpu.loops import Accesses, Axis, cost, estimate, fuse, parallel_outer
+from ekiden.kernels.cpu.reduction import ReduceNest, Stream, reduces_contiguous
+from ekiden.kernels.cpu.tuple_reduction import combine_nest
+from ekiden.kernels.family import Family
+from ekiden.kernels.stages import chosen_stages, own_outputs, stages_of
+from ekiden.target import Target
+from ekiden.te.inline import inputs_of, is_stored
+from ekiden.te.prim_func import BufferMap, allocated, extern_stage, whole_operations
+from ekiden.te.reducer import Reduce
+from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Tensor
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt
+from ekiden.tir.transform.flatten_buffers import flat_index
+from ekiden.tir.visitor import sequence
+from ekiden.tir.visitor import substitute as substitute_statement
+
+LOCAL_BYTES = 16384
+"""Intermediates of a row up to this size live on the stack, larger ones in the workspace."""
+ROWS = 4
+"""Rows that a stage takes before the next one begins: what stages wait for, a vector's lanes that
+are combined, is made of several rows at a time. Fewer where as many do not stay in half of the
+first cache."""
+
+
+class _Kernel:
+    """One function being built.
+
+    `prefix` are the outer axes that all stages share; buffers of a row lack them.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: Target) -> None:
+        self.target = target
+        self.analyzer = Analyzer()
+        self.map = BufferMap()
+        self.params = tuple(self.map.declare(t) for t in (*inputs, *outputs))
+        self.stages = stages_of(outputs)
+        self.outputs = set(outputs)
+        self.prefix: list[Axis] = []
+        self.rows: set[Tensor] = set()
+        self.extents = {
+            a.var: a.extent for t in self.stages if isinstance(t.op, ComputeOp) for a in t.op.axis
+        }
+        self.row: Var | None = None
+        """Which of several rows that a stage takes one after the other."""
+
+    # Elements of stages as flat accesses.
+
+    def axes(self, tensor: Tensor) -> tuple[list[Axis], dict[Var, PrimExpr]]:
+        """The stage's own axes within the prefix, and what its variables are called there."""
+        op = tensor.op
+        assert isinstance(op, ComputeOp)
+        shared = len(self.prefix)
+        values: dict[Var, PrimExpr] = {
+            a.var: p.var for a, p in zip(op.axis, self.prefix, strict=False)
+        }
+        own: list[Axis] = []
+        for each in op.axis[shared:]:
+            axis = Axis(Var(each.var.name), each.extent)
+            self.analyzer.bind(axis.var, 0, axis.extent)
+            values[each.var] = axis.var
+            own.append(axis)
+        return own, values
+
+    def flat(self, tensor: Tensor, indices: Sequence[PrimExpr]) -> tuple[Buffer, PrimExpr]:
+        """Where an element is."""
+        buffer = self.map.buffers[tensor]
+        at = tuple(indices)
+        if tensor in self.rows:
+            own = at[len(self.prefix) :] or (const(0),)
+            at = own if self.row is None else (self.row, *own)
+        index = flat_index(buffer, at) if len(at) > 1 else at[0] if at else const(0)
+        return buffer, self.analyzer.simplify(index)
+
+    def loads(self, expr: PrimExpr, values: dict[Var, PrimExpr]) -> PrimExpr:
+        """The expression over flat loads."""
+
+        def change(e: PrimExpr) -> PrimExpr:
+            """A variable's value; a read of a tensor as a load with one flat index."""
+            if isinstance(e, Var):
+                return values.get(e, e)
+            if isinstance(e, ProducerLoad):
+                buffer, index = self.flat(e.producer, e.indices)
+                return BufferLoad(buffer, (index,), e.dtype)
+            return e
+
+        return rewrite(with_known_values(expr, self.extents, self.target), change)
+
+    # Stages.
+
+    def stage(self, tensor: Tensor) -> Stmt:
+        """The loops of one output of a computation."""
+        op = tensor.op
+        assert isinstance(op, ComputeOp)
+        axes, values = self.axes(tensor)
+        body = op.body[tensor.value_index]
+        buffer, index = self.flat(tensor, [values[a.var] for a in op.axis])
+        if not isinstance(body, Reduce):
+            value = self.loads(body, values)
+            return injective_nest(
+                axes, buffer, index, value, self.analyzer, self.target, not self.prefix
+            )
+        return self.reduction(buffer, index, axes, body, values)
+
+    def reduction(
+        self,
+        buffer: Buffer,
+        index: PrimExpr,
+        axes: list[Axis],
+        body: Reduce,
+        values: dict[Var, PrimExpr],
+    ) -> Stmt:
+        """The loops of a reduction, axes fused where possible."""
+        reduced = self._reduced_axes(body, values)
+        source = self.loads(body.source, values)
+        axes, step = fuse(axes, Accesses([index], [source]), self.analyzer)
+        index, source = substitute(index, step), substitute(source, step)
+        reduced, step = fuse(reduced, Accesses([index], [source]), self.analyzer)
+        source = substitute(source, step)
+        nest = ReduceNest(
+            buffer, index, body.kind, source, axes, reduced, self.analyzer, self.target
+        )
+        return nest.build(not self.prefix)
+
+    def _reduced_axes(self, body: Reduce, values: dict[Var, PrimExpr]) -> list[Axis]:
+        reduced: list[Axis] = []
+        for each in body.axis:
+            axis = Axis(Var(each.name), each.extent)
+            self.analyzer.bind(axis.var, 0, axis.extent)
+            values[each] = axis.var
+            reduced.append(axis)
+        return reduced
+
+    def row_stages(self) -> list[Stmt]:
+        """The stages of one row, in order; one that a reduction reads first is made on its way."""
+        statements: list[Stmt] = []
+        waiting: Tensor | None = None
+        for n, tensor in enumerate(self.stages):
+            following = self.stages[n + 1] if n + 1 < len(self.stages) else None
+            if waiting is None and following is not None and self._streams(tensor, following):
+                waiting = tensor
+                continue
+            both = None if waiting is None else self._streamed(waiting, tensor)
+            if both is None:
+                statements.extend(self.stage(t) for t in (waiting, tensor) if t is not None)
+            else:
+                statements.append(both)
+            waiting = None
+        return statements
+
+    def _streams(self, tensor: Tensor, reader: Tensor) -> bool:
+        """Whether a reduction over one axis reads each element of a row of `tensor` once."""
+        op, made = reader.op, tensor.op
+        assert isinstance(op, ComputeOp)
+        assert isinstance(made, ComputeOp)
+        if len(op.reduce_axis) != 1 or made.reduce_axis or tensor.ndim != len(self.prefix) + 1:
+            return False
+        reads = [e for e in te.tensor_loads(op) if e.producer is tensor]
+        in_order = bool(reads) and all(e.indices[-1] is op.reduce_axis[0] for e in reads)
+        return in_order and prove_equal(op.reduce_axis[0].extent, tensor.shape[-1])
+
+    def _streamed(self, tensor: Tensor, reader: Tensor) -> Stmt | None:
+        """`tensor` stored and reduced in one loop; None where vectors do not run along the row."""
+        op, made = reader.op, tensor.op
+        assert isinstance(op, ComputeOp)
+        assert isinstance(made, ComputeOp)
+        axes, values = self.axes(reader)
+        body = op.body[reader.value_index]
+        assert isinstance(body, Reduce)
+        (last,) = self._reduced_axes(body, values)
+        element = Var("element", tensor.dtype)
+
+        def place(e: PrimExpr) -> PrimExpr:
+            return element if isinstance(e, ProducerLoad) and e.producer is tensor else e
+
+        at = [p.var for p in self.prefix] + [last.var]
+        inside: dict[Var, PrimExpr] = {a.var: v for a, v in zip(made.axis, at, strict=True)}
+        value = self.loads(made.body[tensor.value_index], inside)
+        stream = Stream(element, value, *self.flat(tensor, at))
+        buffer, index = self.flat(reader, [values[a.var] for a in op.axis])
+        source = self.loads(rewrite(body.source, place), values)
+        unit = {a.var: const(0) for a in axes}
+        nest = ReduceNest(
+            buffer,
+            substitute(index, unit),
+            body.kind,
+            substitute(source, unit),
+            [],
+            [last],
+            self.analyzer,
+            self.target,
+            stream,
+        )
+        single = all(is_const(a.extent, 1) for a in axes)
+        return nest.build(False) if single and nest.along_reduced() else None
+
+    def combination(self, group: Sequence[Tensor], body: Reduce) -> Stmt:
+        """The loops of all outputs of a reduction that is of no built-in kind."""
+        op = group[0].op
+        assert isinstance(op, ComputeOp)
+        axes, values = self.axes(group[0])
+        targets = [self.flat(t, [values[a.var] for a in op.axis]) for t in group]
+        reduced = self._reduced_axes(body, values)
+        sources = [self.loads(s, values) for s in body.sources]
+        return combine_nest(targets, body.reducer, sources, axes, reduced)
+
+    # Groups.
+
+    def rows_body(self, shared: int) -> Stmt:
+        """All stages per step of the leading `shared` axes."""
+        first = self.stages[-1]
+        names = first.op.axis[:shared] if isinstance(first.op, ComputeOp) else ()
+        self.prefix = [Axis(Var(a.var.name), a.extent) for a in names]
+        for axis in self.prefix:
+            self.analyzer.bind(axis.var, 0, axis.extent)
+        self._share_outputs()
+        inside = [t for t in self.stages if t not in self.map.buffers]
+        self.rows.update(inside)
+        rows = self._rows_together(shared)
+        if rows > 1:
+            self.row = Var("row")
+            self.analyzer.bind(self.row, 0, rows)
+        buffers = [self._row_buffer(t, shared, rows) for t in inside]
+        axes, step = self._fused_prefix()
+        work = sum(estimate(t.shape[shared:]) * cost(_bodies(t)) for t in self.stages)
+        work += estimate(self._reduced())
+        stages = [substitute_statement(s, step) for s in self.row_stages()]
+        if self.row is not None:
+            axes, stages = _together(axes, self.row, rows, stages)
+        body = allocated(sequence(*stages), buffers)
+        return parallel_outer(axes, work * rows, body)
+
+    def _rows_together(self, shared: int) -> int:
+        """How many rows a stage takes before the next: ROWS, or as many of them as there are for
+        each core and stay near, of their data and of all that is made of them."""
+        if len(self.stages) < 2 or not any(map(_is_reduction, self.stages)):
+            return 1
+        size = sum(estimate(t.shape[shared:]) * dt.itemsize(t.dtype) for t in self.stages)
+        size += sum(
+            estimate(self._reduced()) * dt.itemsize(t.dtype)
+            for t in {i for t in self.stages for i in inputs_of(t)} - set(self.stages)
+        )
+        count = estimate([a.extent for a in self.prefix]) // self.target.cores
+        near = levels(self.target)[0].size // 2
+        return max(1, min(ROWS, count, near // max(size, 1)))
+
+    def _fused_prefix(self) -> tuple[list[Axis], dict[Var, PrimExpr]]:
+        """The shared axes as few loops as every access allows, and what the old variables are."""
+        indices: list[PrimExpr] = []
+        values: list[PrimExpr] = []
+        for tensor in self.stages:
+            op = tensor.op
+            assert isinstance(op, ComputeOp)
+            _, names = self.axes(tensor)
+            body = op.body[tensor.value_index]
+            indices.append(self.flat(tensor, [names[a.var] for a in op.axis])[1])
+            values.append(self.loads(body.source if isinstance(body, Reduce) else body, names))
+        return fuse(self.prefix, Accesses(indices, values), self.analyzer)
+
+    def _share_outputs(self) -> None:
+        """An intermediate whose last reader replaces it element by element lives in that reader's
+        output.
+        """
+        taken: set[Tensor] = set()
+        for n, tensor in enumerate(self.stages):
+            readers = [t for t in self.stages[n + 1 :] if tensor in inputs_of(t)]
+            last = readers[-1] if readers else tensor
+            free = tensor not in self.outputs and last in self.outputs and last not in taken
+            free = free and not last.is_part
+            if free and _replaces(last, tensor):
+                taken.add(last)
+                self.map.buffers[tensor] = self.map.buffers[last]
+
+    def _reduced(self) -> list[PrimExpr]:
+        ops = [t.op for t in self.stages if isinstance(t.op, ComputeOp)]
+        longest = max(
+            (op.reduce_axis for op in ops),
+            key=lambda r: estimate([a.extent for a in r]),
+            default=(),
+        )
+        return [a.extent for a in longest]
+
+    def _row_buffer(self, tensor: Tensor, shared: int, rows: int) -> Buffer:
+        several = () if self.row is None else (const(rows),)
+        shape = (*several, *(tensor.shape[shared:] or (const(1),)))
+        small = all(isinstance(d, IntImm) for d in shape)
+        fits = small and estimate(shape) * dt.itemsize(tensor.dtype) <= LOCAL_BYTES
+        buffer = self.map.declare(tensor, "local" if fits else "global").with_fields(shape=shape)
+        self.map.buffers[tensor] = buffer
+        return buffer
+
+    def sequential_body(self) -> Stmt:
+        """One stage after the other, intermediates in full."""
+        statements: list[Stmt] = []
+        buffers: list[Buffer] = []
+        for group in whole_operations(self.stages):
+            for tensor in group:
+                if tensor not in self.map.buffers:
+                    buffers.append(self.map.declare(tensor))
+            op = group[0].op
+            body = op.body[0] if isinstance(op, ComputeOp) else None
+            if isinstance(op, ExternOp):
+                statements.append(extern_stage(op, group, self.map))
+            elif isinstance(body, Reduce) and not body.kind:
+                statements.append(self.combination(group, body))
+            else:
+                statements.extend(self.stage(t) for t in group)
+        return allocated(sequence(*statements), buffers)
+
+    def body(self) -> Stmt:
+        """The whole function."""
+        shared = shared_axes(self.stages) if len(self.stages) > 1 else 0
+        if shared == 0:
+            return self.sequential_body()
+        return self.rows_body(shared)
+
+
+def _is_reduction(tensor: Tensor) -> bool:
+    return isinstance(tensor.op, ComputeOp) and bool(tensor.op.reduce_axis)
+
+
+def _together(
+    axes: Sequence[Axis], row: Var, rows: int, stages: Sequence[Stmt]
+) -> tuple[list[Axis], list[Stmt]]:
+    """Loops over the last axis that take so many of its steps in every stage."""
+    *outer, last = axes
+    group = Axis(Var("rows"), simplify((last.extent + (rows - 1)) // rows))
+    is_even = isinstance(last.extent, IntImm) and last.extent.value % rows == 0
+    left = const(rows) if is_even else minimum(const(rows), last.extent - group.var * rows)
+    step: dict[Var, PrimExpr] = {last.var: group.var * rows + row}
+    each = [For(row, const(0), left, ForKind.SERIAL, substitute_statement(s, step)) for s in stages]
+    return [*outer, group], list(each)
+
+
+def _bodies(tensor: Tensor) -> tuple[PrimExpr, ...]:
+    return tensor.op.body if isinstance(tensor.op, ComputeOp) else ()
+
+
+def _replaces(output: Tensor, tensor: Tensor) -> bool:
+    """Whether an element of the output reads of the tensor only the element in its own place."""
+    op = output.op
+    assert isinstance(op, ComputeOp)
+    if output.dtype != tensor.dtype or len(output.shape) != len(tensor.shape) or op.reduce_axis:
+        return False
+    axes = [a.var for a in op.axis]
+    reads = [e for e in te.tensor_loads(op) if e.producer is tensor]
+    in_place = all(i is a for e in reads for i, a in zip(e.indices, axes, strict=True))
+    return in_place and all(map(prove_equal, output.shape, tensor.shape))
+
+
+def _leading_match(
+    consumer: Tensor, producer: Tensor, indices: Sequence[PrimExpr], limit: int
+) -> int:
+    """How many leading indices of a read are the consumer's own axes in the same places."""
+    assert isinstance(consumer.op, ComputeOp)
+    count = 0
+    for axis, index, dim in zip(consumer.op.axis, indices, producer.shape, strict=False):
+        unit = is_const(axis.extent, 1) and is_const(index, 0)
+        if count >= limit or not (index is axis.var or unit) or not prove_equal(axis.extent, dim):
+            break
+        count += 1
+    return count
+
+
+def _combines(op: ComputeOp) -> bool:
+    """Whether a computation is a reduction of no built-in kind, which has a nest of its own."""
+    return isinstance(op.body[0], Reduce) and not op.body[0].kind
+
+
+def shared_axes(stages: Sequence[Tensor]) -> int:
+    """The number of leading axes that all stages have and read each other at; one less where the
+    last should be a vector.
+    """
+    if any(not isinstance(t.op, ComputeOp) or _combines(t.op) for t in stages):
+        return 0
+    inside = set(stages)
+    last = stages[-1]
+    limit = min(t.ndim for t in stages)
+    for tensor in stages:
+        op = tensor.op
+        assert isinstance(op, ComputeOp)
+        limit = _leading_match(tensor, last, [a.var for a in op.axis], limit)
+        for load in te.tensor_loads(op):
+            if load.producer in inside:
+                limit = _leading_match(tensor, load.producer, load.indices, limit)
+    reductions = [t for t in stages if isinstance(t.op, ComputeOp) and t.op.reduce_axis]
+    if not reductions:
+        # a plane of a stored stage at a time: what picks its elements is found once for all rows
+        planes = min(max(t.ndim - 2, 0) for t in stages)
+        return min(limit, planes) if any(map(is_stored, stages)) else 0
+    return (
+        limit
+        if all(map(reduces_contiguous, reductions))
+        else min(limit, min(t.ndim for t in reductions) - 1)
+    )
+
+
+def schedule_default(
+    inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
+) -> PrimFunc:
+    """The default rule."""
+    distinct = own_outputs(outputs)
+    chosen = chosen_stages(distinct)
+    kernel = _Kernel(inputs, chosen, target)
+    return PrimFunc(
+        kernel.params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs)}
+    )
+
+
+FAMILY = Family(
+    name="default",
+    accepts=lambda anchor, target: True,
+    why="stages of a row share its loops; of axes joined and cut in chunks no index is one",
+    build=lambda inputs, outputs, target, name, _: schedule_default(inputs, outputs, target, name),
+    writes_rows=True,
+)
+"""What no other family takes."""

@@ -1,0 +1,309 @@
+"""Dense layers with packed constant weights.
+
+    out[m, n] = sum over k of data[m, k] * weight[n // tile, k, n % tile]
+
+or, of uint8 and int8 with int32 results, weight[n // tile, k // 4, n % tile, k % 4]; of bfloat16
+with float32 results, two steps of k side by side. Of words there may be a weight for each of a
+batch, which threads share out first. Panels of bytes that have rows behind those, with
+a list of the words of data that they are multiplied with, are `dense_listed`.
+
+    for a run of panels, or one, in parallel:
+      for a block of k:
+        for a panel, for a tile of rows:         or the other way round, by `order`
+          own:     every step brings the row of the panel `own` steps ahead to the first cache
+                   (where rows are not known, in tiles of enough of them)
+          spread:  the first so many tiles bring the next panel to the second, a line at a time
+
+Sums of a block of k are kept in the result until the last one. With few panels threads share out
+the row tiles instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim_visitor import rewrite
+from ekiden.kernels.cost_model import (
+    DISTANCES,
+    LEAST_BLOCK,
+    Blocking,
+    hides_prefetches,
+    most_rows,
+    panel_choice,
+    panel_width,
+    tile_rows,
+)
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space, Value, divisors, steps_down
+from ekiden.kernels.family import NARROW, Family, Product
+from ekiden.kernels.micro_kernels.epilogue import operands_of
+from ekiden.kernels.micro_kernels.matrix_tiles import HEIGHTS, MATRIX_DOTS
+from ekiden.kernels.micro_kernels.register_tiles import DYNAMIC_ROWS
+from ekiden.kernels.micro_kernels.registered import MATRIX_TILE, REGISTER_TILE
+from ekiden.kernels.prim_builder import product
+from ekiden.kernels.quantized.words import MADD, PAIR, dot_space, dots, matrix_dot, widen
+from ekiden.kernels.stages import has_known_weights
+from ekiden.kernels.steps import Kernel, if_proved, program_of, replaced
+from ekiden.target import Target
+from ekiden.tir.stmt import PrimFunc
+from ekiden.topi.nn.weights import WORD_OF
+
+if TYPE_CHECKING:
+    from ekiden.tir.schedule.schedule import Schedule
+    from ekiden.tir.schedule.trace import BlockRV, LoopRV
+
+LINE = 16
+"""Words of 4 bytes in a cache line."""
+NARROW_ROWS = 12
+"""Rows of a tile on a panel narrower than others, if registers hold them."""
+FEW_ROWS = 4
+"""Rows up to which registers that hold matrices gain nothing: a panel is read once in any case."""
+UNROLLS = (1, 2, 4)
+"""Steps of k that may stand one after the other."""
+
+
+def steps(sch: Schedule, kernel: Kernel) -> None:
+    """The schedule of a dense layer."""
+    decision, target, anchor = kernel.decision, kernel.target, kernel.anchor
+    data, weight = operands_of(anchor)
+    sizes, width = _sizes(anchor)
+    in_matrices = decision.get("dot") in MATRIX_DOTS
+    product_block = sch.get_block(anchor.op.name)
+    endings = sch.get_consumers(product_block)
+    *leading, columns, k = sch.get_loops(product_block)
+    batch, leading = leading[: _batched(weight)], leading[_batched(weight) :]
+    rows = sch.fuse(*leading) if len(leading) > 1 else _single(sch, product_block, leading)
+    if in_matrices:
+        tile, row = sch.split(rows, [None, decision.number("rows")], tail="short")
+    else:
+        tile, row = sch.split(rows, [None, _rows_of(sizes, width, kernel)], tail="balanced")
+    panel, column = sch.split(columns, [None, width], tail="short")
+    block: list[LoopRV] = []
+    if decision.number("k_block"):
+        outer, k = sch.split(k, [None, decision.number("k_block")])
+        block = [outer]
+    parts = _parts_of_word(weight, decision)
+    depth = sch.split(k, [None, *parts]) if parts else [k]
+    by_rows = decision["split"] == "rows" or bool(batch)
+    is_outer = decision["order"] == "panel" and not by_rows
+    chunk: list[LoopRV] = []
+    if not by_rows and (block or not is_outer):
+        panels = -(-int(str(anchor.op.attrs["units"])) // width)
+        chunk, panel = _chunks(sch, panel, min(target.cores, panels))
+    order = [panel, tile] if is_outer else [tile, panel]
+    sch.reorder(*batch, *chunk, *block, *order, row, column, *depth)
+    for each in endings:
+        sch.reverse_compute_at(each, column)
+    if block and decision["copy"]:
+        copy = sch.read_at(block[0], product_block, 0, "global", pad=LINE)
+        sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
+    if chunk or by_rows or (is_outer and not block):
+        if_proved(sch.parallel, (*batch, *chunk, *order)[0])
+    if block and endings and kernel.outputs[0].dtype == anchor.dtype:
+        sch.reuse_buffer(product_block, 0)
+    if in_matrices:
+        sch.tensorize(row, MATRIX_TILE.call())
+        return
+    options = {name: decision.number(name) for name in ("own", "spread", "unroll")}
+    if sizes.rows is None:
+        options |= _own_rows(sizes, width, target)
+    sch.tensorize(row, REGISTER_TILE.call(lanes=target.lanes("float32"), **options))
+
+
+def start(inputs: list[te.Tensor], kernel: Kernel, name: str) -> PrimFunc:
+    """The program before: the product, and what is made of it; bytes that are multiplied in pairs
+    are widened first."""
+    anchor = kernel.anchor
+    if kernel.decision.get("dot") != MADD:
+        return program_of(inputs, list(kernel.outputs), name)
+    data, _ = operands_of(anchor)
+    rows, length = product(data.shape[:-1]), data.shape[-1]
+    lanes = kernel.target.lanes("float32")
+    pairs = te.extern(
+        data.shape,
+        [data],
+        lambda ins, outs: widen(ins[0], outs[0], rows, length, lanes),
+        name="pairs",
+        dtype="int16",
+    )
+    assert isinstance(pairs, te.Tensor)
+    return program_of(inputs, replaced(kernel.outputs, anchor, of_pairs(anchor, pairs)), name)
+
+
+def of_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
+    """A product of words of bytes over data that were widened: of a word the first and the third
+    come first."""
+    op = anchor.op
+    assert isinstance(op, te.ComputeOp)
+
+    def change(e: PrimExpr) -> PrimExpr:
+        """A read of the data as one of its pairs: element k of a word of four bytes comes 0, 2, 1,
+        3.
+        """
+        if isinstance(e, te.ProducerLoad) and e.producer is operands_of(anchor)[0]:
+            *row, k = e.indices
+            return pairs[(*row, k // 4 * 4 + k % 2 * 2 + k % 4 // 2)]
+        return e
+
+    return anchor.with_fields(op=op.with_fields(body=tuple(rewrite(b, change) for b in op.body)))
+
+
+def _parts_of_word(weight: te.Tensor, decision: Decision) -> list[int]:
+    """The loops over a word: pairs are two of two."""
+    word = _word(weight)
+    if word == 1:
+        return []
+    return [2, 2] if decision.get("dot") == MADD else [word]
+
+
+def _single(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV:
+    """The loop over rows, of one step where there are none."""
+    return leading[0] if leading else sch.add_unit_loop(sch.get_loops(block)[0])
+
+
+def _chunks(sch: Schedule, panel: LoopRV, count: int) -> tuple[list[LoopRV], LoopRV]:
+    """Runs of panels for threads, and the panels of a run."""
+    if count < 2:
+        return [], panel
+    chunk, inside = sch.split(panel, [count, None], tail="balanced")
+    return [chunk], inside
+
+
+def _rows_of(sizes: Product, width: int, kernel: Kernel) -> int:
+    """Most rows of a tile: of panels narrower than others as many as there are registers for."""
+    rows = kernel.decision.number("rows")
+    if sizes.columns is not None and sizes.columns < width:
+        lanes = kernel.target.lanes("float32")
+        most = most_rows(-(-sizes.columns // lanes), kernel.target, sizes.dtype)
+        rows = max(rows, min(NARROW_ROWS, most))
+    return min(rows, DYNAMIC_ROWS) if sizes.rows is None else rows
+
+
+def _own_rows(sizes: Product, width: int, target: Target) -> dict[str, int]:
+    """Fewest rows of tiles that have time to bring their panel ahead, if it is whole or not."""
+
+    def fewest(columns: int) -> int:
+        """The fewest rows that hide their panel's prefetches, as any more up to DYNAMIC_ROWS do."""
+        vectors = -(-columns // target.lanes("float32"))
+        many = range(1, DYNAMIC_ROWS + 1)
+        return 1 + max(
+            (r for r in many if not hides_prefetches(r, vectors, target, sizes.dtype)), default=0
+        )
+
+    narrow = (sizes.columns or 0) % width
+    return {"own_rows": fewest(width), "own_rows_narrow": fewest(narrow) if narrow else 1}
+
+
+def _word(weight: te.Tensor) -> int:
+    """Elements of a row that a step takes at a time."""
+    return WORD_OF[weight.dtype] if len(weight.shape) >= 4 else 1
+
+
+def _batched(weight: te.Tensor) -> int:
+    """Axes of a batch of weights."""
+    return max(len(weight.shape) - 4, 0)
+
+
+def accepts(anchor: te.Tensor, target: Target) -> bool:
+    """Whether the rule covers a product: a weight of words, or float32 throughout."""
+    data, weight = operands_of(anchor)
+    plain = {data.dtype, weight.dtype, anchor.dtype} == {"float32"}
+    return has_known_weights(anchor) and (plain or len(weight.shape) >= 4)
+
+
+def _sizes(anchor: te.Tensor) -> tuple[Product, int]:
+    """The product of an anchor, in steps of k, and the width of its panels."""
+    data, weight = operands_of(anchor)
+    attrs = anchor.op.attrs
+    depth = simplify(data.shape[-1] // _word(weight))
+    units, panel = int(str(attrs["units"])), int(str(attrs["tile"]))
+    dtype = NARROW if "places" in attrs else data.dtype
+    return Product.of(product(data.shape[_batched(weight) : -1]), units, depth, dtype), panel
+
+
+def _matrices(anchor: te.Tensor, target: Target) -> str | None:
+    """How words are multiplied in registers that hold matrices, if they can be."""
+    return None if "places" in anchor.op.attrs else matrix_dot(operands_of(anchor)[1], target)
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for a dense layer."""
+    sizes, panel = _sizes(anchor)
+    vectors = -(-panel // target.lanes("float32"))
+    blocking = Blocking(sizes, panel, 1, target)
+    is_plain = sizes.dtype == "float32"
+    blocks = divisors(sizes.depth, LEAST_BLOCK)[1:] if sizes.depth and is_plain else ()
+    rows = steps_down(most_rows(vectors, target, sizes.dtype))
+    matrices = _matrices(anchor, target)
+    if matrices is not None:
+        rows = (*HEIGHTS, *rows)
+    # fmt: off
+    return (
+        Choice("panel", (panel,), "columns of a panel of weights", is_early=True),
+        Choice("rows", rows, "rows of a tile"),
+        Choice("order", ("panel", "row"), "the outer loop: panels, or tiles of rows"),
+        Choice("k_block", (0, *blocks), "steps of k of a block; 0: all"),
+        Choice("own", DISTANCES, "steps by which a panel is brought to the first cache ahead"),
+        Choice("spread", blocking.spreads(), "tiles that bring the next panel to the second"),
+        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+        Choice("copy", (0, 1), "whether the rows of a block of k are copied apart"),
+        Choice("split", ("panels", "rows"), "what threads share out"),
+        *dot_space(operands_of(anchor)[1], target, "places" in anchor.op.attrs, matrices),
+    )
+    # fmt: on
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What is chosen for a dense layer."""
+    sizes, panel = _sizes(anchor)
+    chosen: dict[str, Value] = {"panel": panel, **{n: v for n, v in fixed.items() if n != "panel"}}
+    vectors = -(-panel // target.lanes("float32"))
+    matrices = _matrices(anchor, target)
+    dot = dots(target, sizes.dtype == NARROW)[0] if sizes.dtype != "bfloat16" else PAIR
+    if matrices is not None and (sizes.rows is None or sizes.rows > FEW_ROWS):
+        dot = matrices
+    if chosen.setdefault("dot", dot) in MATRIX_DOTS:
+        return _of_matrices(anchor, target, chosen, sizes)
+    rows = int(chosen.setdefault("rows", tile_rows(vectors, sizes, target)))
+    blocking = Blocking(sizes, panel, rows, target)
+    few = -(-(sizes.columns or 0) // panel) < target.cores
+    split = chosen.setdefault("split", "rows" if few else "panels")
+    order = str(chosen.setdefault("order", "row" if split == "rows" else blocking.order()))
+    chosen.setdefault("k_block", blocking.k_block(order) if sizes.dtype == "float32" else 0)
+    own = int(chosen.setdefault("own", blocking.own(order)))
+    spread = int(chosen.setdefault("spread", blocking.spread(order)))
+    change = "row" if blocking.tiles == 1 else "panel"
+    chosen.setdefault("unroll", blocking.unroll(change, own or spread))
+    chosen.setdefault("copy", blocking.copy(int(chosen["k_block"])))
+    return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})
+
+
+def _of_matrices(
+    anchor: te.Tensor, target: Target, chosen: dict[str, Value], sizes: Product
+) -> Decision:
+    """What is left to choose for tiles in registers that hold matrices: each panel stays while all
+    rows pass by (Sapphire Rapids, panels of 32, weights from the second cache, 128x768x768: 1.8
+    TOP/s, 1.2 with the other order; 512x768x768 2.5 and 1.0; of dot products 0.7)."""
+    few = -(-(sizes.columns or 0) // int(chosen["panel"])) < target.cores
+    split = "rows" if few else "panels"
+    plain: dict[str, Value] = {"rows": HEIGHTS[0], "order": "panel", "split": split}
+    none: dict[str, Value] = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1, "copy": 0}
+    chosen = {**plain, **none, **chosen}
+    return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})
+
+
+FAMILY = Family(
+    name="dense_pack",
+    accepts=accepts,
+    space=space,
+    default=default,
+    steps=steps,
+    start=start,
+    panel=panel_width,
+    panels=panel_choice,
+    writes_rows=True,
+    keeps_sums=lambda decision: decision["k_block"] != 0,
+)

@@ -1,0 +1,190 @@
+"""Depthwise convolutions in NHWC: one filter per channel, a vector of channels at a time.
+
+    out[n, y, x, c] = sum over i, j of
+        data[n, y*sy + i*dy - top, x*sx + j*dx - left, c] * weight[i, j, c]
+
+A tile is several neighbouring pixels of one line and one vector of channels, accumulated in
+registers over all taps. Such a convolution is bound by memory; the tile only keeps each weight
+vector in use for several pixels. Data of uint8 become float32 when they are copied or loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const
+from ekiden.kernels.cpu.padding import Bands, band_lines, float_vector
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.geometry import Geometry, geometry_of
+from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.kernels.micro_kernels.register_tiles import KLoop, balanced_rows, column_mask
+from ekiden.kernels.prim_builder import make_buffers, tiled_function
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, broadcast
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+
+MOST_PIXELS = 12
+"""Of a tile: more only cost code."""
+
+
+class Depthwise:
+    """One depthwise kernel being built."""
+
+    def __init__(
+        self,
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        tag: str,
+        decision: Decision,
+    ) -> None:
+        self.pixels = decision.number("pixels")
+        self.anchor = find_anchor(outputs, tag)
+        self.buffers = make_buffers(inputs, outputs)
+        data, weight = operands_of(self.anchor)
+        self.data, self.weight = self.buffers[data], self.buffers[weight]
+        self.geometry: Geometry = self.find_geometry()
+        self.lanes, self.target = target.lanes("float32"), target
+        self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
+        channels = self.geometry.out[3]
+        assert isinstance(channels, IntImm)
+        self.channels = channels.value
+        self.source = self.data
+        self.slice: PrimExpr | None = None
+
+    def function(self, name: str) -> PrimFunc:
+        """The kernel as a function."""
+        return tiled_function(name, self.buffers, self.body())
+
+    def find_geometry(self) -> Geometry:
+        """The numbers of the anchor."""
+        return geometry_of(self.anchor)
+
+    def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+        """A vector of channels, zero where the mask is off."""
+        found = float_vector(buffer, at, self.lanes)
+        return (
+            found
+            if mask is None
+            else if_then_else(mask, found, broadcast(const(0.0, "float32"), self.lanes))
+        )
+
+    def taps(self) -> list[KLoop]:
+        """Slices of taps, rows of taps, and the taps of a row."""
+        depth, (kh, kw), (dy, dx) = (
+            self.geometry.depth,
+            self.geometry.kernel,
+            self.geometry.dilation,
+        )
+        *slices, row, pixel = self.geometry.steps(self.slice)
+        across = const(kw * self.channels)
+        loops = [KLoop(const(kh), row * dy, across), KLoop(const(kw), pixel * dx, pixel)]
+        if slices:
+            loops.insert(0, KLoop(const(depth.kernel), slices[0], across * kh))
+        return loops
+
+    def tile(
+        self,
+        pixels: int,
+        base: PrimExpr,
+        weights: PrimExpr,
+        mask: PrimExpr | None,
+        loops: list[KLoop],
+        store: Callable[[int, PrimExpr], Stmt],
+    ) -> Stmt:
+        """`pixels` pixels from data offset `base` and weight offset `weights`; `store` keeps the
+        result of one."""
+        sx = self.geometry.strides[1]
+        acc = Buffer("acc", (const(pixels),), dt.with_lanes("float32", self.lanes), "register")
+        w, taps = Var("w", acc.dtype), [Var(f"k{i}") for i in range(len(loops))]
+        start, at = base, weights
+        for tap, loop in zip(taps, loops, strict=True):
+            start, at = start + tap * loop.a_stride, at + tap * loop.b_stride
+        steps = [
+            BufferStore(
+                acc,
+                call_intrin(
+                    "fma",
+                    self.load(self.source, start + p * sx * self.channels, mask),
+                    w,
+                    acc[p],
+                    dtype=acc.dtype,
+                ),
+                (const(p),),
+            )
+            for p in range(pixels)
+        ]
+        inside: Stmt = LetStmt(w, self.load(self.weight, at, mask), seq(*steps))
+        for tap, loop in zip(reversed(taps), reversed(loops), strict=True):
+            inside = For(tap, const(0), loop.extent, ForKind.SERIAL, inside)
+        zero = broadcast(const(0.0, "float32"), self.lanes)
+        clear = [BufferStore(acc, zero, (const(p),)) for p in range(pixels)]
+        stores = [store(p, acc[p]) for p in range(pixels)]
+        return Allocate(acc, seq(*clear, inside, *stores))
+
+    def line(
+        self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
+    ) -> Stmt:
+        """One line of output pixels for one vector of channels; `start` is the first tap's."""
+        _, height, width, _ = self.geometry.out
+        sx = self.geometry.strides[1]
+        line = n * height + y
+
+        def body(pixels: int, first: PrimExpr) -> Stmt:
+            """Of some pixels of a line a tile of registers, for one vector of channels."""
+
+            def store(p: int, value: PrimExpr) -> Stmt:
+                """A pixel's vector through the epilogue."""
+                flat = (line * width + first + p) * self.channels + channel
+                place = self.geometry.place([n, y, first + p, channel])
+                return self.epilogue.store(place, flat, value, mask)
+
+            base = start + channel + first * (sx * self.channels)
+            return self.tile(pixels, base, channel, mask, self.taps(), store)
+
+        return balanced_rows(width, self.pixels, body)
+
+    def vectors(self, n: PrimExpr, y: PrimExpr, start: PrimExpr) -> Stmt:
+        """One line of output pixels: vectors of channels, then the rest of them."""
+        whole, rest = divmod(self.channels, self.lanes)
+        vector = Var("v")
+        parts: list[Stmt] = []
+        if whole:
+            body = self.line(n, y, start, vector * self.lanes, None)
+            parts.append(For(vector, const(0), const(whole), ForKind.SERIAL, body))
+        if rest:
+            mask = column_mask(rest, self.lanes)
+            parts.append(self.line(n, y, start, const(whole * self.lanes), mask))
+        return seq(*parts)
+
+    def body(self) -> Stmt:
+        """All lines in parallel, padded ones in bands."""
+        if self.geometry.is_padded:
+            lines = band_lines(self.geometry, self.target)
+            bands = Bands(self.data, self.geometry, lines, self.lanes)
+            self.source, self.slice = bands.source, bands.slice
+            return bands.loop(self.vectors)
+        n, height, _, _ = self.geometry.out
+        line = Var("line")
+        image, y = line // height, line % height
+        data_height, data_width = self.geometry.padded()
+        row = (
+            self.geometry.first_slice(image) * data_height + y * self.geometry.strides[0]
+        ) * data_width
+        body = self.vectors(image, y, row * self.channels)
+        return For(line, const(0), simplify(n * height), ForKind.PARALLEL, body, {"grain": 2})
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for a depthwise convolution."""
+    return (Choice("pixels", steps_down(MOST_PIXELS), "pixels of a tile"),)
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """As many sums as hide the latency of a multiply-add, or a quarter of the registers."""
+    pixels = max(target.fma_units * target.fma_latency, target.registers // 4)
+    return Decision.of({"pixels": fixed.get("pixels", min(MOST_PIXELS, pixels))})

@@ -1,0 +1,190 @@
+"""Slices that go to places which data say: rows of a result take in rows of updates, in order.
+
+    out = data;  for e:  out[index[e]] = combine(out[index[e]], updates[e])
+
+The first step falls away where the result lies in the memory of the data: nobody else has it then.
+
+Rows may meet, so one thread has all updates: two that share the columns take as long together, as
+each reads lines of every row (Zen 4, 100,000 rows of 64: 1.7 ms, in halves 3.8). Where the next
+rows lie is known long before they are needed, and no processor guesses it: they are brought near
+`ahead` updates before (2.2 to 1.7 ms).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ekiden import te
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import (
+    IntImm,
+    Intrinsic,
+    Not,
+    PrimExpr,
+    Var,
+    const,
+    convert,
+    maximum,
+    minimum,
+)  # fmt: skip
+from ekiden.kernels.cost_model import DISTANCES, HIDDEN, LINE, levels
+from ekiden.kernels.cpu.loops import Axis, estimate, parallel_outer, serial, vectorized
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space
+from ekiden.kernels.family import Family, size_of
+from ekiden.kernels.prim_builder import extern_buffers
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.te.range_check import from_either_end
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import BufferStore, IfThenElse, Prefetch, PrimFunc, Stmt, seq
+
+Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
+LANES = 16
+"""Of the vectors that rows are copied in."""
+MOST_LINES = 8
+"""Of a row that are brought near: a processor follows longer ones by itself."""
+REDUCTIONS: Mapping[str, Combine] = {
+    "update": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "mul": lambda old, new: old * new,
+    "mean": lambda old, new: (old + new) / convert(2, old.dtype),
+    "min": minimum,
+    "max": maximum,
+}
+"""How an element takes in an update; "mean" halves the sum with each one, as TVM's does."""
+
+
+def axes_of(shape: Sequence[PrimExpr], name: str = "i") -> list[Axis]:
+    """Loops over a shape."""
+    return [Axis(Var(f"{name}{n}"), d) for n, d in enumerate(shape)]
+
+
+def variables(axes: Sequence[Axis]) -> tuple[PrimExpr, ...]:
+    """Their variables."""
+    return tuple(a.var for a in axes)
+
+
+def copied(source: Buffer, target: Buffer) -> Stmt:
+    """Every element of one buffer into another of its shape, unless both are the same memory."""
+    axes = axes_of(target.shape)
+    store: Stmt = BufferStore(target, source[variables(axes)], variables(axes))
+    if axes:
+        store = vectorized(axes[-1], LANES, store)
+    copy = parallel_outer(axes[:-1], estimate(target.shape[-1:]), store)
+    is_there = Intrinsic("same_memory", (source.access_ptr("r"), target.access_ptr("r")), "bool")
+    return IfThenElse(Not(is_there), copy)
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """`count` coordinates, along the first axis of indices, say where a slice of updates goes;
+    `mode` is one of REDUCTIONS."""
+
+    count: int
+    mode: str
+
+    def body(self, inputs: Sequence[Buffer], result: Buffer, ahead: int = 0) -> Stmt:
+        """The statement. `inputs` are data, indices and updates."""
+        data, indices, updates = inputs
+        rank = len(indices.shape) - 1
+        axes = axes_of(updates.shape)
+        lead, columns = axes[:rank], axes[rank:]
+        here = (*self._place(indices, data, variables(lead)), *variables(columns))
+        value = REDUCTIONS[self.mode](result[here], updates[variables(axes)])
+        store: Stmt = BufferStore(result, value, here)
+        if columns:  # whole rows go in: their elements do not meet
+            store = serial(columns[:-1], vectorized(columns[-1], LANES, store))
+        if ahead and lead:
+            store = seq(*self._near(indices, data, result, lead, columns, ahead), store)
+        return seq(copied(data, result), serial(lead, store))
+
+    def _place(
+        self, indices: Buffer, data: Buffer, lead: Sequence[PrimExpr]
+    ) -> tuple[PrimExpr, ...]:
+        found = (indices[(const(n), *lead)] for n in range(self.count))
+        return tuple(from_either_end(p, d) for p, d in zip(found, data.shape, strict=False))
+
+    def _near(
+        self,
+        indices: Buffer,
+        data: Buffer,
+        result: Buffer,
+        lead: Sequence[Axis],
+        columns: Sequence[Axis],
+        ahead: int,
+    ) -> list[Stmt]:
+        """Prefetches of the row of a later update, along the last of the leading axes."""
+        last = lead[-1]
+        later = minimum(last.var + ahead, last.extent - 1)
+        place = self._place(indices, data, (*variables(lead[:-1]), later))
+        if not columns:
+            return [Prefetch(result, place, 3)]
+        elements = LINE // dt.itemsize(result.dtype)
+        width = columns[-1].extent
+        lines = MOST_LINES if not isinstance(width, IntImm) else -(-width.value // elements)
+        start = (const(0),) * (len(columns) - 1)
+        return [
+            Prefetch(result, (*place, *start, const(n * elements)), 3)
+            for n in range(min(lines, MOST_LINES))
+        ]
+
+
+def _row(anchor: te.Tensor) -> int | None:
+    """Elements of a slice."""
+    slices = anchor.op.attrs["slices"]
+    assert isinstance(slices, Slices)
+    sizes = [size_of(d) for d in anchor.shape[slices.count :]]
+    return None if None in sizes else math.prod(s for s in sizes if s is not None)
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for a scatter of slices."""
+    return (Choice("ahead", DISTANCES, "updates by which rows are brought near"),)
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What is chosen for a scatter of slices."""
+    return Decision.of({"ahead": fixed.get("ahead", ahead_of(anchor, target))})
+
+
+def ahead_of(anchor: te.Tensor, target: Target) -> int:
+    """Updates within which the last cache gives a row; 0 where the second one holds all rows."""
+    _, second, third = levels(target)
+    sizes = [size_of(d) for d in anchor.shape]
+    if None not in sizes:
+        total = math.prod(s for s in sizes if s is not None) * dt.itemsize(anchor.dtype)
+        if 2 * total <= second.size:
+            return 0
+    # a row is read and written, an update read from memory
+    cycles = 3 * (_row(anchor) or LANES) * dt.itemsize(anchor.dtype) / third.bandwidth
+    wanted = HIDDEN * third.latency / max(cycles, 1.0)
+    return next((d for d in DISTANCES[1:] if d >= wanted), DISTANCES[-1])
+
+
+def scatter(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The rule for tag "scatter"."""
+    slices = outputs[0].op.attrs["slices"]
+    assert isinstance(slices, Slices)
+    buffers, operands, (result,) = extern_buffers(inputs, outputs)
+    body = slices.body(operands, result, decision.number("ahead"))
+    attrs = {"global_symbol": name, "num_outputs": len(outputs)}
+    return PrimFunc((*buffers.values(),), body, attrs)
+
+
+FAMILY = Family(
+    name="scatter",
+    build=scatter,
+    why="rows may meet: they take in updates in order, and blocks of a schedule are in any order",
+    space=space,
+    default=default,
+    is_whole=True,
+)
+
+__all__ = ["REDUCTIONS", "Combine", "Slices", "axes_of", "copied", "scatter", "variables"]

@@ -1,0 +1,37 @@
+"""Reductions that no kind describes: reducers of tuples, or of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.prim import PrimExpr, const
+from ekiden.kernels.cpu.loops import Accesses, Axis, estimate, parallel_outer, serial
+from ekiden.te.prim_func import stores
+from ekiden.te.reducer import CommReducer
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import Allocate, BufferStore, Stmt
+from ekiden.tir.visitor import sequence
+
+
+def combine_nest(
+    targets: Sequence[tuple[Buffer, PrimExpr]],
+    reducer: CommReducer,
+    sources: Sequence[PrimExpr],
+    axes: Sequence[Axis],
+    reduced: Sequence[Axis],
+) -> Stmt:
+    """Every output of a reduction, `targets` in order: one element at a time, accumulators in
+    registers, the outer axes in parallel.
+    """
+    here = (const(0),)
+    totals = [Buffer(f"total_{n}", (const(1),), s.dtype, "register") for n, s in enumerate(sources)]
+    starts = zip(totals, reducer.identity_element, strict=True)
+    begin = [BufferStore(t, e, here) for t, e in starts]
+    update = stores(totals, reducer.combine([t[0] for t in totals], sources), here)
+    finish = [BufferStore(b, t[0], (i,)) for (b, i), t in zip(targets, totals, strict=True)]
+    body: Stmt = sequence(*begin, serial(reduced, update), *finish)
+    for total in totals:
+        body = Allocate(total, body)
+    loads = len(Accesses([], list(sources)).loads)
+    work = estimate([a.extent for a in reduced]) * max(1, loads)
+    return parallel_outer(list(axes), work, body)

@@ -1,0 +1,226 @@
+"""Transposed convolutions to few channels whose windows do not overlap (kernel = stride, no
+padding), in NHWC.
+
+    out[n, y*s + i, x*s + j, o] = sum over c of data[n, y, x, c] * weight[c, o, i, j]
+
+All taps are the columns of one product of the input pixels; its rows go to a buffer in the order of
+the output's lines, from which whole vectors are finished and stored. The weights are put in a panel
+first, a copy that is small beside the product.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ekiden import te
+from ekiden.arith import prove_equal, simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, logical_and
+from ekiden.kernels.cost_model import most_rows
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.family import Family, size_of
+from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.kernels.micro_kernels.register_tiles import (
+    KLoop,
+    Tile,
+    balanced_rows,
+    column_mask,
+    compute_tile,
+)
+from ekiden.kernels.prim_builder import make_buffers, tiled_function
+from ekiden.kernels.spaces.product import MOST_ROWS
+from ekiden.kernels.stages import has_known_weights
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
+from ekiden.topi.nn.conv_transpose import is_few
+from ekiden.topi.shape import as_ints
+
+TAG = "conv2d_transpose"
+MOST_LANES = 16
+"""Of the widest vectors."""
+
+
+def accepts(anchor: te.Tensor, target: Target) -> bool:
+    """Whether the rule covers a transposed convolution."""
+    attrs = anchor.op.attrs
+    data, weight = operands_of(anchor)
+    if not has_known_weights(anchor) or {data.dtype, weight.dtype, anchor.dtype} != {"float32"}:
+        return False
+    layouts = attrs["data_layout"], attrs["kernel_layout"], attrs["groups"], attrs["dilation"]
+    if layouts != ("NHWC", "IOHW", 1, (1, 1)) or any(attrs["padding"]):  # type: ignore[arg-type]
+        return False
+    sizes = zip(anchor.shape[1:3], data.shape[1:3], weight.shape[2:], _pair(anchor), strict=True)
+    if not all(is_const(k, s) and prove_equal(out, size * s) for out, size, k, s in sizes):
+        return False
+    return is_few(as_ints(weight.shape)[1], _pair(anchor), MOST_LANES)
+
+
+def _pair(anchor: te.Tensor) -> tuple[int, int]:
+    strides = anchor.op.attrs["strides"]
+    assert isinstance(strides, tuple)
+    return int(strides[0]), int(strides[1])
+
+
+class _Upsample:
+    """One kernel being built."""
+
+    def __init__(
+        self,
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        decision: Decision,
+    ) -> None:
+        self.limit = decision.number("rows")
+        self.anchor = find_anchor(outputs, TAG)
+        self.buffers = make_buffers(inputs, outputs)
+        data, weight = operands_of(self.anchor)
+        self.data, self.weight = self.buffers[data], self.buffers[weight]
+        self.kernel = _pair(self.anchor)
+        self.taps = self.kernel[0] * self.kernel[1]
+        depth, channels = weight.shape[:2]
+        assert isinstance(depth, IntImm)
+        assert isinstance(channels, IntImm)
+        self.depth, self.channels = depth.value, channels.value
+        self.lanes, self.target = target.lanes("float32"), target
+        self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
+        self.width = -(-self.channels * self.taps // self.lanes) * self.lanes
+        self.packed = Buffer("packed", (const(self.width * self.depth),))
+
+    def pack(self) -> Stmt:
+        """packed[c][tap, o] of weight[c, o, tap]."""
+        tap, c, o = Var("tap"), Var("c"), Var("o")
+        source = self.weight[(c * self.channels + o) * self.taps + tap]
+        place = c * self.width + tap * self.channels + o
+        body: Stmt = BufferStore(self.packed, source, (place,))
+        for var, extent in ((o, self.channels), (c, self.depth), (tap, self.taps)):
+            body = For(var, const(0), const(extent), ForKind.SERIAL, body)
+        return body
+
+    def rows(self, line: PrimExpr, first: PrimExpr, rows: int) -> list[PrimExpr]:
+        """The data offsets of input pixels of a line."""
+        return [(line * self.data.shape[2] + first + i) * self.depth for i in range(rows)]
+
+    def line(self, line: PrimExpr) -> Stmt:
+        """All taps of a line as one product, then its output lines from a buffer."""
+        (sy, sx), (_, _, width, _) = self.kernel, self.data.shape
+        across = simplify(width * (sx * self.channels))
+        # vectors that begin in it are read whole, and what is beyond a line is left
+        stage = Buffer("lines", (simplify(across * sy + (self.lanes - 1)),))
+        vectors, valid = self.width // self.lanes, self.taps * self.channels
+
+        def body(rows: int, first: PrimExpr) -> Stmt:
+            """Some pixels of a line times all taps at once, put where the taps lie in the stage's
+            lines.
+            """
+
+            def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+                assert isinstance(at, IntImm)
+                return self.scatter(stage, across, first + i, at.value, value)
+
+            return compute_tile(
+                Tile(rows, vectors, self.lanes, valid),
+                [KLoop(const(self.depth), const(1), const(self.width))],
+                self.data,
+                self.rows(line, first, rows),
+                self.packed,
+                const(0),
+                store,
+            )
+
+        tiles = balanced_rows(width, self.limit, body)
+        return Allocate(stage, seq(tiles, self.finish(stage, across, line)))
+
+    def scatter(
+        self, stage: Buffer, across: PrimExpr, x: PrimExpr, at: int, value: PrimExpr
+    ) -> Stmt:
+        """The columns of one pixel from column `at` on, each to its output line."""
+        run = self.kernel[1] * self.channels
+        parts: list[Stmt] = []
+        for i in range(self.kernel[0]):
+            low, high = max(i * run - at, 0), min((i + 1) * run - at, self.lanes)
+            if low >= high:
+                continue
+            mask = column_mask(high, self.lanes)
+            if low:
+                over = broadcast(const(low - 1), self.lanes) < ramp(const(0), 1, self.lanes)
+                mask = logical_and(mask, over)
+            start = across * i + x * run + (at - i * run)
+            parts.append(BufferStore(stage, value, (ramp(start, 1, self.lanes),), mask))
+        return seq(*parts)
+
+    def finish(self, stage: Buffer, across: PrimExpr, line: PrimExpr) -> Stmt:
+        """The output lines from their buffer."""
+        i, x = Var("i"), Var("x")
+        n, y = line // self.data.shape[1], line % self.data.shape[1] * self.kernel[0] + i
+        wide = simplify(self.data.shape[2] * self.kernel[1])
+        base = (line * self.kernel[0] + i) * across
+
+        def store(at: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            """A vector of the stage through the epilogue."""
+            place = at * self.channels
+            lanes = ramp(across * i + place, 1, self.lanes)
+            value = stage[lanes].with_fields(dtype=dt.with_lanes("float32", self.lanes))
+            axis = -2 if self.channels == 1 else -1
+            return self.epilogue.store([n, y, at, column], base + place, value, mask, axis)
+
+        if self.channels > 1:
+            mask = column_mask(self.channels, self.lanes)
+            inside: Stmt = For(x, const(0), wide, ForKind.SERIAL, store(x, const(0), mask))
+        else:
+            whole, rest = simplify(wide // self.lanes), simplify(wide % self.lanes)
+            body = store(x * self.lanes, const(0), None)
+            inside = For(x, const(0), whole, ForKind.SERIAL, body)
+            tail = ramp(const(0), 1, self.lanes) < broadcast(rest, self.lanes)
+            last = store(whole * self.lanes, const(0), tail)
+            inside = seq(inside, IfThenElse(rest > 0, last))
+        return For(i, const(0), const(self.kernel[0]), ForKind.SERIAL, inside)
+
+    def body(self) -> Stmt:
+        """The panel of weights, then all lines."""
+        line = Var("line")
+        total = simplify(self.data.shape[0] * self.data.shape[1])
+        lines = For(line, const(0), total, ForKind.PARALLEL, self.line(line), {"grain": 2})
+        return Allocate(self.packed, seq(self.pack(), lines))
+
+
+def upsample(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The rule for tag "conv2d_transpose"."""
+    kernel = _Upsample(inputs, outputs, target, decision)
+    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
+
+
+def _vectors(anchor: te.Tensor, target: Target) -> int:
+    """Of the panel that holds all taps."""
+    channels = size_of(operands_of(anchor)[1].shape[1])
+    assert channels is not None, "weights are known"
+    return -(-channels * math.prod(_pair(anchor)) // target.lanes("float32"))
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen."""
+    rows = steps_down(most_rows(_vectors(anchor, target), target))
+    return (Choice("rows", rows, "pixels of a tile"),)
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """As many as registers hold: the panel stays in the first-level cache."""
+    rows = min(MOST_ROWS, most_rows(_vectors(anchor, target), target))
+    return Decision.of({"rows": fixed.get("rows", rows)})
+
+
+FAMILY = Family(
+    name="conv2d_transpose",
+    accepts=accepts,
+    space=space,
+    default=default,
+    build=upsample,
+    why="pixels of each phase take taps of their own, and some at borders none",
+)

@@ -1,0 +1,550 @@
+"""3x3 convolutions by Winograd's method (see topi/nn/winograd.py).
+
+Blocks of tiles, so that what is between the steps stays in the second-level cache:
+
+    spread    patches of the data -> V[e][tile][c]      e: the (m + 2)^2 places of a patch
+    multiply  M[e] = V[e] x weight[e]                   register tiles
+    gather    M -> output tiles and what follows them
+
+A whole block is one step of a parallel loop; with fewer blocks than would keep the threads busy,
+each of the three steps is a parallel loop of its own. Rows of V and M are as long as they need to
+be plus one vector: else neighbouring places would share a set of the first-level cache. Where
+blocks do not divide the tiles, the last block repeats the last tile and stores it once. A patch
+that reaches over the border is put together first, with zeros outside.
+
+A maximum over windows of 2x2 that follows is taken before anything is stored: windows lie within
+tiles. (VGG-19, 224x224x64: 16 MB less to write and to read.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import (
+    EQ,
+    LT,
+    Add,
+    IntImm,
+    Max,
+    Mul,
+    PrimExpr,
+    Sub,
+    Var,
+    binary,
+    const,
+    is_const,
+    logical_and,
+    minimum,
+)
+from ekiden.kernels.cost_model import most_rows, panel_choice, panel_width
+from ekiden.kernels.cpu.dense import LINE, NARROW_ROWS
+from ekiden.kernels.decision import Decision
+from ekiden.kernels.family import Family
+from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.kernels.micro_kernels.prefetch import Prefetches, bound
+from ekiden.kernels.micro_kernels.register_tiles import (
+    KLoop,
+    Tile,
+    balanced_rows,
+    column_mask,
+    compute_tile,
+)
+from ekiden.kernels.prim_builder import make_buffers, tiled_function
+from ekiden.kernels.spaces.winograd import default, space
+from ekiden.target import Target
+from ekiden.te.inline import inputs_of
+from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    PrimFunc,
+    Stmt,
+    seq,
+)
+from ekiden.topi.nn.winograd import TAPS, matrices, suits
+
+TAG = "winograd_conv2d"
+BLOCKS_PER_CORE = 2
+"""Blocks per core from which they run in parallel as a whole."""
+
+
+def accepts(anchor: te.Tensor, target: Target) -> bool:
+    """Whether the rule covers a convolution: known channels, vectors of them, float32. Relay asks
+    the same before it transforms weights: what it transformed has no other kernel."""
+    data, weight = operands_of(anchor)
+    if not all(isinstance(d, IntImm) for d in (data.shape[3], *weight.shape, anchor.shape[3])):
+        return False
+    depth, channels = _values((data.shape[3], anchor.shape[3]))
+    return anchor.dtype == "float32" and suits(depth, channels, target.lanes("float32"))
+
+
+def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
+    """What `outputs` is the maximum over windows of 2x2 of, if it is that; else `outputs`."""
+    output = outputs[0]
+    if output.is_part:
+        (output,) = inputs_of(output)
+    sources = inputs_of(output)
+    if len(outputs) != 1 or output.op.name != "max_pool" or len(sources) != 1:
+        return list(outputs)
+    assert isinstance(output.op, te.ComputeOp)
+    n, y, x, c = (a.var for a in output.op.axis)
+    found = {
+        tuple(simplify(i - j) for i, j in zip(e.indices, (n, y * 2, x * 2, c), strict=True))
+        for e in te.tensor_loads(output.op)
+    }
+    taps = {tuple(map(as_int, each)) for each in found}
+    sides = [as_int(d) for d in sources[0].shape[1:3]]
+    is_even = all(d is not None and d % 2 == 0 for d in sides)
+    return (
+        sources if is_even and taps == {(0, i, j, 0) for i in (0, 1) for j in (0, 1)} else [output]
+    )
+
+
+def as_int(expr: PrimExpr) -> int | None:
+    """The value of a constant."""
+    return expr.value if isinstance(expr, IntImm) else None
+
+
+def _values(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
+    found = tuple(d.value for d in dims if isinstance(d, IntImm))
+    assert len(found) == len(dims)
+    return found
+
+
+class _Transform:
+    """One-dimensional transforms: linear combinations of vectors by a constant matrix."""
+
+    def __init__(self, matrix: np.ndarray, lanes: int) -> None:
+        self.matrix, self.lanes = matrix, lanes
+        self.vector = dt.with_lanes("float32", lanes)
+
+    def scaled(self, value: float) -> PrimExpr:
+        return broadcast(const(float(value), "float32"), self.lanes)
+
+    def combination(self, weights: Sequence[float], parts: Sequence[PrimExpr]) -> PrimExpr | None:
+        """The sum of weighted vectors; None for nothing."""
+        total: PrimExpr | None = None
+        for weight, part in sorted(zip(weights, parts, strict=True), key=lambda p: abs(p[0]) != 1):
+            if weight == 0:
+                continue
+            if total is None:
+                total = part if weight == 1 else binary(Mul, part, self.scaled(weight))
+            elif abs(weight) == 1:
+                total = binary(Add if weight > 0 else Sub, total, part)
+            else:
+                total = call_intrin("fma", part, self.scaled(weight), total, dtype=self.vector)
+        return total
+
+    def apply(self, parts: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
+        """(names of shared sums, the combinations). Opposite points share their even and odd sums,
+        whether they are rows of the matrix or columns."""
+        rows, columns = self.matrix.shape
+        return self._by_rows(parts) if rows == columns else self._by_columns(parts)
+
+    def _by_rows(
+        self, parts: Sequence[PrimExpr]
+    ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
+        lets: list[tuple[Var, PrimExpr]] = []
+        made: list[PrimExpr] = []
+        last = len(self.matrix) - 1
+        for k in (0, *range(1, last, 2), last):
+            row = self.matrix[k]
+            if k in (0, last):
+                whole = self.combination(row, parts)
+                assert whole is not None
+                made.append(whole)
+                continue
+            other = self.matrix[k + 1]
+            pair = [
+                self.combination(half, parts) for half in ((row + other) / 2, (row - other) / 2)
+            ]
+            even, odd = Var("even", self.vector), Var("odd", self.vector)
+            for name, value in zip((even, odd), pair, strict=True):
+                assert value is not None
+                lets.append((name, value))
+            made += [binary(Add, even, odd), binary(Sub, even, odd)]
+        return lets, made
+
+    def _by_columns(
+        self, parts: Sequence[PrimExpr]
+    ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
+        lets: list[tuple[Var, PrimExpr]] = []
+        matrix, values = self.matrix.copy(), list(parts)
+        for k in range(1, len(values) - 1, 2):
+            both, apart = Var("both", self.vector), Var("apart", self.vector)
+            lets.append((both, binary(Add, parts[k], parts[k + 1])))
+            lets.append((apart, binary(Sub, parts[k], parts[k + 1])))
+            even, odd = (matrix[:, k] + matrix[:, k + 1]) / 2, (matrix[:, k] - matrix[:, k + 1]) / 2
+            matrix[:, k], matrix[:, k + 1] = even, odd
+            values[k], values[k + 1] = both, apart
+        made = [self.combination(row, values) for row in matrix]
+        return lets, [each for each in made if each is not None]
+
+
+class _Winograd:
+    """One kernel being built."""
+
+    def __init__(
+        self,
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        decision: Decision,
+    ) -> None:
+        self.decision = decision
+        self.anchor = find_anchor(outputs, TAG)
+        self.buffers = make_buffers(inputs, outputs)
+        data, weight = operands_of(self.anchor)
+        self.data, self.weight = self.buffers[data], self.buffers[weight]
+        attrs = self.anchor.op.attrs
+        self.m = int(str(attrs["m"]))
+        self.size = self.m + TAPS - 1
+        self.places = self.size**2
+        self.n, self.height, self.width, channels = self.anchor.shape
+        (self.channels,) = _values((channels,))
+        (self.depth,) = _values(data.shape[3:])
+        self.panels, _, self.panel = _values(weight.shape)[1:]
+        up = self.m - 1
+        self.down = simplify((self.height + up) // self.m)
+        self.across = simplify((self.width + up) // self.m)
+        self.tiles = simplify(self.n * self.down * self.across)
+        self.block = decision.number("block")
+        self.count = simplify((self.tiles + (self.block - 1)) // self.block)
+        self.is_even = is_const(simplify(self.tiles % self.block), 0)
+        self.lanes, self.target = target.lanes("float32"), target
+        self.zero = broadcast(const(0.0, "float32"), self.lanes)
+        (result,) = before_pool(outputs)
+        self.is_pooled = result is not outputs[0]  # or a part of that
+        target_of = {**self.buffers, result: self.buffers[outputs[0]]}
+        self.epilogue = Epilogue(self.anchor, result, target_of)
+        a, b, _ = matrices(self.m)
+        self.spreading, self.gathering = _Transform(b, self.lanes), _Transform(a, self.lanes)
+        self.pitch = -(-self.depth // self.lanes) * self.lanes
+        """From the channels of a tile to those of the next, in V."""
+        self.v_plane = self.block * self.pitch + self.lanes
+        self.columns = -(-self.channels // self.lanes) * self.lanes
+        self.m_plane = self.block * self.columns + self.lanes
+        self.v = Buffer("v", (const(self.places * self.v_plane),))
+        self.products = Buffer("products", (const(self.places * self.m_plane),))
+        padding = attrs["padding"]
+        assert isinstance(padding, tuple)
+        self.top, self.left = int(padding[0]), int(padding[1])
+
+    def is_inside(self, line: PrimExpr, column: PrimExpr) -> PrimExpr:
+        """Whether the patch that begins there has no place outside of the data; a constant where
+        that is so for all.
+        """
+        _, height, width, _ = self.data.shape
+        reach = [
+            (line, self.top, self.down, height),
+            (column, self.left, self.across, width),
+        ]
+        found: PrimExpr = const(True, "bool")
+        for at, before, tiles, extent in reach:
+            if before:
+                found = logical_and(found, at >= 0)
+            if not is_const(simplify(tiles * self.m + (TAPS - 1 - before) - extent), 0):
+                found = logical_and(found, at <= extent - self.size)
+        return found
+
+    def patch(
+        self,
+        to: Buffer,
+        corner: tuple[PrimExpr, PrimExpr],
+        pixel: PrimExpr,
+        mask: PrimExpr | None,
+    ) -> Stmt:
+        """Copy a vector of channels of a patch, zeros for what lies outside of the data."""
+        _, height, width, _ = self.data.shape
+        i, j = Var("i"), Var("j")
+        line, column = corner[0] + i, corner[1] + j
+        test = logical_and(line >= 0, line < height)
+        test = logical_and(test, logical_and(column >= 0, column < width))
+        place = (ramp((i * self.size + j) * self.lanes, 1, self.lanes),)
+        load = self.vector(self.data, pixel + (i * width + j) * self.depth, mask)
+        each = IfThenElse(test, BufferStore(to, load, place), BufferStore(to, self.zero, place))
+        inner = For(j, const(0), const(self.size), ForKind.SERIAL, each)
+        return For(i, const(0), const(self.size), ForKind.SERIAL, inner)
+
+    def place(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+        """(image, line, column) of the first output pixel of a tile."""
+        if not self.is_even:
+            tile = minimum(tile, self.tiles - 1)
+        area = self.down * self.across
+        down = tile % area // self.across
+        return tile // area, down * self.m, tile % self.across * self.m
+
+    def vector(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None = None) -> PrimExpr:
+        """A vector of a buffer, zero where the mask is off."""
+        found = buffer[ramp(at, 1, self.lanes)].with_fields(
+            dtype=dt.with_lanes("float32", self.lanes)
+        )
+        return found if mask is None else if_then_else(mask, found, self.zero)
+
+    def pass_over(
+        self, transform: _Transform, parts: list[PrimExpr], to: Buffer, at: list[PrimExpr]
+    ) -> Stmt:
+        """Transform vectors and store the results."""
+        names = [Var("part", transform.vector) for _ in parts]
+        lets, made = transform.apply(names)
+        stores = [
+            BufferStore(to, value, (ramp(place, 1, self.lanes),))
+            for value, place in zip(made, at, strict=True)
+        ]
+        return bound([*zip(names, parts, strict=True), *lets], seq(*stores))
+
+    def spread(self, first: PrimExpr, kind: ForKind) -> Stmt:
+        """V of a block of tiles."""
+        tile, group = Var("tile"), Var("group")
+        n, y, x = self.place(first + tile)
+        corner = line, column = Var("line"), Var("column")
+        pixel = Var("pixel")
+        whole, rest = divmod(self.depth, self.lanes)
+        parts: list[Stmt] = []
+        if whole:
+            body = self.spread_group(tile, corner, pixel, group, None)
+            parts.append(For(group, const(0), const(whole), ForKind.SERIAL, body))
+        if rest:
+            mask = column_mask(rest, self.lanes)
+            parts.append(self.spread_group(tile, corner, pixel, const(whole), mask))
+        _, height, width, _ = self.data.shape
+        start = ((n * height + line) * width + column) * self.depth
+        lets = [(line, y - self.top), (column, x - self.left), (pixel, start)]
+        return For(tile, const(0), const(self.block), kind, bound(lets, seq(*parts)), {"grain": 2})
+
+    def spread_group(
+        self,
+        tile: PrimExpr,
+        corner: tuple[PrimExpr, PrimExpr],
+        pixel: PrimExpr,
+        group: PrimExpr,
+        mask: PrimExpr | None,
+    ) -> Stmt:
+        """One vector of channels of a patch."""
+        i, size, width = Var("i"), self.size, self.data.shape[2]
+        stage = Buffer("stage", (const(self.places * self.lanes),), "float32", "local")
+        patch = Buffer("patch", (const(self.places * self.lanes),), "float32", "local")
+        offset = pixel + group * self.lanes
+        row = simplify(width * self.depth)
+        near = self.spread_columns(self.data, offset, row, self.depth, stage, mask)
+        far = self.spread_columns(patch, const(0), const(size * self.lanes), self.lanes, stage)
+        fill = self.patch(patch, corner, offset, mask)
+        inside = self.is_inside(*corner)
+        columns = near if is_const(inside, 1) else IfThenElse(inside, near, seq(fill, far))
+        staged = [self.vector(stage, (i * size + c) * self.lanes) for c in range(size)]
+        base = tile * self.pitch + group * self.lanes
+        out = [(i * size + c) * self.v_plane + base for c in range(size)]
+        transform = self.pass_over(self.spreading, staged, self.v, out)
+        rows = For(i, const(0), const(size), ForKind.SERIAL, transform)
+        return Allocate(patch, Allocate(stage, seq(columns, rows)))
+
+    def spread_columns(
+        self,
+        source: Buffer,
+        start: PrimExpr,
+        row: PrimExpr,
+        step: int,
+        to: Buffer,
+        mask: PrimExpr | None = None,
+    ) -> Stmt:
+        """Transform the columns of a patch: `row` and `step` lead to the next line and pixel."""
+        j, size = Var("j"), self.size
+        loads = [self.vector(source, start + row * r + j * step, mask) for r in range(size)]
+        there = [(j + r * size) * self.lanes for r in range(size)]
+        transform = self.pass_over(self.spreading, loads, to, there)
+        return For(j, const(0), const(size), ForKind.SERIAL, transform)
+
+    def multiply(self, kind: ForKind) -> Stmt:
+        """M of a block: a matrix product per place."""
+        whole, rest = divmod(self.channels, self.panel)
+        parts: list[Stmt] = []
+        if whole:
+            parts.append(self.some_panels(whole, 0, self.panel, kind))
+        if rest:
+            parts.append(self.some_panels(1, whole, rest, kind))
+        return seq(*parts)
+
+    def some_panels(self, count: int, first_panel: int, valid: int, kind: ForKind) -> Stmt:
+        """The products with some panels of the weights."""
+        step = Var("step")
+        e, panel = step // count, step % count + first_panel
+        vectors = -(-valid // self.lanes)
+        loops = [KLoop(const(self.depth), const(1), const(self.panel))]
+        base, source, to = Var("base"), Var("source"), Var("to")
+        own, unroll = self.decision.number("own"), self.decision.number("unroll")
+        depth = const(self.depth)
+        near = Prefetches(self.weight, self.panel, LINE, depth, const(0), own, 0, unroll)
+        ahead = near.of(base, None)[1] if own else None
+        most = most_rows(vectors, self.target)
+        is_whole = vectors * self.lanes >= self.panel
+        limit = self.decision.number("rows") if is_whole else min(NARROW_ROWS, most)
+
+        def body(rows: int, first: PrimExpr) -> Stmt:
+            """Products of some tiles' transformed data with a panel at one place (u, v)."""
+
+            def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+                place = to + (first + i) * self.columns + at
+                return BufferStore(self.products, value, (ramp(place, 1, self.lanes),))
+
+            shape = Tile(rows, vectors, self.lanes, vectors * self.lanes)
+            a_rows = [source + (first + i) * self.pitch for i in range(rows)]
+            return compute_tile(
+                shape, loops, self.v, a_rows, self.weight, base, store, False, ahead, near.unroll
+            )
+
+        tiles = balanced_rows(const(self.block), limit, body)
+        lets = [
+            (base, (e * self.panels + panel) * (self.depth * self.panel)),
+            (source, e * self.v_plane),
+            (to, e * self.m_plane + panel * self.panel),
+        ]
+        steps = const(count * self.places)
+        return For(step, const(0), steps, kind, bound(lets, tiles), {"grain": 1})
+
+    def gather(self, first: PrimExpr, kind: ForKind) -> Stmt:
+        """The output tiles of a block."""
+        tile, group = Var("tile"), Var("group")
+        corner = n, y, x = Var("n"), Var("y"), Var("x")
+        whole, rest = divmod(self.channels, self.lanes)
+        parts: list[Stmt] = []
+        if whole:
+            body = self.gather_group(tile, corner, group, None)
+            parts.append(For(group, const(0), const(whole), ForKind.SERIAL, body))
+        if rest:
+            mask = column_mask(rest, self.lanes)
+            parts.append(self.gather_group(tile, corner, const(whole), mask))
+        places = list(zip((n, y, x), self.place(first + tile), strict=True))
+        body = bound(places, seq(*parts))
+        if not self.is_even:
+            body = IfThenElse(binary(LT, first + tile, self.tiles), body)
+        return For(tile, const(0), const(self.block), kind, body, {"grain": 2})
+
+    def gather_group(
+        self, tile: PrimExpr, corner: tuple[Var, Var, Var], group: PrimExpr, mask: PrimExpr | None
+    ) -> Stmt:
+        """One vector of channels of an output tile."""
+        (n, y, x), m, size = corner, self.m, self.size
+        i, j = Var("i"), Var("j")
+        stage = Buffer("stage", (const(m * size * self.lanes),), "float32", "local")
+        base = tile * self.columns + group * self.lanes
+        loads = [
+            self.vector(self.products, (r * size + j) * self.m_plane + base) for r in range(size)
+        ]
+        there = [(j + r * size) * self.lanes for r in range(m)]
+        column = self.pass_over(self.gathering, loads, stage, there)
+        columns = For(j, const(0), const(size), ForKind.SERIAL, column)
+        staged = [self.vector(stage, (i * size + c) * self.lanes) for c in range(size)]
+        names = [Var("part", self.gathering.vector) for _ in staged]
+        lets, made = self.gathering.apply(names)
+        held = [*zip(names, staged, strict=True), *lets]
+        if self.is_pooled:
+            rows = self.pooled_rows((n, y, x), group, i, (held, made), mask)
+            return Allocate(stage, seq(columns, rows))
+        stores = [self.pixel((n, y + i, x + c), group, v, mask) for c, v in enumerate(made)]
+        line = bound(held, seq(*stores))
+        if not is_const(simplify(self.height % m), 0):
+            line = IfThenElse(binary(LT, y + i, self.height), line)
+        rows = For(i, const(0), const(m), ForKind.SERIAL, line)
+        return Allocate(stage, seq(columns, rows))
+
+    def pixel(
+        self,
+        at: tuple[PrimExpr, PrimExpr, PrimExpr],
+        group: PrimExpr,
+        value: PrimExpr,
+        mask: PrimExpr | None,
+    ) -> Stmt:
+        """Finish and store a vector of one output pixel, if it is in the image."""
+        (n, y, x), channel = at, group * self.lanes
+        flat = ((n * self.height + y) * self.width + x) * self.channels + channel
+        stored = self.epilogue.store([n, y, x, channel], flat, value, mask)
+        return self.if_across(x, stored)
+
+    def if_across(self, x: PrimExpr, stored: Stmt) -> Stmt:
+        """A statement for a column, if that is in the image."""
+        if is_const(simplify(self.width % self.m), 0):
+            return stored
+        return IfThenElse(binary(LT, x, self.width), stored)
+
+    def pooled_rows(
+        self,
+        corner: tuple[PrimExpr, PrimExpr, PrimExpr],
+        group: PrimExpr,
+        i: Var,
+        line: tuple[Sequence[tuple[Var, PrimExpr]], Sequence[PrimExpr]],
+        mask: PrimExpr | None,
+    ) -> Stmt:
+        """The maxima of windows of 2x2: of two lines of a tile, then of neighbours. `line` says
+        how line `i` is computed.
+        """
+        (n, y, x), m, channel, vector = corner, self.m, group * self.lanes, self.gathering.vector
+        held, made = line
+        upper = Buffer("upper", (const(m // 2 * self.lanes),), "float32", "local")
+        wide = [Var("pair", vector) for _ in range(m // 2)]
+        ends = [
+            self.epilogue.finished([n, y + i, x + c, channel], v, mask) for c, v in enumerate(made)
+        ]
+        pairs = [binary(Max, a, b) for a, b in zip(ends[::2], ends[1::2], strict=True)]
+        height, width = simplify(self.height // 2), simplify(self.width // 2)
+        first, second = [], []
+        for k, pair in enumerate(wide):
+            place = ramp(const(k * self.lanes), 1, self.lanes)
+            first.append(BufferStore(upper, pair, (place,)))
+            above = self.vector(upper, const(k * self.lanes))
+            at = (n * height + (y + i) // 2) * width + x // 2 + k
+            both = binary(Max, above, pair)
+            stored = self.epilogue.put(at * self.channels + channel, channel, both, mask)
+            second.append(self.if_across(x + 2 * k, stored))
+        half = IfThenElse(binary(EQ, i % 2, const(0)), seq(*first), seq(*second))
+        body = bound([*held, *zip(wide, pairs, strict=True)], half)
+        if not is_const(simplify(self.height % m), 0):
+            body = IfThenElse(binary(LT, y + i, self.height), body)
+        return Allocate(upper, For(i, const(0), const(m), ForKind.SERIAL, body))
+
+    def body(self) -> Stmt:
+        """All blocks."""
+        known = isinstance(self.count, IntImm)
+        whole = not known or _values((self.count,))[0] >= BLOCKS_PER_CORE * self.target.cores
+        kinds = ForKind.PARALLEL, ForKind.SERIAL
+        outer, inner = kinds if whole else kinds[::-1]
+        block = Var("block")
+        first = block * self.block
+        steps = seq(self.spread(first, inner), self.multiply(inner), self.gather(first, inner))
+        each = Allocate(self.v, Allocate(self.products, steps))
+        return For(block, const(0), self.count, outer, each, {"grain": 1})
+
+
+def winograd_conv2d(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The rule for tag "winograd_conv2d"."""
+    kernel = _Winograd(inputs, outputs, target, decision)
+    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
+
+
+FAMILY = Family(
+    name=TAG,
+    accepts=accepts,
+    space=space,
+    default=default,
+    build=winograd_conv2d,
+    why="borders leave out terms of the transforms, which share a nest with the products",
+    ends=before_pool,
+    panel=panel_width,
+    panels=panel_choice,
+    endings=("pairs_max",),
+    writes_rows=True,
+)

@@ -1,0 +1,266 @@
+"""The numbers of a convolution, as its rules need them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ekiden import te
+from ekiden.arith import prove_equal, simplify
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import EQ, PrimExpr, binary, const, logical_and, maximum
+from ekiden.kernels.cpu.windows import Window
+from ekiden.kernels.micro_kernels.epilogue import operands_of
+from ekiden.runtime.late_methods import dataclass
+
+
+def _ints(value: object) -> tuple[int, ...]:
+    assert isinstance(value, tuple)
+    return tuple(int(v) for v in value)
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The outermost of three spatial axes: an image is then one slice of the result, and reads
+    `kernel` slices of the data."""
+
+    size: PrimExpr
+    out: PrimExpr
+    kernel: int
+    stride: int
+    front: int
+    back: int
+    dilation: int
+
+    @property
+    def padded(self) -> PrimExpr:
+        """Slices of the data as it is read."""
+        return simplify(self.size + (self.front + self.back))
+
+
+FLAT = Depth(const(1), const(1), 1, 1, 0, 0, 1)
+"""Of convolutions over two axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The numbers of one convolution. Strides, dilation, kernel as (y, x); padding as (top, left,
+    bottom, right); data and out as (image, y, x, channel), where every slice is an image."""
+
+    data: tuple[PrimExpr, ...]
+    out: tuple[PrimExpr, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[int | PrimExpr, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    depth: Depth = FLAT
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether any tap can fall outside the data."""
+        return any((*self.padding, self.depth.front, self.depth.back))
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Lines, and pixels of a line, from the first that a result reads to the last."""
+        down, across = ((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
+        return down, across
+
+    @property
+    def windows(self) -> tuple[Window, Window, Window]:
+        """Of slices, lines, and the pixels of a line."""
+        top, left, bottom, right = self.padding
+        deep = self.depth
+        slices = deep.size, deep.kernel, deep.stride, deep.dilation, deep.front, deep.back
+        each = zip(self.kernel, self.strides, self.dilation, strict=True)
+        (ky, sy, dy), (kx, sx, dx) = each
+        lines = Window(self.data[1], ky, sy, dy, top, bottom)
+        return Window(*slices), lines, Window(self.data[2], kx, sx, dx, left, right)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether output pixels are input pixels, one to one and in order; those of a transposed
+        convolution may be fewer."""
+        one = self.depth.kernel == self.depth.stride == 1
+        if not one or not self.kernel == self.strides == (1, 1) or self.is_padded:
+            return False
+        return all(map(prove_equal, self.data[:3], self.out[:3]))
+
+    def padded(self) -> tuple[PrimExpr, ...]:
+        """Height and width of the data as it is read: with zeros around it."""
+        top, left, bottom, right = self.padding
+        return simplify(self.data[1] + top + bottom), simplify(self.data[2] + left + right)
+
+    def slices(self) -> PrimExpr:
+        """How many images the data have as they are read."""
+        if self.depth is FLAT:
+            return self.data[0]
+        images = self.out[0] // maximum(self.depth.out, const(1))  # of data that may have no slices
+        return simplify(images * self.depth.padded)
+
+    def first_slice(self, image: PrimExpr) -> PrimExpr:
+        """The first of the images, with those of zeros, that an image of the result reads."""
+        if self.depth is FLAT:
+            return image
+        out, step = self.depth.out, self.depth.stride
+        return image // out * self.depth.padded + image % out * step
+
+    def unpadded(self, image: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
+        """The image of the data that an image among those of zeros is, and whether it is one."""
+        if self.depth is FLAT:
+            return image, None
+        padded, size = self.depth.padded, self.depth.size
+        at = image % padded - self.depth.front
+        found = image // padded * size + at
+        return found, logical_and(at >= 0, at < size) if self.is_deep_padded else None
+
+    def steps(self, slice: PrimExpr | None) -> list[PrimExpr]:
+        """From a pixel of the data as it is read to its neighbour on each of the two axes of a
+        slice; before them from a tap's slice to that of the next tap, which is `slice` if that is
+        given: a copy has the slices that taps read and not those between."""
+        height, width = self.padded()
+        row = simplify(width * self.data[3])
+        if self.depth is FLAT:
+            return [row, self.data[3]]
+        far = simplify(height * row * self.depth.dilation) if slice is None else slice
+        return [far, row, self.data[3]]
+
+    def place(self, at: list[PrimExpr]) -> list[PrimExpr]:
+        """The indices of a result in its tensor, by (image, line, column, channel)."""
+        if self.depth is FLAT:
+            return at
+        image, *inner = at
+        return [image // self.depth.out, image % self.depth.out, *inner]
+
+    @property
+    def is_deep_padded(self) -> bool:
+        """Whether there are slices of zeros."""
+        return bool(self.depth.front or self.depth.back)
+
+
+def _geometry(
+    data: tuple[PrimExpr, ...],
+    out: tuple[PrimExpr, ...],
+    windows: tuple[tuple[int, ...], ...],
+    groups: int,
+) -> Geometry:
+    """Of data and results over two or three axes; `windows` are extent, stride, zeros before and
+    after, and dilation of each."""
+    if len(windows) == 2:
+        kernel, strides, before, after, dilation = zip(*windows, strict=True)
+        return Geometry(data, out, kernel, strides, (*before, *after), dilation, groups)
+    depth = Depth(data[1], out[1], *windows[0])
+    n, size, *image = data
+    flat = (simplify(n * size), *image)
+    found = _geometry(flat, (simplify(n * out[1]), *out[2:]), windows[1:], groups)
+    return replace(found, depth=depth)
+
+
+def geometry_of(anchor: te.Tensor) -> Geometry:
+    """The geometry of a convolution's tensor expression, from its attributes."""
+    attrs = anchor.op.attrs
+    data, _ = operands_of(anchor)
+    names = ("kernel_size", "strides", "padding", "dilation")
+    kernel, strides, padding, dilation = (_ints(attrs[name]) for name in names)
+    before, after = padding[: len(kernel)], padding[len(kernel) :]
+    windows = tuple(zip(kernel, strides, before, after, dilation, strict=True))
+    return _geometry(data.shape, anchor.shape, windows, int(str(attrs["groups"])))
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """One axis of a transposed convolution. Its results stride * q + phase are an ordinary
+    convolution over q: with place = stride * q + phase + before, they are the sum over taps of
+
+        data[(place - tap * dilation) / stride] * weight[tap]     where the division is exact
+
+    that is over every `step`-th tap from the first, each `move` elements before the last one.
+    """
+
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    extra: int
+    """Results beyond (size - 1) * stride: reach, output padding, less what is cut off."""
+
+    @property
+    def _common(self) -> int:
+        return math.gcd(self.stride, self.dilation)
+
+    @property
+    def step(self) -> int:
+        """From a tap of a phase to the next."""
+        return self.stride // self._common
+
+    @property
+    def move(self) -> int:
+        """How far before the data of a tap those of the next one are."""
+        return self.dilation // self._common
+
+    @property
+    def front(self) -> int:
+        """Zeros before the data, so that all taps of the first results are in it."""
+        return max(0, ((self.kernel - 1) * self.dilation - self.before) // self.stride)
+
+    @property
+    def ahead(self) -> int:
+        """How far behind element q the results from stride * q on read."""
+        return (self.before + self.stride - 1) // self.stride
+
+    @property
+    def back(self) -> int:
+        """Zeros behind the data."""
+        return max(0, -(-self.extra // self.stride) - 1 + self.ahead)
+
+    def count(self, size: PrimExpr) -> PrimExpr:
+        """How many q there are."""
+        return simplify(size + (-(-self.extra // self.stride) - 1))
+
+    def first(self, phase: PrimExpr) -> PrimExpr:
+        """The first tap of a phase, if it has any."""
+        inverse = pow(self.move, -1, self.step)
+        return simplify((phase + self.before) // self._common * inverse % self.step)
+
+    def taps(self, phase: PrimExpr) -> PrimExpr:
+        """How many taps a phase has."""
+        if self.kernel % self.step == 0:
+            many: PrimExpr = const(self.kernel // self.step)
+        else:
+            many = simplify((self.kernel + self.step - 1 - self.first(phase)) // self.step)
+        if self._common == 1:
+            return many
+        fits = binary(EQ, (phase + self.before) % self._common, const(0))
+        return if_then_else(fits, many, const(0))
+
+    def origin(self, phase: PrimExpr) -> PrimExpr:
+        """Where the first tap of q = 0 reads, counted from the zeros before the data."""
+        place = phase + (self.before + self.front * self.stride)
+        return simplify((place - self.first(phase) * self.dilation) // self.stride)
+
+
+def phases_of(anchor: te.Tensor) -> tuple[Phases, ...]:
+    """The axes of a transposed convolution's tensor expression."""
+    attrs = anchor.op.attrs
+    names = ("kernel_size", "strides", "dilation", "padding", "output_padding")
+    kernel, strides, dilation, padding, extra = (_ints(attrs[name]) for name in names)
+    rank = len(kernel)
+    axes = zip(kernel, strides, dilation, padding[:rank], padding[rank:], extra, strict=True)
+    return tuple(
+        Phases(k, s, d, before, (k - 1) * d + 1 + more - before - after)
+        for k, s, d, before, after, more in axes
+    )
+
+
+def transposed_geometry(anchor: te.Tensor, axes: tuple[Phases, ...]) -> Geometry:
+    """The convolution without strides whose windows hold what all phases read."""
+    data, _ = operands_of(anchor)
+    n, *sizes, _ = data.shape
+    counts = [axis.count(size) for axis, size in zip(axes, sizes, strict=True)]
+    windows = tuple((axis.front + axis.ahead + 1, 1, axis.front, axis.back, 1) for axis in axes)
+    out = (n, *counts, anchor.shape[-1])
+    return _geometry(data.shape, out, windows, int(str(anchor.op.attrs["groups"])))
+
+
+__all__ = ["FLAT", "Geometry", "Phases", "geometry_of", "phases_of", "transposed_geometry"]

@@ -1,0 +1,392 @@
+"""Attention on devices of many threads: no row of scores is ever whole.
+
+A block of threads has some queries of one head, and goes along the keys by tiles:
+
+    bring keys and values of the tile into memory of the block
+    scores: each thread some keys of one query        s[r, c] = q[r] . k[c]
+    the largest score so far rises from m to m', with which all sums so far are rescaled
+    shares: p[r, c] = exp(s[r, c] - m')               total = total * exp(m - m') + sum of p[r]
+    results: each thread some columns of one query    acc = acc * exp(m - m') + p[r] . v
+
+Where threads have warps, those of a query tell each other the largest of their own scores
+(`thread_team`); others read all of the tile's once they are there.
+
+A row of which no key is seen has a total of 0, and as its result what 0 / 0 is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import (
+    IntImm,
+    PrimExpr,
+    Select,
+    Var,
+    const,
+    is_const,
+    logical_and,
+    maximum,
+    minimum,
+)
+from ekiden.kernels.attention.scaled_dot_product import Heads, Operand, sizes_of
+from ekiden.kernels.cpu.loops import product
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space
+from ekiden.kernels.family import Family
+from ekiden.kernels.gpu.block_reduction import Team
+from ekiden.kernels.gpu.parts import bound, serial
+from ekiden.kernels.prim_builder import extern_buffers, tiled_function
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.te.prim_func import allocated
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.transform.thread_sync import BARRIER
+
+ROWS, LANES, KEYS = 16, 16, 32
+"""Queries of a block, threads of each, keys of a tile, where memory of a block has room."""
+ALONE = 64
+"""Threads of a block, and keys of a tile, of one query."""
+MOST_OWN = 8
+"""Scores of a tile that a thread keeps in registers."""
+LEAST_SHARED = 1 << 15
+"""Bytes of memory of a block where nothing is known of it: what OpenCL grants at least."""
+F32 = "float32"
+
+
+def _accepts(anchor: te.Tensor, target: Target) -> bool:
+    """An attention of the kernel's own inputs, of constant depth and width."""
+    op = anchor.op
+    if op.tag != "attention" or not isinstance(op, te.ExternOp):
+        return False
+    _, query, value = sizes_of(anchor)
+    is_known = query["d"] is not None and value["d"] is not None
+    return is_known and all(isinstance(t.op, te.PlaceholderOp) for t in op.inputs)
+
+
+def _space(anchor: te.Tensor, target: Target) -> Space:
+    return (
+        Choice("rows", (32, 16, 8, 4, 2, 1), "queries of a block"),
+        Choice("lanes", (64, 32, 16, 8, 4, 2, 1), "threads of a query"),
+        Choice("keys", (128, 64, 32, 16, 8, 4, 2, 1), "keys of a tile, a multiple of lanes"),
+    )
+
+
+def _default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What fits memory of a block: of one query as many threads as of several together."""
+    _, query, value = sizes_of(anchor)
+    depth, width, queries = query["d"], value["d"], query["s"]
+    assert depth is not None and width is not None
+    rows, lanes, keys = ROWS, LANES, KEYS
+    if queries is not None and queries < rows:
+        rows = 2 ** math.ceil(math.log2(max(queries, 1)))
+        lanes = min(ALONE, LANES * ROWS // rows)
+        keys = max(lanes, KEYS)
+    room = int(str(target.attrs.get("max_shared_memory_per_block") or LEAST_SHARED))
+    while keys > 1 and 4 * _shared(rows, keys, depth, width) > room:
+        keys //= 2
+    lanes = min(lanes, keys)
+    while rows * lanes > target.max_num_threads:
+        lanes, rows = (lanes // 2, rows) if lanes > rows else (lanes, rows // 2)
+    found: dict[str, int | str] = {"rows": rows, "lanes": lanes, "keys": keys}
+    return Decision.of(found | dict(fixed))
+
+
+def _shared(rows: int, keys: int, depth: int, width: int) -> int:
+    """Elements in memory of a block."""
+    return (rows + keys) * (depth + 1) + keys * width + rows * (keys + 1)
+
+
+class _Kernel:
+    """One program being built."""
+
+    def __init__(
+        self, heads: Heads, inputs: Sequence[Buffer], out: Buffer, cut: Decision, target: Target
+    ) -> None:
+        operands = zip((*inputs[:3], out), heads.layouts, strict=True)
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (Operand.of(b, layout) for b, layout in operands)
+        self.bias = inputs[3] if len(inputs) > 3 else None
+        self.rows, self.lanes, self.tile = (cut.number(n) for n in ("rows", "lanes", "keys"))
+        if self.tile % self.lanes:
+            raise CompileError(
+                f"decisions: 'thread_attention' {cut}: keys are no multiple of lanes"
+            )
+        self.queries, self.keys = self.q.dims["s"], self.k.dims["s"]
+        depth, width = self.q.dims["d"], self.v.dims["d"]
+        assert isinstance(depth, IntImm) and isinstance(width, IntImm)
+        self.depth, self.width = depth.value, width.value
+        self.columns = -(-self.width // self.lanes)
+        self.block, self.thread = Var("block"), Var("thread")
+        self.team = Team.of(self.thread, self.rows * self.lanes, target, self.lanes)
+        self.row, self.lane = self.thread // self.lanes, self.thread % self.lanes
+        self.tiles = simplify((self.queries + (self.rows - 1)) // self.rows)
+        image = self.block // self.tiles
+        self.b, self.h = image // self.q.dims["h"], image % self.q.dims["h"]
+        self.first = self.block % self.tiles * self.rows
+
+        def shared(name: str, count: int) -> Buffer:
+            return Buffer(name, (const(count),), F32, "shared")
+
+        def own(name: str, count: int = 1) -> Buffer:
+            return Buffer(name, (const(count),), F32, "local")
+
+        self.near_q = shared("queries", self.rows * (self.depth + 1))
+        self.near_k = shared("keys", self.tile * (self.depth + 1))
+        self.near_v = shared("values", self.tile * self.width)
+        self.shares = shared("shares", self.rows * (self.tile + 1))
+        self.best, self.next, self.total, self.dot = map(own, ("best", "next", "total", "dot"))
+        self.sums = own("sums", self.columns)
+        self.by_warps = self.team.has_warps and self.tile // self.lanes <= MOST_OWN
+        self.mine = own("scores", self.tile // self.lanes)
+        if self.by_warps:
+            self.largest = self.team.combined([self.next], lambda a, b: [maximum(a[0], b[0])])
+
+    # Places
+
+    def at(self, operand: Operand, h: PrimExpr, s: PrimExpr, d: PrimExpr) -> tuple[PrimExpr, ...]:
+        """The indices of an element."""
+        named = {"b": self.b, "h": h, "s": s, "d": d}
+        return tuple(named[axis] for axis in operand.dims)
+
+    def group(self) -> PrimExpr:
+        """The head of keys and values: several heads of queries may share one."""
+        heads, groups = self.q.dims["h"], self.k.dims["h"]
+        return self.h if heads is groups else self.h // simplify(heads // groups)
+
+    def seen(self, query: PrimExpr) -> PrimExpr:
+        """How many keys a query sees, of those from the first."""
+        if not self.heads.causal:
+            return self.keys
+        shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
+        return maximum(minimum(query + shift + 1, self.keys), const(0))
+
+    def query(self) -> PrimExpr:
+        """The query of a thread, of those that there are."""
+        return minimum(self.first + self.row, self.queries - 1)
+
+    # Statements
+
+    def bring(
+        self, to: Buffer, lines: int, width: int, pitch: int,
+        value: Callable[[PrimExpr, PrimExpr], PrimExpr],
+    ) -> Stmt:  # fmt: skip
+        """All threads together fill lines of memory of the block."""
+        turn, threads, count = Var("turn"), self.rows * self.lanes, lines * width
+        at = turn * threads + self.thread
+        line, column = at // width, at % width
+        store = BufferStore(to, value(line, column), (line * pitch + column,))
+        guarded = store if count % threads == 0 else IfThenElse(at < count, store)
+        return serial(turn, -(-count // threads), guarded)
+
+    def start(self) -> Stmt:
+        """The queries of the block, and sums of nothing."""
+        zeros = [self.put(self.sums, const(0.0, F32), n) for n in range(self.columns)]
+
+        def query(line: PrimExpr, d: PrimExpr) -> PrimExpr:
+            s = minimum(self.first + line, self.queries - 1)
+            return BufferLoad(self.q.buffer, self.at(self.q, self.h, s, d), F32)
+
+        return seq(
+            self.bring(self.near_q, self.rows, self.depth, self.depth + 1, query),
+            self.put(self.best, const(-math.inf, F32)),
+            self.put(self.total, const(0.0, F32)),
+            *zeros,
+        )
+
+    @staticmethod
+    def put(to: Buffer, value: PrimExpr, at: int = 0) -> Stmt:
+        """A number of the thread."""
+        return BufferStore(to, value, (const(at),))
+
+    @staticmethod
+    def get(of: Buffer, at: int = 0) -> PrimExpr:
+        """The same."""
+        return BufferLoad(of, (const(at),), F32)
+
+    def near(self, buffer: Buffer, line: PrimExpr, pitch: int, column: PrimExpr) -> PrimExpr:
+        """An element in memory of the block."""
+        return BufferLoad(buffer, (line * pitch + column,), F32)
+
+    def step(self, begin: PrimExpr) -> Stmt:
+        """A tile of keys."""
+
+        def element(operand: Operand) -> Callable[[PrimExpr, PrimExpr], PrimExpr]:
+            """What `bring` reads of keys or values, by line of the tile and place in the row."""
+
+            def value(line: PrimExpr, d: PrimExpr) -> PrimExpr:
+                """Zero behind the last key, which the last tile may reach over."""
+                key = begin + line
+                read = BufferLoad(operand.buffer, self.at(operand, self.group(), key, d), F32)
+                return if_then_else(key < self.keys, read, const(0.0, F32))
+
+            return value
+
+        return seq(
+            BARRIER,
+            self.bring(self.near_k, self.tile, self.depth, self.depth + 1, element(self.k)),
+            self.bring(self.near_v, self.tile, self.width, self.width, element(self.v)),
+            BARRIER,
+            *self.scored(begin),
+            self.shared_out(),
+        )
+
+    def scored(self, begin: PrimExpr) -> list[Stmt]:
+        """Scores of the tile, and the largest so far."""
+        if not self.by_warps:
+            return [self.scores(begin), BARRIER, self.rise(), BARRIER]
+        return [self.put(self.next, self.get(self.best)), self.scores(begin), self.largest.body]
+
+    def scores(self, begin: PrimExpr) -> Stmt:
+        """Of the thread's keys of the tile with its query."""
+        d = Var("d")
+
+        def score_of(turn: PrimExpr) -> Stmt:
+            """One score, where it will be a share, or in registers until then."""
+            line = turn * self.lanes + self.lane
+            pair = (
+                self.near(self.near_q, self.row, self.depth + 1, d),
+                self.near(self.near_k, line, self.depth + 1, d),
+            )
+            more = self.put(self.dot, self.get(self.dot) + pair[0] * pair[1])
+            at, score = self.row * (self.tile + 1) + line, self.score(begin + line)
+            if self.by_warps:
+                mine = BufferLoad(self.mine, (turn,), F32)
+                larger = self.put(self.next, maximum(self.get(self.next), mine))
+                kept = seq(BufferStore(self.mine, score, (turn,)), larger)
+            else:
+                kept = BufferStore(self.shares, score, (at,))
+            return seq(self.put(self.dot, const(0.0, F32)), serial(d, self.depth, more), kept)
+
+        return self.in_turn(score_of)
+
+    def in_turn(self, each: Callable[[PrimExpr], Stmt]) -> Stmt:
+        """What a thread does for each of its keys of a tile; copies, where registers have something
+        for each."""
+        turn = Var("turn")
+        kind = ForKind.UNROLLED if self.by_warps else ForKind.SERIAL
+        return For(turn, const(0), const(self.tile // self.lanes), kind, each(turn))
+
+    def score(self, key: PrimExpr) -> PrimExpr:
+        """What a product becomes before the softmax; -inf for a key that is not seen."""
+        scale = self.heads.scale
+        value = self.get(self.dot) * const(
+            1 / math.sqrt(self.depth) if scale is None else scale, F32
+        )
+        if cap := self.heads.softcap:
+            value = call_intrin("tanh", value * const(1 / cap, F32)) * const(cap, F32)
+        if self.bias is not None:
+            index = tuple(
+                const(0) if is_const(dim, 1) else each
+                for each, dim in zip(
+                    (self.b, self.h, self.query(), minimum(key, self.keys - 1)),
+                    self.bias.shape,
+                    strict=True,
+                )
+            )
+            value = value + BufferLoad(self.bias, index, F32)
+        return Select(key < self.seen(self.query()), value, const(-math.inf, F32))
+
+    def rise(self) -> Stmt:
+        """The largest score so far, which every thread of a query finds."""
+        c = Var("c")
+        score = self.near(self.shares, self.row, self.tile + 1, c)
+        larger = self.put(self.next, maximum(self.get(self.next), score))
+        return seq(self.put(self.next, self.get(self.best)), serial(c, self.tile, larger))
+
+    def shared_out(self) -> Stmt:
+        """Shares by the largest score, and what they add to all sums."""
+        base, factor = Var("base", F32), Var("factor", F32)
+        c, share = Var("c"), Var("share", F32)
+        none = self.get(self.next).equal(const(-math.inf, F32))
+
+        def share_of(turn: PrimExpr) -> Stmt:
+            """A share of a score."""
+            line = turn * self.lanes + self.lane
+            score = self.near(self.shares, self.row, self.tile + 1, line)
+            if self.by_warps:
+                score = BufferLoad(self.mine, (turn,), F32)
+            place = (self.row * (self.tile + 1) + line,)
+            return BufferStore(self.shares, call_intrin("exp", score - base), place)
+
+        added: list[Stmt] = [self.put(self.total, self.get(self.total) + share)]
+        for n in range(self.columns):
+            column = minimum(self.lane + n * self.lanes, self.width - 1)
+            value = self.near(self.near_v, c, self.width, column)
+            added.append(self.put(self.sums, self.get(self.sums, n) + share * value, n))
+        read = self.near(self.shares, self.row, self.tile + 1, c)
+        scaled = [self.put(b, self.get(b, n) * factor, n) for b, n in self.all_sums()]
+        body = seq(
+            self.in_turn(share_of),
+            *scaled,
+            self.put(self.best, self.get(self.next)),
+            BARRIER,
+            serial(c, self.tile, LetStmt(share, read, seq(*added))),
+        )
+        body = LetStmt(factor, call_intrin("exp", self.get(self.best) - base), body)
+        return LetStmt(base, Select(none, const(0.0, F32), self.get(self.next)), body)
+
+    def all_sums(self) -> list[tuple[Buffer, int]]:
+        """What a thread keeps of its query."""
+        return [(self.total, 0), *((self.sums, n) for n in range(self.columns))]
+
+    def finish(self) -> Stmt:
+        """The results of the thread."""
+        query, total = self.first + self.row, self.get(self.total)
+        stores: list[Stmt] = []
+        for n in range(self.columns):
+            column = self.lane + n * self.lanes
+            value = self.get(self.sums, n) / total
+            if self.heads.nan_as_zero:
+                value = Select(total > const(0.0, F32), value, const(0.0, F32))
+            index = self.at(self.out, self.h, query, column)
+            inside = logical_and(query < self.queries, column < self.width)
+            stores.append(IfThenElse(inside, BufferStore(self.out.buffer, value, index)))
+        return seq(*stores)
+
+    def body(self) -> Stmt:
+        """All of it."""
+        tile = Var("tile")
+        last = minimum(self.first + (self.rows - 1), self.queries - 1)
+        count = simplify((self.seen(last) + (self.tile - 1)) // self.tile)
+        parts = seq(self.start(), serial(tile, count, self.step(tile * self.tile)), self.finish())
+        own = [self.best, self.next, self.total, self.dot, self.sums]
+        own += [self.mine] if self.by_warps else []
+        inner = bound(self.thread, self.rows * self.lanes, "threadIdx.x", allocated(parts, own))
+        near = [self.near_q, self.near_k, self.near_v, self.shares]
+        near += self.largest.shared if self.by_warps else []
+        blocks = simplify(product([self.q.dims["b"], self.q.dims["h"], self.tiles]))
+        return bound(self.block, blocks, "blockIdx.x", allocated(inner, near))
+
+
+def build(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The kernel of an attention."""
+    heads = outputs[0].op.attrs["heads"]
+    assert isinstance(heads, Heads)
+    buffers, operands, (result,) = extern_buffers(inputs, outputs)
+    made = _Kernel(heads, operands, result, decision, target)
+    return tiled_function(name, buffers, made.body(), len(outputs))
+
+
+FAMILY = Family(
+    name="thread_attention",
+    on_threads=True,
+    together=True,
+    why="a softmax that runs along between two products rescales sums that are not whole",
+    accepts=_accepts,
+    space=_space,
+    default=_default,
+    build=build,
+)
+"""As the family "attention" of processors; where threads run one after the other, each row of
+queries is one's own work (the family "threads")."""

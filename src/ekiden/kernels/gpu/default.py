@@ -1,0 +1,214 @@
+"""The default rule for devices of many threads: every element of a computation has a thread.
+
+    for i, j: block                         for b in blockIdx.x, t in threadIdx.x:
+      for k: reduce                  ->       if b * 256 + t < n * m:
+                                                block at (flat // m, flat % m), for k inside
+
+Computations that are not inlined follow one another, each a launch of its own, but for those that
+need of each other what stands in their own row (`thread_joined`); statements of an
+extern operation run by rows where they have a parallel loop, else on one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import IntImm, PrimExpr, Var, convert, is_const
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.kernels.cpu.loops import product
+from ekiden.kernels.family import Family
+from ekiden.kernels.gpu.lanes import coordinates
+from ekiden.kernels.gpu.parts import MOST_LOCAL, ROW_THREADS, THREADS, Nest, launch, threads_of
+from ekiden.kernels.gpu.row_groups import is_joined, joined, runs_of
+from ekiden.kernels.gpu.rows import row_of
+from ekiden.kernels.gpu.scan import scan_stage
+from ekiden.kernels.stages import chosen_stages, own_outputs, stages_of
+from ekiden.target import Target
+from ekiden.te.inline import inputs_of
+from ekiden.te.prim_func import (
+    BufferMap,
+    allocated,
+    extern_stage,
+    stage_block,
+    whole_operations,
+)
+from ekiden.te.tensor import ComputeOp, ExternOp, Tensor
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    For,
+    ForKind,
+    LetStmt,
+    PrimFunc,
+    SeqStmt,
+    Stmt,
+)
+from ekiden.tir.visitor import ExprRewriter, is_nothing, rename, sequence, walk
+from ekiden.tir.visitor import substitute as substitute_statement
+
+
+def schedule_threads(
+    inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
+) -> PrimFunc:
+    """The rule for kinds of targets that have threads."""
+    chosen = chosen_stages(own_outputs(outputs))
+    buffers = BufferMap()
+    params = tuple(buffers.declare(t) for t in (*inputs, *chosen))
+    groups = whole_operations(stages_of(chosen))
+    made = [t for group in groups for t in group if t not in buffers.buffers]
+    for t in made:
+        buffers.declare(t)
+    statements = []
+    for run in runs_of(groups, target):
+        if is_joined(run, target):
+            body, inside = joined(run, buffers, _of_none_else(made, run, groups), target)
+            made = [t for t in made if t not in inside]
+            statements.append(body)
+            continue
+        (group,) = run
+        op = group[0].op
+        if isinstance(op, ComputeOp):
+            statements.append(_stage(op, group, buffers, target))
+        elif isinstance(op, ExternOp):
+            scan = scan_stage(op, group, buffers, target)
+            statements.append(scan or _bound_statements(extern_stage(op, group, buffers)))
+    attrs = {"global_symbol": name, "num_outputs": len(outputs)}
+    return PrimFunc(
+        params, allocated(sequence(*statements), [buffers.buffers[t] for t in made]), attrs
+    )
+
+
+def _of_none_else(
+    made: Sequence[Tensor], run: Sequence[Sequence[Tensor]], groups: Sequence[Sequence[Tensor]]
+) -> set[Tensor]:
+    """Of tensors, those that operations of a run make and no other reads."""
+    inside = {t for group in run for t in group}
+    read = {t for group in groups if group not in run for t in inputs_of(group[0])}
+    return {t for t in made if t in inside and t not in read}
+
+
+def _stage(op: ComputeOp, group: Sequence[Tensor], buffers: BufferMap, target: Target) -> Stmt:
+    """The launch of a computation."""
+    row = row_of(op, group[0], buffers, target) if len(group) == 1 else None
+    if row is None:
+        return _bound_block(stage_block(op, group, buffers), target)
+    index, extents = Var("index"), [a.extent for a in op.axis]
+    count = product(extents)
+    at = dict(zip((a.var for a in op.axis), coordinates(index, extents), strict=True))
+    return launch(index, count, threads_of(count, target), substitute_statement(row, at))
+
+
+def _bound_block(nest: Stmt, target: Target) -> Stmt:
+    """A computation's loops: the spatial ones become threads, the others stay inside."""
+    index = Var("index")
+    body, count, lanes = Nest.of(nest).part(index, (), target)
+    alone = lanes > 1 and target.thread_warp_size == 1
+    return launch(index, count, threads_of(count, target) if alone else THREADS, body)
+
+
+def _bound_statements(body: Stmt) -> Stmt:
+    """Parallel loops become threads; what stands outside of them runs on one thread, as much of it
+    in one launch as follows without such a loop."""
+    if is_nothing(body):
+        return body
+    if not _has_rows(body):
+        return _launched(Var("index"), convert(1), 1, body)
+    match body:
+        case SeqStmt():
+            groups = groupby(body.seq, _has_rows)
+            parts = [list(g) if rows else [sequence(*g)] for rows, g in groups]
+            return sequence(*(_bound_statements(s) for part in parts for s in part))
+        case Allocate():  # several launches have it: memory of the device
+            whole = body.buffer.with_fields(scope="global")
+            inner = rename(body.body, {}, {body.buffer: whole})
+            return Allocate(whole, _bound_statements(inner))
+        case LetStmt():
+            return body.with_fields(body=_bound_statements(body.body))
+        case For() if _is_rows(body):
+            return _launched(body.loop_var, body.extent, ROW_THREADS, body.body)
+    return _launched(Var("index"), convert(1), 1, body)
+
+
+def _is_rows(s: Stmt) -> bool:
+    """Whether a statement is a loop whose steps are independent."""
+    return isinstance(s, For) and s.kind is ForKind.PARALLEL and is_const(s.min, 0)
+
+
+def _has_rows(s: Stmt) -> bool:
+    """Whether there is one in it."""
+    return any(map(_is_rows, walk(s)))
+
+
+def _launched(row: Var, count: PrimExpr, threads: int, body: Stmt) -> Stmt:
+    """The launch of a body for each row."""
+    workspaces = _Workspaces(row, count)
+    launched = launch(row, count, threads, workspaces.visit(body))
+    return allocated(launched, list(workspaces.moved.values()))
+
+
+class _Workspaces(ExprRewriter):
+    """Memory that no thread can have by itself becomes a part of one buffer for all rows:
+
+    for i in parallel(n): t = alloc(m); .. t[k]   ->   t = alloc(n, m); for i in ..: .. t[i, k]
+    """
+
+    def __init__(self, row: Var, count: PrimExpr) -> None:
+        super().__init__(self._load)
+        self._row, self._count = row, count
+        self._inside: set[Var] = {row}
+        self.moved: dict[Buffer, Buffer] = {}
+
+    def visit_allocate(self, stmt: Allocate) -> Stmt:
+        """What is too large, or of a size that a run tells, before the row is begun."""
+        buffer = stmt.buffer
+        size = simplify(product(buffer.shape) * dt.itemsize(buffer.dtype))
+        is_own = isinstance(size, IntImm) and size.value <= MOST_LOCAL
+        if is_own or buffer.scope != "global" or not self._inside.isdisjoint(free_vars(size)):
+            return super().visit_allocate(stmt)
+        if buffer not in self.moved:  # several parts of a row may have it, one after the other
+            self.moved[buffer] = buffer.with_fields(shape=(self._count, *buffer.shape))
+        return self.visit(stmt.body)
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """Its variable is none of the host's."""
+        self._inside.add(stmt.loop_var)
+        return super().visit_for(stmt)
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        """Likewise."""
+        self._inside.add(stmt.var)
+        return super().visit_let(stmt)
+
+    def _load(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad) and e.buffer in self.moved:
+            return e.with_fields(buffer=self.moved[e.buffer], indices=self._placed(e.indices))
+        return e
+
+    def _placed(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        return (self._row, *indices)
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        """A store of a row's part."""
+        made = super().visit_store(stmt)
+        assert isinstance(made, BufferStore)
+        if made.buffer not in self.moved:
+            return made
+        indices = self._placed(made.indices)
+        return made.with_fields(buffer=self.moved[made.buffer], indices=indices)
+
+
+FAMILY = Family(
+    name="threads",
+    on_threads=True,
+    why=(
+        "each computation is a launch of its own, with statements of extern operations among "
+        "them, which have no blocks to bind"
+    ),
+    accepts=lambda anchor, target: False,
+    build=lambda inputs, outputs, target, name, _: schedule_threads(inputs, outputs, target, name),
+)
+"""What no other family takes on devices of many threads."""

@@ -1,0 +1,84 @@
+"""The factors of a sum of products, and which way their elements are neighbours in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import IntImm, Mul, PrimExpr, Var, const, is_const
+from ekiden.ir.prim_visitor import free_vars, post_order
+from ekiden.kernels.cpu.loops import product
+from ekiden.kernels.family import size_of
+from ekiden.kernels.gpu.lanes import distance_of
+from ekiden.runtime.late_methods import dataclass
+from ekiden.te.reducer import Reduce
+from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """A sum of products: its factors, and axes by who reads them."""
+
+    a: PrimExpr
+    b: PrimExpr
+    batch: tuple[Var, ...]
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    extents: Mapping[Var, PrimExpr]
+    reduce: Reduce
+
+    @property
+    def depth(self) -> PrimExpr:
+        """How many products a sum has."""
+        return simplify(product([r.extent for r in self.reduce.axis]))
+
+    def size(self, axes: Sequence[Var]) -> PrimExpr:
+        """How many elements axes have."""
+        return simplify(product([self.extents[v] for v in axes])) if axes else const(1)
+
+
+def factors_of(anchor: Tensor) -> Factors | None:
+    """The factors of a computation that is such a sum."""
+    op = anchor.op
+    body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
+    if not isinstance(op, ComputeOp) or not isinstance(body, Reduce) or body.kind != "sum":
+        return None
+    source = body.source
+    if len(body.sources) != 1 or not isinstance(source, Mul) or dt.lanes(source.dtype) != 1:
+        return None
+    axes = [a.var for a in op.axis]
+    of_a, of_b = set(free_vars(source.a)), set(free_vars(source.b))
+    if any(v in axes for r in body.axis for v in free_vars(r.extent)):
+        return None
+    rows = tuple(v for v in axes if v in of_a and v not in of_b)
+    columns = tuple(v for v in axes if v in of_b and v not in of_a)
+    batch = tuple(v for v in axes if v not in rows and v not in columns)
+    if not rows and not columns:
+        return None
+    extents = {a.var: a.extent for a in op.axis}
+    order = {v: n for n, v in enumerate(axes) if size_of(extents[v]) != 1}
+    last = [max((order.get(v, -1) for v in group), default=-1) for group in (rows, columns)]
+    if last[0] > last[1]:
+        return Factors(source.b, source.a, batch, columns, rows, extents, body)
+    return Factors(source.a, source.b, batch, rows, columns, extents, body)
+
+
+def are_neighbours(value: PrimExpr, places: Mapping[Var, PrimExpr], step: Var) -> bool:
+    """Whether what an expression over tensors reads at the next value of a variable, which its own
+    variables are given in terms of, lies behind what it reads at this one, or is the same."""
+    found = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
+    distances = [distance_of(e.producer.shape, e.indices, places, step) for e in found]
+    return all(is_const(d, 0) or is_const(d, 1) for d in distances)
+
+
+def distance_in(value: PrimExpr, axis: Var) -> int:
+    """Elements from what an expression over tensors reads to what it reads at the next value of an
+    axis, at most; 0 where only a run knows."""
+    found = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
+    step = Var("step")
+    distances = [distance_of(e.producer.shape, e.indices, {axis: step}, step) for e in found]
+    return max((abs(d.value) for d in distances if isinstance(d, IntImm)), default=0)
+
+
+__all__ = ["Factors", "are_neighbours", "distance_in", "factors_of"]

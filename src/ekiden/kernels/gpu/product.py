@@ -1,0 +1,224 @@
+"""Sums of products on devices of many threads: dense layers, products of matrices in batches,
+convolutions, and whatever else multiplies what depends on rows by what depends on columns.
+
+    out[z, m, n] = sum over k of a[z, m, k] * b[z, n, k]
+
+Axes that only one factor reads are rows or columns, those that both read batches: a convolution is
+a product whose rows are its channels, whose columns are its pixels, and whose k are channels and
+taps; the data is never copied. Columns are those with the last axis of the result, so that
+neighbouring threads write neighbouring elements.
+
+    a block of threads per tile of rows x columns, each thread every so many columns of some rows
+    vector>1   one thread a block, whose columns or steps of k are vectors (`thread_vectors`)
+    shared=0   for k: a, b of the thread's rows and columns; sums in registers
+    tensor=1   warps multiply squares on tensor cores (`tensor_cores`)
+    shared=1   for blocks of k: all threads bring their share of a and b into memory of the block,
+               `near` neighbours at a time; barrier; for k in the block: sums in registers; barrier
+    buffers=2  the next block comes while one is multiplied; one barrier for each
+    dot=1      the same of words of four bytes (`words`), one at a time
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space
+from ekiden.kernels.family import Family, size_of
+from ekiden.kernels.gpu import tensor_cores, words
+from ekiden.kernels.gpu.factors import Factors, factors_of
+from ekiden.kernels.gpu.panels import PANELS, PanelKernel, panel_of
+from ekiden.kernels.gpu.parts import Group
+from ekiden.kernels.gpu.tiles import TileKernel
+from ekiden.kernels.gpu.vectors import (
+    COLUMNS,
+    DEPTH,
+    VectorKernel,
+    band_of,
+    columns_of,
+    tile_of,
+    way_of,
+)
+from ekiden.runtime.errors import CompileError
+from ekiden.target import Target
+from ekiden.te.tensor import Tensor
+from ekiden.tir.stmt import PrimFunc
+
+ROWS, SUMS = 4, 4
+"""Sums of a thread: as many as keep loads below multiply-adds and still fit its registers."""
+LANES = 16
+"""Threads beside each other along columns."""
+
+ALONE_ROWS, ALONE_COLUMNS, ALONE_LANES = 8, 2, 64
+"""The same where threads run one after the other, as in PoCL on a processor, whose compiler makes
+vectors along the threads of a block (512x512x512 on a Zen 4: 2.9 GFLOP/s, 1.3 with the above)."""
+DEPTH_OF_BLOCK = 16
+"""Steps of k between two barriers."""
+OF_BLOCKS = ("lanes", "lines", "depth", "shared", "buffers", "near", "dot")
+"""Choices of kernels whose blocks have several threads."""
+
+
+def _space(anchor: Tensor, target: Target) -> Space:
+    return (
+        Choice("rows", (12, 8, 6, 4, 3, 2, 1), "rows of a thread"),
+        Choice("columns", (12, 8, 6, 4, 3, 2, 1), "columns of a thread"),
+        Choice("lanes", (64, 32, 16, 8, 4, 2, 1), "threads beside each other along columns"),
+        Choice("lines", (64, 32, 16, 8, 4, 2, 1), "threads above each other along rows"),
+        Choice("depth", (64, 32, 16, 8, 4), "steps between two barriers, of shared=1"),
+        Choice("shared", (1, 0), "whether blocks of k come into memory of the block"),
+        Choice("buffers", (2, 1), "blocks of k in memory of the block, of shared=1"),
+        Choice(
+            "near",
+            (16, 8, 4, 2, 1),
+            "neighbours that a thread brings, reads or writes as one, of shared=1",
+        ),
+        Choice("vector", (16, 8, 4, 2, 1), "lanes of the vectors of a thread alone in its block"),
+        Choice("along", (COLUMNS, DEPTH), "what its vectors run over"),
+        Choice(
+            "band",
+            (64, 32, 16, 8, 4, 2, 1, 0),
+            "tiles of rows that are multiplied by some columns before the next; 0 for all",
+        ),
+        Choice(
+            "panel",
+            (*PANELS, 0),
+            "steps of k whose columns a thread copies before it takes the rows of a band",
+        ),
+        Choice(
+            "tensor",
+            (1, 0),
+            "whether warps multiply squares of 16 x 16: rows and columns are"
+            " those of a warp, lanes and lines count warps",
+        ),
+        Choice("dot", (1, 0), "whether words of four bytes are multiplied in one instruction"),
+    )
+
+
+def _down(most: int, size: int | None) -> int:
+    """A power of two up to `most`, no larger than needed for a size."""
+    return most if size is None else max(1, min(most, 2 ** math.ceil(math.log2(max(size, 1)))))
+
+
+def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
+    """Squares of sums; where threads run alone (a warp of 1), as on processors, fewer threads and
+    no barriers, which make each of them stop."""
+    factors = factors_of(anchor)
+    assert factors is not None
+    if (vectors := _of_vectors(anchor, factors, target, fixed)) is not None:
+        return vectors
+    if (tensor := tensor_cores.decide(factors, target, fixed)) is not None:
+        return tensor
+    m, n = size_of(factors.size(factors.rows)), size_of(factors.size(factors.columns))
+    has_warps = target.thread_warp_size > 1
+    lanes = _down(LANES if has_warps else ALONE_LANES, n)
+    rows = _down(ROWS if has_warps else ALONE_ROWS, m)
+    most = SUMS if has_warps else ALONE_COLUMNS
+    columns = _down(most, None if n is None else -(-n // lanes))
+    lines = _down(LANES if has_warps else 1, None if m is None else -(-m // rows))
+    while lanes * lines > target.max_num_threads:
+        lanes, lines = (lanes, lines // 2) if lines > 1 else (lanes // 2, lines)
+    has_dot = has_warps and words.can_multiply(factors, target) and fixed.get("shared", 1)
+    dot = int(fixed.get("dot", int(bool(has_dot))))
+    needs_shared = dot or fixed.get("buffers", 1) != 1 or fixed.get("near", 1) != 1
+    found: dict[str, int | str] = {
+        "rows": rows, "columns": columns, "lanes": lanes, "lines": lines,
+        "depth": words.depth_of(factors) if dot else DEPTH_OF_BLOCK,
+        "shared": int(has_warps or needs_shared), "vector": 1, "along": COLUMNS,
+        "band": 0, "panel": 0, "tensor": 0, "dot": dot,
+    }  # fmt: skip
+    kind = words.WordKernel if dot else TileKernel
+    made = kind.with_memory(factors, target, found | dict(fixed))
+    if not made.number("shared") or kind.most_bytes(factors, made) <= target.block_memory:
+        return made
+    if not fixed.keys().isdisjoint(("shared", "dot", "buffers", "near")):
+        return made  # which is refused, with what it takes
+    return TileKernel.with_memory(factors, target, found | dict(fixed) | {"shared": 0, "dot": 0})
+
+
+def _of_vectors(anchor: Tensor, factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
+    """With vectors, where threads run one after the other and have them; None where they do not,
+    or something is fixed that only the other kernels have."""
+    most = target.lanes(factors.a.dtype)
+    asked = fixed.get("vector", most if target.thread_warp_size == 1 else 1)
+    if asked == 1 or not fixed.keys().isdisjoint(OF_BLOCKS):
+        return None
+    along, lanes = way_of(factors, int(asked))
+    if lanes == 1 and "vector" not in fixed:
+        return None
+    inner = columns_of(factors) if along == COLUMNS else factors.columns
+    m, n = size_of(factors.size(factors.rows)), size_of(factors.size(inner))
+    vectors = n if n is None or along == DEPTH else n // lanes
+    rows, columns = tile_of(target, m, vectors)
+    depth = size_of(factors.depth)
+    tiles = None if m is None else -(-m // rows)
+    found: dict[str, int | str] = {
+        "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": DEPTH_OF_BLOCK,
+        "shared": 0, "buffers": 1, "near": 1, "vector": lanes, "along": along,
+        "band": band_of(target, rows, tiles, depth, factors.a.dtype), "panel": 0,
+        "tensor": 0, "dot": 0,
+    }  # fmt: skip
+    if fixed.keys().isdisjoint(("along", "panel")):
+        found = dict(panel_of(target, factors, found, int(asked)) or found)
+    return Decision.of(found | dict(fixed))
+
+
+def build(
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The kernel of a product, and of what follows it. Raises CompileError for decisions that it
+    cannot be made by."""
+    group = Group.of(inputs, outputs)
+    if decision.number("vector") > 1:
+        if decision.number("panel"):
+            return PanelKernel(group, decision).build(name)
+        return VectorKernel(group, decision).build(name)
+    kind: type[TileKernel] = TileKernel
+    if decision.number("tensor"):
+        _check(tensor_cores, "tensor cores", group, target, decision)
+        kind = tensor_cores.TensorKernel
+    elif decision.number("dot"):
+        _check(words, "products of words", group, target, decision)
+        kind = words.WordKernel
+    try:
+        return kind(group, decision).checked(target).build(name, bool(decision.number("shared")))
+    except CompileError as error:
+        raise CompileError(f"decisions: 'thread_product' {decision}: {error}") from error
+
+
+class _Kernels(Protocol):
+    """A file of kernels for factors of some types."""
+
+    FACTORS: Mapping[str, str]
+
+    def can_multiply(self, factors: Factors, target: Target) -> bool:
+        """Whether a target has what they need."""
+
+
+def _check(kernels: _Kernels, what: str, group: Group, target: Target, decision: Decision) -> None:
+    """Raises CompileError where a decision asks for kernels that there are not."""
+    factors = factors_of(group.anchor)
+    if factors is None or not kernels.can_multiply(factors, target):
+        raise CompileError(
+            f"decisions: 'thread_product' {decision}: target {str(target)!r} has no {what} for "
+            f"these factors, which must be {' or '.join(kernels.FACTORS)}"
+        )
+
+
+FAMILY = Family(
+    name="thread_product",
+    on_threads=True,
+    why=(
+        "axes of any number are counted through as rows, columns and k, and threads bring "
+        "what others read: tiles of fused axes, some of sizes that a run tells, are not "
+        "proven yet"
+    ),
+    accepts=lambda anchor, target: factors_of(anchor) is not None,
+    space=_space,
+    default=_default,
+    build=build,
+)

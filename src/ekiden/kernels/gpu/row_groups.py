@@ -1,0 +1,388 @@
+"""Computations that need of each other what stands in their own row: one launch does all of them.
+
+    for i: m[i] = max over k of x[i, k]                 for i in rows:
+    for i, k: e[i, k] = exp(x[i, k] - m[i])                 m = max over k of x[i, k]
+    for i: s[i] = sum over k of e[i, k]          ->         for k: e[k] = exp(x[i, k] - m)
+    for i, k: y[i, k] = e[i, k] / s[i]                      s = sum over k of e[k]
+                                                            for k: y[i, k] = e[k] / s
+
+A row has a thread where threads run one after the other and compute with vectors, or where it is
+shorter than a warp; else a block of threads, which take its elements in turn, combine what they
+have reduced (`thread_team`), and wait for each other before what one has stored is read by others.
+What no other kernel reads lies in memory of the thread or of the block, where that is large enough:
+in that of each thread, where threads have warps and all know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from ekiden.arith import prove_equal, simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import PrimExpr, Var, const, is_const
+from ekiden.ir.prim_visitor import post_order, substitute
+from ekiden.kernels.cpu.loops import product
+from ekiden.kernels.family import size_of
+from ekiden.kernels.gpu.block_reduction import Team, elements
+from ekiden.kernels.gpu.lanes import coordinates, has_vectors
+from ekiden.kernels.gpu.parts import (
+    FEWEST,
+    ROW_THREADS,
+    Nest,
+    bound,
+    is_long,
+    launch,
+    serial,
+    threads_of,
+    threads_of_row,
+)
+from ekiden.kernels.gpu.rows import row_of
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.te.prim_func import BufferMap, allocated, stage_block, stores
+from ekiden.te.reducer import Reduce
+from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
+from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.tir.visitor import ExprRewriter
+from ekiden.tir.visitor import substitute as substitute_statement
+
+MOST_OWN, MOST_SHARED = 1 << 14, 1 << 13
+"""Bytes of a row that a thread keeps, half of what first caches have at least; that a block keeps,
+half of what every device gives one, so that there may be two."""
+WORD = 4
+"""Bytes of most elements."""
+Group: TypeAlias = Sequence[Tensor]
+"""All results of one operation."""
+
+
+def is_joined(run: Sequence[Group], target: Target) -> bool:
+    """Whether `joined` is for a run: of several operations, or of one whose few results have a
+    block of threads each, where threads run together."""
+    if len(run) > 1:
+        return True
+    op = run[0][0].op
+    is_reduction = isinstance(op, ComputeOp) and isinstance(op.body[0], Reduce)
+    return is_reduction and target.thread_warp_size > 1 and is_long(_op(run[0]))
+
+
+def runs_of(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
+    """Operations in their order, those together that are worth one launch."""
+    run: list[Group] = []
+    for group in groups:
+        if run and not _joins(group, run):
+            yield from _worth(run, target)
+            run = []
+        run.append(group)
+    yield from _worth(run, target)
+
+
+def _joins(group: Group, run: Sequence[Group]) -> bool:
+    """Whether an operation shares rows with those before, which are not fewer for that."""
+    axes = _rows_in([*run, group])
+    if axes == 0 or len(run) == 1:
+        return axes > 0
+    shared = _op(run[0]).axis[axes : _rows_in(run)]
+    return all(is_const(a.extent, 1) for a in shared)
+
+
+def _worth(run: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
+    """The run, or its operations one by one: where rows are fewer than units of the device, the
+    elements of one must not be so many that others would have taken a share of them."""
+    is_one = len(run) > 1 and any(isinstance(_op(g).body[0], Reduce) for g in run)
+    if is_one:
+        shape = _Shape.of(run, target)
+        count = size_of(simplify(product(shape.rows)))
+        few = count is not None and count < target.cores
+        is_one = not few or (shape.length is not None and shape.length * WORD <= shape.room)
+    yield from (run,) if is_one else ((g,) for g in run)
+
+
+def _op(group: Group) -> ComputeOp:
+    op = group[0].op
+    assert isinstance(op, ComputeOp)
+    return op
+
+
+def _rows_in(run: Sequence[Group]) -> int:
+    """How many of their first axes computations share, so that no element needs one of another
+    place on these; 0 where that is none of them, or one is no computation."""
+    if not all(isinstance(g[0].op, ComputeOp) for g in run):
+        return 0
+    ops = [_op(g) for g in run]
+    made = {t for g in run for t in g}
+    first = ops[0].axis
+    count = min(len(op.axis) for op in ops)
+    for op in ops:
+        same = [prove_equal(a.extent, b.extent) for a, b in zip(op.axis, first, strict=False)]
+        count = min(count, _leading(same))
+        for e in post_order(*op.body):
+            if isinstance(e, ProducerLoad) and e.producer in made:
+                own = [
+                    i is a.var or (is_const(i, 0) and is_const(a.extent, 1))
+                    for i, a in zip(e.indices, op.axis, strict=False)
+                ]
+                count = min(count, _leading(own))
+    return count
+
+
+def _leading(flags: Sequence[bool]) -> int:
+    """How many hold before the first that does not."""
+    return next((n for n, holds in enumerate(flags) if not holds), len(flags))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a run looks like. rows: the extents of its first `axes` axes; length: elements of its
+    longest computation in a row; by_thread: whether a row has one thread."""
+
+    axes: int
+    rows: list[PrimExpr]
+    length: int | None
+    by_thread: bool
+
+    @staticmethod
+    def of(run: Sequence[Group], target: Target) -> _Shape:
+        """That of operations which share rows."""
+        axes = _rows_in(run)
+        ops = [_op(g) for g in run]
+        inside = [
+            [*(a.extent for a in op.axis[axes:]), *(r.extent for r in op.reduce_axis)] for op in ops
+        ]
+        sizes = [size_of(simplify(product(extents))) for extents in inside]
+        known = [n for n in sizes if n is not None]
+        length = max(known) if len(known) == len(sizes) else None
+        is_short = length is not None and length < FEWEST
+        rows = [a.extent for a in ops[0].axis[:axes]]
+        return _Shape(axes, rows, length, has_vectors(target) or is_short)
+
+    @property
+    def room(self) -> int:
+        """Bytes that a row may have in memory of its own."""
+        return MOST_OWN if self.by_thread else MOST_SHARED
+
+    @property
+    def scope(self) -> str:
+        """Whose that memory is."""
+        return "local" if self.by_thread else "shared"
+
+
+def joined(
+    run: Sequence[Group], buffers: BufferMap, own: set[Tensor], target: Target
+) -> tuple[Stmt, set[Tensor]]:
+    """The launch of a run, and which of the tensors that nothing else reads, `own`, it has in
+    memory of rows; the others are where `buffers` says."""
+    shape = _Shape.of(run, target)
+    team = Team.of(Var("thread"), threads_of_row(shape.length, target), target)
+    row = _Row(run, shape, buffers, target, team)
+    moved = _moved(row, own)
+    body = (_by_thread if shape.by_thread else _by_block)(row, _InRow(shape.axes, moved))
+    kept = {t for t in own if buffers.buffers[t] in moved}
+    return body, kept
+
+
+def _moved(row: _Row, own: set[Tensor]) -> dict[Buffer, Buffer]:
+    """Buffer of all rows -> that of one, for what has room, small ones first. What every thread of
+    a block knows, each has by itself."""
+    shape, buffers = row.shape, row.buffers.buffers
+    sizes: dict[Tensor, int] = {}
+    for t in (t for g in row.run for t in g if t in own and not t.is_part):
+        size = size_of(simplify(product(t.shape[shape.axes :]) * dt.itemsize(t.dtype)))
+        if size is not None:
+            sizes[t] = size
+    room, found = shape.room, {}
+    known = {t for g in row.run if row.is_known(g) and sizes.keys() >= set(g) for t in g}
+    for t in sorted(sizes, key=lambda t: sizes[t]):
+        if sizes[t] <= room:
+            room -= sizes[t]
+            whole = buffers[t]
+            inside = whole.shape[shape.axes :] or (const(1),)
+            scope = "local" if t in known else shape.scope
+            found[whole] = whole.with_fields(shape=inside, scope=scope)
+    return found
+
+
+class _InRow(ExprRewriter):
+    """What lies in memory of a row is found without the axes of rows."""
+
+    def __init__(self, axes: int, moved: Mapping[Buffer, Buffer]) -> None:
+        super().__init__(self._load)
+        self._axes, self._moved = axes, moved
+
+    def buffers(self, scope: str) -> list[Buffer]:
+        """Those of one row."""
+        return [b for b in self._moved.values() if b.scope == scope]
+
+    def knows(self, whole: Buffer) -> bool:
+        """Whether each thread has a buffer by itself."""
+        return whole in self._moved and self._moved[whole].scope == "local"
+
+    def _inside(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+        return tuple(indices[self._axes :]) or (const(0),)
+
+    def _load(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad) and e.buffer in self._moved:
+            return e.with_fields(buffer=self._moved[e.buffer], indices=self._inside(e.indices))
+        return e
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        """Likewise."""
+        made = super().visit_store(stmt)
+        assert isinstance(made, BufferStore)
+        if made.buffer not in self._moved:
+            return made
+        buffer = self._moved[made.buffer]
+        return made.with_fields(buffer=buffer, indices=self._inside(made.indices))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row of a run, being written."""
+
+    run: Sequence[Group]
+    shape: _Shape
+    buffers: BufferMap
+    target: Target
+    team: Team
+    """The threads of a block, where a row has one."""
+
+    def inner(self, op: ComputeOp) -> list[PrimExpr]:
+        """The extents of a computation in a row."""
+        return [a.extent for a in op.axis[self.shape.axes :]]
+
+    def serial(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+        """A computation at a row, by one thread: by vectors where neighbours lie together."""
+        op, axes = _op(group), self.shape.axes
+        row = row_of(op, group[0], self.buffers, self.target) if len(group) == 1 else None
+        if row is not None:
+            names = [Var(a.var.name) for a in op.axis[axes:]]
+            places = zip((a.var for a in op.axis), (*at, *names), strict=True)
+            body = substitute_statement(row, dict(places))
+            for name, extent in reversed(list(zip(names, self.inner(op), strict=True))):
+                body = serial(name, extent, body)
+            return body
+        number = Var("number")
+        nest = Nest.of(stage_block(op, group, self.buffers))
+        body, count, _ = nest.part(number, at, self.target)
+        return serial(number, count, body)
+
+    def in_turn(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+        """A computation at a row, by threads of a block that take its elements in turn."""
+        op, thread, threads = _op(group), self.team.thread, self.team.threads
+        size, turn = simplify(product(self.inner(op))), Var("turn")
+        number = turn * threads + thread
+        places = (*at, *coordinates(number, self.inner(op)))
+        if isinstance(op.body[0], Reduce):
+            body = self.alone(group, places)
+        else:
+            body = Nest.of(stage_block(op, group, self.buffers)).at(places)
+        turns = simplify((size + (threads - 1)) // threads)
+        return serial(turn, turns, IfThenElse(number < size, body))
+
+    def alone(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+        """An element of a reduction by one thread, in memory of its own until it is whole."""
+        op = _op(group)
+        steps: dict[Var, PrimExpr] = {r: Var(r.name) for r in op.reduce_axis}
+        places = steps | {a.var: place for a, place in zip(op.axis, at, strict=True)}
+        own, body = self.more(group, places)
+        for r in reversed(op.reduce_axis):
+            step = steps[r]
+            assert isinstance(step, Var)
+            body = serial(step, substitute(r.extent, places), body)
+        kept = self.kept(group, elements(own), at)
+        return allocated(seq(self.start(group, own), body, kept), own)
+
+    def more(self, group: Group, places: Mapping[Var, PrimExpr]) -> tuple[list[Buffer], Stmt]:
+        """Memory of a thread, and what combines it with one value more."""
+        reduce = _op(group).body[0]
+        assert isinstance(reduce, Reduce)
+        own = [Buffer("own", (const(1),), t.dtype, "local") for t in group]
+        given = [substitute(self.buffers.loads(s), dict(places)) for s in reduce.sources]
+        made = reduce.reducer.combine(elements(own), given)
+        return own, stores(own, made, (const(0),))
+
+    def start(self, group: Group, own: Sequence[Buffer]) -> Stmt:
+        """What a thread begins with."""
+        reduce = _op(group).body[0]
+        assert isinstance(reduce, Reduce)
+        starts = zip(own, reduce.reducer.identity_element, strict=True)
+        return seq(*(BufferStore(b, e, (const(0),)) for b, e in starts))
+
+    def kept(self, group: Group, values: Sequence[PrimExpr], at: Sequence[PrimExpr]) -> Stmt:
+        """An element of the results."""
+        return stores([self.buffers.buffers[t] for t in group], values, tuple(at))
+
+    def together(
+        self, group: Group, at: Sequence[PrimExpr], known: bool
+    ) -> tuple[Stmt, list[Buffer]]:
+        """The one element of a reduction at a row, by all threads of a block, and the memory that
+        they share: each combines a share of its own, then they combine theirs. Each stores it where
+        that is known, in memory of its own."""
+        op, zero, team = _op(group), const(0), self.team
+        reduce = op.body[0]
+        assert isinstance(reduce, Reduce)
+        where = (*at, *(zero for _ in self.inner(op)))
+        places = {a.var: place for a, place in zip(op.axis, where, strict=True)}
+        # what a sum runs over may depend on the element it is for
+        extents = [substitute(r.extent, places) for r in op.reduce_axis]
+        turn, total = Var("turn"), simplify(product(extents))
+        number = turn * team.threads + team.thread
+        places |= dict(zip(op.reduce_axis, coordinates(number, extents), strict=True))
+        own, more = self.more(group, places)
+        turns = simplify((total + (team.threads - 1)) // team.threads)
+        made = team.combined(own, reduce.reducer.combine, everywhere=known)
+        kept = self.kept(group, made.values, where)
+        statements: list[Stmt] = [
+            self.start(group, own),
+            serial(turn, turns, IfThenElse(number < total, more)),
+            made.body,
+            kept if known else IfThenElse(team.thread.equal(0), kept),
+        ]
+        return allocated(seq(*statements), own), made.shared
+
+    def is_one(self, group: Group) -> bool:
+        """Whether a computation has one element in a row."""
+        return is_const(simplify(product(self.inner(_op(group)))), 1)
+
+    def is_known(self, group: Group) -> bool:
+        """Whether all threads of a block may have what a computation makes: one element, which they
+        have together or each by itself."""
+        return self.team.has_warps and not self.shape.by_thread and self.is_one(group)
+
+    def every(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+        """The one element of a computation at a row, by each thread for itself."""
+        op = _op(group)
+        where = (*at, *(const(0) for _ in self.inner(op)))
+        return Nest.of(stage_block(op, group, self.buffers)).at(where)
+
+
+def _by_thread(row: _Row, inside: _InRow) -> Stmt:
+    index, rows = Var("index"), row.shape.rows
+    at, count = coordinates(index, rows), simplify(product(rows))
+    body = seq(*(row.serial(group, at) for group in row.run))
+    body = allocated(inside.visit(body), inside.buffers("local"))
+    return launch(index, count, min(threads_of(count, row.target), ROW_THREADS), body)
+
+
+def _by_block(row: _Row, inside: _InRow) -> Stmt:
+    block, rows, team = Var("block"), row.shape.rows, row.team
+    at, kept = coordinates(block, rows), inside.buffers("shared")
+    statements: list[Stmt] = []
+    for group in row.run:
+        known = all(inside.knows(row.buffers.buffers[t]) for t in group)
+        if isinstance(_op(group).body[0], Reduce) and row.is_one(group):
+            made, parts = row.together(group, at, known)
+            kept = [*kept, *parts]
+        elif known:
+            made = row.every(group, at)
+        else:
+            made = row.in_turn(group, at)
+        statements += [made] if known else [made, BARRIER]
+    body = allocated(inside.visit(seq(*statements[:-1])), inside.buffers("local"))
+    lanes = allocated(bound(team.thread, team.threads, "threadIdx.x", body), kept)
+    return bound(block, simplify(product(rows)), "blockIdx.x", lanes)
+
+
+__all__ = ["is_joined", "joined", "runs_of"]

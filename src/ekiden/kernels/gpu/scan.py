@@ -1,0 +1,86 @@
+"""Running sums and products on devices whose threads have warps: a block of threads for each row.
+
+y[0] = x[0]                  for steps of the block: x = each thread one element
+y[k] = y[k - 1] + x[k]   ->      x = sum over the threads before and its own (`thread_team`)
+                                 y = what was carried + x;  carried = carried + the sum of all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden.arith import simplify
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and
+from ekiden.kernels.cpu.loops import product
+from ekiden.kernels.family import size_of
+from ekiden.kernels.gpu.block_reduction import Team
+from ekiden.kernels.gpu.lanes import coordinates
+from ekiden.kernels.gpu.parts import FEWEST, bound, serial, threads_of_row
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.te.prim_func import BufferMap, allocated
+from ekiden.te.tensor import ExternOp, Tensor
+from ekiden.tir.expr import Buffer
+from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
+
+ATTRIBUTE = "scan"
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What is fixed about a scan: how two values are combined, the value that changes nothing, the
+    axis, and whether elements are left out of their own results."""
+
+    combine: Callable[[PrimExpr, PrimExpr], PrimExpr]
+    start: PrimExpr
+    axis: int
+    exclusive: bool
+
+
+def scan_stage(
+    op: ExternOp, group: Sequence[Tensor], buffers: BufferMap, target: Target
+) -> Stmt | None:
+    """The launch of a scan; None for other statements, short rows, and threads without warps."""
+    scan = op.attrs.get(ATTRIBUTE)
+    if not isinstance(scan, Scan):
+        return None
+    source, out = buffers.buffers[op.inputs[0]], buffers.buffers[group[0]]
+    length = size_of(out.shape[scan.axis])
+    team = Team.of(Var("thread"), threads_of_row(length, target), target)
+    if not team.has_warps or (length is not None and length < FEWEST):
+        return None
+    return _rows(scan, source, out, team)
+
+
+def _rows(scan: Scan, source: Buffer, out: Buffer, team: Team) -> Stmt:
+    extent, zero = out.shape[scan.axis], (const(0),)
+    others = [d for n, d in enumerate(out.shape) if n != scan.axis]
+    block, turn = Var("block"), Var("turn")
+    at, number = coordinates(block, others), turn * team.threads + team.thread
+
+    def place(index: PrimExpr) -> tuple[PrimExpr, ...]:
+        return (*at[: scan.axis], index, *at[scan.axis :])
+
+    own, carried = (Buffer(n, (const(1),), out.dtype, "local") for n in ("own", "carried"))
+    inside = number < extent
+    first = logical_and(number > 0, inside) if scan.exclusive else inside
+    element = cast(source[place(number - 1 if scan.exclusive else number)], out.dtype)
+    made = team.scanned(own, scan.combine)
+    total, begins = made.values[0], turn.equal(0)  # no value need be one that changes nothing
+    body = seq(
+        BufferStore(own, if_then_else(first, element, scan.start), zero),
+        made.body,
+        IfThenElse(turn > 0, BufferStore(own, scan.combine(carried[0], own[0]), zero)),
+        IfThenElse(inside, BufferStore(out, own[0], place(number))),
+        BufferStore(carried, Select(begins, total, scan.combine(carried[0], total)), zero),
+    )
+    turns = simplify((extent + (team.threads - 1)) // team.threads)
+    begin = BufferStore(carried, scan.start, zero)
+    whole = allocated(seq(begin, serial(turn, turns, body)), [own, carried, *made.local])
+    threads = bound(team.thread, team.threads, "threadIdx.x", whole)
+    rows = simplify(product(others)) if others else const(1)
+    return bound(block, rows, "blockIdx.x", allocated(threads, made.shared))
+
+
+__all__ = ["ATTRIBUTE", "Scan", "scan_stage"]

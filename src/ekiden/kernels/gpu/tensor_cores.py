@@ -1,0 +1,249 @@
+"""Sums of products on tensor cores: a warp multiplies squares of 16 x 16 in one instruction.
+
+    for blocks of k: all threads bring their share of both factors into memory of the block, in the
+        type that they have; barrier; for each square of k: load squares, multiply-add; barrier
+    sums to memory of the block; barrier; each thread makes results of some
+
+A block has `lines` x `lanes` warps, each `rows` x `columns` squares of sums. What ends inside of a
+square is 0 in memory of the block, so any sizes are served.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import Cast, PrimExpr, StringImm, Var, const, logical_and
+from ekiden.kernels.decision import Decision, Fixed
+from ekiden.kernels.family import size_of
+from ekiden.kernels.gpu.coalesced import together
+from ekiden.kernels.gpu.factors import Factors
+from ekiden.kernels.gpu.parts import Group, serial
+from ekiden.kernels.gpu.tiles import Share, TileKernel
+from ekiden.target import Target
+from ekiden.te.prim_func import allocated
+from ekiden.te.tensor import ComputeOp
+from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+from ekiden.tir.stmt import Evaluate, IfThenElse, PrimFunc, Stmt, seq
+from ekiden.tir.transform.thread_sync import BARRIER
+
+SIDE = 16
+"""Rows and columns of a square."""
+WARP = 32
+"""Threads that hold one together."""
+FACTORS: Mapping[str, str] = {
+    "float16": "float32",
+    "bfloat16": "float32",
+    "int8": "int32",
+    "uint8": "int32",
+}
+"""What is multiplied -> the type of sums."""
+ABILITY = "tensor_cores"
+SUMS_GAP = 4
+"""Elements between rows of sums in memory of the block."""
+ROWS, COLUMNS, LINES, LANES, DEPTH = 2, 2, 2, 2, 32
+"""Squares of a warp and warps of a block: 64 x 64 sums, of which 4 warps have 16 each thread, and a
+block of k takes 10 KB for both factors of two bytes, which are half as deep as those of one."""
+LINE = 16
+"""Bytes that an instruction loads of a line of a square."""
+
+
+def narrow(factor: PrimExpr) -> PrimExpr | None:
+    """A factor in the type that it has in memory, if tensor cores multiply that."""
+    if isinstance(factor, Cast) and FACTORS.get(factor.value.dtype) == factor.dtype:
+        return factor.value
+    return None
+
+
+def can_multiply(factors: Factors, target: Target) -> bool:
+    """Whether a target's tensor cores compute such sums."""
+    kept = [narrow(factors.a), narrow(factors.b)]
+    a, b = kept
+    return a is not None and b is not None and a.dtype == b.dtype and target.has(ABILITY)
+
+
+def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
+    """With tensor cores, where they are and squares are filled to a half at least; None elsewhere,
+    or where something is fixed to another kind of kernel."""
+    asked = fixed.get("tensor", 1)
+    of_others = {"rows", "columns", "lanes", "lines", "depth", "dot"} & fixed.keys()
+    if not asked or fixed.get("vector", 1) != 1 or not fixed.get("shared", 1):
+        return None
+    if of_others and "tensor" not in fixed:
+        return None
+    if not can_multiply(factors, target):
+        return None
+    m, n = (size_of(factors.size(axes)) for axes in (factors.rows, factors.columns))
+    is_small = any(size is not None and size < SIDE // 2 for size in (m, n))
+    if is_small and "tensor" not in fixed:
+        return None
+    lines, rows = _parted(m, LINES, ROWS)
+    lanes, columns = _parted(n, LANES, COLUMNS)
+    kept = narrow(factors.a)
+    depth = DEPTH if kept is None else DEPTH * 2 // dt.itemsize(kept.dtype)
+    found: dict[str, int | str] = {
+        "rows": rows, "columns": columns, "lanes": lanes, "lines": lines, "depth": depth,
+        "shared": 1, "vector": 1, "along": "columns", "tensor": 1, "dot": 0, "band": 0, "panel": 0,
+    }  # fmt: skip
+    made = TensorKernel.with_memory(factors, target, found | dict(fixed))
+    has_room = TensorKernel.most_bytes(factors, made) <= target.block_memory
+    return made if has_room or "tensor" in fixed else None
+
+
+def _parted(size: int | None, warps: int, squares: int) -> tuple[int, int]:
+    """Warps along an axis and squares of each: no more than the axis has."""
+    there = warps * squares if size is None else -(-size // SIDE)
+    while warps * squares >= 2 * there and warps * squares > 1:
+        warps, squares = (warps, squares // 2) if squares > 1 else (warps // 2, squares)
+    return warps, squares
+
+
+class TensorKernel(TileKernel):
+    """One program being built; rows and columns of a warp are squares."""
+
+    side = SIDE
+    threads_each = WARP
+    gap = LINE // 2
+    """Instructions load whole lines, and other banks for each."""
+
+    def __init__(self, group: Group, decision: Decision) -> None:
+        super().__init__(group, decision)
+        squares = self.rows * self.columns
+        dtype = self.kept(self.factors.a).dtype
+        self.gap = LINE // dt.itemsize(dtype)
+        self.pitch = self.tile_n + SUMS_GAP
+        self.a = _squares("a", self.rows, dtype, "matrix_a")
+        self.b = _squares("b", self.columns, dtype, "matrix_b")
+        self.sums = _squares("sums", squares, self.dtype, "accumulator")
+        size = const(self.tile_m * self.pitch)
+        self.totals = Buffer("totals", (size,), self.dtype, "shared")
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.lanes * self.lines * WARP
+
+    @property
+    def tile_m(self) -> int:
+        """Rows of a block."""
+        return self.rows * self.lines * SIDE
+
+    @property
+    def tile_n(self) -> int:
+        """Columns of a block."""
+        return self.columns * self.lanes * SIDE
+
+    def neighbours(self) -> tuple[int, int]:
+        """Columns that a thread writes as one; rows and columns of squares are what they are."""
+        return 1, self.written(math.gcd(self.near, SIDE))
+
+    def pitch_of(self, line: int, read: int) -> int:
+        """How far apart lines of steps lie."""
+        return line + self.gap
+
+    @staticmethod
+    def beyond(tile_m: int, tile_n: int) -> int:
+        """Bytes of the sums that threads make results of."""
+        return tile_m * (tile_n + SUMS_GAP) * 4
+
+    @staticmethod
+    def kept(factor: PrimExpr) -> PrimExpr:
+        """A factor as it is in memory."""
+        found = narrow(factor)
+        assert found is not None, factor
+        return found
+
+    def own_row(self, i: int) -> PrimExpr:
+        """The first row of a square of this thread's warp."""
+        return (self.thread // WARP // self.lanes * self.rows + i) * SIDE
+
+    def own_column(self, j: int) -> PrimExpr:
+        """The first column of one."""
+        return (self.thread // WARP % self.lanes * self.columns + j) * SIDE
+
+    def start(self) -> Stmt:
+        """All sums are 0."""
+        zero = const(0, self.dtype)
+        squares = range(self.rows * self.columns)
+        return seq(*(_call("tvm_fill_fragment", self.sums, n, zero) for n in squares))
+
+    def steps(self, left: Share, right: Share) -> Stmt:
+        """The products of a block of k."""
+        made: list[Stmt] = []
+        for first in range(0, self.depth, SIDE):
+            for i in range(self.rows):
+                made.append(_loaded(self.a, i, left, self.own_row(i), const(first), True))
+            for j in range(self.columns):
+                made.append(_loaded(self.b, j, right, self.own_column(j), const(first), False))
+            made += [self.multiplied(i, j) for i in range(self.rows) for j in range(self.columns)]
+        return seq(*made)
+
+    def multiplied(self, i: int, j: int) -> Stmt:
+        """A square of sums gets a product of two."""
+        total, number = BufferAddress(self.sums), const(i * self.columns + j)
+        a, b = BufferAddress(self.a, access="r"), BufferAddress(self.b, access="r")
+        args = (total, number, a, const(i), b, const(j), total, number)
+        return Evaluate(call_intrin("tvm_mma_sync", *args, dtype="handle"))
+
+    def finish(self) -> Stmt:
+        """Sums become results, neighbours by neighbouring threads."""
+        stored: list[Stmt] = []
+        for i in range(self.rows):
+            for j in range(self.columns):
+                at = self.own_row(i) * self.pitch + self.own_column(j)
+                place = BufferAddress(self.totals, (at,), access="w")
+                number, row = i * self.columns + j, StringImm("row_major")
+                given = (place, const(self.pitch), row)
+                stored.append(_call("tvm_store_matrix_sync", self.sums, number, *given, access="r"))
+        turn, lane = Var("turn"), Var("lane")
+        at = turn * self.threads + self.thread
+        line, count = self.tile_n // self.beside, self.tile_m * self.tile_n // self.beside
+        store = self.result(at // line, at % line * self.beside, lane)
+        store = store if count % self.threads == 0 else IfThenElse(at < count, store)
+        return seq(*stored, BARRIER, serial(turn, -(-count // self.threads), store))
+
+    def result(self, row: PrimExpr, column: PrimExpr, lane: Var) -> Stmt:
+        """What is made of a sum, or of neighbours."""
+        f, anchor = self.factors, self.group.anchor.op
+        assert isinstance(anchor, ComputeOp)
+        by: PrimExpr = lane if self.beside > 1 else const(0)
+        m, n = self.block_m * self.tile_m + row, self.block_n * self.tile_n + column
+        at = self.places(f.rows, m) | self.places(f.columns, n + by)
+        at |= self.places(f.batch, self.block_z)
+        value = BufferLoad(self.totals, (row * self.pitch + column + by,), self.dtype)
+        store = self.group.store([at[a.var] for a in anchor.axis], value)
+        store = together(lane, self.beside, store) if self.beside > 1 else store
+        return IfThenElse(logical_and(m < self.m, n < self.n), store)
+
+    def build(self, name: str, shared: bool = True) -> PrimFunc:
+        """The program."""
+        sums, kept = self.blocks(self.steps)
+        body = seq(self.start(), sums, self.finish())
+        return self.launched(
+            allocated(body, [self.a, self.b, self.sums]), [*kept, self.totals], name
+        )
+
+
+def _squares(name: str, count: int, dtype: str, kind: str) -> Buffer:
+    return Buffer(name, (const(count * SIDE * SIDE),), dtype, f"wmma.{kind}")
+
+
+def _call(op: str, buffer: Buffer, number: int, *rest: PrimExpr, access: str = "w") -> Stmt:
+    sides: Sequence[PrimExpr] = [const(SIDE)] * 3
+    args = (BufferAddress(buffer, access=access), *sides, const(number), *rest)
+    return Evaluate(call_intrin(op, *args, dtype="handle"))
+
+
+def _loaded(
+    buffer: Buffer, number: int, share: Share, first: PrimExpr, step: PrimExpr, is_a: bool
+) -> Stmt:
+    """A square of a factor: a has its rows as lines where steps are neighbours, b its columns."""
+    by_rows = share.by_steps if is_a else not share.by_steps
+    layout = StringImm("row_major" if by_rows else "col_major")
+    place = BufferAddress(share.buffer, (share.at(first, step),), access="r")
+    return _call("tvm_load_matrix_sync", buffer, number, place, const(share.pitch), layout)
+
+
+__all__ = ["ABILITY", "FACTORS", "TensorKernel", "can_multiply", "decide"]

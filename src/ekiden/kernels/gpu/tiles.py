@@ -1,0 +1,570 @@
+"""Tiles of sums of products: each thread of a block has some rows and columns, and reads what it
+multiplies by itself or from memory of the block, where all bring their share.
+
+    buffers=1   for blocks of k: bring; wait; multiply; wait
+    buffers=2   read the first block; write it to one buffer; wait
+                for blocks of k: read the next block to registers; multiply this one;
+                                 write the next to the other buffer; wait
+
+What a thread brings are `near` neighbours at a time, where they are one access (`thread_near`), and
+so is what it reads of steps, or of columns, that lie beside each other in memory of the block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Self, TypeAlias
+
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, minimum
+from ekiden.kernels.cpu.loops import product
+from ekiden.kernels.decision import Decision, Fixed
+from ekiden.kernels.family import size_of
+from ekiden.kernels.gpu.coalesced import most_near, near_at, near_in, together
+from ekiden.kernels.gpu.factors import Factors, are_neighbours, factors_of
+from ekiden.kernels.gpu.lanes import coordinates
+from ekiden.kernels.gpu.parts import Group, bound, serial, unrolled
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.te.prim_func import allocated
+from ekiden.te.tensor import ComputeOp
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import BufferStore, IfThenElse, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.transform.thread_sync import BARRIER
+
+HELD = 128
+"""Bytes of the next block of k that a thread may hold: 32 registers, beside the sums and what it
+multiplies. Blocks of few threads would hold much more, and spill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A factor in memory of the block: `tile` rows or columns by the steps of a block of k.
+
+    by_steps: whether steps are neighbours there, as they are in the memory that it comes from, else
+    rows or columns; pitch: how far apart what is no neighbour lies. near: neighbours that a thread
+    brings as one; read: those that it reads as one.
+    """
+
+    buffer: Buffer
+    value: PrimExpr
+    axes: Sequence[Var]
+    tile: int
+    pitch: int
+    by_steps: bool
+    near: int = 1
+    read: int = 1
+
+    def at(self, number: PrimExpr, step: PrimExpr) -> PrimExpr:
+        """Where an element is."""
+        if self.by_steps:
+            return number * self.pitch + step
+        return step * self.pitch + number
+
+    def load(self, number: PrimExpr, step: PrimExpr) -> PrimExpr:
+        """The element."""
+        return BufferLoad(self.buffer, (self.at(number, step),), self.value.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Where the rows or columns of a block begin, and where there are no more."""
+
+    first: PrimExpr
+    most: PrimExpr
+
+
+Put: TypeAlias = Callable[[PrimExpr, PrimExpr], Stmt]
+"""Puts a value somewhere, for a lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The rows or columns of a thread, of a factor in memory of the block, and the registers for
+    what it reads as one."""
+
+    share: Share
+    numbers: Sequence[PrimExpr]
+    kept: Buffer | None
+
+    def loaded(self, first: PrimExpr, step: int) -> list[Stmt]:
+        """The loads of what has not been loaded before a step behind the first of several."""
+        share, lane, made = self.share, Var("lane"), []
+        if self.kept is None or (share.by_steps and step % share.read):
+            return []
+        lines = (
+            range(len(self.numbers)) if share.by_steps else range(0, len(self.numbers), share.read)
+        )
+        for n in lines:
+            at = share.at(self.numbers[n], first + step) + lane
+            value = BufferLoad(share.buffer, (at,), share.value.dtype)
+            to = const(n * share.read if share.by_steps else n) + lane
+            made.append(together(lane, share.read, BufferStore(self.kept, value, (to,))))
+        return made
+
+    def values(self, first: PrimExpr, step: int) -> list[PrimExpr]:
+        """What there is of a step."""
+        share = self.share
+        if self.kept is None:
+            return [share.load(number, first + step) for number in self.numbers]
+        each = share.read if share.by_steps else 1
+        at = [n * each + (step % each if share.by_steps else 0) for n in range(len(self.numbers))]
+        return [BufferLoad(self.kept, (const(n),), share.value.dtype) for n in at]
+
+
+class TileKernel:
+    """One program being built."""
+
+    side = 1
+    """Rows and columns of what rows, columns, lanes and lines count."""
+    threads_each = 1
+    """Threads of what lanes and lines count."""
+    steps_each = 1
+    """Steps of k of what depth counts."""
+    gap = 1
+    """Elements between lines of steps in memory of the block: then threads that read the same step
+    of different lines read different banks."""
+
+    def __init__(self, group: Group, decision: Decision) -> None:
+        factors = factors_of(group.anchor)
+        assert factors is not None
+        self.group, self.factors = group, factors
+        self.rows, self.columns, self.lanes, self.lines, self.depth = (
+            decision.number(n) for n in ("rows", "columns", "lanes", "lines", "depth")
+        )
+        self.m, self.n = factors.size(factors.rows), factors.size(factors.columns)
+        self.dtype = group.reduce.dtype
+        self.near, self.buffers = (int(decision.get(n, 1)) for n in ("near", "buffers"))
+        self.shared = bool(decision.number("shared"))
+        self.beside_rows, self.beside = self.neighbours() if self.near > 1 else (1, 1)
+        count = const(self.rows * self.columns)
+        self.sums = Buffer("sums", (count,), self.dtype, "local")
+        self.thread = Var("thread")
+        self.block_m, self.block_n, self.block_z = Var("tile"), Var("part"), Var("batch")
+
+    @classmethod
+    def with_memory(cls, factors: Factors, target: Target, found: Fixed) -> Decision:
+        """The decision with what it does not say about memory of the block: neighbours as one where
+        the target's threads access them so; two buffers where threads run together, there is more
+        than a block of k, and a block may have so much."""
+        made = {"near": 1, "buffers": 1, **found}
+        if not found["shared"] or target.thread_warp_size == 1:
+            return Decision.of(made)
+        if "near" not in found:
+            made["near"] = cls.most_near(target, factors)
+        depth = size_of(factors.depth)
+        if "buffers" not in found and (
+            depth is None or depth > int(made["depth"]) * cls.steps_each
+        ):
+            decision = Decision.of(made | {"buffers": 2})
+            has_room = cls.most_bytes(factors, decision) <= target.block_memory
+            made["buffers"] = 2 if has_room and cls.held_bytes(factors, decision) <= HELD else 1
+        return Decision.of(made)
+
+    @classmethod
+    def most_near(cls, target: Target, factors: Factors) -> int:
+        """Neighbours of both factors that threads access as one, at most."""
+        return most_near(target, cls.kept(factors.a).dtype, cls.kept(factors.b).dtype)
+
+    @classmethod
+    def most_bytes(cls, factors: Factors, decision: Decision) -> int:
+        """Bytes of memory of a block that a kernel takes, at most."""
+        rows, columns, lines, lanes, depth, buffers = (
+            decision.number(n) for n in ("rows", "columns", "lines", "lanes", "depth", "buffers")
+        )
+        size = 0
+        for factor, tile in ((factors.a, rows * lines), (factors.b, columns * lanes)):
+            tile *= cls.side
+            room = tile * depth + max(tile, depth) * max(cls.gap, decision.number("near"))
+            size += room * dt.itemsize(cls.kept(factor).dtype)
+        return buffers * size + cls.beyond(rows * lines * cls.side, columns * lanes * cls.side)
+
+    @classmethod
+    def held_bytes(cls, factors: Factors, decision: Decision) -> int:
+        """Bytes of registers in which a thread holds what it brings of a block of k."""
+        rows, columns, lines, lanes, depth = (
+            decision.number(n) for n in ("rows", "columns", "lines", "lanes", "depth")
+        )
+        each = ((factors.a, rows * lines), (factors.b, columns * lanes))
+        size = sum(tile * dt.itemsize(cls.kept(factor).dtype) for factor, tile in each)
+        return -(-size * cls.side * depth // (lines * lanes * cls.threads_each))
+
+    @staticmethod
+    def beyond(tile_m: int, tile_n: int) -> int:
+        """Bytes of a block beside its factors."""
+        return 0
+
+    def checked(self, target: Target) -> Self:
+        """This. Raises CompileError for what a target has not, or not so much of."""
+        if not self.shared and (self.near > 1 or self.buffers > 1):
+            raise CompileError("near and buffers are about memory of the block, of shared=1")
+        if self.near > (most := self.most_near(target, self.factors)):
+            dtypes = [self.kept(factor).dtype for factor in (self.factors.a, self.factors.b)]
+            raise CompileError(
+                f"threads of target {str(target)!r} access at most {most} neighbours of "
+                f"{' and '.join(dict.fromkeys(dtypes))} as one"
+            )
+        size = self.beyond(self.tile_m, self.tile_n) if self.shared else 0
+        for share in self.shares() if self.shared else ():
+            (count,) = share.buffer.shape
+            assert isinstance(count, IntImm)
+            size += count.value * dt.itemsize(share.value.dtype) * self.buffers
+        if size > target.block_memory:
+            raise CompileError(
+                f"a block takes {size} bytes of memory, of which target {str(target)!r} has "
+                f"{target.block_memory}"
+            )
+        return self
+
+    def neighbours(self) -> tuple[int, int]:
+        """Rows and columns of a thread that lie beside each other: what it reads as one of memory
+        of the block, and of columns writes as one too, else neighbouring threads write them."""
+        f = self.factors
+        rows = 1 if self.lies_by_steps(f.a) else math.gcd(self.near, self.rows)
+        columns = 1 if self.lies_by_steps(f.b) else math.gcd(self.near, self.columns)
+        return rows, self.written(columns)
+
+    def written(self, most: int) -> int:
+        """Columns of the result that are written as one."""
+        f, output = self.factors, self.group.output
+        if most == 1 or dt.is_small(output.dtype) or output.dtype == "bool":
+            return 1
+        anchor = self.group.anchor.op
+        assert isinstance(anchor, ComputeOp)
+        extents = [f.extents[v] for v in f.columns]
+        place = (output.shape, [a.var for a in anchor.axis])
+        return near_at([place], f.columns, extents, most)
+
+    def lies_by_steps(self, factor: PrimExpr) -> bool:
+        """Whether steps are neighbours in the memory that a factor comes from."""
+        step = Var("step")
+        return are_neighbours(factor, {self.group.reduce.axis[-1]: step}, step)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.lanes * self.lines
+
+    @property
+    def tile_m(self) -> int:
+        """Rows of a block."""
+        return self.rows * self.lines
+
+    @property
+    def tile_n(self) -> int:
+        """Columns of a block."""
+        return self.columns * self.lanes
+
+    def row(self, i: int) -> PrimExpr:
+        """Row i of this thread."""
+        return self.block_m * self.tile_m + self.own_row(i)
+
+    def own_row(self, i: int) -> PrimExpr:
+        """The same in the tile of the block."""
+        beside = self.beside_rows
+        own = self.thread // self.lanes * beside + i % beside
+        return own + i // beside * (self.lines * beside)
+
+    def column(self, j: int) -> PrimExpr:
+        """Column j of this thread."""
+        return self.block_n * self.tile_n + self.own_column(j)
+
+    def own_column(self, j: int) -> PrimExpr:
+        """The same in the tile of the block."""
+        own = self.thread % self.lanes * self.beside + j % self.beside
+        return own + j // self.beside * (self.lanes * self.beside)
+
+    def places(self, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
+        """Axes at the element of a number."""
+        at = coordinates(number, [self.factors.extents[v] for v in axes]) if axes else []
+        return dict(zip(axes, at, strict=True))
+
+    def factor(self, value: PrimExpr, axes: Sequence[Var], number: PrimExpr, k: object) -> PrimExpr:
+        """A factor at an element of its axes and a step."""
+        assert isinstance(k, dict)
+        at = self.places(axes, number) | self.places(self.factors.batch, self.block_z) | k
+        return self.group.element(value, at)
+
+    def start(self) -> Stmt:
+        """All sums are 0."""
+        count = self.rows * self.columns
+        zero = const(0, self.dtype)
+        return seq(*(BufferStore(self.sums, zero, (const(i),)) for i in range(count)))
+
+    def step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
+        """Every sum gets its product."""
+        names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
+        names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
+        stores: list[Stmt] = []
+        for i, x in enumerate(names_a):
+            for j, y in enumerate(names_b):
+                at = (const(i * self.columns + j),)
+                stores.append(
+                    BufferStore(self.sums, BufferLoad(self.sums, at, self.dtype) + x * y, at)
+                )
+        body = seq(*stores)
+        for name, value in reversed([*zip(names_a, a, strict=True), *zip(names_b, b, strict=True)]):
+            body = LetStmt(name, value, body)
+        return body
+
+    def alone(self) -> Stmt:
+        """Each thread reads what it needs; beyond the last row and column the last again."""
+        axes = self.group.reduce.axis
+        names: dict[Var, PrimExpr] = {r: Var(r.name) for r in axes}
+        f = self.factors
+        rows = [minimum(self.row(i), self.m - 1) for i in range(self.rows)]
+        columns = [minimum(self.column(j), self.n - 1) for j in range(self.columns)]
+        a = [self.factor(f.a, f.rows, at, names) for at in rows]
+        b = [self.factor(f.b, f.columns, at, names) for at in columns]
+        body = self.step(a, b)
+        for r in reversed(axes):
+            var = names[r]
+            assert isinstance(var, Var)
+            body = serial(var, r.extent, body)
+        return body
+
+    def share(
+        self, name: str, value: PrimExpr, axes: Sequence[Var], tile: int, beside: int = 1
+    ) -> Share:
+        """The memory of the block for a factor, of which a thread reads so many neighbours among
+        its rows or columns as one."""
+        reduced, by_steps = self.group.reduce.axis, self.lies_by_steps(value)
+        line = self.depth if by_steps else tile
+        own = {v: self.factors.extents[v] for v in axes}
+        places = {r.var: r.extent for r in reduced} if by_steps else own
+        near = near_in(value, list(places), list(places.values()), math.gcd(self.near, line))
+        read = math.gcd(self.near, self.depth) if by_steps else beside
+        pitch = self.pitch_of(line, read) if by_steps else tile + self.gap // 8 * 8
+        count = (tile if by_steps else self.depth) * pitch
+        buffer = Buffer(name, (const(count),), value.dtype, "shared")
+        return Share(buffer, value, axes, tile, pitch, by_steps, near, read)
+
+    def pitch_of(self, line: int, read: int) -> int:
+        """How far apart lines of steps lie: threads that read the same step of different lines read
+        different banks, if what they read as one does not begin at an even number of it."""
+        return line + self.gap if read == 1 else line + read * (line // read % 2 == 0)
+
+    def element(self, share: Share, turn: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+        """What a thread brings in a turn: its number among all, the first step, row or column."""
+        at = turn * self.threads + self.thread
+        if share.by_steps:
+            line = self.depth // share.near
+            return at, at % line * share.near, at // line
+        line = share.tile // share.near
+        return at, at // line, at % line * share.near
+
+    def turns(self, share: Share) -> int:
+        """How often a thread brings something of a block of k."""
+        return -(-self.depth * share.tile // (share.near * self.threads))
+
+    def guarded(self, share: Share, at: PrimExpr, body: Stmt) -> Stmt:
+        """What a thread does in a turn in which not all may have something."""
+        count = self.depth * share.tile // share.near
+        return body if count % self.threads == 0 else IfThenElse(at < count, body)
+
+    def read(self, share: Share, turn: PrimExpr, block: PrimExpr, side: Side, put: Put) -> Stmt:
+        """Read what a thread brings in a turn, and put it somewhere; 0 stands for what there is
+        not."""
+        reduced = self.group.reduce.axis
+        extents, lane = [r.extent for r in reduced], Var("lane")
+        at, step, number = self.element(share, turn)
+        k, place = block * self.depth + step, side.first + number
+        inside = logical_and(k < simplify(product(extents)), place < side.most)
+        by = lane if share.near > 1 else const(0)
+        k, place = (k + by, place) if share.by_steps else (k, place + by)
+        steps = dict(zip(reduced, coordinates(k, extents), strict=True))
+        value, zero = (
+            self.factor(share.value, share.axes, place, steps),
+            const(0, share.value.dtype),
+        )
+        if share.near == 1:
+            return self.guarded(share, at, put(by, if_then_else(inside, value, zero)))
+        sides = [together(lane, share.near, put(lane, v)) for v in (value, zero)]
+        return self.guarded(share, at, IfThenElse(inside, *sides))
+
+    def bring(self, share: Share, block: PrimExpr, first: PrimExpr, most: PrimExpr) -> Stmt:
+        """Every thread brings its part of a block of k."""
+        turn, side = Var("turn"), Side(first, most)
+        _, step, number = self.element(share, turn)
+
+        def direct(lane: PrimExpr, value: PrimExpr) -> Stmt:
+            return BufferStore(share.buffer, value, (share.at(number, step) + lane,))
+
+        if share.near == 1:
+            return serial(turn, self.turns(share), self.read(share, turn, block, side, direct))
+        held = Buffer(f"{share.buffer.name}_held", (const(share.near),), share.value.dtype, "local")
+
+        def hold(lane: PrimExpr, value: PrimExpr) -> Stmt:
+            return BufferStore(held, value, (lane,))
+
+        # one statement writes memory of the block: between two, threads would wait for each other
+        read = self.read(share, turn, block, side, hold)
+        body = seq(read, self.placed(share, turn, held, const(0)))
+        return serial(turn, self.turns(share), allocated(body, [held]))
+
+    def held(self, share: Share) -> Buffer:
+        """What a thread brings of a block of k, in its registers."""
+        count = const(self.turns(share) * share.near)
+        return Buffer(f"{share.buffer.name}_held", (count,), share.value.dtype, "local")
+
+    def fetch(self, share: Share, held: Buffer, block: PrimExpr, side: Side) -> Stmt:
+        """The same to registers of each thread."""
+        turn = Var("turn")
+
+        def put(lane: PrimExpr, value: PrimExpr) -> Stmt:
+            return BufferStore(held, value, (turn * share.near + lane,))
+
+        return unrolled(turn, self.turns(share), self.read(share, turn, block, side, put))
+
+    def put(self, share: Share, held: Buffer) -> Stmt:
+        """From there to memory of the block."""
+        turn = Var("turn")
+        body = self.placed(share, turn, held, turn * share.near)
+        return unrolled(turn, self.turns(share), body)
+
+    def placed(self, share: Share, turn: PrimExpr, held: Buffer, first: PrimExpr) -> Stmt:
+        """What a thread has read in a turn, in registers from one on, to memory of the block."""
+        at, step, number = self.element(share, turn)
+        lane = Var("lane")
+        by: PrimExpr = lane if share.near > 1 else const(0)
+        value = BufferLoad(held, (first + by,), share.value.dtype)
+        body: Stmt = BufferStore(share.buffer, value, (share.at(number, step) + by,))
+        body = together(lane, share.near, body) if share.near > 1 else body
+        return self.guarded(share, at, body)
+
+    def sides(self) -> tuple[Side, Side]:
+        """Where the tiles of a block begin, and where there is no more."""
+        return (
+            Side(self.block_m * self.tile_m, self.m),
+            Side(self.block_n * self.tile_n, self.n),
+        )
+
+    def shares(self, ends: str = "") -> tuple[Share, Share]:
+        """The memory of the block for both factors."""
+        f = self.factors
+        return (
+            self.share(f"left{ends}", self.kept(f.a), f.rows, self.tile_m, self.beside_rows),
+            self.share(f"right{ends}", self.kept(f.b), f.columns, self.tile_n, self.beside),
+        )
+
+    def blocks(self, steps: Callable[[Share, Share], Stmt]) -> tuple[Stmt, list[Buffer]]:
+        """What is done with each block of k that is in memory of the block, and that memory."""
+        total = simplify(product([r.extent for r in self.group.reduce.axis]))
+        count = simplify((total + (self.depth - 1)) // self.depth)
+        if self.buffers == 2:
+            return self.doubled(steps, count)
+        block, (left, right), (rows, columns) = Var("block"), self.shares(), self.sides()
+        body = seq(
+            self.bring(left, block, rows.first, rows.most),
+            self.bring(right, block, columns.first, columns.most),
+            BARRIER,
+            steps(left, right),
+            BARRIER,
+        )
+        return serial(block, count, body), [left.buffer, right.buffer]
+
+    def doubled(
+        self, steps: Callable[[Share, Share], Stmt], count: PrimExpr
+    ) -> tuple[Stmt, list[Buffer]]:
+        """The same with two buffers of each factor: while one is read, the next block comes."""
+        halves = self.shares(), self.shares("_next")
+        held = [self.held(s) for s in halves[0]]
+
+        def each(do: Callable[[Share, Buffer, Side], Stmt], half: int) -> Stmt:
+            return seq(*map(do, halves[half], held, self.sides()))
+
+        def fetch(block: PrimExpr) -> Stmt:
+            return each(lambda s, h, side: self.fetch(s, h, block, side), 0)
+
+        def put(half: int) -> Stmt:
+            return each(lambda s, h, side: self.put(s, h), half)
+
+        def turn(block: PrimExpr, half: int) -> Stmt:
+            """One block of k: the next one comes meanwhile."""
+            is_next = block + 1 < count
+            return seq(
+                IfThenElse(is_next, fetch(block + 1)),
+                steps(*halves[half]),
+                IfThenElse(is_next, put(1 - half)),
+                BARRIER,
+            )
+
+        pair = Var("pair")
+        body = seq(turn(pair * 2, 0), IfThenElse(pair * 2 + 1 < count, turn(pair * 2 + 1, 1)))
+        pairs = serial(pair, simplify((count + 1) // 2), body)
+        made = seq(fetch(const(0)), put(0), BARRIER, pairs)
+        return allocated(made, held), [s.buffer for half in halves for s in half]
+
+    @staticmethod
+    def kept(factor: PrimExpr) -> PrimExpr:
+        """What memory of the block has of a factor."""
+        return factor
+
+    def steps(self, left: Share, right: Share) -> Stmt:
+        """The products of a block of k."""
+        unit = max(s.read if s.by_steps else 1 for s in (left, right))
+        step = Var("step")
+        first = step * unit if unit > 1 else step
+        kept = [self.registers(s, n) for s, n in ((left, self.rows), (right, self.columns))]
+        a, b = (
+            Lines(left, [self.own_row(i) for i in range(self.rows)], kept[0]),
+            Lines(right, [self.own_column(j) for j in range(self.columns)], kept[1]),
+        )
+        made: list[Stmt] = []
+        for n in range(unit):
+            made += [*a.loaded(first, n), *b.loaded(first, n)]
+            made.append(self.step(a.values(first, n), b.values(first, n)))
+        own = [each for each in kept if each is not None]
+        return serial(step, self.depth // unit, allocated(seq(*made), own))
+
+    def registers(self, share: Share, lines: int) -> Buffer | None:
+        """What holds neighbours that a thread has read as one."""
+        if share.read == 1:
+            return None
+        count = lines * share.read if share.by_steps else lines
+        return Buffer(f"{share.buffer.name}_read", (const(count),), share.value.dtype, "local")
+
+    def finish(self) -> Stmt:
+        """What follows the sums, and the stores."""
+        stores: list[Stmt] = []
+        for i in range(self.rows):
+            for j in range(0, self.columns, self.beside):
+                stores.append(self.ended(i, j))
+        return seq(*stores)
+
+    def ended(self, i: int, j: int) -> Stmt:
+        """The stores of the columns from j on that are written as one."""
+        f, anchor, lane = self.factors, self.group.anchor.op, Var("lane")
+        assert isinstance(anchor, ComputeOp)
+        by: PrimExpr = lane if self.beside > 1 else const(0)
+        at = self.places(f.rows, self.row(i)) | self.places(f.columns, self.column(j) + by)
+        at |= self.places(f.batch, self.block_z)
+        value = BufferLoad(self.sums, (const(i * self.columns + j) + by,), self.dtype)
+        store = self.group.store([at[a.var] for a in anchor.axis], value)
+        store = together(lane, self.beside, store) if self.beside > 1 else store
+        inside = logical_and(self.row(i) < self.m, self.column(j) < self.n)
+        return IfThenElse(inside, store)
+
+    def build(self, name: str, shared: bool) -> PrimFunc:
+        """The program."""
+        sums, kept = self.blocks(self.steps) if shared else (self.alone(), [])
+        body = allocated(seq(self.start(), sums, self.finish()), [self.sums])
+        return self.launched(body, kept, name)
+
+    def launched(self, body: Stmt, kept: Sequence[Buffer], name: str) -> PrimFunc:
+        """What a thread does, by all threads; `kept` is memory of the block."""
+        tiles_m = simplify((self.m + (self.tile_m - 1)) // self.tile_m)
+        tiles_n = simplify((self.n + (self.tile_n - 1)) // self.tile_n)
+        body = bound(self.thread, self.threads, "threadIdx.x", body)
+        body = allocated(body, kept)  # outside of threads: they have it together
+        body = bound(self.block_n, tiles_n, "blockIdx.x", body)
+        body = bound(self.block_m, tiles_m, "blockIdx.y", body)
+        body = bound(self.block_z, self.factors.size(self.factors.batch), "blockIdx.z", body)
+        return self.group.function(body, name)
+
+
+__all__ = ["Share", "TileKernel"]

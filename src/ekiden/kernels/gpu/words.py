@@ -1,0 +1,196 @@
+"""Sums of products of bytes on devices that multiply words of four in one instruction.
+
+    sum over k of a[m, k] * b[n, k]  ->  sum over words of dot4(a[m, word], b[n, word])
+
+A word is four bytes that follow each other along k, put together when a thread brings it into
+memory of the block, be they neighbours in memory or not; bytes behind the last step of k are 0, so
+any k is served. The rest is as in `thread_tiles`, of int32 along words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import Cast, Intrinsic, PrimExpr, Var, cast, const, is_const
+from ekiden.ir.prim_visitor import free_vars, substitute
+from ekiden.kernels.decision import Decision
+from ekiden.kernels.family import size_of
+from ekiden.kernels.gpu.factors import Factors, are_neighbours, factors_of
+from ekiden.kernels.gpu.lanes import coordinates
+from ekiden.kernels.gpu.parts import Group
+from ekiden.kernels.gpu.tiles import TileKernel
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.te.reducer import Reduce, ReduceAxis, reduce_axis
+from ekiden.te.tensor import ProducerLoad
+from ekiden.tir.expr import BufferLoad, ramp
+from ekiden.tir.stmt import BufferStore, LetStmt, PrimFunc, Stmt, seq
+
+WORD = 4
+"""Bytes of a word."""
+DEPTH = 16
+"""Words of k between two barriers, at most: as many as the other kernels have numbers."""
+LEAST_DEPTH = 4
+FACTORS: Mapping[str, str] = {"int8": "s8", "uint8": "u8"}
+"""What is multiplied, with sums in int32 -> how instructions name it."""
+
+
+def narrow(factor: PrimExpr) -> PrimExpr | None:
+    """Bytes that are widened to int32."""
+    if not isinstance(factor, Cast) or factor.dtype != "int32":
+        return None
+    return factor.value if factor.value.dtype in FACTORS else None
+
+
+def ability(a: str, b: str) -> str:
+    """The instruction for bytes of two types, which may be given in the other order."""
+    left, right = sorted((FACTORS[a], FACTORS[b]), reverse=True)  # u8s8, of different ones
+    return f"dot4_{left}{right}"
+
+
+def can_multiply(factors: Factors, target: Target) -> bool:
+    """Whether a target has an instruction for such sums."""
+    a, b = narrow(factors.a), narrow(factors.b)
+    return a is not None and b is not None and target.has(ability(a.dtype, b.dtype))
+
+
+def depth_of(factors: Factors) -> int:
+    """Words of k between two barriers: no more than there are."""
+    size, depth = size_of(factors.depth), DEPTH
+    while size is not None and depth > LEAST_DEPTH and size <= depth // 2 * WORD:
+        depth //= 2
+    return depth
+
+
+class Steps:
+    """The steps of k of a product, and words of them.
+
+    Where the last axis of k is whole words these have its place, which takes fewer divisions than
+    words of all axes as one do.
+    """
+
+    def __init__(self, factors: Factors) -> None:
+        self.axes, self.depth = factors.reduce.axis, factors.depth
+        self.are_whole = is_const(simplify(self.axes[-1].extent % WORD), 0)
+        outer = self.axes[:-1] if self.are_whole else ()
+        size = self.axes[-1].extent if self.are_whole else self.depth + (WORD - 1)
+        self.word = reduce_axis((0, simplify(size // WORD)), "word")
+        self.words: tuple[ReduceAxis, ...] = (*outer, self.word)
+
+    def byte(self, value: PrimExpr, number: int) -> PrimExpr:
+        """A byte of a word of a factor, as a number without sign; 0 behind the last step."""
+        step = self.word * WORD + number
+        at: dict[Var, PrimExpr] = {self.axes[-1]: step} if self.are_whole else self._places(step)
+        found = cast(cast(substitute(value, at), "uint8"), "uint32")
+        if self.are_whole or number == 0 or is_const(simplify(self.depth % WORD), 0):
+            return found
+        return if_then_else(step < self.depth, found, const(0, "uint32"))
+
+    def _places(self, step: PrimExpr) -> dict[Var, PrimExpr]:
+        at = coordinates(step, [r.extent for r in self.axes])
+        return dict(zip(self.axes, at, strict=True))
+
+    def packed(self, value: PrimExpr) -> PrimExpr:
+        """A word of a factor, its first byte the lowest."""
+        if self.are_whole and (near := self._near(value)) is not None:
+            return near
+        word = self.byte(value, 0)
+        for number in range(1, WORD):
+            moved = call_intrin("left_shift", self.byte(value, number), const(8 * number, "uint32"))
+            word = call_intrin("bitwise_or", word, moved)
+        return cast(word, "int32")
+
+    def _near(self, value: PrimExpr) -> PrimExpr | None:
+        """The same of bytes that are neighbours in memory, where a condition for all of them
+        stands before them if any does: then they are read as one."""
+        last = self.axes[-1]
+        match value:
+            case Intrinsic(op="if_then_else", args=(condition, inside, outside)):
+                near = None if last in free_vars(condition) else self._near(inside)
+                if near is None or not is_const(outside, 0):
+                    return None
+                return if_then_else(condition, near, const(0, "int32"))
+            case ProducerLoad(producer=tensor, indices=(*outer, index)):
+                is_near = is_const(simplify(substitute(index, {last: last + 1}) - index), 1)
+                if not is_near or any(last in free_vars(each) for each in outer):
+                    return None
+                first = substitute(index, {last: self.word * WORD})
+                kind = dt.with_lanes(value.dtype, WORD)
+                read = ProducerLoad(tensor, (*outer, ramp(first, 1, WORD)), kind)
+                return Intrinsic("reinterpret", (read,), "int32")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class WordGroup(Group):
+    """A group whose reduction runs over words."""
+
+    words: Reduce
+
+    @property
+    def reduce(self) -> Reduce:
+        """What is reduced."""
+        return self.words
+
+
+class WordKernel(TileKernel):
+    """One program being built."""
+
+    steps_each = WORD
+
+    @classmethod
+    def most_near(cls, target: Target, factors: Factors) -> int:
+        """Words come one at a time, be their bytes neighbours or not."""
+        return 1
+
+    def __init__(self, group: Group, decision: Decision) -> None:
+        f = factors_of(group.anchor)
+        assert f is not None
+        a, b = narrow(f.a), narrow(f.b)
+        assert a is not None and b is not None
+        self.bytes_, self.last = (a, b), f.reduce.axis[-1]
+        self.kinds = a.dtype, b.dtype
+        super().__init__(group, decision)
+        steps = Steps(f)
+        x, y = steps.packed(a), steps.packed(b)
+        words = f.reduce.with_fields(sources=(x * y,), axis=steps.words)
+        self.group = WordGroup(group.params, group.inputs, group.output, group.anchor, words)
+        self.factors = Factors(x, y, f.batch, f.rows, f.columns, f.extents, words)
+
+    def lies_by_steps(self, factor: PrimExpr) -> bool:
+        """Whether words are neighbours in the memory that a factor comes from."""
+        step = Var("step")
+        read = self.bytes_[0 if factor is self.factors.a else 1]  # of bytes, or of words
+        return are_neighbours(read, {self.last: step}, step)
+
+    def step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
+        """Every sum gets the products of two words."""
+        names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
+        names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
+        body = seq(
+            *(
+                self._added(i * self.columns + j, x, y)
+                for i, x in enumerate(names_a)
+                for j, y in enumerate(names_b)
+            )
+        )
+        for name, value in reversed([*zip(names_a, a, strict=True), *zip(names_b, b, strict=True)]):
+            body = LetStmt(name, value, body)
+        return body
+
+    def _added(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
+        """A sum gets the products of two words."""
+        at, op = (const(number),), ability(*self.kinds)
+        total = BufferLoad(self.sums, at, self.dtype)
+        x, y = (y, x) if self.kinds == ("int8", "uint8") else (x, y)
+        return BufferStore(self.sums, call_intrin(op, total, x, y, dtype="int32"), at)
+
+    def build(self, name: str, shared: bool = True) -> PrimFunc:
+        """The program."""
+        return super().build(name, shared=True)
+
+
+__all__ = ["FACTORS", "WordKernel", "can_multiply", "depth_of"]

@@ -1,0 +1,1 @@
+"""Micro-kernels that families share: register tiles, prefetching, packing, epilogues."""

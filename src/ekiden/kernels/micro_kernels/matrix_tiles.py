@@ -1,0 +1,283 @@
+"""Tiles whose sums are kept in registers that hold matrices (x86-64's AMX), beside register tiles
+(tiles.py), on the same panels.
+
+A register holds 16 rows of 64 bytes. A tile is one or two of them high and all columns of a panel
+wide; some columns at a time, every 16 words of k:
+
+    b = a panel's 16 rows of words, 16 columns        words of four bytes, of two of bfloat16
+    for each 16 rows of the tile:
+      a = 16 words of each row
+      c[row, column] += a . b
+
+The processor renames these registers: one for each factor is enough, and one or four sums are as
+good as eight (Sapphire Rapids, from the first cache: 96-100 percent of its peak). Words left over
+take registers of other shapes, so that nothing is read that is not there. A multiplication takes as
+many cycles as there are rows: few cost little, and a tile is written once for any number of them.
+
+The sums go through memory, from which vectors of them take what follows, as from a `staged` tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden.arith import simplify
+from ekiden.ir.dtype import itemsize, with_lanes
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, minimum
+from ekiden.kernels.micro_kernels.register_tiles import KLoop, Store, column_mask
+from ekiden.runtime.late_methods import dataclass
+from ekiden.tir.expr import Buffer, BufferAddress, ramp
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    Stmt,
+    seq,
+)
+from ekiden.topi.nn.weights import WORD_OF
+
+ROWS, WORDS, LANES = 16, 16, 16
+"""Of a register: rows, words of a row; columns of a register of sums."""
+WORD_BYTES = 4
+REGISTERS = 8
+HIGH = 2
+"""Registers of sums one above the other: a panel's words are loaded half as often."""
+HEIGHTS = (HIGH * ROWS, ROWS)
+"""Rows of a tile that is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What can be multiplied: dtypes of data, of a panel and of sums; the ability of a target; the
+    intrinsic."""
+
+    data: str
+    panel: str
+    sums: str
+    ability: str
+    dot: str
+
+
+PRODUCTS = (
+    Products("uint8", "int8", "int32", "amx_int8", "matrix_dot4_u8s8"),
+    Products("bfloat16", "bfloat16", "float32", "amx_bf16", "matrix_dot2_bf16"),
+)
+BY_DATA = {each.data: each for each in PRODUCTS}
+BY_PANEL = {each.panel: each for each in PRODUCTS}
+MATRIX_DOTS = frozenset(each.ability for each in PRODUCTS)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixTile:
+    """A tile of at most `rows` rows, `many` of which there are (at least one), and the `valid`
+    first columns of a panel; `dtype` is that of the sums."""
+
+    rows: int
+    many: PrimExpr
+    valid: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What is multiplied: rows of `a` from element `a_base` on, `a_stride` apart; a panel of `b`
+    from element `b_base` on."""
+
+    a: Buffer
+    a_base: PrimExpr
+    a_stride: PrimExpr
+    b: Buffer
+    b_base: PrimExpr
+
+
+def compute_matrix_tile(
+    tile: MatrixTile, loops: Sequence[KLoop], factors: Factors, store: Store
+) -> Stmt:
+    """All sums of a tile over k, whose innermost loop is over words, and what `store` makes of
+    them."""
+    one = _Writer(1, tile, loops, factors).stmt(store)
+    if tile.rows <= ROWS:
+        return one
+    both = _Writer(HIGH, tile, loops, factors).stmt(store)
+    if isinstance(tile.many, IntImm):
+        return both if tile.many.value > ROWS else one
+    return IfThenElse(tile.many > ROWS, both, one)
+
+
+def short_rows(
+    total: PrimExpr,
+    limit: int,
+    body: Callable[[PrimExpr, PrimExpr], Stmt],
+    kind: ForKind = ForKind.SERIAL,
+) -> Stmt:
+    """A loop over tiles of `limit` rows, the last of which may have fewer, that cover [0, total);
+    `body(rows, first row)` makes one."""
+    size = simplify(total)
+    if isinstance(size, IntImm) and size.value <= limit:
+        return body(size, const(0)) if size.value else seq()
+    index, first = Var("t"), Var("first")
+    exact = isinstance(size, IntImm) and size.value % limit == 0
+    many = const(limit) if exact else minimum(size - index * limit, const(limit))
+    count = simplify((size + (limit - 1)) // limit)
+    one = LetStmt(first, index * limit, body(many, first))
+    return For(index, const(0), count, kind, one)
+
+
+def matrix_call(op: str, *args: ExprLike) -> Stmt:
+    """A statement on registers that hold matrices (ir/intrinsic.py)."""
+    return Evaluate(call_intrin(op, *args, dtype="int32"))
+
+
+class _Writer:
+    """The statements of a tile that is `high` registers high: their numbers are those of the data
+    by level, of the panel, the same of the words left over if there are, then of sums."""
+
+    def __init__(
+        self, high: int, tile: MatrixTile, loops: Sequence[KLoop], factors: Factors
+    ) -> None:
+        self.high, self.tile, self.factors = high, tile, factors
+        *self.outer, self.inner = loops
+        extent = self.inner.extent
+        assert isinstance(extent, IntImm), "weights are known"
+        self.steps, self.rest = divmod(extent.value, WORDS)
+        self.first = (high + 1) * (2 if self.rest else 1)
+        self.wide = -(-tile.valid // LANES)
+        most = (REGISTERS - self.first) // high
+        self.columns = -(-self.wide // -(-self.wide // most))  # of a part, as equal as can be
+        self.word = WORD_OF[factors.b.dtype]
+        size = const(high * self.wide * ROWS * LANES)
+        self.rows = [self._rows_of(level) for level in range(high)]
+        self.stage = Buffer("stage", (size,), tile.dtype, "local")
+
+    def stmt(self, store: Store) -> Stmt:
+        """Shapes, sums part by part, and what becomes of them."""
+        parts = range(0, self.wide, self.columns)
+        sums = [self.part(at, min(self.columns, self.wide - at)) for at in parts]
+        return Allocate(self.stage, seq(self.shape(), *sums, *self.endings(store)))
+
+    def _rows_of(self, level: int) -> PrimExpr:
+        """The rows there are at a level: of the last one those left over."""
+        if level < self.high - 1:
+            return const(ROWS)
+        return simplify(self.tile.many - level * ROWS)
+
+    def shape(self) -> Stmt:
+        """Of all registers, rows and bytes of a row."""
+        levels = range(self.high)
+        sizes: list[tuple[ExprLike, int]] = []
+        for words in (WORDS, self.rest) if self.rest else (WORDS,):
+            sizes += [(self.rows[n], words * WORD_BYTES) for n in levels]
+            sizes.append((words, LANES * WORD_BYTES))
+        for level in levels:
+            sizes += [(self.rows[level], LANES * WORD_BYTES)] * self.columns
+        return matrix_call("matrix_shape", *(n for size in sizes for n in size))
+
+    def sum(self, level: int, column: int) -> int:
+        """The register of some sums."""
+        return self.first + level * self.columns + column
+
+    def part(self, at: int, count: int) -> Stmt:
+        """The sums of `count` registers of columns from number `at` on."""
+        every = [(level, n) for level in range(self.high) for n in range(count)]
+        zeros = [matrix_call("matrix_zero", self.sum(*each)) for each in every]
+        keep = []
+        for level, n in every:
+            value = call_intrin("matrix_value", self.sum(level, n), dtype=self.whole)
+            place = ramp(self.place(level, at + n, const(0)), 1, ROWS * LANES)
+            keep.append(BufferStore(self.stage, value, (place,)))
+        return seq(*zeros, self.k_nest(at, count), *keep)
+
+    @property
+    def whole(self) -> str:
+        """The type of all that a register of sums holds."""
+        return with_lanes(self.tile.dtype, ROWS * LANES)
+
+    def place(self, level: int, column: PrimExpr | int, row: PrimExpr) -> PrimExpr:
+        """Where the sums of a row are kept, of a register of columns by its number."""
+        return ((column + level * self.wide) * ROWS + row) * LANES
+
+    def k_nest(self, at: int, count: int) -> Stmt:
+        """All steps of k."""
+        f, inner = self.factors, self.inner
+        variables = [Var(f"k{i}") for i in range(len(self.outer))]
+        a_base, b_base = f.a_base, f.b_base + at * (LANES * self.word)
+        for variable, loop in zip(variables, self.outer, strict=True):
+            a_base = a_base + variable * loop.a_stride
+            b_base = b_base + variable * loop.b_stride
+
+        def step(k: PrimExpr, is_rest: bool) -> Stmt:
+            """A step of the matrix unit over WORDS words of k; the last one may be over the words
+            left over.
+            """
+            words = k * WORDS
+            a, b = a_base + words * inner.a_stride, b_base + words * inner.b_stride
+            return self.step(a, b, count, is_rest)
+
+        k = Var("k")
+        steps = [For(k, const(0), const(self.steps), ForKind.SERIAL, step(k, False))]
+        rest = [step(const(self.steps), True)] if self.rest else []
+        body = seq(*(steps if self.steps else []), *rest)
+        for variable, loop in zip(reversed(variables), reversed(self.outer), strict=True):
+            body = For(variable, const(0), loop.extent, ForKind.SERIAL, body)
+        return body
+
+    def step(self, a: PrimExpr, b: PrimExpr, count: int, is_rest: bool) -> Stmt:
+        """One step of k: words of the panel are loaded once, those of data again for each register
+        of columns but the first."""
+        f, begin = self.factors, self.high + 1 if is_rest else 0
+        a_bytes = f.a_stride * itemsize(f.a.dtype)
+        b_bytes = self.inner.b_stride * itemsize(f.b.dtype)
+        done: list[Stmt] = []
+        for level in range(self.high):
+            place = BufferAddress(f.a, (a + f.a_stride * (level * ROWS),), access="r")
+            done.append(matrix_call("matrix_load", begin + level, place, a_bytes))
+        for n in range(count):
+            place = BufferAddress(f.b, (b + n * (LANES * self.word),), access="r")
+            done.append(matrix_call("matrix_load", begin + self.high, place, b_bytes))
+            done += [
+                matrix_call(
+                    BY_PANEL[f.b.dtype].dot, self.sum(level, n), begin + level, begin + self.high
+                )
+                for level in range(self.high)
+            ]
+        return seq(*done)
+
+    def endings(self, store: Store) -> list[Stmt]:
+        """What is made of all sums, level by level, row by row."""
+        made: list[Stmt] = []
+        for level in range(self.high):
+            row = Var("row")
+            parts: list[Stmt] = []
+            for n in range(self.wide):
+                at = ramp(self.place(level, n, row), 1, LANES)
+                value = self.stage[at].with_fields(dtype=with_lanes(self.tile.dtype, LANES))
+                left = self.tile.valid - n * LANES
+                mask = None if left >= LANES else column_mask(left, LANES)
+                parts.append(store(row + level * ROWS, const(n * LANES), value, mask))
+            made.append(For(row, const(0), self.rows[level], ForKind.SERIAL, seq(*parts)))
+        return made
+
+
+__all__ = [
+    "BY_DATA",
+    "BY_PANEL",
+    "HEIGHTS",
+    "LANES",
+    "MATRIX_DOTS",
+    "PRODUCTS",
+    "REGISTERS",
+    "ROWS",
+    "WORDS",
+    "WORD_BYTES",
+    "Factors",
+    "MatrixTile",
+    "Products",
+    "compute_matrix_tile",
+    "matrix_call",
+    "short_rows",
+]

@@ -1,0 +1,158 @@
+"""Register tiles as micro-kernels that schedules put in: importing this registers them.
+
+A micro-kernel is a tensor intrinsic whose sizes are those of the nest that it replaces: `desc` says
+what it computes, as a loop program the schedule compares with, `impl` how. The schedule proves that
+loops, buffers and bounds are those; what is inside of the tile no schedule step looks at. So the
+trace of a dense layer is steps of split, reorder and parallel that end in one tensorize, and
+replays.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.dtype import itemsize
+from ekiden.ir.intrinsic import if_then_else
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
+from ekiden.kernels.micro_kernels.epilogue import LIGHT
+from ekiden.kernels.micro_kernels.matrix_tiles import Factors, MatrixTile, compute_matrix_tile
+from ekiden.kernels.micro_kernels.prefetch import Prefetches, bound
+from ekiden.kernels.micro_kernels.register_tiles import (
+    PAIRED,
+    WIDE_LANES,
+    KLoop,
+    Parts,
+    Tile,
+    compute_tile,
+)
+from ekiden.runtime.errors import ScheduleError
+from ekiden.tir.expr import broadcast
+from ekiden.tir.stmt import Stmt
+from ekiden.tir.tensor_intrin.micro import MicroKernel, Options, SumLoop, TileNest
+from ekiden.topi.nn.weights import WORD_OF
+
+LINE = 64
+"""Bytes of a cache line."""
+_PAIRS = ((2, 1, 2), (2, 2, 1))
+"""The loops over a word of bytes whose first and third come first in one factor."""
+
+
+def _register_tile(nest: TileNest, options: Options) -> Stmt:
+    """Sums in registers: `compute_tile`."""
+    loops, word = _loops_of_words(nest)
+    lanes = options["lanes"]
+    if word == 1 and lanes > WIDE_LANES and 2 * nest.columns <= lanes:
+        lanes //= 2
+    shape = Tile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype)
+    wide = shape.vectors * lanes
+    if wide > max(nest.columns, nest.b_width):
+        raise ScheduleError(
+            f"register_tile: vectors of {lanes} end behind the {nest.columns} columns of"
+            f" {nest.b.name!r}, whose rows are not known to have {wide}"
+        )
+    base, inner = Var("base"), loops[-1]
+    row = _number(inner.b_stride)
+    is_narrow = nest.columns < nest.b_width
+    has_time = nest.rows >= options["own_rows_narrow" if is_narrow else "own_rows"]
+    near = Prefetches(
+        nest.b,
+        row,
+        LINE // itemsize(nest.b.dtype),
+        inner.extent,
+        nest.following,
+        options["own"] if row and has_time else 0,
+        options["spread"] if row else 0,
+        options["unroll"],
+    )
+    lets, ahead = near.of(base, nest.number)
+    made = compute_tile(
+        shape,
+        [KLoop(s.extent, s.a_stride, s.b_stride) for s in loops],
+        nest.a,
+        nest.a_rows,
+        nest.b,
+        base,
+        nest.store,
+        nest.work > LIGHT,
+        ahead,
+        near.unroll,
+        _parts(nest, lanes),
+    )
+    return bound([(base, nest.b_base), *lets], made)
+
+
+def _loops_of_words(nest: TileNest) -> tuple[tuple[SumLoop, ...], int]:
+    """The loops of the sums, and how many neighbours a step takes of words. Raises ScheduleError
+    where factors do not lie so."""
+    word = WORD_OF.get(nest.b.dtype, 1)
+    if nest.columns > 1 and nest.b_columns != word:
+        raise ScheduleError(
+            f"register_tile: columns of {nest.b.name!r} must lie {word} elements apart, they lie "
+            f"{nest.b_columns}"
+        )
+    if word == 1:
+        return nest.loops, 1
+    wanted = _PAIRS if nest.a.dtype == PAIRED else ((word, 1, 1),)
+    inner = nest.loops[-len(wanted) :]
+    found = tuple((_number(s.extent), _number(s.a_stride), _number(s.b_stride)) for s in inner)
+    if found != wanted or len(nest.loops) == len(inner):
+        raise ScheduleError(
+            f"register_tile: the innermost loops must be {wanted} (steps, how far they move in"
+            f" both factors) over a word of {word} elements, got {found}"
+        )
+    return nest.loops[: -len(wanted)], word
+
+
+def _number(size: PrimExpr) -> int:
+    return size.value if isinstance(size, IntImm) else 0
+
+
+def _parts(nest: TileNest, lanes: int) -> Parts | None:
+    """Sums that begin with what was kept, zeros in the first part."""
+    part = nest.part
+    if part is None:
+        return None
+
+    def load(row: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+        """What a sum begins with: what the part before kept, or, in the first part, zeros."""
+        begun = broadcast(part.begun, lanes)
+        zero = broadcast(const(0, nest.dtype), lanes)
+        wanted = begun if mask is None else logical_and(begun, mask)
+        return if_then_else(wanted, part.load(row, column, lanes), zero)
+
+    return Parts(part.is_last, load, part.keep)
+
+
+def _matrix_tile(nest: TileNest, options: Options) -> Stmt:
+    """Sums in registers that hold matrices: `compute_matrix_tile`."""
+    loops, word = _loops_of_words(nest)
+    if word == 1 or nest.part is not None or nest.many is None or nest.a_stride is None:
+        raise ScheduleError("matrix_tile: sums of words, all of them at once, expected")
+    shape = MatrixTile(nest.rows, nest.many, nest.columns, nest.dtype)
+    factors = Factors(nest.a, nest.a_rows[0], nest.a_stride, nest.b, nest.b_base)
+    steps = [KLoop(s.extent, s.a_stride, s.b_stride) for s in loops]
+    return compute_matrix_tile(shape, steps, factors, nest.store)
+
+
+REGISTER_TILE = MicroKernel.register(
+    MicroKernel(
+        name="register_tile",
+        needs=(),
+        defaults={
+            "lanes": 16,
+            "own": 0,
+            "own_rows": 1,
+            "own_rows_narrow": 1,
+            "spread": 0,
+            "unroll": 1,
+        },
+        write=_register_tile,
+    )
+)
+"""lanes: of a vector. own, spread: see `ahead`. own_rows: fewest rows of a tile for which `own` is
+done; own_rows_narrow: of one that leaves columns of its panel out. unroll: steps that stand one
+after the other."""
+
+MATRIX_TILE = MicroKernel.register(
+    MicroKernel(name="matrix_tile", needs=(), defaults={}, write=_matrix_tile, any_rows=True)
+)
+
+__all__ = ["MATRIX_TILE", "REGISTER_TILE"]

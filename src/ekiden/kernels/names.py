@@ -1,0 +1,156 @@
+"""The names of `ekiden.kernels`, loaded when the first is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ekiden import te
+from ekiden.ir.prim import is_const
+from ekiden.kernels.checks import with_checks
+from ekiden.kernels.decision import Decision, Fixed
+from ekiden.kernels.families import FAMILIES, fixed_for
+from ekiden.kernels.family import Family
+from ekiden.kernels.in_place import in_place_inputs, updated_inputs
+from ekiden.kernels.stages import chosen_stages, is_epilogue, own_outputs, stages_of
+from ekiden.kernels.steps import Scheduled
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.tir.stmt import PrimFunc
+
+_NOTHING: Mapping[str, Fixed] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The family of a group, what its kernels are made around (None: the whole group), and the
+    decision."""
+
+    family: Family
+    anchor: te.Tensor | None
+    decision: Decision
+
+
+def choose(
+    outputs: list[te.Tensor],
+    target: Target,
+    given: Mapping[str, Fixed] = _NOTHING,
+    names: tuple[str, ...] = (),
+) -> Chosen:
+    """The family and the decision for a group. `given` holds what is fixed, by family or by one of
+    the group's own names.
+
+    Raises CompileError for a fixed choice that the family has not.
+    """
+    family, anchor = _family_of(outputs, target)
+    if anchor is None:
+        return Chosen(family, None, Decision())
+    fixed = fixed_for((family.name, *names), given) if given else {}
+    return Chosen(family, anchor, family.decide(anchor, target, fixed))
+
+
+def _thread_family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
+    """For devices of many threads: of a group whose elementwise producers are substituted."""
+    chosen = chosen_stages(own_outputs(outputs))
+    anchors = [t for t in stages_of(chosen) if not te.is_injective(t)]
+    if len(anchors) == 1 and is_epilogue(anchors[0], chosen):
+        for row in FAMILIES.values():
+            if row.on_threads and row.serves(target) and row.accepts(anchors[0], target):
+                return row, anchors[0]
+    return FAMILIES["threads"], None
+
+
+def _is_alone(outputs: list[te.Tensor]) -> bool:
+    """Whether the kernel is one operation, of nothing but the kernel's inputs."""
+    op = outputs[0].op
+    given = op.inputs if isinstance(op, te.ExternOp) else ()
+    is_one = all(t.op is op for t in outputs)
+    return is_one and all(isinstance(t.op, te.PlaceholderOp) for t in given)
+
+
+def _is_empty(tensor: te.Tensor) -> bool:
+    """Return whether a tensor has no elements, of which no block may be moved in a schedule."""
+    return any(is_const(dim, 0) for dim in tensor.shape)
+
+
+def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
+    if target.kind.has_threads:
+        return _thread_family_of(outputs, target)
+    whole = FAMILIES.get(outputs[0].op.tag)
+    if whole is not None and whole.is_whole and _is_alone(outputs):
+        return whole, outputs[0]
+    for tensor in te.post_order_tensors(outputs):
+        row = FAMILIES.get(tensor.op.tag)
+        if row is None or row.is_whole or _is_empty(tensor):
+            continue
+        if not row.serves(target) or not row.accepts(tensor, target):
+            continue
+        if not _fills_vectors(tensor, target):
+            continue
+        if is_epilogue(tensor, row.ends(outputs)):
+            return row, tensor
+    return FAMILIES["default"], None
+
+
+def schedule(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    given: Mapping[str, Fixed] = _NOTHING,
+    names: tuple[str, ...] = (),
+) -> PrimFunc:
+    """The loop program of a group; see `scheduled`."""
+    return scheduled(inputs, outputs, target, name, given, names).func
+
+
+def scheduled(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    given: Mapping[str, Fixed] = _NOTHING,
+    names: tuple[str, ...] = (),
+) -> Scheduled:
+    """The loop program of a group, and how it came about; `given` and `names` as in `choose`.
+
+    A group that no family's anchor covers gets the default rule of the target's kind. Checks of
+    indices come first.
+    """
+    chosen = choose(outputs, target, given, names)
+    made = chosen.family.make(inputs, outputs, target, name, chosen.decision, chosen.anchor)
+    func = with_checks(_with_in_place(made.func, inputs, outputs, chosen), inputs, outputs, target)
+    return replace(made, func=func)
+
+
+def _fills_vectors(anchor: te.Tensor, target: Target) -> bool:
+    """Whether the panels that a weight is packed in, if it is, hold whole vectors: a layout given
+    by hand may have narrower ones, whose last vector would end behind the weight.
+    """
+    tile = anchor.op.attrs.get("tile")
+    return not isinstance(tile, int) or tile % target.lanes("float32") == 0
+
+
+def _with_in_place(
+    made: PrimFunc, inputs: list[te.Tensor], outputs: list[te.Tensor], chosen: Chosen
+) -> PrimFunc:
+    family = chosen.family
+    anchor = chosen.anchor
+    if updated := updated_inputs(inputs, outputs):
+        made = _in_place(made, updated)
+        return made.with_fields(attrs={**(made.attrs or {}), "tir.updates": True})
+    if family.is_whole or family.on_threads or family.keeps_sums(chosen.decision):
+        return made
+    if anchor is not None and family.ends(outputs) != outputs:
+        return made
+    return _in_place(made, in_place_inputs(inputs, outputs, anchor))
+
+
+def _in_place(function: PrimFunc, inputs: tuple[int, ...]) -> PrimFunc:
+    """The function with the numbers of the inputs that its output may replace."""
+    if not inputs:
+        return function
+    return function.with_fields(attrs={**(function.attrs or {}), "tir.in_place": inputs})
+
+
+__all__ = ["FAMILIES", "Chosen", "Family", "Scheduled", "choose", "schedule", "scheduled"]

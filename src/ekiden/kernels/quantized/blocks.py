@@ -1,0 +1,477 @@
+"""Dense layers with weights in blocks of few bits, by products of bytes: data are rounded first.
+
+for each panel of rows of the weight, in parallel; for each tile of rows of the data:
+  for each block of k, for each 32 of its values, for each group of these:
+    t[i, v] = least level * total[i, group]
+    for each four values of the group:
+      t[i, v] += four bytes of a . levels of b[v], of the bits of a word or of several
+    acc[i, v] += step[i, 32 values] * scale[group, v] * t[i, v]
+    acc[i, v] += step[i, 32 values] * total[i, group] * offset[group, v]
+
+Where sums of two products must fit int16 (words.py), so do those of a whole group of few bits: t is
+int16, and the least level is added behind the loop. Levels of eight bits have a sign there.
+"""
+
+from __future__ import annotations
+
+from ekiden import te
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import (
+    Add,
+    Cast,
+    IntImm,
+    Mul,
+    PrimExpr,
+    Var,
+    cast,
+    const,
+    logical_and,
+    minimum,
+)
+from ekiden.kernels.cost_model import LINE, STREAM, TOUCHED
+from ekiden.kernels.decision import Choice, Decision, Fixed
+from ekiden.kernels.family import Family, Product, narrowed
+from ekiden.kernels.micro_kernels.epilogue import find_anchor
+from ekiden.kernels.prim_builder import tiled_function
+from ekiden.kernels.quantized.rounded_data import LEVELS, RoundedData
+from ekiden.kernels.quantized.word_panels import WordPanels, operands_of, rows_in_registers, space
+from ekiden.kernels.quantized.words import DOT4, NARROW_DOT, SHORT_DOT, SIGNED_DOT, exact_dot
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    Prefetch,
+    PrimFunc,
+    Stmt,
+    seq,
+)
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS
+from ekiden.topi.nn.blocks import UNIT, WORD, Packed
+
+TAG = "dense_blocks_pack"
+SPARE = 6
+"""Registers beside sums: what is unpacked of words, scales and offsets, and masks."""
+VECTORS = 2
+"""Of a panel: as many as a tile of many rows has, so that every tile reads its panel as it lies.
+Half a panel at a time came from memory at a third of the speed (Zen 4: four rows took 3.3 ms of a
+weight of 32 MB, now 1.5, sixteen 7.1 and 6.0, one and two the same)."""
+STEPS = UNIT // WORD
+NARROW_BITS = 7
+"""Of levels whose products with bytes fit int16 two by two."""
+MOST, SIGN = (1 << 15) - 1, 1 << 7
+"""Of int16, and what bytes with a sign are less than those without."""
+
+
+class _Blocks(WordPanels):
+    """One kernel being built."""
+
+    def __init__(
+        self,
+        inputs: list[te.Tensor],
+        outputs: list[te.Tensor],
+        target: Target,
+        decision: Decision,
+    ) -> None:
+        self.of = packed_of(find_anchor(outputs, TAG))
+        super().__init__(inputs, outputs, target, decision, TAG, self.of.panel)
+        self.data, self.weight = self.operands
+        self.rounded = RoundedData.of(self.data, UNIT, self.of.format.group)
+        self.bytes = self.rounded.bytes
+        self.is_rounded = self.anchor.op.attrs["activations"] == "int8"
+        self.blocks = self.weight.shape[1]
+        self.kind, self.real = (
+            dt.with_lanes("int32", self.lanes),
+            dt.with_lanes("float32", self.lanes),
+        )
+        levels = self.of.format.levels
+        self.dot = exact_dot(target)
+        if self.dot == NARROW_DOT and levels.bits > NARROW_BITS:
+            self.dot = SIGNED_DOT
+        self.least = levels.least + (SIGN if self.dot == SIGNED_DOT else 0)
+        """Of a level, more than what is multiplied."""
+        self.is_short = is_short(self.of, target)
+
+    @property
+    def narrow(self) -> int:
+        """One where sums are short: the levels of a group stay in registers, and rows go by one
+        after the other. With two, each word of the data is kept for the second vector, which the
+        registers of such processors do not hold (Zen 3, q4_0, in turns: 16 rows 140 to 164
+        GFLOP/s, 4 rows of weights that lie in memory 83 to 149)."""
+        return 1 if self.is_short else super().narrow
+
+    def vector(self, at: PrimExpr, dtype: str) -> PrimExpr:
+        """A vector of the weight's bytes as numbers of a type."""
+        size = {"int32": 4, "float16": 2, "int8": 1}[dtype] * self.lanes
+        raw = self.weight[ramp(at, 1, size)].with_fields(dtype=f"uint8x{size}")
+        return call_intrin("reinterpret", raw, dtype=dt.with_lanes(dtype, self.lanes))
+
+    def scales(
+        self, base: PrimExpr, unit: PrimExpr, group: int, column: PrimExpr
+    ) -> list[PrimExpr]:
+        """The scale, and the offset if there is one, of a group of the unit at `unit` of the block
+        at `base`."""
+        found, factor = [], 0
+        for n, real in enumerate(self.of.scales):
+            at = base + 2 * (self.panel * n + column)
+            value: PrimExpr = Cast(self.vector(at, "float16"), self.real)
+            if real.factor is not None:
+                line = self.of.factors_at + (group * self.of.factors + factor) * self.panel
+                given = self.vector(unit + line + column, "int8")
+                value = Mul(value, Cast(given, self.real), self.real)
+                factor += 1
+            found.append(value)
+        return found
+
+    def level(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
+        """Four levels in each lane, of step `step` of a unit."""
+        found: PrimExpr | None = None
+        low = 0
+        for n, part in enumerate(self.of.format.levels.parts):
+            word: PrimExpr = words[n, step * part.bits // 8, v]
+            if part.bits < 8:
+                word = self.bits(word, step % (8 // part.bits) * part.bits, part.bits, low)
+            found = word if found is None else _intrin("bitwise_or", self.kind, found, word)
+            low += part.bits
+        assert found is not None
+        return found
+
+    def bits(self, word: PrimExpr, at: int, bits: int, low: int) -> PrimExpr:
+        """The bits of bytes from `at` on, moved to `low`."""
+        by = at - low
+        if by:
+            name = "right_shift" if by > 0 else "left_shift"
+            word = _intrin(name, self.kind, word, self.number(abs(by)))
+        mask = ((1 << bits) - 1 << low) * 0x01010101
+        return _intrin("bitwise_and", self.kind, word, self.number(mask))
+
+    def byte(self, word: PrimExpr, number: int) -> PrimExpr:
+        """One of the four bytes, unsigned."""
+        if number:
+            word = _intrin("right_shift", self.kind, word, self.number(8 * number))
+        return _intrin("bitwise_and", self.kind, word, self.number(255))
+
+    def number(self, value: int) -> PrimExpr:
+        """In every lane."""
+        return broadcast(const(value, "int32"), self.lanes)
+
+    def factor(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
+        """Those levels as they are multiplied."""
+        found = self.level(words, step, v)
+        if self.dot != SIGNED_DOT:
+            return found
+        return _intrin("bitwise_xor", self.kind, found, self.number(SIGN * 0x01010101 - (1 << 32)))
+
+    def block(
+        self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
+    ) -> Stmt:
+        """All blocks of k for a tile."""
+        b, u, base, at = Var("block"), Var("unit"), Var("base"), Var("at")
+        kind = _Unit if self.is_rounded else _FloatUnit
+        unit = kind(self, acc, rows, first, column, vectors, b, u, base, at)
+        inside = seq(self.ahead(rows, first, panel, at, unit.number), unit.body())
+        each = LetStmt(at, base + u * self.of.unit + self.of.words_at, inside)
+        units = For(u, const(0), const(self.of.units), ForKind.SERIAL, each)
+        place = (panel * self.blocks + b) * self.of.size
+        return For(b, const(0), self.blocks, ForKind.SERIAL, LetStmt(base, place, units))
+
+    def ahead(
+        self, rows: int, first: PrimExpr, panel: PrimExpr, at: PrimExpr, unit: PrimExpr
+    ) -> Stmt:
+        """Several tiles of a panel bring the next one near, which the first of them would wait for,
+        each the units of its share: into L2, as two panels of bytes are more than L1. One tile
+        alone reads a stream, of which some lines are enough: behind its end begins the weight that
+        is used next, where constants lie in their order."""
+        following = minimum(panel + 1, self.weight.shape[0] - 1)
+        away = (following - panel) * self.blocks * self.of.size
+        lines = range(0, self.of.unit + self.of.words_at // self.of.units, LINE)
+        made = [Prefetch(self.weight, (at + away + n,), 2) for n in lines]
+        turn = unit % self.rows
+        is_own = logical_and(turn >= first, turn < first + rows)
+        touched = range(0, self.of.unit, TOUCHED)
+        stream = [Prefetch(self.weight, (at + STREAM + n,), 2) for n in touched]
+        return IfThenElse(self.rows > rows, IfThenElse(is_own, seq(*made)), seq(*stream))
+
+    def body(self) -> Stmt:
+        """Data are rounded first, unless they are multiplied as they are."""
+        made = super().body()
+        return self.rounded.around(self.rows, self.lanes, made) if self.is_rounded else made
+
+
+class _Unit:
+    """The values of a unit for a tile."""
+
+    def __init__(
+        self,
+        kernel: _Blocks,
+        acc: Buffer,
+        rows: int,
+        first: PrimExpr,
+        column: int,
+        vectors: int,
+        block: Var,
+        unit: Var,
+        base: Var,
+        place: Var,
+    ) -> None:
+        self.kernel, self.acc, self.rows, self.first = kernel, acc, rows, first
+        self.column, self.vectors, self.base, self.place = column, vectors, base, place
+        self.number = block * kernel.of.units + unit
+        """Of the unit in a row of the data."""
+        self.groups = UNIT // kernel.of.format.group
+        count = const(rows * vectors)
+        self.halves = dt.with_lanes("int16", 2 * kernel.lanes)
+        kind = self.halves if kernel.is_short else kernel.kind
+        self.sums = Buffer("sums", (count,), kind, "register")
+        self.words: dict[tuple[int, int, int], Var] = {}
+        self.scales: dict[tuple[int, int], list[Var]] = {}
+
+    def body(self, step: int = 0) -> Stmt:
+        """From a step on; a word is loaded where it is used first."""
+        if step == STEPS:
+            return seq()
+        loads = []
+        for n, part in enumerate(self.kernel.of.format.levels.parts):
+            if step * part.bits % 8 == 0:
+                loads += [self.load(n, step * part.bits // 8, v) for v in range(self.vectors)]
+        group, inside = divmod(step, STEPS // self.groups)
+        made = self.begin(group) if inside == 0 else []
+        made.append(self.products(step))
+        if inside == STEPS // self.groups - 1:
+            made.append(self.end(group))
+        found = seq(*made, self.body(step + 1)) if step + 1 < STEPS else seq(*made)
+        if inside == 0:
+            found = self.within(group, found)
+        for var, value in reversed(loads):
+            found = LetStmt(var, value, found)
+        return Allocate(self.sums, found) if step == 0 else found
+
+    def within(self, group: int, body: Stmt) -> Stmt:
+        """All from the first step of a group on, with what that needs."""
+        return body
+
+    def load(self, part: int, word: int, v: int) -> tuple[Var, PrimExpr]:
+        """A word of a part of the levels."""
+        of = self.kernel.of
+        at = of.word(part, word) * of.panel + self.column + v * self.kernel.lanes
+        var = self.words[part, word, v] = Var(f"w{part}_{word}_{v}", self.kernel.kind)
+        return var, self.kernel.vector(self.place + at * WORD, "int32")
+
+    def products(self, step: int) -> Stmt:
+        """Four values of all rows."""
+        kernel = self.kernel
+        levels = [Var(f"l{v}", kernel.kind) for v in range(self.vectors)]
+        made: list[Stmt] = []
+        for i in range(self.rows):
+            value = Var(f"a{i}", kernel.kind)
+            grown = []
+            for v in range(self.vectors):
+                n = const(i * self.vectors + v)
+                way = SHORT_DOT if kernel.is_short else kernel.dot
+                sums = self.sums[n]
+                total = _intrin(way, sums.dtype, sums, levels[v], value)
+                grown.append(BufferStore(self.sums, total, (n,)))
+            taken = kernel.word(self.first + i, self.number * UNIT + step * WORD)
+            made.append(LetStmt(value, taken, seq(*grown)))
+        found = seq(*made)
+        for v in reversed(range(self.vectors)):
+            found = LetStmt(levels[v], kernel.factor(self.words, step, v), found)
+        return found
+
+    def total(self, row: int, group: int) -> PrimExpr:
+        """The sum of the data of a group: int32."""
+        groups = self.kernel.rounded.total.shape[-1]
+        at = (self.first + row) * groups + self.number * self.groups + group
+        return self.kernel.rounded.total[at]
+
+    def begin(self, group: int) -> list[Stmt]:
+        """The sums of a group: levels are counted from the least."""
+        if self.kernel.is_short:
+            none = broadcast(const(0, "int16"), 2 * self.kernel.lanes)
+            count = self.rows * self.vectors
+            return [BufferStore(self.sums, none, (const(n),)) for n in range(count)]
+        made: list[Stmt] = []
+        for i in range(self.rows):
+            var = Var(f"t{i}", self.kernel.kind)
+            places = range(i * self.vectors, (i + 1) * self.vectors)
+            stores = [BufferStore(self.sums, var, (const(n),)) for n in places]
+            made.append(LetStmt(var, self.start(i, group), seq(*stores)))
+        return made
+
+    def start(self, row: int, group: int) -> PrimExpr:
+        """What sums of a group begin with, in every lane."""
+        least = self.kernel.least
+        made = self.total(row, group) * const(least, "int32") if least else const(0, "int32")
+        return broadcast(made, self.kernel.lanes)
+
+    def sum_of(self, row: int, v: int, start: Var) -> PrimExpr:
+        """Of a group, in int32."""
+        found = self.sums[const(row * self.vectors + v)]
+        if not self.kernel.is_short:
+            return found
+        kind = self.kernel.kind
+        words = _intrin("reinterpret", kind, found)
+        return _intrin("madd_s16", kind, start, words, self.kernel.number(0x00010001))
+
+    def end(self, group: int) -> Stmt:
+        """The results grow by the sums of a group, scaled."""
+        kernel = self.kernel
+        has_offset = kernel.of.format.offset is not None
+        steps = [Var(f"step{i}", kernel.real) for i in range(self.rows)]
+        moved = [Var(f"moved{i}", kernel.real) for i in range(self.rows)]
+        starts = [Var(f"start{i}", kernel.kind) for i in range(self.rows)]
+        made: list[Stmt] = []
+        for v in range(self.vectors):
+            column = const(self.column + v * kernel.lanes)
+            values = kernel.scales(self.base, self.place, group, column)
+            scales = [Var(f"scale{n}", kernel.real) for n in range(len(values))]
+            stores: list[Stmt] = []
+            for i in range(self.rows):
+                n = const(i * self.vectors + v)
+                factor = Mul(steps[i], scales[0], kernel.real)
+                real = Cast(self.sum_of(i, v, starts[i]), kernel.real)
+                found = _intrin("fma", kernel.real, real, factor, self.acc[n])
+                if has_offset:
+                    found = _intrin("fma", kernel.real, moved[i], scales[1], found)
+                stores.append(BufferStore(self.acc, found, (n,)))
+            inside = seq(*stores)
+            for var, value in zip(reversed(scales), reversed(values), strict=True):
+                inside = LetStmt(var, value, inside)
+            made.append(inside)
+        found_all = seq(*made)
+        for i in range(self.rows):
+            step = kernel.rounded.step[
+                (self.first + i) * kernel.rounded.step.shape[-1] + self.number
+            ]
+            if has_offset:
+                whole = step * cast(self.total(i, group), "float32")
+                found_all = LetStmt(moved[i], broadcast(whole, kernel.lanes), found_all)
+            found_all = LetStmt(steps[i], broadcast(step, kernel.lanes), found_all)
+            if kernel.is_short:
+                found_all = LetStmt(starts[i], self.start(i, group), found_all)
+        return found_all
+
+
+class _FloatUnit(_Unit):
+    """The same where data stay floats: numbers of the weight are decoded one by one."""
+
+    def begin(self, group: int) -> list[Stmt]:
+        """Nothing is summed apart; scales get their names."""
+        count = len(self.kernel.of.scales)
+        for v in range(self.vectors):
+            names = [f"scale{group}_{v}_{n}" for n in range(count)]
+            self.scales[group, v] = [Var(name, self.kernel.real) for name in names]
+        return []
+
+    def within(self, group: int, body: Stmt) -> Stmt:
+        """Scales are made once for all values of a group."""
+        for v in range(self.vectors):
+            column = const(self.column + v * self.kernel.lanes)
+            values = self.kernel.scales(self.base, self.place, group, column)
+            for var, value in zip(self.scales[group, v], values, strict=True):
+                body = LetStmt(var, value, body)
+        return body
+
+    def products(self, step: int) -> Stmt:
+        """Four values of all rows."""
+        kernel, made = self.kernel, list[Stmt]()
+        group = step * WORD // kernel.of.format.group
+        for v in range(self.vectors):
+            level = Var(f"l{v}", kernel.kind)
+            scales = self.scales[group, v]
+            inside = seq(*(self.value(step * WORD + b, b, v, level, scales) for b in range(WORD)))
+            made.append(LetStmt(level, kernel.level(self.words, step, v), inside))
+        return seq(*made)
+
+    def value(self, k: int, byte: int, v: int, level: Var, scales: list[Var]) -> Stmt:
+        """Value k of the unit: byte `byte` of levels."""
+        kernel, number = self.kernel, Var(f"b{v}_{byte}", self.kernel.real)
+        whole = kernel.byte(level, byte)
+        least = kernel.of.format.levels.least
+        whole = Add(whole, kernel.number(least), kernel.kind) if least else whole
+        decoded: PrimExpr = Mul(Cast(whole, kernel.real), scales[0], kernel.real)
+        if len(scales) > 1:
+            decoded = Add(decoded, scales[1], kernel.real)
+        stores: list[Stmt] = []
+        for i in range(self.rows):
+            at = (self.first + i) * kernel.data.shape[-1] + self.number * UNIT + k
+            n = const(i * self.vectors + v)
+            factor = broadcast(kernel.data[at], kernel.lanes)
+            found = _intrin("fma", kernel.real, factor, number, self.acc[n])
+            stores.append(BufferStore(self.acc, found, (n,)))
+        return LetStmt(number, decoded, seq(*stores))
+
+    def end(self, group: int) -> Stmt:
+        """Nothing is left to do."""
+        return seq()
+
+
+def _intrin(name: str, dtype: str, *args: PrimExpr) -> PrimExpr:
+    return call_intrin(name, *args, dtype=dtype)
+
+
+def packed_of(anchor: te.Tensor) -> Packed:
+    """How the weight of an anchor lies."""
+    attrs = anchor.op.attrs
+    return Packed(BLOCK_FORMATS[str(attrs["format"])], int(str(attrs["panel"])))
+
+
+def is_short(of: Packed, target: Target) -> bool:
+    """Whether sums of a group are made in int16, which they fit."""
+    levels = of.format.levels
+    most = ((1 << levels.bits) - 1) * int(LEVELS) * of.format.group // 2
+    return exact_dot(target) == NARROW_DOT and levels.bits <= NARROW_BITS and most <= MOST
+
+
+def accepts(anchor: te.Tensor, target: Target) -> bool:
+    """Whether the rule covers a product: the shape of the weight is known."""
+    return all(isinstance(d, IntImm) for d in operands_of(anchor)[1].shape)
+
+
+def dense_blocks_pack(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The rule for tag "dense_blocks_pack"."""
+    kernel = _Blocks(inputs, outputs, target, decision)
+    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """As many rows as registers hold sums of; those of short sums hold the levels of a group, which
+    serve as many rows."""
+    if is_short(packed_of(anchor), target):
+        fixed = {"rows": STEPS, **fixed}
+    return rows_in_registers(target, fixed, packed_of(anchor).panel, SPARE)
+
+
+def panel(product: Product, target: Target) -> int:
+    """Vectors enough that none of one row waits for another."""
+    return narrowed(VECTORS * target.lanes("float32"), product, target)
+
+
+def panels(target: Target) -> Choice:
+    """All panels that there may be."""
+    lanes = target.lanes("float32")
+    return Choice("panel", tuple(lanes * n for n in range(1, 2 * VECTORS + 1)), "rows of a panel")
+
+
+FAMILY = Family(
+    name=TAG,
+    accepts=accepts,
+    needs_one=(DOT4, NARROW_DOT),
+    space=space,
+    default=default,
+    build=dense_blocks_pack,
+    panel=panel,
+    panels=panels,
+    why="each group of k is scaled on its way into the sums, which are of two types",
+)

@@ -1,0 +1,210 @@
+"""Dense layers of bytes whose panels have words behind the others, with a list of the words of data
+that those are multiplied with (words.py).
+
+    for a run of panels, or one, in parallel:
+      for a panel, for a tile of rows:         or the other way round, by `order`
+        for a step of k:                       with prefetches as in `dense`
+          acc[i, v] += word of data[i, k] . words of weight[p, k, v]
+        for a listed word n:
+          acc[i, v] += word of data[i, places[p, n]] . words of weight[p, k / 4 + n, v]
+
+All other packed layers are schedules (dense.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir.prim import IntImm, Min, PrimExpr, Var, const, is_const
+from ekiden.kernels.cost_model import LINE, hides_prefetches, most_rows
+from ekiden.kernels.cpu import dense
+from ekiden.kernels.cpu.dense import NARROW_ROWS
+from ekiden.kernels.decision import Decision
+from ekiden.kernels.family import NARROW
+from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
+from ekiden.kernels.micro_kernels.prefetch import Prefetches, bound
+from ekiden.kernels.micro_kernels.register_tiles import (
+    KLoop,
+    Listed,
+    Tile,
+    balanced_rows,
+    compute_tile,
+)
+from ekiden.kernels.prim_builder import make_buffers, product, tiled_function, unflatten
+from ekiden.kernels.quantized.words import pairs_of, widen
+from ekiden.target import Target
+from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
+from ekiden.topi.nn.weights import WORD
+
+
+class _Listed:
+    """One kernel being built."""
+
+    def __init__(
+        self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, decision: Decision
+    ) -> None:
+        self.anchor = find_anchor(outputs, "dense_pack")
+        self.buffers = make_buffers(inputs, outputs)
+        attrs = self.anchor.op.attrs
+        data, weight = operands_of(self.anchor)
+        self.a, self.b = self.buffers[data], self.buffers[weight]
+        self.units, self.width = int(str(attrs["units"])), int(str(attrs["tile"]))
+        self.lanes = target.lanes("float32")
+        self.target, self.decision = target, decision
+        self.rows, self.k = product(data.shape[:-1]), data.shape[-1]
+        self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
+        self.leading = list(outputs[0].shape[:-1])
+        self.pairs = pairs_of(self.a, decision)
+        places = attrs["places"]
+        assert isinstance(places, te.Tensor)
+        count = places.shape[1]
+        assert isinstance(count, IntImm), "weights are known"
+        self.places, self.listed = self.buffers[places], count.value
+        self.panel_size = simplify((self.k + self.listed * WORD) * self.width)
+        self.step = self.width * WORD
+        self.steps = simplify(self.k // WORD)
+        numbers = (decision.number(name) for name in ("own", "spread", "unroll"))
+        self.near = Prefetches(self.b, self.step, LINE, self.steps, self.panel_size, *numbers)
+
+    def tile(
+        self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int, number: PrimExpr | None
+    ) -> Stmt:
+        """One tile of `rows` rows and one panel; `number` is the tile's among those of the panel,
+        if the next tile has the same panel."""
+        dot, vectors = str(self.decision["dot"]), -(-valid // self.lanes)
+        shape = Tile(rows, vectors, self.lanes, valid, self.anchor.dtype, dot)
+
+        def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+            """A vector of the result through the epilogue."""
+            row, at = first + i, panel * self.width + column
+            place = unflatten(row, self.leading, at)
+            return self.epilogue.store(place, row * self.units + at, value, mask)
+
+        near, base = self.near, Var("base")
+        if not isinstance(self.rows, IntImm) and not self.has_time(rows, vectors):
+            near = replace(near, own=0)
+        lets, ahead = near.of(base, number)
+        made = compute_tile(
+            shape,
+            [KLoop(self.steps, const(WORD), const(self.step))],
+            self.a if self.pairs is None else self.pairs,
+            [(first + i) * self.k for i in range(rows)],
+            self.b,
+            base,
+            store,
+            not self.epilogue.is_light,
+            ahead,
+            near.unroll,
+            listed=self.rest(panel),
+        )
+        return bound([(base, simplify(panel * self.panel_size)), *lets], made)
+
+    def has_time(self, rows: int, vectors: int) -> bool:
+        """Whether a tile has time to bring its panel ahead."""
+        return hides_prefetches(rows, vectors, self.target, NARROW)
+
+    def rest(self, panel: PrimExpr) -> Listed:
+        """The rows of a panel behind those for all words of data."""
+        origin = panel * self.panel_size + self.k * self.width
+        begin = panel * self.listed
+        return Listed(self.listed, self.places, begin, origin, const(WORD), const(self.step))
+
+    def row_tiles(self, panels: PrimExpr, begin: PrimExpr, valid: int, kind: ForKind) -> Stmt:
+        """Row tiles outside, panels [begin, begin + panels) inside."""
+        panel = Var("p")
+
+        def body(rows: int, first: PrimExpr) -> Stmt:
+            tile = self.tile(rows, first, panel, valid, None)
+            return For(panel, begin, panels, ForKind.SERIAL, tile)
+
+        return balanced_rows(self.rows, self.limit(valid), body, kind)
+
+    def panel_tiles(self, panel: PrimExpr, valid: int) -> Stmt:
+        """All rows of one panel."""
+        number = Var("t")
+
+        def body(rows: int, first: PrimExpr) -> Stmt:
+            return self.tile(rows, first, panel, valid, number)
+
+        return balanced_rows(self.rows, self.limit(valid), body, ForKind.SERIAL, number)
+
+    def limit(self, valid: int) -> int:
+        """Most rows of a tile; of a narrow panel as many as there are registers for."""
+        rows = self.decision.number("rows")
+        if valid == self.width:
+            return rows
+        most = most_rows(-(-valid // self.lanes), self.target, NARROW)
+        return max(rows, min(NARROW_ROWS, most))
+
+    def any_panel(self, panel: PrimExpr) -> Stmt:
+        """All rows of a panel, which may be the narrow one."""
+        whole, rest = divmod(self.units, self.width)
+        if rest == 0:
+            return self.panel_tiles(panel, self.width)
+        narrow = self.panel_tiles(const(whole), rest)
+        if whole == 0:
+            return narrow
+        return IfThenElse(panel < whole, self.panel_tiles(panel, self.width), narrow)
+
+    def run(self, begin: PrimExpr, end: PrimExpr, is_end: PrimExpr, kind: ForKind) -> Stmt:
+        """Row tiles of panels [begin, end); the narrow one is among them if `is_end`."""
+        whole, rest = divmod(self.units, self.width)
+        parts = []
+        if whole:
+            count = simplify((Min(end, const(whole), end.dtype) if rest else end) - begin)
+            parts.append(self.row_tiles(count, begin, self.width, kind))
+        if rest:
+            narrow = self.row_tiles(const(1), const(whole), rest, kind)
+            parts.append(narrow if is_const(is_end, 1) else IfThenElse(is_end, narrow))
+        return seq(*parts)
+
+    def body(self) -> Stmt:
+        """All panels, on data widened before if their words are multiplied in pairs."""
+        if self.pairs is None:
+            return self.all_panels()
+        wide = widen(self.a, self.pairs, self.rows, self.k, self.lanes)
+        return Allocate(self.pairs, seq(wide, self.all_panels()))
+
+    def all_panels(self) -> Stmt:
+        """All panels, of which the last one may be narrower."""
+        panels, always = -(-self.units // self.width), const(True, "bool")
+        if self.decision["split"] == "rows":
+            return self.run(const(0), const(panels), always, ForKind.PARALLEL)
+        if self.decision["order"] == "panel":
+            panel = Var("p")
+            inside = self.any_panel(panel)
+            return For(panel, const(0), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
+        chunk, count = Var("c"), min(self.target.cores, panels)
+        begin, end = chunk * panels // count, (chunk + 1) * panels // count
+        last = chunk.equal(count - 1) if count > 1 else always
+        inside = self.run(begin, end, last, ForKind.SERIAL)
+        return For(chunk, const(0), const(count), ForKind.PARALLEL, inside, {"grain": 1})
+
+
+def has_list(anchor: te.Tensor) -> bool:
+    """Whether sums of two products of a layer fit int16, and there may be listed words."""
+    return "places" in anchor.op.attrs
+
+
+def build(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The loops of a dense layer with listed words."""
+    kernel = _Listed(inputs, outputs, target, decision)
+    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
+
+
+FAMILY = replace(
+    dense.FAMILY,
+    build=build,
+    by_hand=has_list,
+    why="sums go on over words of data that a list says: no step cuts a sum by where its terms lie",
+)
+
+__all__ = ["FAMILY"]

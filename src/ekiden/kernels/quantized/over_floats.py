@@ -1,0 +1,89 @@
+"""How long a product of bytes takes beside the same product of float32, by the model of kernels.
+
+    bytes     products / (4 lanes x tile) x cycles of a step by the target's instructions
+    floats    the same of multiply-adds; of 3x3 windows Winograd's method where that is faster
+
+Where there are no dot products of bytes a quantised convolution may be slower than the floats that
+it stands for: who compiles or profiles one is told so.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ekiden import te
+from ekiden.kernels.cost_model import step_cycles
+from ekiden.kernels.family import NARROW, size_of
+from ekiden.kernels.geometry import geometry_of
+from ekiden.kernels.micro_kernels.epilogue import operands_of
+from ekiden.kernels.micro_kernels.matrix_tiles import LANES, MATRIX_DOTS, WORD_BYTES, WORDS
+from ekiden.kernels.names import Chosen
+from ekiden.kernels.prim_builder import product
+from ekiden.kernels.quantized.words import NARROW_DOT
+from ekiden.kernels.spaces.winograd import direct_cycles, winograd_cycles
+from ekiden.target import Target
+from ekiden.te.inline import post_order_tensors
+from ekiden.topi.nn.weights import WORD, WORD_OF
+from ekiden.topi.nn.winograd import TAPS, suits
+
+UNKNOWN = 1 << 10
+"""What a size is taken for that only the run knows."""
+PLAIN = ("conv1d", "conv2d", "conv3d", "dense", "batch_matmul", "matmul")
+"""Tags of products that have no kernel where their sums are integers."""
+NO_KERNEL = 8.0
+"""How many times as long a plain nest of int32 takes at least (Xeon with AVX2: 15 to 80)."""
+
+
+def over_floats(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> float:
+    """Return how many times as long as its floats the kernel of a product of integers takes by the
+    model; 0 where it is none, or on a device."""
+    if target.kind.has_threads:
+        return 0.0
+    anchor = chosen.anchor
+    if anchor is None:
+        tensors = post_order_tensors(outputs)
+        is_plain = any(t.op.tag in PLAIN and t.dtype in ("int32", "int64") for t in tensors)
+        return NO_KERNEL if is_plain else 0.0
+    if chosen.family.name not in ("conv_nhwc_pack", "dense_pack"):
+        return 0.0
+    data, weight = operands_of(anchor)
+    if weight.dtype != "int8":
+        return 0.0
+    is_conv = chosen.family.name == "conv_nhwc_pack"
+    steps = math.prod(size_of(d) or 1 for d in weight.shape[-6 if is_conv else -4 :][1:-2])
+    pixels = size_of(product(list(anchor.shape[:-1]))) or UNKNOWN
+    columns = size_of(anchor.shape[-1]) or 1
+    products = pixels * columns * steps * WORD_OF[weight.dtype]
+    floats = direct_cycles(products, target)
+    if is_conv:
+        floats = min(floats, _winograd(anchor, data, target))
+    return _word_cycles(products, chosen, target) / floats if floats else 0.0
+
+
+def _word_cycles(products: int, chosen: Chosen, target: Target) -> float:
+    """Cycles of products of bytes as a decision has them multiplied."""
+    decision = chosen.decision
+    if decision["dot"] in MATRIX_DOTS:  # a row of a register takes a cycle
+        return products / (LANES * WORDS * WORD_BYTES)
+    lanes = target.lanes("float32")
+    rows, vectors = decision.number("rows"), -(-decision.number("panel") // lanes)
+    dtype = NARROW if decision["dot"] == NARROW_DOT else "uint8"
+    return products / (WORD * rows * vectors * lanes) * step_cycles(rows, vectors, target, dtype)
+
+
+def _winograd(anchor: te.Tensor, data: te.Tensor, target: Target) -> float:
+    """Cycles of Winograd's method for a convolution of floats; infinite where it has none."""
+    geometry = geometry_of(anchor)
+    before, behind = size_of(data.shape[-1]) or 0, size_of(anchor.shape[-1]) or 0
+    is_plain = geometry.groups == 1 and geometry.strides == geometry.dilation == (1, 1)
+    if not is_plain or geometry.kernel != (TAPS, TAPS):
+        return math.inf
+    if not suits(before, behind, target.lanes("float32")):
+        return math.inf
+    many, height, width = (size_of(d) or 0 for d in geometry.out[:3])
+    side = math.isqrt(UNKNOWN)
+    image = (many or 1, height or side, width or side)
+    return winograd_cycles(image, (before, behind), target)
+
+
+__all__ = ["over_floats"]

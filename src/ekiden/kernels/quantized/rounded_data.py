@@ -1,0 +1,132 @@
+"""Data rounded to bytes in blocks, as a kernel does it before it multiplies.
+
+step[row, block]   = largest magnitude of the block / 127
+bytes[row, k]      = data[row, k] / step, to the nearest whole number
+total[row, group]  = sum of the bytes of a group
+
+`is_paired`: the bytes as int16, of each four the first and the third first (words.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import Add, Cast, Div, IntImm, Max, Mul, PrimExpr, Var, const
+from ekiden.kernels.quantized.words import paired
+from ekiden.runtime.late_methods import dataclass
+from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, seq
+
+LEVELS = 127.0
+"""What the largest number of a block becomes."""
+LEAST = float(np.finfo(np.float32).tiny)
+"""Of a block: its numbers are multiplied by a finite one."""
+GRAIN = 1 << 13
+"""Numbers from which a thread of its own is worth having."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedData:
+    """Where the data of a product are rounded to; `block` numbers of a row have a step, and `group`
+    of them a sum."""
+
+    data: Buffer
+    block: int
+    group: int
+    bytes: Buffer
+    step: Buffer
+    total: Buffer
+
+    @staticmethod
+    def of(data: Buffer, block: int, group: int, is_paired: bool = False) -> RoundedData:
+        """Buffers for data whose last axis blocks divide."""
+        leading, depth = data.shape[:-1], data.shape[-1]
+        assert isinstance(depth, IntImm)
+        steps, totals = (const(depth.value // size) for size in (block, group))
+        return RoundedData(
+            data,
+            block,
+            group,
+            Buffer("bytes", data.shape, "int16" if is_paired else "int8"),
+            Buffer("step", (*leading, steps), "float32"),
+            Buffer("total", (*leading, totals), "int32"),
+        )
+
+    def around(self, rows: PrimExpr, lanes: int, body: Stmt) -> Stmt:
+        """The body after the data are rounded; rows in parallel."""
+        depth = self.data.shape[-1]
+        assert isinstance(depth, IntImm)
+        row, n = Var("row"), Var("n")
+        blocks = depth.value // self.block
+        each = _Block(self, row, simplify(row * blocks + n), lanes)
+        inside = For(n, const(0), const(blocks), ForKind.SERIAL, each.body())
+        grain = max(1, GRAIN // max(1, depth.value))
+        work = For(row, const(0), rows, ForKind.PARALLEL, inside, {"grain": grain})
+        made = seq(work, body)
+        for buffer in (self.total, self.step, self.bytes):
+            made = Allocate(buffer, made)
+        return made
+
+
+class _Block:
+    """One block of a row."""
+
+    def __init__(self, to: RoundedData, row: Var, number: PrimExpr, lanes: int) -> None:
+        self.to, self.row, self.number, self.lanes = to, row, number, lanes
+        self.real, self.whole = dt.with_lanes("float32", lanes), dt.with_lanes("int32", lanes)
+        count = to.block // lanes
+        self.values = [Var(f"x{i}", self.real) for i in range(count)]
+        self.rounded = [Var(f"q{i}", self.whole) for i in range(count)]
+
+    def body(self) -> Stmt:
+        """The largest magnitude first."""
+        most, finer, step = (Var(n, "float32") for n in ("most", "finer", "step"))
+        made = seq(BufferStore(self.to.step, step, (self.number,)), *self.stores())
+        for var, value in zip(reversed(self.rounded), reversed(self.values), strict=True):
+            scaled = Mul(value, broadcast(finer, self.lanes), self.real)
+            near = call_intrin("round", scaled, dtype=self.real)
+            made = LetStmt(var, Cast(near, self.whole), made)
+        bound = Max(most, const(LEAST, "float32"), "float32")
+        made = LetStmt(finer, Div(const(LEVELS, "float32"), bound, "float32"), made)
+        made = LetStmt(step, Mul(most, const(1 / LEVELS, "float32"), "float32"), made)
+        magnitudes = [call_intrin("abs", value, dtype=self.real) for value in self.values]
+        largest = magnitudes[0]
+        for other in magnitudes[1:]:
+            largest = Max(largest, other, self.real)
+        made = LetStmt(most, VectorReduce(largest, "max", "float32"), made)
+        for i, value in reversed([*enumerate(self.values)]):
+            at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)
+            made = LetStmt(value, self.to.data[at].with_fields(dtype=self.real), made)
+        return made
+
+    def stores(self) -> list[Stmt]:
+        """The bytes, and the sums of groups."""
+        made: list[Stmt] = []
+        for i, value in enumerate(self.rounded):
+            at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)
+            is_paired = self.to.bytes.dtype == "int16"
+            level = paired(value) if is_paired else Cast(value, dt.with_lanes("int8", self.lanes))
+            made.append(BufferStore(self.to.bytes, level, (at,)))
+        size = self.to.group // self.lanes
+        groups = self.to.block // self.to.group
+        for group in range(groups):
+            total = _sum(self.rounded[group * size : (group + 1) * size], self.whole)
+            place = self.number * groups + group
+            whole = VectorReduce(total, "sum", "int32")
+            made.append(BufferStore(self.to.total, whole, (place,)))
+        return made
+
+
+def _sum(parts: Sequence[PrimExpr], dtype: str) -> PrimExpr:
+    found = parts[0]
+    for part in parts[1:]:
+        found = Add(found, part, dtype)
+    return found
+
+
+__all__ = ["RoundedData"]

@@ -1,0 +1,205 @@
+"""How products of bytes are computed, four steps of k at a time: words of four neighbours.
+
+    dot4_u8s8   acc + a0*b0 + a1*b1 + a2*b2 + a3*b3          one instruction, or shifts and products
+    madd_s16    acc + (a0*b0 + a2*b2) + (a1*b1 + a3*b3)      two sums of two products of int16
+    madd_u8s8   acc + ((a0*b0 + a1*b1) + (a2*b2 + a3*b3))    the inner sums in int16
+    madd_s8s8   the same of bytes that both have a sign      magnitudes of a, and b with its signs
+    sum2_u8s8   the inner sums of the third alone, added up in int16
+
+    amx_int8    the first, of matrices (matrix_tiles.py)
+    amx_bf16    the same of words of two
+
+The first two are exact for all bytes: 255 * -128 twice is far from the end of int32. For the second
+the data are widened once, in the order of the sums, so that a tile broadcasts pairs as they lie;
+weights stay bytes, an eighth of what data of a tile read, and are widened by shifts where they are
+loaded.
+Without the first a product of words took 28 operations, the second takes 4, the third 3.
+
+The third is exact where the inner sums fit: 255 * (b0 + b1) of what has one sign. A weight that is
+known is made so. Of pairs too large, half stays; the words that have the rest follow as rows of
+their own behind the others of their panel, with a list of where in the data they belong:
+
+    weight [panel][k / 4 + r][column][4]     places [panel][r]
+
+Panels have as many of those rows as the one with most, and it is done where that costs less than
+it saves: bytes of a normal distribution over a whole weight need it for some words in a hundred,
+those of a range of 7 bits for none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin, shuffle
+from ekiden.ir.op import Array
+from ekiden.ir.prim import Cast, PrimExpr, Var, const
+from ekiden.kernels.decision import Choice, Decision, Space
+from ekiden.kernels.micro_kernels.matrix_tiles import BY_PANEL
+from ekiden.kernels.micro_kernels.register_tiles import span
+from ekiden.target import Target
+from ekiden.tir.expr import Buffer, broadcast, ramp
+from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt
+from ekiden.topi.nn.weights import WORD
+
+DOT4, MADD, NARROW_DOT, PAIR = "dot4_u8s8", "madd_s16", "madd_u8s8", "dot2_bf16"
+SIGNED_DOT, SHORT_DOT = "madd_s8s8", "sum2_u8s8"
+"""The first is exact for all bytes of the first word and those from -127 on of the second."""
+MOST = 128
+"""Of the sum of two neighbours of one sign: 255 times that fits int16."""
+EVEN = 0x00FF00FF
+"""The bytes 0 and 2 of a word."""
+ONES = 0x00010001
+"""1 in each int16 of a word."""
+SUMS = "helium"
+"""What targets are able to that add up the products of a vector of words of one column."""
+GRAIN = 1 << 14
+"""Bytes from which a thread of its own is worth having: widening them takes about as long as
+calling one."""
+
+
+def dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
+    """How a target can multiply words of bytes, the best first: the first way there always is, if
+    not as an instruction; the third if sums of two products fit int16."""
+    ways = [MADD] if target.has(MADD) else []
+    if is_narrow and target.has(NARROW_DOT):
+        ways.insert(0, NARROW_DOT)
+    return (DOT4, *ways) if target.has(DOT4) else (*ways, DOT4)
+
+
+def exact_dot(target: Target) -> str:
+    """The instruction of a target for products of bytes without a sign by bytes with one: for all
+    bytes, or where sums of two products fit int16; "" where it has neither."""
+    return next((way for way in (DOT4, NARROW_DOT) if target.has(way)), "")
+
+
+def word_products(target: Target) -> tuple[str, ...]:
+    """What a target has instructions for that multiply words of bytes or of int16."""
+    needs = {DOT4: DOT4, MADD: MADD, SHORT_DOT: NARROW_DOT}
+    return tuple(way for way, ability in needs.items() if target.has(ability))
+
+
+def has_few_products(target: Target) -> bool:
+    """Whether products of bytes are so few at a time that windows of the data are worth copying to
+    have none with zeros. On x86-64 they are not: pmaddwd takes 1.2 to 2.4 times as long with them.
+    """
+    return target.has(SUMS) or target.has("smlad")
+
+
+def words_of_step(target: Target) -> int:
+    """How many words of a row are multiplied at once: of rows that are made, a multiple."""
+    return target.lanes("int32") if target.has(SUMS) else 1
+
+
+def dot_space(
+    weight: te.Tensor, target: Target, is_narrow: bool = False, matrices: str | None = None
+) -> Space:
+    """The choice of a kernel whose weight may be of words; `matrices`: how it can have them
+    multiplied in registers that hold those (`matrix_dot`)."""
+    ways = dots(target, is_narrow) if weight.dtype == "int8" else (PAIR,)
+    if matrices is not None:
+        ways = (matrices, *ways)
+    elif weight.dtype != "int8":
+        return ()
+    return (Choice("dot", ways, "how words of a few neighbours are multiplied"),)
+
+
+def matrix_dot(weight: te.Tensor, target: Target) -> str | None:
+    """How words are multiplied in registers that hold matrices, if a target has them; their loads
+    are not checked where all accesses shall be."""
+    made = BY_PANEL.get(weight.dtype)
+    has_it = made is not None and target.has(made.ability) and not target.bounds
+    return made.ability if made is not None and has_it else None
+
+
+def narrowed_words(weight: Array) -> tuple[Array, Array]:
+    """A weight [panel][k / 4][column][4] so that sums of two products fit, with the words of the
+    rest behind the others, and their places, as above."""
+    pairs = weight.reshape(*weight.shape[:-1], 2, 2)
+    wide = pairs.astype(np.int16)
+    above = np.maximum(wide, 0).sum(-1) > MOST
+    is_large = above | (np.minimum(wide, 0).sum(-1) < -MOST)
+    rest = np.where(is_large[..., None], pairs >> 1, 0).astype(np.int8)
+    there = is_large.any((-1, -2))
+    count = int(there.sum(1).max(initial=0))
+    first = np.argsort(~there, axis=1, kind="stable")[:, :count]
+    rows = np.take_along_axis(rest.reshape(weight.shape), first[:, :, None, None], axis=1)
+    made = np.concatenate([(pairs - rest).reshape(weight.shape), rows], axis=1)
+    return made, first.astype(np.int32)
+
+
+def pairs_of(data: Buffer, decision: Decision) -> Buffer | None:
+    """Where data are widened to, if they are: the same elements, but of each word the first and the
+    third come first."""
+    if decision.get("dot") != MADD:
+        return None
+    return Buffer("pairs", data.shape, "int16")
+
+
+def widen(data: Buffer, pairs: Buffer, rows: PrimExpr, length: PrimExpr, lanes: int) -> Stmt:
+    """Copy bytes to `pairs`; rows of `length`, which words divide, in parallel."""
+    row, words = Var("row"), simplify(length // WORD)
+
+    def body(at: PrimExpr, many: int) -> Stmt:
+        """Words of four bytes b0 b1 b2 b3 as int16 b0 b2 b1 b3, by masks and shifts within each
+        word.
+        """
+        first = (row * words + at) * WORD
+        wide = f"int64x{many}" if many > 1 else "int64"
+        word = dt.with_lanes("int32", many) if many > 1 else "int32"
+
+        def number(value: int) -> PrimExpr:
+            return broadcast(const(value, "int64"), many) if many > 1 else const(value, "int64")
+
+        load = data[ramp(first, 1, WORD * many)].with_fields(
+            dtype=dt.with_lanes("uint8", WORD * many)
+        )
+        value = Cast(call_intrin("reinterpret", load, dtype=word), wide)
+        even = call_intrin("bitwise_and", value, number(EVEN), dtype=wide)
+        odd = call_intrin("right_shift", value, number(8), dtype=wide)
+        odd = call_intrin("bitwise_and", odd, number(EVEN), dtype=wide)
+        odd = call_intrin("left_shift", odd, number(32), dtype=wide)
+        both = call_intrin("bitwise_or", even, odd, dtype=wide)
+        made = call_intrin("reinterpret", both, dtype=dt.with_lanes("int16", WORD * many))
+        return BufferStore(pairs, made, (ramp(first, 1, WORD * many),))
+
+    inside = span(words, lanes, body)
+    grain = max(1, GRAIN // size) if (size := _known(length)) else 1
+    return For(row, const(0), rows, ForKind.PARALLEL, inside, {"grain": grain})
+
+
+def paired(levels: PrimExpr) -> PrimExpr:
+    """The lower halves of a vector of int32 in that order, as products of int16 take them."""
+    count = dt.lanes(levels.dtype)
+    halves = call_intrin("reinterpret", levels, dtype=dt.with_lanes("int16", 2 * count))
+    first = [WORD * (n // WORD) + (0, 2, 1, 3)[n % WORD] for n in range(count)]
+    return shuffle(halves, halves, [2 * n for n in first])
+
+
+def _known(length: PrimExpr) -> int:
+    value = getattr(length, "value", 0)
+    return value if isinstance(value, int) else 0
+
+
+__all__ = [
+    "DOT4",
+    "MADD",
+    "NARROW_DOT",
+    "ONES",
+    "PAIR",
+    "SHORT_DOT",
+    "SIGNED_DOT",
+    "dot_space",
+    "dots",
+    "exact_dot",
+    "has_few_products",
+    "matrix_dot",
+    "narrowed_words",
+    "paired",
+    "pairs_of",
+    "widen",
+    "word_products",
+    "words_of_step",
+]

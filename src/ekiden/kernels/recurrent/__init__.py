@@ -1,0 +1,1 @@
+"""Recurrent layers: the loop over time in one kernel."""

@@ -1,0 +1,484 @@
+"""Layers of recurrent networks: the loop over time in one kernel.
+
+    for t:  for panel:  gates = h[t - 1] * weight[panel];  h[t], c[t] = cell(data[t] + gates)
+
+A panel of the weight holds `lanes` neighbouring hidden units with all their gates, so the register
+tile of a panel is all that the cell of those units needs, and it is computed where the product
+ends. Each thread keeps the same run of panels through all steps and walks it forth and back by
+turns: what it read last is what it reads first, so a part as large as its L2 cache is not fetched
+again (512 units: 4 MB of weights, 46 us for a step from L3).
+
+A weight of int8 is multiplied with states that are quantised to bytes before each step, and
+widened to int16 where words are multiplied in pairs (words.py). Its panels may have rows behind
+the others, with a list of the words of the states that they are multiplied with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.intrinsic import call_intrin, if_then_else
+from ekiden.ir.prim import (
+    Add,
+    Cast,
+    Div,
+    IntImm,
+    Max,
+    Min,
+    Mul,
+    PrimExpr,
+    Select,
+    Sub,
+    Var,
+    cast,
+    const,
+)
+from ekiden.kernels.cost_model import chains_of
+from ekiden.kernels.decision import Decision
+from ekiden.kernels.family import Family
+from ekiden.kernels.micro_kernels.register_tiles import (
+    KLoop,
+    Listed,
+    Tile,
+    balanced_rows,
+    compute_tile,
+)
+from ekiden.kernels.prim_builder import extern_buffers, tiled_function
+from ekiden.kernels.quantized.words import pairs_of, widen
+from ekiden.kernels.spaces.recurrent import default, factor_of, parts_of, space
+from ekiden.target import Target
+from ekiden.te.range_check import checks_of
+from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
+from ekiden.tir.stmt import (
+    Allocate,
+    BufferStore,
+    For,
+    ForKind,
+    LetStmt,
+    PrimFunc,
+    Stmt,
+    seq,
+)
+from ekiden.topi.cells import Cell, VectorMaths
+from ekiden.topi.nn.weights import WORD
+
+LANES = 16
+"""Hidden units of a panel where no target is known."""
+PARALLEL_PRODUCTS = 1 << 17
+"""Multiplications of a step from which threads share it: less takes no longer than to call them."""
+MOST_ROWS = 6
+"""Sequences of a batch that a register tile takes where no target is known."""
+PEEPHOLES = ("p_i", "p_f", "p_o")
+
+
+class Layer:
+    """The statement of one layer. `inputs` are data [steps, batch, gates * hidden], weight (packed,
+    or as it is), and those of `cell.given`; `outputs` all hidden states and the last states."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        target: Target | None = None,
+        decision: Decision | None = None,
+    ) -> None:
+        self.cell, self.outputs, self.target = cell, outputs, target
+        self.cores = target.cores if target is not None else 1
+        self.data, self.weight = inputs[:2]
+        self.extras = dict(zip(cell.given, inputs[2:], strict=True))
+        self.is_packed = len(self.weight.shape) > 2
+        self.is_bytes = self.weight.dtype == "int8"
+        lanes = target.lanes("float32") if target is not None else LANES
+        self.lanes = self._packed_lanes() if self.is_packed else lanes
+        self.steps, self.batch = self.data.shape[:2]
+        rows = self.data.shape[2]
+        assert isinstance(rows, IntImm)
+        self.hidden = rows.value // cell.gates
+        self.panels = -(-self.hidden // self.lanes)
+        self.word = WORD if self.is_bytes else 1
+        self.depth = -(-self.hidden // self.word)
+        self.width = self.panels * self.lanes
+        self.size = simplify(self.batch * self.width)
+        # Rows of states are whole vectors: products read them unmasked. Two halves take turns.
+        self.h = Buffer("h_state", (self.size * 2,))
+        self.c = Buffer("c_state", (self.size,))
+        self.reset = Buffer("reset_state", (self.size,))
+        self.update = Buffer("update", (self.size,))
+        self.quantized = Buffer("quantized", (self.size,), "uint8")
+        self.dot = str((decision or Decision()).get("dot", ""))
+        self.rows = int((decision or Decision()).get("rows", MOST_ROWS))
+        self.places = self.extras.get("places")
+        self.listed = 0 if self.places is None else _known(self.places.shape[1])
+        self.pairs = pairs_of(self.quantized, decision or Decision())
+        self.scale = Buffer("state_scale", (const(1),))
+        self.zero_point = Buffer("state_zero_point", (const(1),), "int32")
+        self.factor = factor_of(self.weight.dtype, cell)
+        self.states = {"h": self.h} | ({"c": self.c} if cell.kind == "lstm" else {})
+
+    def _packed_lanes(self) -> int:
+        width = self.weight.shape[2]
+        assert isinstance(width, IntImm)
+        return width.value // self.cell.gates
+
+    # Vectors.
+
+    def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None = None) -> PrimExpr:
+        """A vector; zeros where the mask is not set."""
+        vector = BufferLoad(
+            buffer, (ramp(at, 1, self.lanes),), dt.with_lanes(buffer.dtype, self.lanes)
+        )
+        zero = broadcast(const(0, buffer.dtype), self.lanes)
+        return vector if mask is None else if_then_else(mask, vector, zero)
+
+    def store(
+        self, buffer: Buffer, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None = None
+    ) -> Stmt:
+        """Keep a vector."""
+        return BufferStore(buffer, value, (ramp(at, 1, self.lanes),), mask)
+
+    @property
+    def zero(self) -> PrimExpr:
+        """A vector of zeros."""
+        return broadcast(const(0.0, "float32"), self.lanes)
+
+    def mask(self, panel: PrimExpr) -> PrimExpr | None:
+        """The lanes of a panel that are hidden units; None where all are."""
+        if self.hidden == self.width:
+            return None
+        limit = broadcast(const(self.hidden), self.lanes)
+        return ramp(panel * self.lanes, 1, self.lanes) < limit
+
+    # Before and after the loop.
+
+    def each_state(self, name: str, first: bool) -> Stmt:
+        """A state from its initial value, or to its output."""
+        row, panel = Var("row"), Var("panel")
+        state, mask = self.states[name], self.mask(panel)
+        inside, outside = (row * n + panel * self.lanes for n in (self.width, self.hidden))
+        if first:
+            given = self.extras.get(f"initial_{name}")
+            value = self.zero if given is None else self.load(given, outside, mask)
+            body = self.store(state, inside, value)
+        else:
+            output = self.outputs[1 + list(self.states).index(name)]
+            half = self.steps % 2 * self.size if name == "h" else const(0)
+            body = self.store(output, outside, self.load(state, half + inside), mask)
+        each = For(panel, const(0), const(self.panels), ForKind.SERIAL, body)
+        return For(row, const(0), self.batch, ForKind.SERIAL, each)
+
+    def packed(self) -> tuple[Buffer, Stmt]:
+        """A copy of the weight in panels, and what makes it."""
+        gates, lanes, dtype = self.cell.gates, self.lanes, self.weight.dtype
+        count = self.panels * self.depth * gates * lanes * self.word
+        copy = Buffer("packed", (const(count),), dtype)
+        panel, k = Var("panel"), Var("k")
+        mask, zero = self.mask(panel), broadcast(const(0, dtype), lanes)
+        steps = []
+        for gate, byte in product(range(gates), range(self.word)):
+            column = k * self.word + byte
+            index = (ramp((panel * lanes + gate * self.hidden) * self.hidden + column,
+                          self.hidden, lanes),)  # fmt: skip
+            value: PrimExpr = BufferLoad(self.weight, index, dt.with_lanes(dtype, lanes))
+            if mask is not None:
+                value = if_then_else(mask, value, zero)
+            if self.depth * self.word != self.hidden:
+                value = if_then_else(column < self.hidden, value, zero)
+            place = ((panel * self.depth + k) * gates + gate) * (lanes * self.word) + byte
+            steps.append(BufferStore(copy, value, (ramp(place, self.word, lanes),)))
+        rows = For(k, const(0), const(self.depth), ForKind.SERIAL, seq(*steps))
+        return copy, For(panel, const(0), const(self.panels), ForKind.PARALLEL, rows, {"grain": 1})
+
+    # One step.
+
+    def time(self, t: PrimExpr, row: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
+        """(which row of the data step t of a sequence takes, whether the sequence has a step t)."""
+        lengths = self.extras.get("lengths")
+        if lengths is None:
+            return (self.steps - 1 - t if self.cell.reverse else t), None
+        length = BufferLoad(lengths, (row,), "int32")
+        there = t < length
+        at = length - 1 - t
+        return (if_then_else(there, at, t) if self.cell.reverse else t), there
+
+    def multiplied(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
+        """What a phase multiplies with the weight, and where it begins."""
+        if self.is_bytes:
+            return self.quantized if self.pairs is None else self.pairs, const(0)
+        return self.state(t, phase)
+
+    def state(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
+        """The state that a phase takes, and where it begins."""
+        return (self.reset, const(0)) if phase else (self.h, t % 2 * self.size)
+
+    def quantize(self, t: PrimExpr, phase: int) -> Stmt:
+        """The state of a phase as bytes, with their scale and zero point: those of the least range
+        that holds the state and 0."""
+        source, start = self.state(t, phase)
+        shape, one = (const(self.lanes),), const(0)
+        low, high = (Buffer(name, shape, scope="local") for name in ("low", "high"))
+        i, j = Var("i"), Var("j")
+        count = simplify(self.size // self.lanes)
+        value = self.load(source, start + i * self.lanes)
+        vector = value.dtype
+        extremes = seq(
+            self.store(low, one, Min(self.load(low, one), value, vector)),
+            self.store(high, one, Max(self.load(high, one), value, vector)),
+        )
+        least = VectorReduce(self.load(low, one), "min", "float32")
+        most = VectorReduce(self.load(high, one), "max", "float32")
+        spread = (most - least) / const(255.0, "float32")
+        step = if_then_else(most > least, spread, const(1.0, "float32"))
+        scale = self.scale[const(0)]
+        zero = call_intrin("round", (const(0.0, "float32") - least) / scale)
+        level = call_intrin("round", Div(self.load(source, start + j * self.lanes),
+                                         broadcast(scale, self.lanes), vector))  # fmt: skip
+        shift = broadcast(cast(self.zero_point[const(0)], "float32"), self.lanes)
+        top = broadcast(const(255.0, "float32"), self.lanes)
+        byte = Max(Min(Add(level, shift, vector), top, vector), self.zero, vector)
+        bytes_ = Cast(byte, dt.with_lanes("uint8", self.lanes))
+        made = seq(
+            self.store(low, one, self.zero),
+            self.store(high, one, self.zero),
+            For(i, const(0), count, ForKind.SERIAL, extremes),
+            BufferStore(self.scale, step, (const(0),)),
+            BufferStore(self.zero_point, cast(zero, "int32"), (const(0),)),
+            For(j, const(0), count, ForKind.SERIAL,
+                self.store(self.quantized, j * self.lanes, bytes_)),
+        )  # fmt: skip
+        if self.pairs is not None:
+            width = const(self.width)
+            made = seq(made, widen(self.quantized, self.pairs, self.batch, width, self.lanes))
+        return Allocate(low, Allocate(high, made))
+
+    def products(self, products: Buffer, at: PrimExpr, phase: int, unit: PrimExpr,
+                 mask: PrimExpr | None) -> list[PrimExpr]:  # fmt: skip
+        """The products of a phase's gates for a panel, in float32."""
+        found: list[PrimExpr] = []
+        for n, gate in enumerate(self.cell.phases[phase]):
+            value = self.load(products, at + n * self.lanes)
+            if self.is_bytes:
+                row, vector = unit + gate * self.hidden, dt.with_lanes("int32", self.lanes)
+                zero = broadcast(self.zero_point[const(0)], self.lanes)
+                sums = Mul(zero, self.load(self.extras["sums"], row, mask), vector)
+                step = broadcast(self.scale[const(0)], self.lanes)
+                weight = self.load(self.extras["scale"], row, mask)
+                total = Cast(Sub(value, sums, vector), weight.dtype)
+                value = Mul(total, Mul(step, weight, weight.dtype), weight.dtype)
+            found.append(value)
+        return found
+
+    def units(self, t: PrimExpr, phase: int, panel: PrimExpr, weight: Buffer) -> Stmt:
+        """The product and the cell of a panel, for all sequences."""
+        chosen, lanes = self.cell.phases[phase], self.lanes
+        dtype = "int32" if self.is_bytes else "float32"
+
+        def tile(rows: int, first: PrimExpr) -> Stmt:
+            """Some rows of the batch: the products of their states with the gates of a panel, kept
+            in the thread's own memory, then what the cell makes of them.
+            """
+            count = const(rows * len(chosen) * lanes)
+            products = Buffer("products", (count,), dtype, "local")
+            multiply = seq(
+                *(
+                    self.multiply((t, phase), part, (rows, first), (panel, weight), products)
+                    for part in self.parts(chosen, rows)
+                )
+            )
+            row = Var("row")
+            one = self.one(t, phase, panel, first + row, products, row * (len(chosen) * lanes))
+            each = For(row, const(0), const(rows), ForKind.SERIAL, one)
+            return Allocate(products, seq(multiply, each))
+
+        return balanced_rows(self.batch, self.rows, tile)
+
+    def parts(self, gates: Sequence[int], rows: int) -> Sequence[Sequence[int]]:
+        """Gates whose sums are in registers together."""
+        return (gates,) if self.target is None else parts_of(gates, rows, self.target, self.factor)
+
+    def multiply(
+        self,
+        when: tuple[PrimExpr, int],
+        part: Sequence[int],
+        tile: tuple[int, PrimExpr],
+        panel: tuple[PrimExpr, Buffer],
+        products: Buffer,
+    ) -> Stmt:
+        """The products of some gates in a step and a phase: of (how many, the first) rows with a
+        panel of the weight."""
+        (t, phase), (rows, first), (number, weight), lanes = when, tile, panel, self.lanes
+        chosen = self.cell.phases[phase]
+        count, wide, chains = len(part), len(part) * lanes, 1
+        if self.target is not None:
+            chains = chains_of(rows, count, self.target, self.factor)
+        shape = Tile(rows, count, lanes, wide, products.dtype, self.dot, chains)
+        behind = (part[0] - chosen[0]) * lanes
+
+        def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+            return self.store(products, i * (len(chosen) * lanes) + behind + column, value)
+
+        step = self.cell.gates * lanes * self.word
+        base = number * ((self.depth + self.listed) * step) + part[0] * (lanes * self.word)
+        source, half = self.multiplied(t, phase)
+        starts = [half + (first + i) * self.width for i in range(rows)]
+        loops = [KLoop(const(self.depth), const(self.word), const(step))]
+        rest = self.rest(number, base)
+        return compute_tile(shape, loops, source, starts, weight, base, keep, listed=rest)
+
+    def rest(self, panel: PrimExpr, base: PrimExpr) -> Listed | None:
+        """The rows of a panel behind those for all words of the states, if there are any."""
+        if self.places is None:
+            return None
+        step = self.cell.gates * self.lanes * self.word
+        word, origin = const(self.word), base + self.depth * step
+        return Listed(self.listed, self.places, panel * self.listed, origin, word, const(step))
+
+    def one(
+        self,
+        t: PrimExpr,
+        phase: int,
+        panel: PrimExpr,
+        row: PrimExpr,
+        products: Buffer,
+        at: PrimExpr,
+    ) -> Stmt:
+        """The cell of a panel's units in one sequence; its products begin at `at`."""
+        chosen, lanes, mask = self.cell.phases[phase], self.lanes, self.mask(panel)
+        unit, place = panel * lanes, row * self.width + panel * lanes
+        when, there = self.time(t, row)
+        time = Var("time")
+        line = (time * self.batch + row) * self.cell.gates
+        x = [self.load(self.data, (line + g) * self.hidden + unit, mask) for g in chosen]
+        r = self.products(products, at, phase, unit, mask)
+        if "bias" in self.extras:
+            bias = self.extras["bias"]
+            r = [
+                value + self.load(bias, unit + g * self.hidden, mask)
+                for g, value in zip(chosen, r, strict=True)
+            ]
+        old = {"h": self.load(self.h, t % 2 * self.size + place)}
+        if "c" in self.states:
+            old["c"] = self.load(self.c, place)
+        known = old | {
+            name: self.load(self.extras["peephole"], unit + n * self.hidden, mask)
+            for n, name in enumerate(PEEPHOLES)
+            if "peephole" in self.extras
+        }
+        if phase:
+            known["update"] = self.load(self.update, place)
+        made = self.cell.step(VectorMaths(lanes), phase, x, r, known)
+        body = self.keep(
+            t, made, old, place, ((time * self.batch + row) * self.hidden + unit, there, mask)
+        )
+        return LetStmt(time, when, body)
+
+    def keep(
+        self,
+        t: PrimExpr,
+        made: dict[str, PrimExpr],
+        old: dict[str, PrimExpr],
+        place: PrimExpr,
+        output: tuple[PrimExpr, PrimExpr | None, PrimExpr | None],
+    ) -> Stmt:
+        """Store what a cell made. A sequence that has ended keeps its state, and its output is
+        zero."""
+        at, there, mask = output
+        targets = {
+            "h": (self.h, (1 - t % 2) * self.size + place),
+            "c": (self.c, place),
+            "reset": (self.reset, place),
+            "update": (self.update, place),
+        }
+        names = {name: Var(f"new_{name}", dt.with_lanes("float32", self.lanes)) for name in made}
+        stores = []
+        for name, variable in names.items():
+            kept: PrimExpr = variable
+            if there is not None and name in old:
+                kept = Select(broadcast(there, self.lanes), kept, old[name], kept.dtype)
+            stores.append(self.store(*targets[name], kept))
+        if "h" in names:
+            shown: PrimExpr = names["h"]
+            if there is not None:
+                shown = Select(broadcast(there, self.lanes), shown, self.zero, shown.dtype)
+            stores.append(self.store(self.outputs[0], at, shown, mask))
+        body = seq(*stores)
+        for name, value in reversed(made.items()):
+            body = LetStmt(names[name], value, body)
+        return body
+
+    def step(self, t: PrimExpr, phase: int, weight: Buffer) -> Stmt:
+        """All panels of a phase; the run of each thread forth in even steps, back in odd ones."""
+        products = self.hidden * self.hidden * len(self.cell.phases[phase])
+        if isinstance(self.batch, IntImm):
+            products *= self.batch.value
+        count = min(self.cores, self.panels) if products >= PARALLEL_PRODUCTS else 1
+        chunk, turn, panel = Var("chunk"), Var("turn"), Var("panel")
+        begin = chunk * self.panels // count
+        extent = simplify((chunk + 1) * self.panels // count - begin)
+        at = begin + turn + t % 2 * (extent - 1 - turn * 2)
+        inside = LetStmt(panel, at, self.units(t, phase, panel, weight))
+        run = For(turn, const(0), extent, ForKind.SERIAL, inside)
+        kind = ForKind.PARALLEL if count > 1 else ForKind.SERIAL
+        grain = {"grain": 1} if count > 1 else None
+        shared = For(chunk, const(0), const(count), kind, run, grain)
+        return seq(self.quantize(t, phase), shared) if self.is_bytes else shared
+
+    def body(self) -> Stmt:
+        """The whole layer."""
+        weight, made = (self.weight, None) if self.is_packed else self.packed()
+        t = Var("t")
+        phases = [self.step(t, n, weight) for n in range(len(self.cell.phases))]
+        statements = [
+            *(self.each_state(name, True) for name in self.states),
+            For(t, const(0), self.steps, ForKind.SERIAL, seq(*phases)),
+            *(self.each_state(name, False) for name in self.states),
+        ]
+        whole = seq(*([] if made is None else [made]), *statements)
+        used = [*self.states.values(), *([self.reset, self.update] if len(phases) > 1 else [])]
+        if self.is_bytes:
+            used += [self.quantized, self.scale, self.zero_point]
+        if self.pairs is not None:
+            used.append(self.pairs)
+        for buffer in [*used, *([] if made is None else [weight])]:
+            whole = Allocate(buffer, whole)
+        return whole
+
+
+def recurrent(
+    inputs: list[te.Tensor],
+    outputs: list[te.Tensor],
+    target: Target,
+    name: str,
+    decision: Decision,
+) -> PrimFunc:
+    """The rule for tag "recurrent": all outputs of one layer."""
+    cell = outputs[0].op.attrs["cell"]
+    assert isinstance(cell, Cell)
+    buffers, operands, results = extern_buffers(inputs, outputs)
+    layer = Layer(cell, operands, results, target, decision)
+    made = tiled_function(name, buffers, layer.body(), len(outputs))
+    if checks_of(outputs[0].op):
+        made = made.with_attr({"tir.has_blocks": 1})  # the checks of lengths are loops as others
+    # gates that stay shut make states decay through subnormal numbers
+    return made.with_attr({"tir.flush_subnormals": 1})
+
+
+def _known(dim: PrimExpr) -> int:
+    assert isinstance(dim, IntImm), "packed weights are known"
+    return dim.value
+
+
+FAMILY = Family(
+    name="recurrent",
+    build=recurrent,
+    why="steps of a sequence carry a state: blocks of a schedule are in any order",
+    space=space,
+    default=default,
+    is_whole=True,
+)
+
+__all__ = ["LANES", "Layer", "recurrent"]

@@ -1,0 +1,1 @@
+"""Search spaces: what may be chosen about each family, and the default by an analytical model."""

@@ -1,0 +1,196 @@
+"""What may be chosen about convolutions with packed weights, and what is.
+
+A convolution is the product of its output pixels and its output channels over taps and input
+channels:  rows = n * h * w,  columns = o,  depth = kh * kw * c.  What differs from a dense layer is
+where rows come from: of 1x1 kernels they are the pixels of the data in order, and the model of
+dense layers says everything; of others a tile must not go over the end of a line, and blocks of k
+are parts of one kernel row, as only along that the depth is contiguous.
+
+    order=panel    weights larger than the data (late layers): each panel is read once
+    order=row      data larger than the weights (early layers): a band of lines stays in L2
+"""
+
+from __future__ import annotations
+
+import math
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir.prim import PrimExpr
+from ekiden.kernels.cost_model import DISTANCES, LEAST_BLOCK, Blocking, most_rows, tile_rows
+from ekiden.kernels.cpu.dense import UNROLLS
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space, Value, divisors, steps_down
+from ekiden.kernels.family import Product, size_of
+from ekiden.kernels.geometry import FLAT, Geometry, geometry_of
+from ekiden.kernels.micro_kernels.epilogue import operands_of
+from ekiden.kernels.micro_kernels.matrix_tiles import HEIGHTS, MATRIX_DOTS
+from ekiden.kernels.prim_builder import product
+from ekiden.kernels.quantized.words import dot_space, dots, matrix_dot
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.topi.nn.weights import WORD_OF
+
+NARROW = 12
+"""Lines of at most this many pixels share tiles (7x7x512 3x3: 83 % of the peak by lines)."""
+
+
+FEW_WORDS = 3
+"""Words of a row from which registers that hold matrices pay: a multiplication takes as long with
+one word as with sixteen, 64 products a cycle for each, where dot products of 512 bits do 128."""
+
+
+def is_short(width: PrimExpr) -> bool:
+    """Whether lines are too short to be cut into good tiles."""
+    size = size_of(width)
+    return size is not None and size <= NARROW
+
+
+@dataclass(frozen=True, slots=True)
+class ConvSizes:
+    """What a decision depends on."""
+
+    geometry: Geometry
+    product: Product
+    row_steps: int | None
+    """Steps of k of a kernel row that are one loop; None where they are several."""
+    panel: int
+    weights: int
+    """Elements of all weights."""
+    target: Target
+
+    @staticmethod
+    def of(anchor: te.Tensor, target: Target) -> ConvSizes:
+        """Of a convolution with a packed weight."""
+        geometry, attrs = geometry_of(anchor), anchor.op.attrs
+        data, weight = operands_of(anchor)
+        word = WORD_OF.get(weight.dtype, 1)
+        channels_in = size_of(weight.shape[-2 if word == 1 else -3])
+        assert channels_in is not None, "weights are known"
+        taps = math.prod(geometry.kernel) * geometry.depth.kernel
+        channels = int(str(attrs["channels"]))
+        pixels = product(list(geometry.out[:3]))
+        is_one_loop = geometry.groups == 1 and geometry.depth is FLAT
+        is_one_loop = is_one_loop and (geometry.kernel[1] == 1 or geometry.dilation[1] == 1)
+        row = channels_in * geometry.kernel[1]
+        sizes = Product.of(pixels, channels // geometry.groups, channels_in * taps, data.dtype)
+        return ConvSizes(
+            geometry,
+            sizes,
+            row if is_one_loop and word == 1 else None,
+            int(str(attrs["tile"])),
+            channels_in * word * taps * channels,
+            target,
+        )
+
+    @property
+    def vectors(self) -> int:
+        """Of a panel."""
+        return -(-self.panel // self.target.lanes("float32"))
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether tiles run over all output pixels."""
+        return self.geometry.is_pointwise or is_short(self.geometry.out[2])
+
+    def blocks(self) -> tuple[int, ...]:
+        """Steps of k that a block may have."""
+        if self.row_steps is None or self.product.dtype != "float32":
+            return ()
+        depth = self.product.depth
+        return tuple(d for d in divisors(self.row_steps, LEAST_BLOCK) if d != depth)
+
+    def rows(self) -> int:
+        """Of a tile. Rows of data lie a pixel apart, or a stride."""
+        size = self.product
+        across = None if self.is_flat else size_of(self.geometry.out[2])
+        rows = size.rows if across is None else across
+        distance = Product(rows, size.columns, self.pixel, size.dtype)
+        return tile_rows(self.vectors, distance, self.target)
+
+    @property
+    def pixel(self) -> int | None:
+        """Elements from the data of a pixel of a line to those of the next, if they are known."""
+        return size_of(simplify(self.geometry.data[3] * self.geometry.strides[1]))
+
+    def unroll(self, blocking: Blocking, order: str, ahead: int) -> int:
+        """Steps of k that stand one after the other: as many as for any product, but one where the
+        next step of a pixel reads what this one of the next pixel does. A compiler loads that once
+        for both, for all rows of a tile, and no registers are left for the sums (one channel,
+        stride 1, window 256, 36 and 96 channels: by one step 0.70 and 0.29 of the time on Zen 4,
+        0.48 and 0.43 as Zen 3)."""
+        steps = blocking.unroll(order, ahead)
+        along = self.row_steps is not None and self.geometry.kernel[1] > 1
+        return 1 if along and self.pixel is not None and self.pixel < steps else steps
+
+    def order(self, blocking: Blocking) -> str:
+        """The outer loop. Lines of pixels read from bands of data in the second-level cache, unless
+        the weights are larger than all data: then each panel should be read once."""
+        panels = -(-(self.product.columns or 0) // self.panel) * self.geometry.groups
+        if panels < self.target.cores:
+            return "row"
+        data, depth = self.geometry.data, self.geometry.depth.size
+        pixels = size_of(simplify(math.prod(data[1:], start=depth)))
+        is_heavy = pixels is not None and self.weights >= pixels
+        if self.is_flat and self.geometry.groups == 1 and not is_heavy:
+            return blocking.order()
+        return "panel" if is_heavy else "row"
+
+    def k_block(self, blocking: Blocking, order: str) -> int:
+        """Steps of k of a block: the longest that the model has cache for."""
+        wanted = blocking.k_block(order) if self.is_flat else 0
+        if not wanted:
+            return 0
+        return next((d for d in self.blocks() if d <= wanted), 0)
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for a convolution."""
+    sizes = ConvSizes.of(anchor, target)
+    blocking = Blocking(sizes.product, sizes.panel, 1, target)
+    rows = steps_down(most_rows(sizes.vectors, target, sizes.product.dtype))
+    weight = operands_of(anchor)[1]
+    matrices = matrix_dot(weight, target)
+    if matrices is not None:
+        rows = (*HEIGHTS, *rows)
+    # fmt: off
+    return (
+        Choice("panel", (sizes.panel,), "columns of a panel of weights", is_early=True),
+        Choice("rows", rows, "pixels of a tile"),
+        Choice("order", ("panel", "row"), "the outer loop: panels, or pixels"),
+        Choice("k_block", (0, *sizes.blocks()), "steps of k of a block; 0: all"),
+        Choice("own", DISTANCES, "steps by which a panel is brought to the first cache ahead"),
+        Choice("spread", blocking.spreads(), "tiles that bring the next panel to the second"),
+        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+        *dot_space(weight, target, matrices=matrices),
+    )
+    # fmt: on
+
+
+def _row_words(sizes: ConvSizes, weight: te.Tensor) -> int:
+    """Words that follow one another in the data: of a tap, or of all of a row where the channels of
+    neighbouring pixels do."""
+    words = size_of(weight.shape[-3]) or 0
+    geometry = sizes.geometry
+    is_whole = geometry.groups == 1 and geometry.dilation[1] == 1
+    return words * geometry.kernel[1] if is_whole else words
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What is chosen for a convolution."""
+    sizes = ConvSizes.of(anchor, target)
+    chosen: dict[str, Value] = {**fixed, "panel": sizes.panel}
+    weight = operands_of(anchor)[1]
+    matrices = matrix_dot(weight, target) if _row_words(sizes, weight) >= FEW_WORDS else None
+    ways = (matrices, dots(target)[0])
+    if chosen.setdefault("dot", next(filter(None, ways))) in MATRIX_DOTS:
+        chosen.setdefault("rows", HEIGHTS[0])
+        plain = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1}
+        chosen = {**plain, **chosen}
+    rows = int(chosen.setdefault("rows", sizes.rows()))
+    blocking = Blocking(sizes.product, sizes.panel, rows, target)
+    order = str(chosen.setdefault("order", sizes.order(blocking)))
+    chosen.setdefault("k_block", sizes.k_block(blocking, order))
+    own = int(chosen.setdefault("own", blocking.own(order)))
+    spread = int(chosen.setdefault("spread", blocking.spread(order) if sizes.is_flat else 0))
+    chosen.setdefault("unroll", sizes.unroll(blocking, order, own or spread))
+    return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})

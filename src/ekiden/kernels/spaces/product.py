@@ -1,0 +1,167 @@
+"""What may be chosen about products of computed matrices, and what is.
+
+The right matrix is copied into panels, which costs k * n writes beside m * k * n / lanes
+multiply-adds: with m below NARROW_ROWS copying is most of the time, and lines are read as they lie
+instead: from 4 to 27 times as fast for 1 to 7 rows by a transposed matrix (Zen 4). Of more rows the
+tile follows from registers (model.py), and the panel's width from what the columns leave over:
+1024^3 forced to AVX2 on a Sapphire Rapids reached 80 percent of that class's peak with panels of
+four vectors, and reaches 93 with two.
+
+A product of many rows and one column is that of one row and many columns: panels of one column
+would leave all lanes but one empty, and reading the left matrix as it lies takes a fifth of the
+time (32 of 256 x 64, 147 us to 32, Zen 4 with AVX-512).
+"""
+
+from __future__ import annotations
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.ir.dtype import itemsize
+from ekiden.ir.prim import const
+from ekiden.kernels.cost_model import (
+    DISTANCES,
+    MOST_VECTORS,
+    Blocking,
+    shared_evenly,
+    step_cycles,
+    tile_rows,
+)
+from ekiden.kernels.cpu.dense import UNROLLS
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.family import Product, size_of
+from ekiden.kernels.micro_kernels.epilogue import operands_of
+from ekiden.kernels.prim_builder import product
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+
+MOST_ROWS = 12
+"""Rows of a tile: more only cost code."""
+NARROW_ROWS = 8
+"""Rows of a tile one vector wide: enough to hide the latency of a multiply-add."""
+MANY = 1 << 12
+"""What a number of rows is taken for that is not known."""
+
+
+def is_turned(anchor: te.Tensor) -> bool:
+    """Whether a product is computed as its transposition, that of one row by the left matrix: it
+    has one column, and a vector of results can run along its rows."""
+    columns, rows = size_of(anchor.shape[-1]), size_of(anchor.shape[-2]) if anchor.ndim > 1 else 1
+    return columns == 1 != rows and (anchor.op.tag == "batch_matmul" or anchor.ndim == 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductSizes:
+    """What a decision depends on."""
+
+    product: Product
+    """Its depth in words of 4 bytes, which the model counts."""
+    batch: int | None
+    transpose_a: bool
+    transpose_b: bool
+    lanes: int
+    """Of a vector."""
+    target: Target
+
+    @staticmethod
+    def of(anchor: te.Tensor, target: Target) -> ProductSizes:
+        """Of a product of computed matrices."""
+        a, _ = operands_of(anchor)
+        attrs, tag = anchor.op.attrs, anchor.op.tag
+        batched = tag == "batch_matmul"
+        transpose_a = bool(attrs.get("transpose_a", False))
+        depth = a.shape[-2] if transpose_a else a.shape[-1]
+        rows = anchor.shape[1] if batched else product(list(anchor.shape[:-1]))
+        transpose_b = bool(attrs.get("transpose_b", tag == "dense"))
+        batch = size_of(anchor.shape[0]) if batched else 1
+        words = simplify(depth * (itemsize(anchor.dtype) // itemsize("float32")))
+        columns, lanes = anchor.shape[-1], target.lanes(anchor.dtype)
+        if is_turned(anchor):
+            rows, columns = const(1), rows
+            transpose_a, transpose_b = False, not transpose_a
+        size = Product.of(rows, columns, words)
+        return ProductSizes(size, batch, transpose_a, transpose_b, lanes, target)
+
+    @property
+    def columns(self) -> int | None:
+        """Of the result."""
+        return self.product.columns
+
+    def tall(self) -> Product:
+        """The product with a known number of rows: tiles are of few sizes in any case."""
+        size = self.product
+        return Product(size.rows or MANY, size.columns, size.depth)
+
+    def vectors(self) -> int:
+        """Of a whole panel: the columns left over take panels of one vector."""
+        product, target = self.tall(), self.target
+
+        def cost(wide: int) -> float:
+            """Cycles of a step of k for one row, in panels of `wide` vectors and what they leave
+            over.
+            """
+            each = step_cycles(rows := self.rows(wide), wide, target) / rows
+            if product.columns is None:
+                return each / wide
+            whole, rest = divmod(product.columns, wide * self.lanes)
+            narrow = step_cycles(NARROW_ROWS, 1, target) / NARROW_ROWS
+            return whole * each + -(-rest // self.lanes) * narrow
+
+        return min(range(MOST_VECTORS, 1, -1), key=lambda wide: round(cost(wide), 6))
+
+    def rows(self, vectors: int) -> int:
+        """Of a tile on a whole panel."""
+        return min(MOST_ROWS, tile_rows(vectors, self.tall(), self.target))
+
+    def ways(self, vectors: int) -> tuple[str, ...]:
+        """How the product can be computed, the best first."""
+        rows, width = self.product.rows, vectors * self.lanes
+        found = ["panels", "whole"] if self.shares_panels(width) else ["whole", "panels"]
+        columns = -1 if self.columns is None or self.transpose_b else self.columns
+        if 0 <= columns <= MOST_VECTORS * self.lanes and columns % self.lanes == 0:
+            found.insert(0, "direct")
+        if rows is not None and 0 < rows < NARROW_ROWS:
+            if not self.transpose_b:
+                found.insert(0, "streamed")
+            elif not self.transpose_a:
+                found.insert(0, "dots")
+        return tuple(found)
+
+    def shares_panels(self, width: int) -> bool:
+        """Whether threads have other matrices of a batch, or can share out the panels."""
+        if self.batch != 1:
+            return True
+        columns = self.columns
+        return columns is not None and shared_evenly(columns // width, self.target.cores)
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for a product of computed matrices."""
+    sizes = ProductSizes.of(anchor, target)
+    own = "steps by which a copied panel is brought to the first cache ahead"
+    return (
+        Choice("vectors", steps_down(MOST_VECTORS, 2), "vectors of a panel"),
+        Choice("rows", steps_down(MOST_ROWS), "rows of a tile"),
+        Choice("how", tuple(sorted(sizes.ways(MOST_VECTORS))), "how the right matrix is read"),
+        Choice("ahead", ("first", "second"), "the cache that what is copied next is brought to"),
+        Choice("own", DISTANCES, own),
+        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+    )
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What is chosen for a product of computed matrices."""
+    sizes = ProductSizes.of(anchor, target)
+    vectors = int(fixed.get("vectors", sizes.vectors()))
+    rows = int(fixed.get("rows", sizes.rows(vectors)))
+    blocking = Blocking(sizes.tall(), vectors * sizes.lanes, rows, target)
+    own = int(fixed.get("own", blocking.own("panel")))
+    return Decision.of(
+        {
+            "vectors": vectors,
+            "rows": rows,
+            "how": fixed.get("how", sizes.ways(vectors)[0]),
+            "ahead": fixed.get("ahead", blocking.copied_to()),
+            "own": own,
+            "unroll": fixed.get("unroll", blocking.unroll("panel", own)),
+        }
+    )

@@ -1,0 +1,165 @@
+"""What may be chosen about convolutions by Winograd's method, and what is; when it is used.
+
+The method trades multiplications for weights: (m + 2)^2 matrices of them instead of nine. Where
+they come from a slow cache and few tiles read them, the direct sum is faster.
+
+    products per result     9  ->  (m + 2)^2 / m^2:      4 for m = 2,  2.25 for m = 4
+    weights                 9  ->  (m + 2)^2:            16,           36
+
+    cost(m) = multiply-adds / rate of good tiles
+              + HIDDEN * weights / bandwidth of the cache they fit in  * blocks that read them
+              + transformed data there and back / bandwidth of L2
+
+against multiply-adds alone for the direct sum. On a Skylake-SP 7x7x512 is faster direct, 1.79 ms
+against 2.38 measured, as 17 MB of weights come from its slow third-level cache.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ekiden import te
+from ekiden.arith import simplify
+from ekiden.kernels.cost_model import DISTANCES, Blocking, levels, most_rows, step_cycles, tile_rows
+from ekiden.kernels.cpu.dense import UNROLLS
+from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
+from ekiden.kernels.family import Product, size_of
+from ekiden.kernels.micro_kernels.epilogue import operands_of
+from ekiden.target import Target
+from ekiden.topi.nn.winograd import FEW, POINTS, TAPS
+
+BLOCK = 36
+"""Most tiles of a block, if their number can be divided so."""
+UNEVEN = 24
+"""Tiles of a block otherwise."""
+BLOCKS = (8, 12, 16, UNEVEN, BLOCK, 48, 2 * BLOCK)
+"""Tiles of a block that may be asked for in any case."""
+HIDDEN = 0.5
+"""Of the time that weights take from a cache, what is seen behind multiply-adds."""
+SIDE = "m"
+"""The choice of the side of an output tile."""
+
+
+def side_choice() -> Choice:
+    """The sides of output tiles."""
+    return Choice(SIDE, (0, *POINTS), "side of an output tile; 0: the direct sum", is_early=True)
+
+
+def block_size(tiles: int | None) -> int:
+    """Tiles of a block: a divisor of their number if a good one is known, as the last block repeats
+    tiles where it does not divide. A block's V and M are to stay in the second-level cache:
+    2 * 36 places * 36 tiles * 64 channels * 4 bytes are 660 KB."""
+    if tiles is None:
+        return UNEVEN
+    best = max(d for d in range(1, BLOCK + 1) if tiles % d == 0)
+    if best > FEW:
+        return best
+    return tiles if 0 < tiles <= 2 * BLOCK else UNEVEN
+
+
+def _product(anchor: te.Tensor) -> tuple[Product, int]:
+    """The product of one of the places of a patch, with all tiles as rows; columns of a panel."""
+    data, weight = operands_of(anchor)
+    m = int(str(anchor.op.attrs[SIDE]))
+    n, height, width, channels = anchor.shape
+    tiles = simplify(n * ((height + (m - 1)) // m) * ((width + (m - 1)) // m))
+    panel = size_of(weight.shape[3])
+    assert panel is not None, "weights are known"
+    return Product.of(tiles, channels, data.shape[3]), panel
+
+
+def space(anchor: te.Tensor, target: Target) -> Space:
+    """What may be chosen for a convolution."""
+    product, panel = _product(anchor)
+    rows = steps_down(most_rows(-(-panel // target.lanes("float32")), target))
+    blocks = tuple(sorted({*BLOCKS, block_size(product.rows)}))
+    # fmt: off
+    return (
+        side_choice(),
+        Choice("panel", (panel,), "columns of a panel of weights", is_early=True),
+        Choice("rows", rows, "output tiles of a register tile"),
+        Choice("block", blocks, "output tiles whose three steps follow one another"),
+        Choice("own", DISTANCES, "steps by which a panel is brought to the first cache ahead"),
+        Choice("unroll", UNROLLS, "steps of k that stand one after the other"),
+    )
+    # fmt: on
+
+
+def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+    """What is chosen for a convolution."""
+    product, panel = _product(anchor)
+    block = int(fixed.get("block", block_size(product.rows)))
+    within = Product(block, product.columns, product.depth)
+    rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), within, target)))
+    blocking = Blocking(within, panel, rows, target)
+    own = int(fixed.get("own", blocking.own("panel")))
+    return Decision.of(
+        {
+            SIDE: int(str(anchor.op.attrs[SIDE])),
+            "panel": panel,
+            "rows": rows,
+            "block": block,
+            "own": own,
+            "unroll": fixed.get("unroll", blocking.unroll("row", own)),
+        }
+    )
+
+
+def tile_side(
+    image: tuple[int, int, int] | None, channels: tuple[int, int], target: Target, fixed: Fixed
+) -> int:
+    """The side of output tiles for an output image (how many, height, width; None if unknown) of a
+    convolution of (input, output) channels; 0 where the direct sum is faster. Raises CompileError
+    for a fixed one that cannot be."""
+    if SIDE in fixed:
+        side_choice().check(fixed[SIDE], "'winograd_conv2d'")
+        return int(fixed[SIDE])
+    if image is None:
+        return max(POINTS)
+    costs = _costs(image, channels, target)
+    best = min(costs, key=costs.__getitem__, default=0)
+    direct = math.prod(image) * TAPS**2 * channels[0] * channels[1]
+    return best if best and costs[best] < direct_cycles(direct, target) else 0
+
+
+def _costs(
+    image: tuple[int, int, int], channels: tuple[int, int], target: Target
+) -> dict[int, float]:
+    """Side of output tiles -> cycles."""
+    many, height, width = image
+    counts = {m: many * -(-height // m) * -(-width // m) for m in POINTS}
+    return {m: _cost(m, n, channels, target) for m, n in counts.items() if n >= FEW}
+
+
+def winograd_cycles(
+    image: tuple[int, int, int], channels: tuple[int, int], target: Target
+) -> float:
+    """Cycles of the method with the best side of tiles, as `tile_side` has its arguments; infinite
+    where there are too few tiles."""
+    return min(_costs(image, channels, target).values(), default=math.inf)
+
+
+def direct_cycles(products: float, target: Target) -> float:
+    """Cycles of so many multiply-adds in good tiles."""
+    lanes = target.lanes("float32")
+    rows = tile_rows(3, Product(1 << 12, None, None), target)
+    share = rows * 3 / target.fma_units / step_cycles(rows, 3, target)
+    return products / (target.fma_units * lanes) / share
+
+
+def _cost(m: int, tiles: int, channels: tuple[int, int], target: Target) -> float:
+    """Cycles of the method: multiply-adds, reading the weights once for each block of tiles, and
+    the transforms' way through the second-level cache."""
+    places, (before, behind) = (m + TAPS - 1) ** 2, channels
+    _, second, third = levels(target)
+    weights = 4 * places * before * behind
+    share = third.size // 2
+    speed = second.bandwidth if weights <= second.size // 2 else third.bandwidth
+    speed = speed if weights <= max(share, second.size) else speed / 2
+    blocks = -(-tiles // block_size(tiles))
+    lanes = target.lanes("float32")
+    vectors = sum(-(-many // lanes) for many in channels)
+    moved = 2 * 4 * tiles * places * vectors * lanes
+    read = weights * (blocks if weights <= second.size // 2 else 1) / speed
+    multiply = direct_cycles(tiles * places * before * behind, target)
+    return multiply + HIDDEN * read + moved / second.bandwidth

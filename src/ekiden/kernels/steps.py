@@ -1,0 +1,104 @@
+"""Kernels as schedules: what is computed, as tensor expressions, and the steps to the loops.
+
+    family.steps(sch, kernel)   steps of `tir.Schedule`, by the decision: split, reorder, ...,
+                                tensorize into a micro-kernel
+    Scheduled                   the program before, the steps as a trace, what they leave
+
+The program before is one block for each computation that is not inlined, nothing else. The trace
+holds every decision: `Trace.apply_to_schedule(tir.Schedule(start))` gives the function again, and
+with other numbers in it another one that computes the same, or is refused. What every step proves
+is the schedule's to say; no family writes statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from ekiden import te
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim_visitor import rewrite
+from ekiden.kernels.decision import Decision
+from ekiden.runtime.errors import ScheduleError
+from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.tir.stmt import PrimFunc
+
+if TYPE_CHECKING:
+    from ekiden.tir.schedule import schedule
+    from ekiden.tir.schedule.schedule import Schedule
+    from ekiden.tir.schedule.trace import Trace
+else:
+    schedule = Late("ekiden.tir.schedule.schedule")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What a schedule is for: the outputs, what the kernel is made around, the decision."""
+
+    outputs: Sequence[te.Tensor]
+    anchor: te.Tensor
+    target: Target
+    decision: Decision
+
+
+Steps: TypeAlias = "Callable[[Schedule, Kernel], None]"
+"""(a schedule of the program before, what it is for): the steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A kernel's loops, and how they came about: `start` and the steps, or why there are none."""
+
+    func: PrimFunc
+    start: PrimFunc | None = None
+    trace: Trace | None = None
+    why: str = ""
+
+
+def program_of(inputs: list[te.Tensor], outputs: list[te.Tensor], name: str) -> PrimFunc:
+    """The program before: everything elementwise is inlined."""
+    kept = te.inline_injective(outputs)
+    return te.create_prim_func([*inputs, *kept], name, extern_blocks=True)
+
+
+def replaced(outputs: Sequence[te.Tensor], old: te.Tensor, new: te.Tensor) -> list[te.Tensor]:
+    """Outputs that are made of one computation, made of another instead."""
+
+    def change(e: PrimExpr) -> PrimExpr:
+        """A read of the old computation reads the new one."""
+        if isinstance(e, te.ProducerLoad) and e.producer is old:
+            return new[e.indices]
+        return e
+
+    found: list[te.Tensor] = []
+    for each in te.inline_injective(outputs):
+        op = each.op
+        if each is old or not isinstance(op, te.ComputeOp):
+            found.append(new if each is old else each)
+            continue
+        body = tuple(rewrite(b, change) for b in op.body)
+        found.append(each.with_fields(op=op.with_fields(body=body)))
+    return found
+
+
+def if_proved(step: Callable[..., None], *arguments: object) -> bool:
+    """Do a step that only makes loops faster, if it can be proved that it keeps the meaning: of
+    shapes whose sizes are expressions that may not be known. Whether it was done."""
+    try:
+        step(*arguments)
+    except ScheduleError:
+        return False
+    return True
+
+
+def scheduled(start: PrimFunc, steps: Steps, kernel: Kernel) -> Scheduled:
+    """The kernel that some steps make of a program. Raises ScheduleError for a step that cannot
+    be."""
+    sch = schedule.Schedule(start)
+    steps(sch, kernel)
+    return Scheduled(sch.func, start, sch.trace)
+
+
+__all__ = ["Kernel", "Scheduled", "Steps", "if_proved", "program_of", "replaced", "scheduled"]

@@ -1,0 +1,1 @@
+"""Which device each value is on."""

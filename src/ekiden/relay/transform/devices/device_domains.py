@@ -1,0 +1,688 @@
+"""Which device each value of a program is on: unification of device domains.
+
+A value has a domain: that of a tensor, of data and of a reference is one place; that of a tuple has
+a domain for each field, that of a function one for each parameter and one for the result. What must
+lie together shares a place: the arguments and the result of an operator, a reference or a data
+structure and all it holds, a variable and its uses, the parameters of a function and the arguments
+of all its calls. Marks of the program go first; then uses in the order of evaluation. Where a use
+would put two devices into one place, the places stay apart, and the value is copied there.
+
+Conditions, sizes that are read and arguments of functions of the host are needed on the host. Such
+a need is met by a copy and is never unified: it says nothing of what computes the value, nor does a
+value of the host pull what reads it there (`Place.is_pinned`). A few integers that are computed for
+nothing but such needs, and from nothing but each other and shapes (counters, sizes), are on the
+host, as are calls of kernels that the device refuses (`host_values`). The place of a tensor whose
+shape alone is read does not matter.
+
+It is unification as of types, with one difference: a conflict is no error but a copy, so the order
+of what is unified decides where copies are. Hence six rounds: what can never be apart (a variable
+and its value; all of a type variable that stands for functions), then marks, then what marks ask of
+their arguments, then what moves values and computes none (branches, calls of functions, data), then
+values of the host, then kernels in the order of evaluation. Union by reference and path shortening
+make it nearly linear (Joined).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OPS, Memory, Op
+from ekiden.ir.prim_visitor import post_order
+from ekiden.ir.type import FuncType, TensorType, TupleType, Type, TypeVar
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    Constructor,
+    Function,
+    If,
+    Let,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+)
+from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
+from ekiden.relay.op.vm import BindDimsAttrs
+from ekiden.relay.transform.devices.device_generics import bound_variables
+from ekiden.relay.transform.fusion.union_find import Joined
+from ekiden.relay.transform.language.scopes import evaluation_order, is_atom
+from ekiden.relay.transform.shapes.host_values import (
+    HostReason,
+    Step,
+    host_places,
+    is_cheap,
+    is_few_integers,
+)
+from ekiden.relay.visitor import children, pattern_vars, type_post_order
+from ekiden.runtime import Device
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target.virtual_device import HOST, PARAM_PLACES, RESULT_PLACE, VirtualDevice, Where
+from ekiden.tir.expr import Buffer, BufferLoad
+
+
+@dataclass(eq=False, slots=True)
+class Place(Joined):
+    """One place; where that is once it is known."""
+
+    where: Where | None = None
+    is_pinned: bool = False
+    """Whether it is the host for this value alone: kernels that read it, or that give what it is
+    computed from, may run elsewhere."""
+    is_small: bool = True
+    """Whether all that is in it are a few integers."""
+    reads_pinned: bool = False
+    """Whether a pinned value goes into it."""
+
+    def pin(self) -> None:
+        """Put it on the host, if it is nowhere yet, without what it is used with."""
+        if self.where is None:
+            self.where, self.is_pinned = HOST.where, True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Parts:
+    """The domains of a tuple's fields; or of a function's parameters, then its result."""
+
+    items: tuple[Domain, ...]
+    is_function: bool = False
+
+
+Domain = Place | Parts
+
+
+def domain_of(kind: Type) -> Domain:
+    """A new domain for values of a type."""
+    if isinstance(kind, TupleType):
+        return Parts(tuple(map(domain_of, kind.fields)))
+    if isinstance(kind, FuncType):
+        return Parts(tuple(map(domain_of, (*kind.arg_types, kind.ret_type))), is_function=True)
+    return Place(is_small=is_few_integers(kind))
+
+
+def places(domain: Domain) -> Iterator[Place]:
+    """The places of a domain."""
+    stack = [domain]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, Place):
+            yield at.root()
+        else:
+            stack.extend(reversed(at.items))
+
+
+def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
+    """Join the places of two domains, but for those that are on two devices, and pinned ones with
+    others; these too where the values are `always` the same. A tuple or function in one place has
+    all its parts there.
+    """
+    stack = [(a, b)]
+    while stack:
+        left, right = stack.pop()
+        if isinstance(left, Place) and isinstance(right, Place):
+            _join(left.root(), right.root(), always)
+        elif isinstance(left, Parts) and isinstance(right, Parts):
+            stack.extend(reversed(list(zip(left.items, right.items, strict=True))))
+        else:
+            parts, place = (left, right) if isinstance(left, Parts) else (right, left)
+            assert isinstance(parts, Parts)
+            stack.extend((each, place) for each in reversed(parts.items))
+
+
+def _join(a: Place, b: Place, always: bool) -> None:
+    if a is b:
+        return
+    if not always and a.is_pinned != b.is_pinned:
+        other = b if a.is_pinned else a
+        other.reads_pinned = True
+        return
+    if a.where is None or b.where is None:
+        both = a.where or b.where
+        is_pinned = a.is_pinned or b.is_pinned
+    elif (both := a.where.joined(b.where)) is None:
+        return
+    else:
+        is_pinned = a.is_pinned and b.is_pinned
+    child, parent = (a, b) if a.where is None else (b, a)
+    child.parent, parent.where, parent.is_pinned = parent, both, is_pinned
+    parent.is_small = a.is_small and b.is_small
+    parent.reads_pinned = a.reads_pinned or b.reads_pinned
+
+
+def put(domain: Domain, where: object) -> None:
+    """Put what has no device yet on that of a mark, of a function its result. A mark is a virtual
+    device, or a tuple of marks.
+    """
+    stack = [(domain, where)]
+    while stack:
+        at, mark = stack.pop()
+        if isinstance(at, Parts) and at.is_function:
+            stack.append((at.items[-1], mark))
+        elif isinstance(mark, tuple) and isinstance(at, Parts):
+            stack.extend(zip(at.items, mark, strict=False))
+        elif isinstance(mark, VirtualDevice):
+            for place in places(at):
+                known = place.where
+                place.where = mark.where if known is None else known.joined(mark.where) or known
+
+
+HOST_WORK = "host_work"
+"""The attribute of a module planned without marks for several devices: rows of a reason (the text
+of a HostReason), then the operators that run on the host for it. For reports; no pass reads it."""
+TABLE = "virtual_devices"
+"""The attribute of a module planned without marks: its devices, the host first. Their places are
+the numbers by which bytecode knows them. What functions of it do not say of their parameters and
+result is on the host, but for functions among these, which are where their callers say."""
+
+
+class Domains:
+    """The domains of all expressions of a module whose types are known. `refuses` says of which
+    operators devices have no code, so that they run on the host."""
+
+    def __init__(
+        self,
+        module: IRModule,
+        default: Where = HOST.where,
+        refuses: Callable[[Call], bool] | None = None,
+    ) -> None:
+        self.default = default
+        self._is_planned = TABLE in module.attrs
+        self._host = Place(HOST.where, is_pinned=True)
+        self._refused: set[Call] = set()
+        self._of: dict[RelayExpr, Domain] = {}
+        self._globals: dict[GlobalVar, Parts] = {}
+        self._slots: dict[Call, Domain] = {}
+        """A mark -> where what it marks has to be."""
+        self._workers: dict[Call, Place] = {}
+        """A call of an operator -> where it runs."""
+        functions = {g: f for g, f in module.functions.items() if isinstance(f, Function)}
+        self.orders = {f: evaluation_order(f.body) for f in functions.values()}
+        """Function -> the expressions in it."""
+        for name, function in functions.items():
+            self._globals[name] = self._declare(function)
+            self._one_place_each(self._globals[name])
+        every = [e for f in functions.values() for e in self.orders[f]]
+        for expr in every:
+            self._declare_inside(expr)
+        self._bind_variables(every)
+        for expr in every:
+            self._connect_inside(expr)
+        for function in self.orders:
+            self._mark_result(function)
+        for expr in every:
+            self._mark(expr)
+        for call, slot in self._slots.items():
+            unify(self.of(call.args[0]), slot)
+        if self._is_planned:
+            # copies say where the arguments of kernels are: from there on forward
+            self._flow(every)
+            self._flow_results(functions)
+        else:
+            workers = [e for e in every if isinstance(e, Call) and self.is_worker(e)]
+            if refuses is not None:
+                self._refuse(workers, refuses)
+            self._flow(e for e in every if not self.is_worker(e))
+            self._flow_results(functions)
+            entry = next((d for g, d in self._globals.items() if g.name_hint == "main"), None)
+            self._pin_control(every, entry)
+            self._flow(workers)
+        self._decide(functions.values())
+
+    def host_reasons(self) -> dict[HostReason, dict[str, None]]:
+        """Return the operators with a call on the host, by why they are there."""
+        reasons: dict[HostReason, dict[str, None]] = {}
+        for order in self.orders.values():
+            for expr in order:
+                if isinstance(expr, Call) and (engine := engine_of(expr)):
+                    reasons.setdefault(HostReason.ENGINE, {})[f"regions of {engine!r}"] = None
+                elif isinstance(expr, Call) and self._runs_on_host(expr):
+                    assert isinstance(expr.op, Op)
+                    reasons.setdefault(self._reason(expr), {})[expr.op.name] = None
+        return reasons
+
+    def _runs_on_host(self, call: Call) -> bool:
+        if not isinstance(call.op, Op):
+            return False
+        is_function = bool(call.op.definition.host)
+        return is_function or (self.is_worker(call) and self.worker(call) == HOST.device)
+
+    def _reason(self, call: Call) -> HostReason:
+        assert isinstance(call.op, Op)
+        row = call.op.definition
+        if row.host:
+            return HostReason.FUNCTION
+        if row.shape_only:
+            return HostReason.SHAPE
+        if call in self._refused:
+            return HostReason.REFUSED
+        if self._together(call).root().is_pinned:
+            return HostReason.CONTROL
+        return HostReason.DEFAULT if self.default == HOST.where else HostReason.PLACED
+
+    def _bind_variables(self, every: Sequence[RelayExpr]) -> None:
+        """One place for all values of a type variable that cannot be copied."""
+        bound = bound_variables(every)
+        one = {variable: Place() for variable in bound}
+        every = [*self.orders, *every]
+        params = [p for e in every if isinstance(e, Function) for p in e.params]
+        for expr in (*every, *params) if bound else ():
+            kind = expr.checked_type_or_none()
+            if kind is not None and not isinstance(expr, (Op, Constructor, Constant, GlobalVar)):
+                self._bind_parts(self.of(expr), kind, one)
+
+    @staticmethod
+    def _bind_parts(domain: Domain, kind: Type, one: Mapping[TypeVar, Place]) -> None:
+        """Of one value: its parts whose types have such a variable."""
+        stack = [(domain, kind)]
+        while stack:
+            at, of = stack.pop()
+            if isinstance(at, Parts) and isinstance(of, TupleType):
+                stack.extend(zip(at.items, of.fields, strict=True))
+            elif isinstance(at, Parts) and isinstance(of, FuncType):
+                stack.extend(zip(at.items, (*of.arg_types, of.ret_type), strict=True))
+            else:
+                for each in type_post_order(of):
+                    if isinstance(each, TypeVar) and each in one:
+                        unify(at, one[each], always=True)
+
+    def of(self, expr: RelayExpr) -> Domain:
+        """The domain of an expression; a constant is on the host, and on each use a new one."""
+        if isinstance(expr, Constant):
+            return Place(HOST.where)
+        if isinstance(expr, GlobalVar) and expr in self._globals:
+            return self._globals[expr]
+        if expr not in self._of:
+            kind = expr.checked_type_or_none()
+            is_value = not isinstance(expr, (Op, Constructor))
+            assert kind is not None or not is_value, f"{type(expr).__name__}: its type is not known"
+            self._of[expr] = Place() if kind is None else domain_of(kind)
+        return self._of[expr]
+
+    def where(self, place: Place) -> Where:
+        """Where a place is."""
+        return place.root().where or self.default
+
+    def worker(self, call: Call) -> Device:
+        """The device on which a call of a kernel runs."""
+        return self.where(self._together(call)).device
+
+    def each(self, domain: Domain) -> tuple[Where, ...]:
+        """Where the places of a domain are."""
+        return tuple(map(self.where, places(domain)))
+
+    def around(self, expr: RelayExpr) -> Where | None:
+        """Where an expression is, of a write the reference; None for a `let`, which says nothing
+        of what it binds, and for several places.
+        """
+        if isinstance(expr, Let):
+            return None
+        while isinstance(expr, Call) and isinstance(expr.attrs, OnDeviceAttrs):
+            if any(places(self.of(expr))):
+                break
+            expr = expr.args[0]  # a write, which gives nothing
+        return self.only(self.of(expr.ref if isinstance(expr, RefWrite) else expr))
+
+    def only(self, domain: Domain) -> Where | None:
+        """Where all of a value is, of a function its result; None for several places."""
+        if isinstance(domain, Parts) and domain.is_function:
+            return self.only(domain.items[-1])
+        found = {*self.each(domain)}
+        return found.pop() if len(found) == 1 else None
+
+    def said(self, domain: Domain, kind: Type, functions: bool = False) -> object:
+        """Where a value of a type is, as the attributes of functions say it: a virtual device, a
+        tuple of such, None for functions unless they are asked for, whose result says it."""
+        if isinstance(kind, FuncType) and not functions:
+            return None
+        if isinstance(kind, TupleType) and len({*self.each(domain)}) > 1:
+            assert isinstance(domain, Parts)
+            pairs = zip(domain.items, kind.fields, strict=True)
+            return tuple(self.said(at, of, functions) for at, of in pairs)
+        found = self.only(domain)
+        return found.virtual_device() if found else None
+
+    def used(self) -> list[Where]:
+        """Where something is, each once, the host first."""
+        every = [*self._globals.values(), *self._of.values()]
+        found = dict.fromkeys(d for domain in every for d in self.each(domain))
+        return sorted(found.keys() | {HOST.where}, key=lambda d: (d != HOST.where, d))
+
+    def uses(self, expr: RelayExpr) -> list[Domain | None]:
+        """Where an expression needs each of its children; None for what stays where it is."""
+        match expr:
+            case Call():
+                return [None, *self._arguments(expr)]
+            case Tuple(fields=fields):
+                domain = self.of(expr)
+                return list(domain.items) if isinstance(domain, Parts) else [domain] * len(fields)
+            case Let(var=var):
+                return [None, self.of(var), self.of(expr)]
+            case If():
+                return [self._host, self.of(expr), self.of(expr)]
+            case Function(params=params) if not is_atom(expr):
+                domain = self.of(expr)
+                assert isinstance(domain, Parts)
+                return [*(None for _ in params), domain.items[-1]]
+            case RefCreate():
+                return [self.of(expr)]
+            case RefWrite(ref=ref):
+                return [None, self.of(ref)]
+            case Match(clauses=clauses):
+                bound = [[None] * len(pattern_vars(c.lhs)) for c in clauses]
+                return [None, *(d for each in bound for d in (*each, self.of(expr)))]
+            case _:
+                return [None] * len(children(expr))
+
+    def is_worker(self, expr: RelayExpr) -> bool:
+        """Whether an expression calls a kernel, which takes constants where it runs."""
+        if not isinstance(expr, Call):
+            return False
+        if isinstance(expr.op, Op):
+            return OPS[expr.op.name].lower is not None
+        return isinstance(expr.op, Function) and is_atom(expr.op)
+
+    # Marks
+
+    def _declare(self, function: Function) -> Parts:
+        """The domain of a function; its parameters have the domains in it."""
+        params = [self.of(p) for p in function.params]
+        if function not in self._of:
+            inner = function.body
+            if isinstance(inner, Function) and inner.checked_type_or_none() is None:
+                result: Domain = self._declare(inner)  # of a lifted closure
+            else:
+                result = domain_of(inner.checked_type)
+            made = self._of[function] = Parts((*params, result), is_function=True)
+            given = function.attr(PARAM_PLACES)
+            for each, where in zip(params, given if isinstance(given, tuple) else (), strict=False):
+                put(each, where)
+            put(result, function.attr(RESULT_PLACE))
+            if self._is_planned and not given and function.attr(RESULT_PLACE) is None:
+                for each in made.items:
+                    if not (isinstance(each, Parts) and each.is_function):
+                        put(each, HOST)
+        known = self._of[function]
+        assert isinstance(known, Parts)
+        return known
+
+    @staticmethod
+    def _one_place_each(domain: Parts) -> None:
+        """A caller of the program gives each parameter of it on one device."""
+        for each in domain.items[:-1]:
+            if isinstance(each, Parts) and not any(p.where for p in places(each)):
+                unify(each, Place())
+
+    def _mark_result(self, function: Function) -> None:
+        self._mark_value(function.body)
+
+    def _mark_value(self, value: RelayExpr) -> None:
+        """What a function gives or a variable holds is where it is computed."""
+        mark = value.attrs if isinstance(value, Call) else None
+        if isinstance(value, Call) and isinstance(mark, OnDeviceAttrs) and mark.constrain_body:
+            put(self._result(value), mark.virtual_device)
+
+    def _declare_inside(self, expr: RelayExpr) -> None:
+        """The domains of functions, by which they may call themselves."""
+        value = expr.value if isinstance(expr, Let) else expr
+        if not isinstance(value, Function) or is_atom(value):
+            return
+        domain = self._declare(value)
+        if isinstance(expr, Let):
+            self._of[expr.var] = domain
+
+    def _mark(self, expr: RelayExpr) -> None:
+        """What a program says of places, before anything flows."""
+        if isinstance(expr, Function) and not is_atom(expr):
+            self._mark_result(expr)
+        elif isinstance(expr, Let):
+            self._mark_value(expr.value)
+        elif isinstance(expr, Call) and isinstance(expr.attrs, DeviceCopyAttrs):
+            self._slots[expr] = self._slot(expr, expr.attrs.src_virtual_device)
+            put(self.of(expr), expr.attrs.dst_virtual_device)
+        elif isinstance(expr, Call) and isinstance(expr.attrs, OnDeviceAttrs):
+            if expr.attrs.constrain_body:
+                self._slots[expr] = self._slot(expr, expr.attrs.virtual_device)
+            if expr.attrs.constrain_result:
+                put(self._result(expr), expr.attrs.virtual_device)
+
+    def _slot(self, call: Call, where: VirtualDevice) -> Domain:
+        domain = domain_of(call.checked_type)
+        put(_result_of(domain, call.checked_type), where)
+        return domain
+
+    def _result(self, call: Call) -> Domain:
+        return _result_of(self.of(call), call.checked_type)
+
+    # Flow
+
+    def _flow(self, exprs: Iterable[RelayExpr]) -> None:
+        for expr in exprs:
+            self._visit(expr)
+
+    def _flow_results(self, functions: Mapping[GlobalVar, Function]) -> None:
+        for name, function in functions.items():
+            unify(self.of(function.body), self._globals[name].items[-1])
+
+    def _visit(self, expr: RelayExpr) -> None:
+        if is_atom(expr) or isinstance(expr, Constant):
+            return
+        for child, where in zip(children(expr), self.uses(expr), strict=True):
+            if where is not None and where is not self._host and not isinstance(child, Constant):
+                unify(self.of(child), where)
+
+    # Values of the host
+
+    def _pin(self, call: Call) -> None:
+        """Put what a function of the host gives on the host."""
+        for place in places(self.of(call)):
+            place.pin()
+
+    def _refuse(self, workers: Sequence[Call], refuses: Callable[[Call], bool]) -> None:
+        """Put calls on the host that devices have no code for, and that no mark has placed."""
+        for call in workers:
+            place = self._together(call).root()
+            if place.where is None and isinstance(call.op, Op) and refuses(call):
+                place.pin()
+                self._refused.add(call)
+
+    def _pin_control(self, every: Sequence[RelayExpr], entry: Parts | None) -> None:
+        """Put control values on the host (host_values). A mark passes on what it marks."""
+        steps = [
+            Step(
+                tuple(places(self.of(call))),
+                tuple(p for a in call.args if not isinstance(a, Constant) for p in self._at(a)),
+                isinstance(call.attrs, OnDeviceAttrs) or is_cheap(call),
+            )
+            for call in every
+            if isinstance(call, Call)
+            and (self.is_worker(call) or isinstance(call.attrs, OnDeviceAttrs))
+        ]
+        needs = [p for expr in every for p in self._needs(expr)]
+        given = [] if entry is None else [p for d in entry.items[:-1] for p in places(d)]
+        domains = (*self._globals.values(), *self._of.values())
+        every_place = (place for domain in domains for place in places(domain))
+        for place in host_places(every_place, steps, needs, given):
+            place.pin()
+
+    def _at(self, expr: RelayExpr) -> Iterator[Place]:
+        return places(self.of(expr))
+
+    def _needs(self, expr: RelayExpr) -> Iterator[Place]:
+        """The places of what an expression needs on the host."""
+        if is_atom(expr) or isinstance(expr, Constant):
+            return
+        for child, where in zip(children(expr), self.uses(expr), strict=True):
+            if where is None or isinstance(child, Constant):
+                continue
+            whole = self.of(child)
+            if where is self._host:
+                yield from places(whole)
+            elif isinstance(where, Parts) and isinstance(whole, Parts):
+                for part, need in zip(whole.items, where.items, strict=True):
+                    yield from places(part) if need is self._host else ()
+
+    def _connect_inside(self, expr: RelayExpr) -> None:
+        """What an expression's domain has to do with those of parts that stay where they are; these
+        are never apart, so that this comes before all marks.
+        """
+        match expr:
+            case Let(var=var, value=value) if not isinstance(value, Constant):
+                unify(self.of(var), self.of(value), always=True)
+            case TupleGetItem(tuple_value=value, index=index):
+                whole = self.of(value)
+                inner = whole.items[index] if isinstance(whole, Parts) else whole
+                unify(self.of(expr), inner, always=True)
+            case RefRead(ref=ref):
+                unify(self.of(expr), self.of(ref), always=True)
+            case Match(data=data, clauses=clauses):
+                for clause in clauses:
+                    self._bind(clause.lhs, self.of(data))
+            case Call(op=Op()) if isinstance(expr.attrs, OnDeviceAttrs):
+                if isinstance(expr.checked_type, FuncType):
+                    unify(self.of(expr), self.of(expr.args[0]), always=True)
+            case Call(op=Op()) if isinstance(expr.attrs, BindDimsAttrs):
+                pass  # an alias, and sources that are put apart
+            case Call(op=op) if not isinstance(op, (Op, Constructor)) and not is_primitive(op):
+                called = self.of(op)
+                result = called.items[-1] if isinstance(called, Parts) else called
+                unify(self.of(expr), result, always=True)
+            case Call():
+                self._arguments(expr)
+
+    def _bind(self, pattern: Pattern, domain: Domain) -> None:
+        stack = [(pattern, domain)]
+        while stack:
+            at, where = stack.pop()
+            match at:
+                case PatternVar(var=var):
+                    unify(self.of(var), where, always=True)
+                case PatternTuple(patterns=inner) if isinstance(where, Parts):
+                    stack.extend(zip(inner, where.items, strict=True))
+                case PatternTuple(patterns=inner) | PatternConstructor(patterns=inner):
+                    stack.extend((each, where) for each in inner)
+
+    def _arguments(self, call: Call) -> Sequence[Domain | None]:
+        """Where a call needs its arguments."""
+        n = len(call.args)
+        if isinstance(call.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
+            return [None]  # the value goes on from here to where it is used
+        if not isinstance(call.op, Op):
+            if engine_of(call):
+                self._pin(call)
+                return [self._host] * n
+            if reads_shapes_alone(call.op):
+                self._pin(call)
+                return [None] * n
+            if isinstance(call.op, Constructor) or is_primitive(call.op):
+                return [self._together(call)] * n
+            called = self.of(call.op)
+            return called.items[:-1] if isinstance(called, Parts) else [called] * n
+        row = call.op.definition
+        if isinstance(call.attrs, BindDimsAttrs):
+            return [self.of(call), self._sources(call, call.attrs)]
+        if row.shape_only:
+            self._pin(call)
+            return [None] * n
+        if row.host:
+            is_apart = not row.hands_on or row.memory is Memory.READS
+            if is_apart:
+                self._pin(call)
+            free = None if is_apart else self.of(call)
+            return [free if at in row.hands_on else self._host for at in range(n)]
+        if row.memory is Memory.VIEWS:
+            return [self.of(call)]
+        return [self._together(call)] * n
+
+    def _together(self, call: Call) -> Place:
+        """The one place of a call's arguments and results."""
+        if call not in self._workers:
+            self._workers[call] = Place()
+            unify(self.of(call), self._workers[call], always=True)
+        return self._workers[call]
+
+    def _sources(self, call: Call, attrs: BindDimsAttrs) -> Domain | None:
+        """Where the sources of dimensions are needed: on the host those whose elements are read."""
+        sources = self.of(call.args[1])
+        kind = call.args[1].checked_type
+        if not isinstance(sources, Parts) or not isinstance(kind, TupleType):
+            return self._host
+        read = elements_read(attrs, kind.fields)
+        return Parts(
+            tuple(
+                self._host if is_read else each
+                for each, is_read in zip(sources.items, read, strict=True)
+            )
+        )
+
+    # What nothing says
+
+    def _decide(self, functions: Iterable[Function]) -> None:
+        """Results of functions are on the default device, parameters beside the result; what a mark
+        leaves open stays where it was computed.
+        """
+        for root in functions:
+            for each in (root, *reversed(self.orders[root])):
+                if isinstance(each, Function) and not is_atom(each):
+                    self._decide_function(each)
+        for order in self.orders.values():
+            for expr in order:
+                if isinstance(expr, Call) and isinstance(expr.attrs, OnDeviceAttrs):
+                    unify(self.of(expr), self.of(expr.args[0]))
+
+    def _decide_function(self, function: Function) -> None:
+        domain = self.of(function)
+        assert isinstance(domain, Parts)
+        for place in places(domain.items[-1]):
+            place.where = place.where or self.default
+        beside = set(self.each(domain.items[-1]))
+        is_pinned = any(place.is_pinned for place in places(domain.items[-1]))
+        where = beside.pop() if len(beside) == 1 and not is_pinned else self.default
+        for each in domain.items[:-1]:
+            for place in places(each):
+                place.where = place.where or where
+
+
+def is_primitive(op: RelayExpr) -> bool:
+    """Whether what is called is a fused function."""
+    return isinstance(op, Function) and is_atom(op)
+
+
+def engine_of(call: Call) -> str:
+    """Return the name of the external compiler that a call's function is for; "" for none."""
+    return str(call.op.attr("Compiler") or "") if isinstance(call.op, Function) else ""
+
+
+def reads_shapes_alone(op: RelayExpr) -> bool:
+    """Whether what is called is a fused function of one operator that reads shapes and no
+    elements.
+    """
+    body = op.body if isinstance(op, Function) and is_primitive(op) else None
+    return isinstance(body, Call) and isinstance(body.op, Op) and body.op.definition.shape_only
+
+
+def _result_of(domain: Domain, kind: Type) -> Domain:
+    """Of a function the domain of its result, else the domain."""
+    is_function = isinstance(kind, FuncType) and isinstance(domain, Parts)
+    return domain.items[-1] if is_function and isinstance(domain, Parts) else domain
+
+
+def elements_read(attrs: BindDimsAttrs, kinds: Sequence[Type]) -> list[bool]:
+    """Of which sources of dimensions elements are read, not the shape alone."""
+    if not attrs.operator:
+        return [True] * len(kinds)
+    rule = OPS[attrs.operator].dims
+    assert rule is not None
+    buffers = [
+        Buffer(f"x{i}", k.shape, k.dtype) for i, k in enumerate(kinds) if isinstance(k, TensorType)
+    ]
+    dims, conditions = rule(attrs.attrs, buffers)
+    exprs = [*dims, *(c for c, *_ in conditions)]
+    loaded = {e.buffer for d in exprs for e in post_order(d) if isinstance(e, BufferLoad)}
+    return [each in loaded for each in buffers]

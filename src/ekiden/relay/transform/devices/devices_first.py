@@ -1,0 +1,105 @@
+"""Queue what devices compute before the host waits for what comes back from them.
+
+    let %a = f(%x); let %h = device_copy(%a, opencl(0), cpu(0)); let %b = g(%x); h(%h)
+->  let %a = f(%x); let %b = g(%x); let %h = device_copy(%a, opencl(0), cpu(0)); h(%h)
+
+A device works at what is queued while the host goes on; a copy from it waits for what wrote the
+value, and so does whoever is behind that copy. So of what could be next, work of devices and copies
+to them come first, then the others, each in the order in which they stood. What may have an effect,
+calls of functions and branches stay where they are, with all before them before and all behind them
+behind. A module without devices other than the host stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.relay.expr import Call, Var
+from ekiden.relay.op.annotation import DeviceCopyAttrs
+from ekiden.relay.transform.devices.device_domains import Domains
+from ekiden.relay.transform.devices.plan_devices import device_table
+from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.language.dead_code_elimination import is_pure
+from ekiden.relay.transform.language.scopes import bodies, evaluation_order, map_functions, on_body
+from ekiden.target.virtual_device import HOST
+
+__all__ = ["DevicesFirst"]
+
+
+def DevicesFirst() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module, which is in A-normal form and typed, in another order."""
+        kinds = {each.device_type for each in device_table(module)}
+        if kinds == {HOST.device_type}:
+            return module
+        domains = Domains(module)
+
+        def reorder(chain: Chain, is_function_body: bool) -> Chain:
+            """A chain whose runs of what may change places have done so."""
+            chain.bindings = _reordered(chain.bindings, domains)
+            return chain
+
+        return map_functions(module, on_body(lambda body: map_chains(body, reorder)))
+
+    return Pass("DevicesFirst", transform, 0, ())
+
+
+def _reordered(bindings: Sequence[Binding], domains: Domains) -> list[Binding]:
+    made: list[Binding] = []
+    run: list[Binding] = []
+    for binding in bindings:
+        _, value = binding
+        if is_pure(value) and not bodies(value):
+            run.append(binding)
+            continue
+        made += [*_scheduled(run, domains), binding]
+        run = []
+    return made + _scheduled(run, domains)
+
+
+def _scheduled(run: Sequence[Binding], domains: Domains) -> list[Binding]:
+    """Bindings without effects, in an order in which none stands before what it uses."""
+    places = {variable: at for at, (variable, _) in enumerate(run)}
+    users: list[list[int]] = [[] for _ in run]
+    waits = [0] * len(run)
+    for at, (_, value) in enumerate(run):
+        for used in {places[v] for v in _variables(value) if v in places}:
+            users[used].append(at)
+            waits[at] += 1
+    ready: list[tuple[bool, int]] = []
+
+    def add(at: int) -> None:
+        """What waits for nothing more: that of devices before the rest."""
+        heappush(ready, (not _is_of_device(run[at][1], domains), at))
+
+    for at, count in enumerate(waits):
+        if count == 0:
+            add(at)
+    made: list[Binding] = []
+    while ready:
+        _, at = heappop(ready)
+        made.append(run[at])
+        for user in users[at]:
+            waits[user] -= 1
+            if waits[user] == 0:
+                add(user)
+    return made
+
+
+def _variables(value: RelayExpr) -> set[Var]:
+    return {e for e in evaluation_order(value) if isinstance(e, Var)}
+
+
+def _is_of_device(value: RelayExpr, domains: Domains) -> bool:
+    """Whether it is queued on a device, or copied to one."""
+    if not isinstance(value, Call):
+        return False
+    if isinstance(value.attrs, DeviceCopyAttrs):
+        return value.attrs.dst_virtual_device.device_type != HOST.device_type
+    return domains.is_worker(value) and domains.worker(value).type != HOST.device_type

@@ -1,0 +1,190 @@
+"""Conversion of values between a program and its lifted form: arguments, results and gradients.
+
+    LIFT       Tree[A]  -> Tree_grad[A']      every float tensor gets an empty cell
+    PLAIN      Tree'    -> Tree               cells are left out
+    GRADIENTS  Tree'    -> Tree               what the cells hold in place of their tensors
+
+Tensors and tuples are converted in place; for each data type there is one recursive function, which
+takes a function for each of its type parameters:
+
+    def @lift_List[A, B](%f: fn (A) -> B, %x: List[A]) -> List[B] {
+      match (%x) { Cons(%h, %t) => Cons(%f(%h), @lift_List(%f, %t)), Nil => Nil } }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.text import type_text
+from ekiden.ir.type import (
+    FuncType,
+    GlobalTypeVar,
+    TensorType,
+    TupleType,
+    Type,
+    TypeCall,
+    TypeVar,
+)
+from ekiden.relay import op
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constructor,
+    Function,
+    Match,
+    PatternConstructor,
+    PatternVar,
+    RefRead,
+    Tuple,
+    TupleGetItem,
+    TypeData,
+    Var,
+)
+from ekiden.relay.transform.differentiation.higher_order_gradient import new_cell
+from ekiden.relay.transform.differentiation.lifted_types import LiftedTypes, is_float
+from ekiden.relay.transform.differentiation.segment_gradient import or_zeros
+from ekiden.relay.transform.language.free_names import free_name
+from ekiden.relay.visitor import substitute_type, type_post_order
+from ekiden.runtime.errors import DifferentiationError
+
+
+class Conversion(Enum):
+    """What a conversion does; the value begins the names of its functions."""
+
+    LIFT = "lift"
+    PLAIN = "plain"
+    GRADIENTS = "gradients"
+
+
+Functions = Mapping[TypeVar, Var]
+"""Type parameter -> what converts its values."""
+
+
+class Converter:
+    """Converts values of one module; collects the functions that do."""
+
+    def __init__(self, types: LiftedTypes, taken: set[str]) -> None:
+        self.types = types
+        self.taken = taken
+        self.names: dict[tuple[Conversion, GlobalTypeVar], GlobalVar] = {}
+        self.functions: dict[GlobalVar, Function] = {}
+        self._tensor_holders = self._find_tensor_holders()
+
+    def _find_tensor_holders(self) -> set[Type]:
+        """The data types that tensors are in, their type parameters left out."""
+        holders: set[Type] = set()
+        before = -1
+        while len(holders) > before:
+            before = len(holders)
+            for header, data in self.types.definitions.items():
+                inputs = (t for c in data.constructors for field in c.inputs
+                          for t in type_post_order(field))  # fmt: skip
+                if any(isinstance(t, TensorType) or t in holders for t in inputs):
+                    holders.add(header)
+        return holders
+
+    def convert(
+        self, how: Conversion, value: RelayExpr, kind: Type, what: str, functions: Functions
+    ) -> RelayExpr:
+        """Return a value of a program's type `kind`, or its lifted form, converted.
+
+        `what` names the value in errors. Raises DifferentiationError for functions and references.
+        """
+        if self._stays(how, kind):
+            return value
+        match kind:
+            case TensorType():
+                return self._tensor(how, value, kind)
+            case TupleType(fields=fields):
+                parts = ((TupleGetItem(value, i), k) for i, k in enumerate(fields))
+                return Tuple(tuple(self.convert(how, p, k, what, functions) for p, k in parts))
+            case TypeVar() if kind in functions:
+                return Call(functions[kind], (value,))
+            case TypeCall(func=GlobalTypeVar() as header, args=args) if self._data(header):
+                converters = tuple(self._function_of(how, a, what, functions) for a in args)
+                return Call(self._converter_of(how, header, what), (*converters, value))
+        raise DifferentiationError(
+            f"gradient: {what} holds a value of type {type_text(kind)}; expected tensors, tuples "
+            "and data of these"
+        )
+
+    def _stays(self, how: Conversion, kind: Type) -> bool:
+        parts = type_post_order(kind)
+        if any(isinstance(t, TypeVar) for t in parts):
+            return False
+        if how is Conversion.GRADIENTS:
+            return not any(
+                isinstance(t, (TensorType, FuncType)) or t in self._tensor_holders for t in parts
+            )
+        return not self.types.is_lifted(kind)
+
+    def _tensor(self, how: Conversion, value: RelayExpr, kind: TensorType) -> RelayExpr:
+        if how is Conversion.LIFT:
+            return Tuple((value, new_cell(self.types, kind)))
+        if how is Conversion.PLAIN:
+            return TupleGetItem(value, 0)
+        if not is_float(kind):
+            return op.zeros_like(value)
+        plain = TupleGetItem(value, 0)
+        plain.set_checked_type(kind)
+        return or_zeros(self.types, RefRead(TupleGetItem(value, 1)), plain)
+
+    def _data(self, header: GlobalTypeVar) -> TypeData | None:
+        return self.types.definitions.get(header)
+
+    def _ends(self, how: Conversion, kind: Type) -> tuple[Type, Type]:
+        """(type of what is converted, type of what it becomes)"""
+        lifted = self.types.lift(kind)
+        return (kind, lifted) if how is Conversion.LIFT else (lifted, kind)
+
+    def _function_of(
+        self, how: Conversion, kind: Type, what: str, functions: Functions
+    ) -> RelayExpr:
+        """What converts values of a type argument."""
+        if isinstance(kind, TypeVar):
+            return functions[kind]
+        sources = {v: f.type_annotation.arg_types[0] for v, f in functions.items()
+                   if isinstance(f.type_annotation, FuncType)}  # fmt: skip
+        results = {v: f.type_annotation.ret_type for v, f in functions.items()
+                   if isinstance(f.type_annotation, FuncType)}  # fmt: skip
+        source, result = self._ends(how, kind)
+        param = Var("x", substitute_type(source, sources))
+        body = self.convert(how, param, kind, what, functions)
+        return Function((param,), body, substitute_type(result, results))
+
+    def _converter_of(self, how: Conversion, header: GlobalTypeVar, what: str) -> GlobalVar:
+        """The function that converts values of a data type."""
+        key = how, header
+        if key not in self.names:
+            name = free_name(f"{how.value}_{header.name_hint}", self.taken)
+            self.names[key] = GlobalVar(name)
+            data = self._data(header)
+            assert data is not None
+            self.functions[self.names[key]] = self._data_function(how, data, what)
+        return self.names[key]
+
+    def _data_function(self, how: Conversion, data: TypeData, what: str) -> Function:
+        old = {v: TypeVar(v.name_hint) for v in data.type_vars}
+        new = {v: TypeVar(f"{v.name_hint}_{how.value}") for v in data.type_vars}
+        functions = {v: Var("f", FuncType((old[v],), new[v])) for v in data.type_vars}
+        source, result = self._ends(how, TypeCall(data.header, data.type_vars))
+        value = Var("value", substitute_type(source, old))
+        clauses = tuple(self._clause(how, c, what, functions) for c in data.constructors)
+        return Function(
+            (*functions.values(), value), Match(value, clauses), substitute_type(result, new),
+            (*old.values(), *new.values()),
+        )  # fmt: skip
+
+    def _clause(
+        self, how: Conversion, constructor: Constructor, what: str, functions: Functions
+    ) -> Clause:
+        lifted = self.types.constructor(constructor)
+        source, target = (constructor, lifted) if how is Conversion.LIFT else (lifted, constructor)
+        fields = tuple(Var(f"a{i}") for i in range(len(constructor.inputs)))
+        pairs = zip(fields, constructor.inputs, strict=True)
+        what = f"{what}, in a {constructor.name_hint},"
+        new = tuple(self.convert(how, v, k, what, functions) for v, k in pairs)
+        pattern = PatternConstructor(source, tuple(map(PatternVar, fields)))
+        return Clause(pattern, Call(target, new))

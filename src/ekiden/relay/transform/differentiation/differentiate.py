@@ -1,0 +1,282 @@
+"""`gradient`: the function that computes a result and its gradients.
+
+    fn (%x: T, %y: U) -> R   ->   fn (%x: T, %y: U) -> (R, (T, U))
+
+A function that becomes a graph of operators, tuples and If once what it calls is inlined is
+differentiated as a graph (first_order_gradient.py): fewest operators, memory planned at compile
+time. One with recursion, closures, references or data types is lifted to one that records a tape
+(higher_order_gradient.py), which then runs back. Both results are ordinary functions, and can be
+differentiated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.text import type_text
+from ekiden.ir.transform import Pass, PassContext, Sequential, module_pass
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay import op
+from ekiden.relay.expr import (
+    Call,
+    Function,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.gradient import GRADIENTS, Gradient
+from ekiden.relay.op.lowered import CallLoweredAttrs
+from ekiden.relay.transform.differentiation.adjoint_values import Conversion, Converter
+from ekiden.relay.transform.differentiation.first_order_gradient import (
+    differentiate_graph,
+    flatten,
+    is_graph,
+)
+from ekiden.relay.transform.differentiation.higher_order_gradient import Lifter
+from ekiden.relay.transform.differentiation.lifted_types import (
+    STEP,
+    SUFFIX,
+    TAPE,
+    UNIT,
+    LiftedTypes,
+    is_float,
+)
+from ekiden.relay.transform.differentiation.segment_gradient import accumulate
+from ekiden.relay.transform.fusion.defuse_ops import DefuseOps
+from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.eta_expand import EtaExpand
+from ekiden.relay.transform.language.free_names import free_name
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import map_functions
+from ekiden.relay.visitor import post_order
+from ekiden.runtime.errors import DifferentiationError
+from ekiden.tir.stmt import PrimFunc
+
+MODES = ("higher_order", "first_order")
+PRIM_FUNC_GRADIENT = "gradient"
+"""The attribute of a loop program that names the function with its gradients."""
+
+
+def gradient(
+    expr: Function | GlobalVar, mod: IRModule | None = None, mode: str = "higher_order"
+) -> Function:
+    """Return the function (params) -> (result, (gradient of each parameter,)).
+
+    The gradient is that of the sum of the result's elements, or of the first result's where it is
+    a tuple. The gradient of a parameter has the parameter's type: of data, data of the same shape
+    that holds gradients; tensors of integers get zeros.
+
+    Args:
+        expr: The function, or its name in `mod`.
+        mod: The module with what the function calls. Where these functions or data types need
+            lifted forms, they are added to it, under names that end in "_grad".
+        mode: "higher_order" differentiates all of the language; "first_order" only what is a graph
+            of operators, tuples and If once the functions that it calls are inlined.
+
+    Raises:
+        DifferentiationError: For an operator or loop program without a gradient, naming it; for a
+            parameter or result that is or holds a function or a reference; for what is no graph
+            where mode is "first_order".
+    """
+    if mode not in MODES:
+        raise DifferentiationError(
+            f"gradient: mode must be one of {', '.join(MODES)}, got {mode!r}"
+        )
+    module = IRModule() if mod is None else mod
+    function = module[expr] if isinstance(expr, GlobalVar) else expr
+    assert isinstance(function, Function)
+    result, beside = _differentiate(function, module, mode)
+    if mod is not None:
+        mod.type_definitions.update(beside.type_definitions)
+        for name, added in beside.functions.items():
+            mod[name] = added
+    return result
+
+
+def _differentiate(function: Function, module: IRModule, mode: str) -> tuple[Function, IRModule]:
+    """(the gradient, what it needs beside the module)"""
+    rules = _Rules(module)
+    flat = flatten(function, module)
+    if flat is not None and is_graph(flat.body, rules.is_kernel):
+        return _typed(differentiate_graph(flat, rules), module, IRModule())
+    if mode == "first_order":
+        raise DifferentiationError(
+            "gradient: the function is no graph of operators, tuples and If when what it calls is "
+            'inlined; expected mode "higher_order"'
+        )
+    return _lifted(function, module, rules)
+
+
+def _typed(function: Function, module: IRModule, beside: IRModule) -> tuple[Function, IRModule]:
+    """A function and what stands beside it, with types."""
+    taken = {g.name_hint for g in (*module.functions, *beside.functions)}
+    name = GlobalVar(free_name("gradient of this", taken))
+    functions: dict[GlobalVar | str, BaseFunc] = {name: function}
+    functions.update(module.functions.items())
+    functions.update(beside.functions.items())
+    whole = IRModule(functions, {**module.type_definitions, **beside.type_definitions})
+    typed = InferType()(whole)
+    result = typed[name]
+    assert isinstance(result, Function)
+    added: dict[GlobalVar | str, BaseFunc] = {g: typed[g] for g in beside.functions}
+    return result, IRModule(added, beside.type_definitions)
+
+
+class _Rules:
+    """The gradients of operators, and of the loop programs of a module."""
+
+    def __init__(self, module: IRModule) -> None:
+        self.module = module
+
+    def is_kernel(self, callee: RelayExpr) -> bool:
+        """Return whether an expression is the name of a loop program."""
+        return isinstance(callee, GlobalVar) and isinstance(
+            self.module.functions.get(callee), PrimFunc
+        )
+
+    def __call__(self, call: Call) -> Gradient | None:
+        """Return the gradient of what is called, None where it has none."""
+        if isinstance(call.attrs, CallLoweredAttrs):
+            return self._of_loops(call.attrs.func, call.attrs.func.name)
+        if isinstance(call.op, Op):
+            return GRADIENTS.get(call.op.name)
+        assert isinstance(call.op, GlobalVar)
+        func = self.module[call.op]
+        assert isinstance(func, PrimFunc)
+        return self._of_loops(func, call.op.name_hint)
+
+    def _of_loops(self, func: PrimFunc, name: str) -> Gradient | None:
+        named = (func.attrs or {}).get(PRIM_FUNC_GRADIENT)
+        if named is None:
+            return None
+        if str(named) not in self.module:
+            raise DifferentiationError(
+                f"gradient: the gradient of the loop program @{name} is @{named}, which the "
+                "module does not have"
+            )
+        callee = self.module.get_global_var(str(named))
+
+        def rule(call: Call, grad: RelayExpr) -> Sequence[RelayExpr | None]:
+            """Call the named function on arguments and gradients of results; it returns one
+            gradient for each float argument."""
+            is_lowered = isinstance(call.attrs, CallLoweredAttrs)
+            args = call.args[0].fields if is_lowered else call.args  # type: ignore[attr-defined]
+            grads = grad.fields if isinstance(grad, Tuple) else (grad,)
+            floats = [i for i, a in enumerate(args) if is_float(a.checked_type)]
+            gradients = Call(callee, (*args, *grads))
+            by_argument: list[RelayExpr | None] = [None] * len(args)
+            for at, index in enumerate(floats):
+                by_argument[index] = gradients if len(floats) == 1 else TupleGetItem(gradients, at)
+            if not is_lowered:
+                return by_argument
+            pairs = zip(by_argument, args, strict=True)
+            return [Tuple(tuple(op.zeros_like(a) if p is None else p for p, a in pairs))]
+
+        return rule
+
+
+_PREPARED = Sequential(
+    (InferType(), EtaExpand(), InferType(), DefuseOps(), InferType()), "Prepared"
+)
+"""Constructors that are values become functions, and fused functions operators."""
+
+
+# Programs with a tape
+
+
+def _lifted(function: Function, module: IRModule, rules: _Rules) -> tuple[Function, IRModule]:
+    taken = {g.name_hint for g in module.functions}
+    own = GlobalVar(free_name("gradient of this", taken))
+    typed = _PREPARED(module.with_function(own, function))
+    root = typed[own]
+    assert isinstance(root, Function)
+    types = LiftedTypes(typed)
+    reached = _reached(typed, root)
+    names = {g: GlobalVar(free_name(g.name_hint + SUFFIX, taken)) for g in reached}
+    added: dict[GlobalVar | str, BaseFunc] = {}
+    for name, beside in names.items():
+        callee = typed[name]
+        assert isinstance(callee, Function)
+        added[beside] = Lifter(types, names, rules, rules.is_kernel).lift(callee)
+    lifted = Lifter(types, names, rules, rules.is_kernel).lift(root)
+    converter = Converter(types, taken)
+    whole = _around(root, lifted, converter)
+    added.update(converter.functions.items())
+    return _typed(whole, module, IRModule(added, dict(types.data)))
+
+
+def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
+    """The functions of Relay that a function calls, also by others."""
+    reached: dict[GlobalVar, None] = {}
+    work = [root]
+    while work:
+        for at in post_order(work.pop(), into_functions=True):
+            if not isinstance(at, GlobalVar) or at in reached:
+                continue
+            callee = module[at]
+            if isinstance(callee, Function):
+                reached[at] = None
+                work.append(callee)
+    return list(reached)
+
+
+def _around(function: Function, lifted: Function, converter: Converter) -> Function:
+    """The function of plain values that runs a lifted one forward, and then its tape back."""
+    types = converter.types
+    params = tuple(Var(p.name_hint, p.checked_type, span=p.span) for p in function.params)
+    whats = [f"parameter %{p.name_hint}" for p in params]
+    result_kind = function.body.checked_type
+    tape, result, callee = Var("tape", TAPE), Var("result"), Var("lifted")
+    wholes = [Var(f"lifted_{p.name_hint}", types.lift(p.checked_type)) for p in function.params]
+    steps: list[Binding] = [(tape, RefCreate(Function((), Tuple(()), UNIT)))]
+    for whole, param, old, what in zip(wholes, params, function.params, whats, strict=True):
+        kind = old.checked_type
+        steps.append((whole, converter.convert(Conversion.LIFT, param, kind, what, {})))
+    steps.append((callee, lifted))
+    steps.append((result, Call(callee, (*wholes, tape))))
+    steps.extend(_seed(result, result_kind, types))
+    steps.append((Var("_"), Call(Function((), _run(tape), UNIT), ())))
+    plain = converter.convert(Conversion.PLAIN, result, result_kind, "the result", {})
+    grads = tuple(
+        converter.convert(Conversion.GRADIENTS, whole, old.checked_type, what, {})
+        for whole, old, what in zip(wholes, function.params, whats, strict=True)
+    )
+    body = let_chain(steps, Tuple((plain, Tuple(grads))))
+    return Function(params, body, None, function.type_params, function.attrs, span=function.span)
+
+
+def _run(tape: Var) -> RelayExpr:
+    """Run the tape. As a tail call, so that each back-propagator is freed once it has run."""
+    run = Var("run", STEP)
+    stop = Function((), Tuple(()), UNIT)
+    return let_chain([(run, RefRead(tape)), (Var("_"), RefWrite(tape, stop))], Call(run, ()))
+
+
+def _seed(result: RelayExpr, kind: Type, types: LiftedTypes) -> list[Binding]:
+    """Ones for the gradient of the result, or of the first of several."""
+    while isinstance(kind, TupleType) and kind.fields:
+        result, kind = TupleGetItem(result, 0), kind.fields[0]
+    if not isinstance(kind, TensorType):
+        raise DifferentiationError(f"gradient: the result must be a tensor, got {type_text(kind)}")
+    if not is_float(kind):
+        return []
+    ones = Var("ones", kind)
+    value = TupleGetItem(result, 0)
+    return [(ones, op.ones_like(value)),
+            (Var("_"), accumulate(types, TupleGetItem(result, 1), ones))]  # fmt: skip
+
+
+@module_pass(name="FirstOrderGradient", required=(InferType(),))
+def _first_order_gradient(module: IRModule, context: PassContext) -> IRModule:
+    return map_functions(module, lambda f: _differentiate(f, module, "first_order")[0])
+
+
+def FirstOrderGradient() -> Pass:  # noqa: N802
+    """Return the pass that gives every function of a module its gradients (see `gradient`)."""
+    return _first_order_gradient

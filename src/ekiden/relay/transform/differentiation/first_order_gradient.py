@@ -1,0 +1,417 @@
+"""Reverse-mode differentiation of graphs: operators, tuples and If.
+
+    fn (%x, %y) { multiply(%x, %y) }
+->  fn (%x, %y) { (multiply(%x, %y), (multiply(ones_like(..), %y), multiply(ones_like(..), %x))) }
+
+The gradient is that of the sum of the result's elements: it starts as ones. Of several results the
+first is differentiated, as in TVM; the others come along. Calls of functions are inlined first; an
+`If` becomes a second `If` over the same condition that computes the gradients of the branch taken,
+and computes that branch's values again. Recursion, data types and references are left to
+higher_order_gradient.py, and so are programs that inlining would make too large.
+
+With the adjoint of v written v' = d(sum of the result) / dv, users before what they use:
+
+    v' = sum over uses (y = f(.., v, ..)) of  y' * df/dv          (the rule of f in GRADIENTS)
+
+One walk backwards over the graph, each rule once: the gradient costs a small multiple of the
+function, however many parameters there are. What flows to a tuple is a list of fields, None where
+nothing does, and becomes zeros only where an operator wants a tensor. Constants get none, nor what
+is no float.
+
+Values of the forward pass are shared with the backward pass, not computed again: memory for all of
+them is needed until they are used, but in branches, whose values are computed twice so that they
+need not leave their If. annotation.checkpoint is the same choice, made by a user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.text import type_text
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay import op
+from ekiden.relay.analysis.call_graph import CallGraph
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    Constructor,
+    Function,
+    If,
+    Match,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.gradient import Gradient
+from ekiden.relay.transform.language.free_names import free_name
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.inline import apply, inline
+from ekiden.relay.transform.language.scopes import (
+    Scope,
+    bodies,
+    find_scopes,
+    is_atom,
+    operands,
+    rewrite_graph,
+)
+from ekiden.relay.transform.language.to_graph_normal_form import to_graph_normal_form
+from ekiden.relay.visitor import REBUILD, bind, children, post_order
+from ekiden.runtime.errors import DifferentiationError
+
+MAX_ROUNDS = 100
+"""How often functions given to functions are applied before giving up."""
+MAX_GROWTH = 16
+"""How many times larger than the program its graph may be."""
+FREE_NODES = 10_000
+"""Expressions that a graph may have however small the program is."""
+
+Grad = RelayExpr | list["Grad | None"]
+"""The gradient of a tensor, or those of the fields of a tuple."""
+Rules = Callable[[Call], Gradient | None]
+"""A call of an operator or of a loop program -> its gradient, None where it has none."""
+
+
+def is_graph(expr: RelayExpr, is_kernel: Callable[[RelayExpr], bool]) -> bool:
+    """Return whether an expression is made of operators, tuples and If alone, so that it can be
+    differentiated as a graph. `is_kernel` tells what else than an operator has a rule.
+    """
+    return all(
+        isinstance(e, _GRAPH)
+        or (isinstance(e, Call) and isinstance(e.op, Op))
+        or (isinstance(e, Call) and is_kernel(e.op))
+        or is_kernel(e)
+        for e in post_order(expr, into_functions=True)
+    )
+
+
+_GRAPH = (Op, Var, Constant, Tuple, TupleGetItem, If)
+
+
+def flatten(function: Function, module: IRModule) -> Function | None:
+    """Return the function with the functions that it calls inlined, as far as they are known, and
+    without lets, with checked types; None where that is no graph or would be out of proportion.
+    """
+    name = GlobalVar(free_name("gradient of this", {g.name_hint for g in module.functions}))
+    whole = _called(name, module.with_function(name, function))
+    if not _is_inlinable(name, whole):
+        return None
+    whole = inline(InferType()(whole), lambda callee, f: callee is not name)
+    inlined = whole[name]
+    assert isinstance(inlined, Function)
+    flat = _flattened(inlined)
+    if flat is None:
+        return None
+    typed = InferType()(whole.with_function(name, flat))[name]
+    assert isinstance(typed, Function)
+    return typed
+
+
+def _called(root: GlobalVar, module: IRModule) -> IRModule:
+    """The module with what a function calls alone."""
+    unused = set(CallGraph(module).unreachable((root.name_hint,)))
+    return module.with_functions({g: f for g, f in module.functions.items() if g not in unused})
+
+
+_NO_GRAPH = (Match, Constructor, RefCreate, RefRead, RefWrite)
+
+
+def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
+    """Whether no function of a module is recursive or uses data types and references, and the one
+    that calls all others is of a size in proportion once they are inlined.
+    """
+    graph = CallGraph(module)
+    orders = {
+        name: post_order(function, into_functions=True)
+        for name, function in module.functions.items()
+        if isinstance(function, Function)
+    }
+    if graph.cycles() or any(isinstance(e, _NO_GRAPH) for o in orders.values() for e in o):
+        return False
+    sizes: dict[GlobalVar, int] = {}
+    for (name,) in graph.components():
+        below = sum(count * sizes[callee] for callee, count in graph[name].items())
+        sizes[name] = len(orders.get(name, ())) + below
+    return sizes[root] <= MAX_GROWTH * sum(map(len, orders.values())) + FREE_NODES
+
+
+def _is_proportionate(root: RelayExpr) -> bool:
+    """Whether an expression stays of a size in proportion once function values are applied."""
+    order = post_order(root, into_functions=True)
+    sizes: dict[RelayExpr, int] = {}
+    for function in [e for e in order if isinstance(e, Function)]:
+        sizes[function] = _applied_size(function.body, sizes)
+    return _applied_size(root, sizes) <= MAX_GROWTH * len(order) + FREE_NODES
+
+
+def _applied_size(root: RelayExpr, sizes: Mapping[RelayExpr, int]) -> int:
+    order = post_order(root)
+    return len(order) + sum(sizes.get(e.op, 0) for e in order if isinstance(e, Call))
+
+
+def differentiate_graph(flat: Function, rules: Rules) -> Function:
+    """Return the function (params) -> (result, (gradient of each parameter,)), untyped."""
+    seed = seed_of(flat.body, flat.body.checked_type)
+    found = graph_gradients(flat.body, flat.params, seed, rules)
+    grads = [op.zeros_like(p) if g is None else g for p, g in zip(flat.params, found, strict=True)]
+    result = Tuple((flat.body, Tuple(tuple(grads))))
+    return Function(flat.params, result, None, flat.type_params, flat.attrs, span=flat.span)
+
+
+def _flattened(function: Function) -> Function | None:
+    """A function whose body is a graph without lets and without calls of function values, None
+    where that would be out of proportion.
+    """
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call of a function becomes its body."""
+        if isinstance(new, Call) and isinstance(new.op, Function):
+            return apply(new.op, new)
+        return new
+
+    body = to_graph_normal_form(function.body)
+    for _ in range(MAX_ROUNDS):
+        if not _is_proportionate(body):
+            return None
+        before, body = body, rewrite_graph(to_graph_normal_form(body), rewrite)
+        if body is before:
+            break
+    return function.with_fields(body=body)
+
+
+def seed_of(expr: RelayExpr, kind: Type) -> Grad:
+    """Ones for the result, or for the first of several."""
+    if isinstance(kind, TupleType) and kind.fields:
+        others: list[Grad | None] = [None] * (len(kind.fields) - 1)
+        return [seed_of(_field(expr, 0), kind.fields[0]), *others]
+    if not isinstance(kind, TensorType):
+        raise DifferentiationError(f"gradient: the result must be a tensor, got {type_text(kind)}")
+    return op.ones_like(expr)
+
+
+class _Adjoints:
+    """What has reached each expression so far."""
+
+    def __init__(self) -> None:
+        self._grads: dict[RelayExpr, Grad] = {}
+
+    def add(self, expr: RelayExpr, grad: Grad) -> None:
+        """Let a gradient flow to an expression."""
+        self._grads[expr] = _sum(self._grads.get(expr), grad)
+
+    def get(self, expr: RelayExpr) -> Grad | None:
+        """The sum of what flowed there, None for nothing."""
+        return self._grads.get(expr)
+
+
+def _sum(a: Grad | None, b: Grad | None) -> Grad:
+    if a is None or b is None:
+        known = b if a is None else a
+        assert known is not None
+        return known
+    if isinstance(a, RelayExpr) and isinstance(b, RelayExpr) and not isinstance(a, Tuple):
+        return op.add(a, b)
+    left, right = _fields(a), _fields(b)
+    return [
+        None if x is None and y is None else _sum(x, y) for x, y in zip(left, right, strict=True)
+    ]
+
+
+def _fields(grad: Grad) -> Sequence[Grad | None]:
+    if isinstance(grad, Tuple):
+        return grad.fields
+    assert isinstance(grad, list), "the gradient of a tuple has fields"
+    return grad
+
+
+def _materialize(grad: Grad | None, expr: RelayExpr, kind: Type) -> RelayExpr:
+    """A gradient as an expression: zeros where nothing flowed."""
+    if isinstance(kind, TupleType) and not isinstance(grad, RelayExpr):
+        parts = grad if grad is not None else [None] * len(kind.fields)
+        return Tuple(
+            tuple(
+                _materialize(part, _field(expr, i), field)
+                for i, (part, field) in enumerate(zip(parts, kind.fields, strict=True))
+            )
+        )
+    if grad is None:
+        return op.zeros_like(expr)
+    assert isinstance(grad, RelayExpr)
+    return grad
+
+
+def _field(expr: RelayExpr, index: int) -> RelayExpr:
+    return expr.fields[index] if isinstance(expr, Tuple) else TupleGetItem(expr, index)
+
+
+def graph_gradients(
+    body: RelayExpr, wanted: Sequence[RelayExpr], seed: Grad, rules: Rules
+) -> list[RelayExpr | None]:
+    """Return the gradients of a graph's result with respect to some of its leaves, None where
+    nothing flows. `seed` is the gradient of the result.
+
+    Raises DifferentiationError for an expression without a gradient.
+    """
+    return _Sweep(rules).gradients(body, wanted, seed)
+
+
+class _Sweep:
+    """One walk backwards over a graph."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    def gradients(
+        self, body: RelayExpr, wanted: Sequence[RelayExpr], seed: Grad
+    ) -> list[RelayExpr | None]:
+        """Return the gradients of some leaves."""
+        scope = find_scopes(body)[0]
+        adjoints = _Adjoints()
+        adjoints.add(body, seed)
+        for expr in reversed(scope.nodes):
+            grad = adjoints.get(expr)
+            if grad is not None:
+                self._push(expr, grad, scope, adjoints)
+        found = ((leaf, adjoints.get(leaf)) for leaf in wanted)
+        return [None if g is None else _materialize(g, x, x.checked_type) for x, g in found]
+
+    def _push(self, expr: RelayExpr, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
+        """Hand the gradient of an expression to what it is made of."""
+        match expr:
+            case Tuple(fields=fields):
+                for field, part in zip(fields, _fields(grad), strict=True):
+                    if part is not None:
+                        adjoints.add(field, part)
+            case TupleGetItem(tuple_value=value, index=index):
+                kind = value.checked_type
+                assert isinstance(kind, TupleType)
+                parts: list[Grad | None] = [None] * len(kind.fields)
+                parts[index] = grad
+                adjoints.add(value, parts)
+            case If():
+                self._push_if(expr, grad, scope, adjoints)
+            case Call():
+                self._push_call(expr, grad, adjoints)
+            case _:
+                raise DifferentiationError(
+                    f"gradient: a {type(expr).__name__}{place_text(expr)} has no gradient in a "
+                    "graph of operators"
+                )
+
+    def _push_call(self, call: Call, grad: Grad, adjoints: _Adjoints) -> None:
+        rule = self.rules(call)
+        if rule is None:
+            raise DifferentiationError(
+                f"gradient: {callee_text(call)} has no gradient{place_text(call)}; {_advice(call)}"
+            )
+        try:
+            found = rule(call, _materialize(grad, call, call.checked_type))
+        except ValueError as error:
+            raise DifferentiationError(
+                f"gradient: {callee_text(call)}{place_text(call)}: not known for {error}"
+            ) from error
+        assert len(found) == len(call.args), f"{callee_text(call)}: one gradient per argument"
+        for arg, part in zip(call.args, found, strict=True):
+            if part is not None and not isinstance(arg, Constant):
+                adjoints.add(arg, part)
+
+    def _push_if(self, expr: If, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
+        """The gradients of what either branch uses, by a second If."""
+        branches = scope.inner[expr]
+        captured = dict.fromkeys(leaf for branch in branches for leaf in _captured(branch))
+        leaves = [leaf for leaf in captured if _is_differentiable(leaf.checked_type)]
+        if not leaves:
+            return
+        taken, other = (self._branch(b, list(captured), leaves, grad) for b in branches)
+        again = If(expr.cond, taken, other)
+        for i, leaf in enumerate(leaves):
+            adjoints.add(leaf, TupleGetItem(again, i))
+
+    def _branch(
+        self,
+        branch: Scope,
+        captured: Sequence[RelayExpr],
+        leaves: Sequence[RelayExpr],
+        grad: Grad,
+    ) -> RelayExpr:
+        """(gradient of each leaf,) through one branch, whose values are computed again."""
+        params = {leaf: _stand_in(leaf, i) for i, leaf in enumerate(captured)}
+        body = _copy(branch, params)
+        found = self.gradients(body, [params[leaf] for leaf in leaves], grad)
+        pairs = zip(leaves, found, strict=True)
+        grads = [op.zeros_like(leaf) if g is None else g for leaf, g in pairs]
+        return bind(Tuple(tuple(grads)), {p: leaf for leaf, p in params.items()})
+
+
+def callee_text(call: Call) -> str:
+    """Return what a call calls, as messages name it."""
+    if isinstance(call.op, Op):
+        return f"operator {call.op.name!r}"
+    return f"the loop program @{getattr(call.op, 'name_hint', '')}"
+
+
+def _advice(call: Call) -> str:
+    if isinstance(call.op, Op):
+        return "give it one with relay.op.register_gradient"
+    return "name the function that computes it in its attribute 'gradient'"
+
+
+def place_text(expr: RelayExpr) -> str:
+    """Return where an expression comes from, in brackets, nothing where that is not known."""
+    span = getattr(expr, "span", None)
+    return f" ({span})" if span else ""
+
+
+def _stand_in(leaf: RelayExpr, number: int) -> Var:
+    variable = Var(f"captured{number}")
+    variable.set_checked_type(leaf.checked_type)
+    return variable
+
+
+def _inside(branch: Scope) -> list[RelayExpr]:
+    """The expressions of a scope and of those inside of it, what is used before what uses it."""
+    found: dict[RelayExpr, None] = {}
+    stack: list[tuple[Scope, int]] = [(branch, 0)]
+    while stack:
+        scope, at = stack.pop()
+        if at == len(scope.nodes):
+            continue
+        expr = scope.nodes[at]
+        inner = [s for s in scope.inner.get(expr, ()) if not all(n in found for n in s.nodes)]
+        if inner:
+            stack.append((scope, at))
+            stack.extend((s, 0) for s in inner)
+        else:
+            found[expr] = None
+            stack.append((scope, at + 1))
+    return list(found)
+
+
+def _captured(branch: Scope) -> list[RelayExpr]:
+    """What a branch uses of outside: variables and expressions of scopes around it."""
+    inside = dict.fromkeys(_inside(branch))
+    used = [c for expr in inside for c in (*operands(expr), *bodies(expr))] + [branch.result]
+    outside = (c for c in dict.fromkeys(used) if c not in inside and not isinstance(c, Constant))
+    return [c for c in outside if isinstance(c, Var) or not is_atom(c)]
+
+
+def _copy(branch: Scope, params: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
+    """The result of a branch over new nodes, so that none is shared with the original: a node in
+    two scopes would be moved to the one around both, and be computed whichever branch is taken."""
+    new: dict[RelayExpr, RelayExpr] = dict(params)
+    for expr in _inside(branch):
+        copied = REBUILD[type(expr)](expr, [new.get(c, c) for c in children(expr)])
+        copied.set_checked_type(expr.checked_type)
+        new[expr] = copied
+    return new.get(branch.result, branch.result)
+
+
+def _is_differentiable(kind: Type) -> bool:
+    if isinstance(kind, TupleType):
+        return all(map(_is_differentiable, kind.fields))
+    return isinstance(kind, TensorType) and "float" in kind.dtype

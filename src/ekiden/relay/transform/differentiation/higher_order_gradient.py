@@ -1,0 +1,251 @@
+"""Reverse-mode differentiation of functions with recursion, closures, references and data types.
+
+    def @f(%x: T) -> T { let %y = exp(%x); @g(%y) }     T a float tensor, T' = (T, ref(Adjoint[T]))
+->  def @f_grad(%x: T', %tape: ref(fn () -> ())) -> T' {
+      let %y = exp(%x.0); let %dy = ref(NoGradient);
+      let %before = ref_read(%tape);
+      ref_write(%tape, fn () { .. the gradient of %y goes to %x .. ; %before() });
+      @g_grad((%y, %dy), %tape) }
+
+A *segment* is a set of operator calls of one scope between two bindings of other kinds; it is
+differentiated as a graph (first_order_gradient.py), and has one back-propagator, which saves the
+values that the rules of its operators read (segment_gradient.py). Only values that are used outside
+of their segment have cells. Operators are placed as late as their uses allow, so that segments are
+few; those that nothing needs are left out.
+
+The tape is a chain of closures, each of which calls the one before it as its last action: with tail
+calls, propagating back takes constant stack however deep the recursion was. The order is the
+reverse of that of evaluation, hence a cell has received everything before it is read. Forward, a
+tail call stays one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.op import Op
+from ekiden.ir.type import FuncType, Type
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constructor,
+    Function,
+    If,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.transform.differentiation.first_order_gradient import Rules, place_text
+from ekiden.relay.transform.differentiation.lifted_scopes import (
+    Leaf,
+    LiftedScope,
+    Operation,
+    OtherBinding,
+    Planner,
+    Tree,
+    leaves,
+    plain_tree,
+)
+from ekiden.relay.transform.differentiation.lifted_types import STEP, LiftedTypes, is_float
+from ekiden.relay.transform.differentiation.segment_gradient import Segment, unwritten
+from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
+from ekiden.relay.visitor import map_pattern
+from ekiden.runtime.errors import DifferentiationError
+
+
+class Lifter:
+    """Lifts functions of one module."""
+
+    def __init__(
+        self,
+        types: LiftedTypes,
+        names: Mapping[GlobalVar, GlobalVar],
+        rules: Rules,
+        is_kernel: Callable[[RelayExpr], bool],
+    ) -> None:
+        """`names` are global functions -> their lifted ones; `is_kernel` tells what else than an
+        operator has a rule.
+        """
+        self.types = types
+        self.names = names
+        self.rules = rules
+        self.planner = Planner(types, is_kernel)
+
+    def lift(self, function: Function) -> Function:
+        """Return the lifted function of one with checked types. Iterative.
+
+        Raises DifferentiationError for an operator without a gradient, or on values that are no
+        tensors.
+        """
+        scopes = self.planner.plan(function, to_a_normal_form(function.body))
+        for scope in reversed(scopes):
+            scope.lifted = _Writer(self, scope).write()
+        return self.function(function, scopes[0])
+
+    def function(self, function: Function, scope: LiftedScope) -> Function:
+        """Return the lifted function whose body is a scope that is written."""
+        kind = function.checked_type
+        assert scope.lifted is not None and isinstance(kind, FuncType)
+        return Function(
+            (*(self.planner.wholes[p] for p in function.params), scope.tape), scope.lifted,
+            self.types.lift(kind.ret_type), function.type_params, span=function.span,
+        )  # fmt: skip
+
+    def plain(self, atom: RelayExpr) -> RelayExpr:
+        """Return an atom of tensors without their cells."""
+        tree = self.planner.tree(atom)
+        assert tree is not None, "an atom of tensors"
+        return plain_tree(tree)
+
+    def whole(self, atom: RelayExpr) -> RelayExpr:
+        """Return the lifted value of an atom. Raises DifferentiationError for an operator."""
+        if isinstance(atom, GlobalVar):
+            return self.names[atom]
+        if atom in self.planner.wholes:
+            return self.planner.wholes[atom]
+        tree = self.planner.tree(atom)
+        if tree is None:
+            raise DifferentiationError(
+                f"gradient: {atom}{place_text(atom)} is used as a value; wrap it into a function"
+            )
+        return self._pairs(tree)
+
+    def _pairs(self, tree: Tree) -> RelayExpr:
+        if not isinstance(tree, Leaf):
+            return Tuple(tuple(map(self._pairs, tree)))
+        if tree.cell is not None:
+            return Tuple((tree.value, tree.cell))
+        if is_float(tree.kind):
+            return Tuple((tree.value, new_cell(self.types, tree.kind)))
+        return tree.value
+
+
+def new_cell(types: LiftedTypes, kind: Type) -> RefCreate:
+    """Return a new cell of a tensor, to which no gradient has come."""
+    return RefCreate(Call(types.no_gradient, (), None, (kind,)))
+
+
+class _Writer:
+    """Writes the lifted form of one scope; the scopes inside of it are written before."""
+
+    def __init__(self, lifter: Lifter, scope: LiftedScope) -> None:
+        self.lifter = lifter
+        self.types = lifter.types
+        self.scope = scope
+        self.steps: list[Binding] = []
+
+    def write(self) -> RelayExpr:
+        """Return the scope's lifted expression."""
+        scope, result = self.scope, self.scope.chain.result
+        assert result is not None
+        for param in scope.params:
+            self._open(param)
+        for item in scope.items:
+            if isinstance(item, Operation):
+                self._demand(leaves(item.result) if item.is_stateful else ())
+                continue
+            self._demand(item.needs)
+            value = self._value(item)
+            if item is scope.items[-1] and result is item.var:
+                return let_chain(self.steps, value)  # a tail call stays one
+            self.steps.append((self.lifter.planner.wholes[item.var], value))
+            self._open(item.var)
+        self._demand(scope.needs)
+        return let_chain(self.steps, self.lifter.whole(result))
+
+    def _open(self, var: Var) -> None:
+        """Bind the tensors of a lifted value that are used, and their cells."""
+        planner = self.lifter.planner
+        stack: list[tuple[Tree, RelayExpr]] = []
+        if var in planner.trees:
+            stack.append((planner.trees[var], planner.wholes[var]))
+        while stack:
+            tree, whole = stack.pop()
+            if not isinstance(tree, Leaf):
+                parts = [(part, TupleGetItem(whole, i)) for i, part in enumerate(tree)]
+                stack.extend(reversed(parts))
+            elif tree.escapes or tree.readers:
+                assert isinstance(tree.value, Var)
+                if tree.cell is None:
+                    self.steps.append((tree.value, whole))
+                else:
+                    self.steps.append((tree.value, TupleGetItem(whole, 0)))
+                    self.steps.append((tree.cell, TupleGetItem(whole, 1)))
+
+    def _value(self, item: OtherBinding) -> RelayExpr:
+        """The lifted form of a binding that is no operation."""
+        value, whole = item.value, self.lifter.whole
+        inner = [s.lifted for s in item.inner if s.lifted is not None]
+        match value:
+            case Function():
+                return self.lifter.function(value, item.inner[0])
+            case If(cond=cond):
+                return If(self.lifter.plain(cond), inner[0], inner[1], span=value.span)
+            case Match(data=data, complete=complete):
+                pairs = zip(value.clauses, inner, strict=True)
+                clauses = tuple(Clause(self._pattern(c.lhs), rhs) for c, rhs in pairs)
+                return Match(whole(data), clauses, complete, span=value.span)
+            case Call():
+                return self._call(value)
+            case Tuple(fields=fields):
+                return Tuple(tuple(map(whole, fields)), span=value.span)
+            case TupleGetItem(tuple_value=of, index=index):
+                return TupleGetItem(whole(of), index, span=value.span)
+            case RefCreate(value=held):
+                return RefCreate(whole(held), span=value.span)
+            case RefRead(ref=ref):
+                return RefRead(whole(ref), span=value.span)
+            case RefWrite(ref=ref, value=held):
+                return RefWrite(whole(ref), whole(held), span=value.span)
+        return whole(value)
+
+    def _pattern(self, pattern: Pattern) -> Pattern:
+        """A pattern over lifted values; patterns nest as deep as they are written."""
+        match pattern:
+            case PatternConstructor(constructor=old, patterns=inner):
+                below = tuple(map(self._pattern, inner))
+                return PatternConstructor(self.types.constructor(old), below)
+            case PatternTuple(patterns=inner):
+                return PatternTuple(tuple(map(self._pattern, inner)))
+        return map_pattern(pattern, self.lifter.planner.wholes)
+
+    def _call(self, call: Call) -> Call:
+        args = tuple(map(self.lifter.whole, call.args))
+        if isinstance(call.op, Op):  # of values without floats
+            return call.with_fields(args=args)
+        kinds = tuple(map(self.types.lift, call.type_args))
+        if isinstance(call.op, Constructor):
+            return Call(self.types.constructor(call.op), args, None, kinds, span=call.span)
+        callee = self.lifter.whole(call.op)
+        return Call(callee, (*args, self.scope.tape), None, kinds, span=call.span)
+
+    def _demand(self, needed: Iterable[Leaf]) -> None:
+        """Write the operations that leaves need and that are not written yet, as one segment."""
+        operations = unwritten(needed, self.scope)
+        for operation in operations:
+            operation.is_written = True
+        results = leaves([operation.result for operation in operations])
+        outputs = [leaf for leaf in results if _is_used_later(leaf)]
+        segment = Segment(operations, outputs, self.types, self.lifter.rules)
+        self.steps.extend(segment.forward())
+        for leaf in segment.outputs:
+            assert leaf.cell is not None
+            self.steps.append((leaf.cell, new_cell(self.types, leaf.kind)))
+        before = Var("before", STEP)
+        step = segment.back_propagator(before)
+        if step is not None:
+            self.steps.append((before, RefRead(self.scope.tape)))
+            self.steps.append((Var("_"), RefWrite(self.scope.tape, step)))
+
+
+def _is_used_later(leaf: Leaf) -> bool:
+    return leaf.escapes or any(not reader.is_written for reader in leaf.readers)

@@ -1,0 +1,179 @@
+"""Hold tensors that are all ones or all zeros back until they are needed, as gradients often are.
+
+    fn (%x) { add(multiply(%x, ones_like(%x)), zeros_like(%x)) }        computes nothing but %x
+
+A tensor becomes a `GradCell` (library/gradient.rly): `Raw` of it, or `One` or `Zero` with how to
+make it. Sums and products of two cells of one type look at which they are; other operators take the
+tensors out. Parameters and results of global functions keep their types.
+
+References, matches and constructors are refused: gradients have none.
+
+    Zero + x = x,  Zero * x = Zero,  One * x = x          by matches at run time (gradient.rly)
+
+It is TVM's pass, for programs whose gradients are evaluated as they stand; the compiler's pipeline
+has rules for ones and zeros (SimplifyExpr) that need no run time, and does not run it.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OPS, Linear, Op
+from ekiden.ir.structural import structural_equal
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import FuncType, GlobalTypeVar, TensorType, TupleType, Type, TypeCall
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    Constructor,
+    Function,
+    If,
+    Let,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.type_infer import infer_type
+from ekiden.relay.visitor import post_order
+from ekiden.runtime.errors import CompileError
+
+SUMS = {Linear.SHIFTS: "AddGradCell", Linear.SCALES: "MultiplyGradCell"}
+"""What an operator of two like tensors computes -> what computes it on cells."""
+MAKERS = {0: "Zero", 1: "One"}
+"""What all elements of a result are -> the cell that stands for it."""
+
+
+class _Cells:
+    """Rewrites one function of a module that has the definitions of gradient.rly."""
+
+    def __init__(self, module: IRModule) -> None:
+        self.header, *constructors = module.get_type("GradCell")
+        self.make = {c.name_hint: c for c in constructors}  # type: ignore[attr-defined]
+        self.module = module
+        self.new: dict[RelayExpr, RelayExpr] = {}
+
+    def lifted_type(self, kind: Type) -> Type:
+        """Tensor -> GradCell[Tensor], also within tuples and functions."""
+        match kind:
+            case TensorType():
+                assert isinstance(self.header, GlobalTypeVar)
+                return TypeCall(self.header, (kind,))
+            case TupleType(fields=fields):
+                return TupleType(tuple(map(self.lifted_type, fields)))
+            case FuncType(arg_types=arguments, ret_type=ret):
+                return FuncType(tuple(map(self.lifted_type, arguments)), self.lifted_type(ret))
+            case _:
+                self.refuse(f"a value of type {kind}")
+                return kind
+
+    @staticmethod
+    def refuse(what: str) -> None:
+        raise CompileError(f"LazyGradientInit: {what} cannot become a cell")
+
+    def cell(self, name: str, *args: RelayExpr) -> Call:
+        """A call of one of the constructors of gradient.rly."""
+        constructor = self.make[name]
+        assert isinstance(constructor, Constructor)
+        return Call(constructor, args)
+
+    def lift(self, value: RelayExpr, kind: Type) -> RelayExpr:
+        """A value, with its tensors in cells."""
+        if isinstance(kind, TupleType):
+            parts = (TupleGetItem(value, i) for i in range(len(kind.fields)))
+            return Tuple(tuple(self.lift(p, k) for p, k in zip(parts, kind.fields, strict=True)))
+        if not isinstance(kind, TensorType):
+            self.refuse(f"a value of type {kind}")
+        return self.cell("Raw", value)
+
+    def lower(self, value: RelayExpr, kind: Type) -> RelayExpr:
+        """A value, its tensors taken out of cells; `kind` is its type without these."""
+        if isinstance(kind, TupleType):
+            parts = (TupleGetItem(value, i) for i in range(len(kind.fields)))
+            return Tuple(tuple(self.lower(p, k) for p, k in zip(parts, kind.fields, strict=True)))
+        if not isinstance(kind, TensorType):
+            self.refuse(f"a value of type {kind}")
+        return Call(self.module.get_global_var("FromGradCell"), (value,))
+
+    def operator(self, call: Call) -> RelayExpr:
+        """A call of an operator, on cells."""
+        assert isinstance(call.op, Op)
+        row, kinds = OPS[call.op.name], [a.checked_type for a in call.args]
+        if row.commutes and row.linear in SUMS and structural_equal(kinds[0], kinds[1]):
+            params = Var("lhs", kinds[0]), Var("rhs", kinds[1])
+            plain = Function(params, Call(call.op, params, call.attrs), kinds[0])
+            own = self.module.get_global_var(SUMS[row.linear])
+            return Call(own, (plain, *(self.new[a] for a in call.args)))
+        given = zip(call.args, kinds, strict=True)
+        args = tuple(self.lower(self.new[a], k) for a, k in given)
+        result = Call(call.op, args, call.attrs, span=call.span)
+        if row.fills is not None:
+            return self.cell(MAKERS[row.fills], Function((), result, call.checked_type))
+        return self.lift(result, call.checked_type)
+
+    def rewrite(self, expr: RelayExpr) -> RelayExpr:
+        """An expression whose parts are rewritten."""
+        new = self.new
+        match expr:
+            case Var(name_hint=name):
+                return Var(name, self.lifted_type(expr.checked_type))
+            case Constant():
+                return self.cell("Raw", expr)
+            case Op() | GlobalVar():
+                return expr
+            case Call(op=Op()):
+                return self.operator(expr)
+            case Call(op=GlobalVar(), args=args):
+                kinds = [a.checked_type for a in args]
+                given = zip(args, kinds, strict=True)
+                plain = tuple(self.lower(new[a], k) for a, k in given)
+                return self.lift(Call(expr.op, plain), expr.checked_type)
+            case Call(op=op, args=args):
+                return Call(new[op], tuple(new[a] for a in args))
+            case Tuple(fields=fields):
+                return Tuple(tuple(new[f] for f in fields))
+            case TupleGetItem(tuple_value=value, index=index):
+                return TupleGetItem(new[value], index)
+            case Let(var=var, value=value, body=body):
+                return Let(self.variable(var), new[value], new[body])
+            case If(cond=cond, true_branch=yes, false_branch=no):
+                return If(self.lower(new[cond], cond.checked_type), new[yes], new[no])
+            case Function(params=params, body=body):
+                return Function(tuple(self.variable(p) for p in params), new[body])
+        self.refuse(f"a {type(expr).__name__}")
+        return expr
+
+    def variable(self, old: Var) -> Var:
+        """The new variable of an old one."""
+        made = self.new[old]
+        assert isinstance(made, Var)
+        return made
+
+    def function(self, function: Function) -> Function:
+        """A global function, of the same type."""
+        for param in function.params:
+            self.new[param] = self.lift(param, param.checked_type)
+        for expr in post_order(function.body, into_functions=True):
+            if expr not in self.new:
+                self.new[expr] = self.rewrite(expr)
+        result = function.body.checked_type
+        return function.with_fields(
+            body=self.lower(self.new[function.body], result), ret_type=result
+        )
+
+
+def LazyGradientInit() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with gradient.rly, its own functions over cells; types are inferred again."""
+        own = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
+        own = {n: f for n, f in own.items() if f.attr("Compiler") is None}
+        made = module.with_functions(dict(module.functions))
+        if "FromGradCell" not in made:
+            made.import_from_std("gradient.rly")
+        for name, function in own.items():
+            made[name] = _Cells(made).function(function)
+        return infer_type(made)
+
+    return Pass("LazyGradientInit", transform, 2, (InferType(),))

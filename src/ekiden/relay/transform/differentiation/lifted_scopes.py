@@ -1,0 +1,277 @@
+"""The scopes of a function that is differentiated, and which tensors each of them makes.
+
+A scope binds operations, which work on tensors alone and become parts of segments, and anything
+else: calls of functions, choices, matches, function values, references, data. Tuples of tensors are
+names of their fields here, and are no values of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import field
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import OPS, Op
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Constant, Function, Match, Tuple, TupleGetItem, Var
+from ekiden.relay.transform.differentiation.first_order_gradient import callee_text, place_text
+from ekiden.relay.transform.differentiation.lifted_types import (
+    TAPE,
+    LiftedTypes,
+    is_float,
+    is_tensors,
+)
+from ekiden.relay.transform.language.chains import Chain, unchain
+from ekiden.relay.transform.language.scopes import bodies, operands
+from ekiden.relay.visitor import pattern_vars
+from ekiden.runtime.errors import DifferentiationError
+from ekiden.runtime.late_methods import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Leaf:
+    """A tensor of the program that is differentiated."""
+
+    value: RelayExpr
+    """The variable or constant that holds it, with a checked type."""
+    cell: Var | None = None
+    """Its adjoint cell; None of integers and of constants."""
+    scope: LiftedScope | None = None
+    """Where it is bound; None of constants."""
+    operation: Operation | None = None
+    """What computes it; None of what a parameter, a pattern or another binding holds."""
+    escapes: bool = False
+    """Whether something else than operations of its scope reads it."""
+    readers: list[Operation] = field(default_factory=list)
+
+    @property
+    def kind(self) -> TensorType:
+        """The type of the tensor."""
+        kind = self.value.checked_type
+        assert isinstance(kind, TensorType)
+        return kind
+
+
+Tree = Leaf | tuple["Tree", ...]
+"""A tensor, or a tuple of such values."""
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """A call of an operator or of a loop program on tensors."""
+
+    call: Call
+    args: tuple[Tree, ...]
+    whole: Var
+    """Holds the result; the tensor's own variable where the result is no tuple."""
+    result: Tree = ()
+    is_written: bool = False
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the call stays in the order of evaluation."""
+        return isinstance(self.call.op, Op) and OPS[self.call.op.name].stateful
+
+
+@dataclass(slots=True, eq=False)
+class OtherBinding:
+    """A binding of any other kind, and the leaves of its scope that must exist before it."""
+
+    var: Var
+    value: RelayExpr
+    needs: list[Leaf] = field(default_factory=list)
+    inner: list[LiftedScope] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class LiftedScope:
+    """A scope of the program, the tape that it records on, and what it binds."""
+
+    chain: Chain
+    tape: Var
+    params: Sequence[Var] = ()
+    """Variables that exist at its beginning: of a function, or of a pattern."""
+    parent: LiftedScope | None = None
+    owner: OtherBinding | None = None
+    """The binding of the parent that opens it."""
+    items: list[Operation | OtherBinding] = field(default_factory=list)
+    needs: list[Leaf] = field(default_factory=list)
+    """Leaves of its own that the result needs."""
+    captured: set[Leaf] = field(default_factory=set)
+    """Leaves of scopes around it that it uses."""
+    lifted: RelayExpr | None = None
+    """Its expression in the lifted program, once that is written."""
+
+
+def leaves(tree: Tree | Sequence[Tree]) -> list[Leaf]:
+    """Return the tensors of a tree from left to right."""
+    if isinstance(tree, Leaf):
+        return [tree]
+    return [leaf for part in tree for leaf in leaves(part)]
+
+
+def plain_tree(tree: Tree) -> RelayExpr:
+    """Return the tensors of a tree as an expression."""
+    if isinstance(tree, Leaf):
+        return tree.value
+    return Tuple(tuple(map(plain_tree, tree)))
+
+
+def typed_var(name: str, kind: Type) -> Var:
+    """Return a new variable of a known type."""
+    var = Var(name, kind)
+    var.set_checked_type(kind)
+    return var
+
+
+class Planner:
+    """Sorts the bindings of one function's scopes, outer scopes first."""
+
+    def __init__(self, types: LiftedTypes, is_kernel: Callable[[RelayExpr], bool]) -> None:
+        """`is_kernel` tells what else than an operator is called on tensors and has a rule."""
+        self.types = types
+        self.is_kernel = is_kernel
+        self.trees: dict[RelayExpr, Tree] = {}
+        """Variable of a tensor or of a tuple of tensors -> these."""
+        self.wholes: dict[RelayExpr, Var] = {}
+        """Variable -> what holds its lifted value, where one variable does."""
+
+    def plan(self, function: Function, body: RelayExpr) -> list[LiftedScope]:
+        """Return the scopes of a function whose body is in A-normal form, outer before inner.
+
+        Raises DifferentiationError for an operator on values that are no tensors.
+        """
+        order = [self._function_scope(function, body)]
+        for scope in order:
+            order.extend(self._plan(scope))
+        return order
+
+    @staticmethod
+    def _function_scope(
+        function: Function, body: RelayExpr, parent: LiftedScope | None = None
+    ) -> LiftedScope:
+        return LiftedScope(unchain(body), Var("tape", TAPE), function.params, parent)
+
+    def _plan(self, scope: LiftedScope) -> list[LiftedScope]:
+        """Sort the bindings of a scope, and return the scopes inside of it."""
+        for param in scope.params:
+            self._declare(param, scope)
+        inner: list[LiftedScope] = []
+        for var, value in scope.chain.bindings:
+            if (tree := self._alias(value)) is not None:
+                self.trees[var] = tree
+            elif isinstance(value, Call) and self._is_operation(value):
+                scope.items.append(self._operation(var, value, scope))
+            else:
+                other = self._other(var, value, scope)
+                scope.items.append(other)
+                inner.extend(other.inner)
+        assert scope.chain.result is not None
+        self._use([scope.chain.result], scope, scope.needs)
+        return inner
+
+    def _declare(self, var: Var, scope: LiftedScope) -> None:
+        """Note a variable that will hold a lifted value."""
+        kind = var.checked_type
+        self.wholes[var] = Var(var.name_hint, self.types.lift(kind), span=var.span)
+        if is_tensors(kind):
+            self.trees[var] = self._tree(kind, var.name_hint, scope)
+
+    def _tree(
+        self, kind: Type, name: str, scope: LiftedScope, operation: Operation | None = None
+    ) -> Tree:
+        if isinstance(kind, TupleType):
+            parts = enumerate(kind.fields)
+            return tuple(self._tree(k, f"{name}_{i}", scope, operation) for i, k in parts)
+        cell = Var(f"d_{name}", self.types.cell(kind)) if is_float(kind) else None
+        return Leaf(typed_var(name, kind), cell, scope, operation)
+
+    def tree(self, atom: RelayExpr) -> Tree | None:
+        """Return the tensors of an atom, None for one that is or holds other values."""
+        return Leaf(atom) if isinstance(atom, Constant) else self.trees.get(atom)
+
+    def _alias(self, value: RelayExpr) -> Tree | None:
+        """The tensors of a binding that names those of others."""
+        match value:
+            case Tuple(fields=fields):
+                parts = [self.tree(f) for f in fields]
+                known = tuple(p for p in parts if p is not None)
+                return known if len(known) == len(parts) else None
+            case TupleGetItem(tuple_value=of, index=index):
+                whole = self.tree(of)
+                return whole[index] if isinstance(whole, tuple) else None
+        return self.tree(value)
+
+    def _is_operation(self, call: Call) -> bool:
+        """Whether a call works on tensors alone. Raises DifferentiationError for an operator on
+        other values that floats are in.
+        """
+        if not isinstance(call.op, Op) and not self.is_kernel(call.op):
+            return False
+        if all(self.tree(a) is not None for a in call.args) and is_tensors(call.checked_type):
+            return True
+        kinds = (a.checked_type_or_none() for a in (call, *call.args))
+        if all(k is not None and not self.types.is_lifted(k) for k in kinds):
+            return False
+        raise DifferentiationError(
+            f"gradient: {callee_text(call)} has no gradient{place_text(call)}: it takes or returns "
+            "other values than tensors"
+        )
+
+    def _operation(self, var: Var, call: Call, scope: LiftedScope) -> Operation:
+        known = [self.tree(a) for a in call.args]
+        args = tuple(tree for tree in known if tree is not None)
+        operation = Operation(call, args, typed_var(var.name_hint, call.checked_type))
+        operation.result = self.trees[var] = self._tree(
+            call.checked_type, var.name_hint, scope, operation
+        )
+        if isinstance(operation.result, Leaf):
+            operation.whole = operation.result.value  # type: ignore[assignment]
+        for leaf in leaves(args):
+            if leaf.scope is scope:
+                leaf.readers.append(operation)
+            elif leaf.scope is not None:
+                self._capture(leaf, scope)
+        return operation
+
+    def _other(self, var: Var, value: RelayExpr, scope: LiftedScope) -> OtherBinding:
+        self._declare(var, scope)
+        other = OtherBinding(var, value)
+        self._use(operands(value), scope, other.needs)
+        match value:
+            case Function():
+                other.inner = [self._function_scope(value, value.body, scope)]
+            case Match(clauses=clauses):
+                bound = [pattern_vars(c.lhs) for c in clauses]
+                pairs = zip(bodies(value), bound, strict=True)
+                other.inner = [LiftedScope(unchain(b), scope.tape, v, scope) for b, v in pairs]
+            case _:
+                other.inner = [
+                    LiftedScope(unchain(b), scope.tape, (), scope) for b in bodies(value)
+                ]
+        for inner in other.inner:
+            inner.owner = other
+        return other
+
+    def _use(self, atoms: Iterable[RelayExpr], scope: LiftedScope, needs: list[Leaf]) -> None:
+        """Note that a binding that is no operation, or the result, uses atoms."""
+        for atom in atoms:
+            for leaf in leaves(self.trees.get(atom, ())):
+                if leaf.scope is scope:
+                    leaf.escapes = True
+                    needs.append(leaf)
+                elif leaf.scope is not None:
+                    self._capture(leaf, scope)
+
+    @staticmethod
+    def _capture(leaf: Leaf, scope: LiftedScope) -> None:
+        """Note that a scope uses a leaf of one around it: the binding of that one needs it."""
+        at = scope
+        while leaf not in at.captured:
+            at.captured.add(leaf)
+            assert at.parent is not None and at.owner is not None, "a variable of a scope around"
+            if at.parent is leaf.scope:
+                leaf.escapes = True
+                at.owner.needs.append(leaf)
+                return
+            at = at.parent

@@ -1,0 +1,129 @@
+"""The types of a program that is differentiated in reverse: each float tensor gets an adjoint cell.
+
+    Tensor[s, f32]             ->  (Tensor[s, f32], ref(Adjoint[Tensor[s, f32]]))
+    Tensor[s, int32]           ->  itself: no gradient flows to integers
+    fn (A, B) -> C             ->  fn (A', B', ref(fn () -> ())) -> C'
+    (A, B), ref(A), List[A]    ->  (A', B'), ref(A'), List[A']
+    Tree { Node(Tree, A) }     ->  Tree_grad { Node(Tree_grad, A') }    where A' is not A
+
+The last parameter of a function is the tape: a reference to a function that propagates gradients
+back through all that ran so far. A type variable stays, and stands for lifted types.
+
+The scheme is that of Wang et al., "Demystifying differentiable programming: shift/reset the
+penultimate backpropagator" (2019), without continuations: the tape holds what they would.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.module import IRModule
+from ekiden.ir.structural import structural_equal
+from ekiden.ir.type import (
+    FuncType,
+    GlobalTypeVar,
+    RelayRefType,
+    TensorType,
+    TupleType,
+    Type,
+    TypeCall,
+)
+from ekiden.relay.adjoint_type import ADJOINT
+from ekiden.relay.expr import Constructor, TypeData
+from ekiden.relay.transform.language.free_names import free_name
+from ekiden.relay.visitor import map_type, type_post_order
+
+UNIT = TupleType(())
+STEP = FuncType((), UNIT)
+"""The type of a back-propagator."""
+TAPE = RelayRefType(STEP)
+SUFFIX = "_grad"
+"""What the names of lifted functions and data types end in, as in TVM."""
+
+
+def is_float(kind: Type) -> bool:
+    """Return whether a gradient flows to values of a type: a tensor of floats."""
+    return isinstance(kind, TensorType) and "float" in kind.dtype
+
+
+def is_tensors(kind: Type) -> bool:
+    """Return whether a type is a tensor, or a tuple of such types."""
+    return all(isinstance(t, (TensorType, TupleType)) for t in type_post_order(kind))
+
+
+class LiftedTypes:
+    """The lifted types of one module."""
+
+    def __init__(self, module: IRModule) -> None:
+        self._taken = {h.name_hint for h in module.type_definitions}
+        self.definitions = {
+            h: d for h, d in module.type_definitions.items() if isinstance(d, TypeData)
+        }
+        self.adjoint = self._adjoint()
+        """The data type of what a cell holds."""
+        self.no_gradient, self.gradient = self.adjoint.constructors
+        self.headers: dict[Type, GlobalTypeVar] = {}
+        """Names of data types whose fields change -> of their lifted ones."""
+        self.constructors: dict[Constructor, Constructor] = {}
+        self.data: dict[GlobalTypeVar, TypeData] = {}
+        """The definitions that the lifted program needs beside the module's own."""
+        self._lift_definitions()
+
+    def _adjoint(self) -> TypeData:
+        """The standard type, or one of another name where the module has a type of that name."""
+        own = self.definitions.get(ADJOINT.header)
+        if own is None or structural_equal(own, ADJOINT):
+            return own or ADJOINT
+        header = GlobalTypeVar(free_name(ADJOINT.header.name_hint, self._taken))
+        own_constructors = [
+            Constructor(c.name_hint, c.inputs, header) for c in ADJOINT.constructors
+        ]
+        return TypeData(header, ADJOINT.type_vars, tuple(own_constructors))
+
+    def _lift_definitions(self) -> None:
+        changing: set[Type] = set()
+        before = -1
+        while len(changing) > before:
+            before = len(changing)
+            changing |= {h for h, d in self.definitions.items() if self._changes(d, changing)}
+        for header in self.definitions:
+            if header in changing:
+                name = free_name(header.name_hint + SUFFIX, self._taken)
+                self.headers[header] = GlobalTypeVar(name)
+        for old, new in self.headers.items():
+            data = self.definitions[old]  # type: ignore[index]
+            fields = [tuple(map(self.lift, c.inputs)) for c in data.constructors]
+            pairs = list(zip(data.constructors, fields, strict=True))
+            lifted = tuple(Constructor(c.name_hint + SUFFIX, f, new, c.tag) for c, f in pairs)
+            self.constructors.update(zip(data.constructors, lifted, strict=True))
+            self.data[new] = TypeData(new, data.type_vars, lifted)
+        self.data[self.adjoint.header] = self.adjoint
+
+    @staticmethod
+    def _changes(data: TypeData, changing: set[Type]) -> bool:
+        parts = (t for c in data.constructors for field in c.inputs for t in type_post_order(field))
+        return any(isinstance(t, FuncType) or is_float(t) or t in changing for t in parts)
+
+    def lift(self, kind: Type) -> Type:
+        """Return the type of lifted values of a type."""
+        return map_type(kind, self._lift_part)
+
+    def _lift_part(self, kind: Type) -> Type:
+        match kind:
+            case TensorType() if is_float(kind):
+                return TupleType((kind, self.cell(kind)))
+            case FuncType(arg_types=arguments, ret_type=result, type_params=params):
+                return FuncType((*arguments, TAPE), result, params)
+            case GlobalTypeVar():
+                return self.headers.get(kind, kind)
+        return kind
+
+    def cell(self, kind: Type) -> RelayRefType:
+        """Return the type of the cell beside a tensor."""
+        return RelayRefType(TypeCall(self.adjoint.header, (kind,)))
+
+    def constructor(self, old: Constructor) -> Constructor:
+        """Return the constructor of lifted values."""
+        return self.constructors.get(old, old)
+
+    def is_lifted(self, kind: Type) -> bool:
+        """Return whether lifted values of a type are other than plain ones."""
+        return self.lift(kind) != kind

@@ -1,0 +1,278 @@
+"""The back-propagator of a segment: what hands the gradients of its results to its inputs.
+
+segment: let %a = %x * %w; let %y = tanh(%a)        %y is used outside of it, %a is not
+->  fn () {
+      match (ref_read(%dy)) {
+        NoGradient => (),
+        Gradient(%g) => {
+          ref_write(%dy, NoGradient);               frees the gradient
+          let %grads = (.. %g, %w, %y .., .. %g, %x, %y ..);       by the rules of tanh and *
+          ref_write(%dx, sum of what it holds and %grads.0); the same for %dw
+        } };
+      %before()
+    }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import OPS, Op, OpPattern
+from ekiden.ir.type import TupleType, Type
+from ekiden.relay import op
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Function,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    PatternWildcard,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.transform.differentiation.first_order_gradient import Grad, Rules, graph_gradients
+from ekiden.relay.transform.differentiation.lifted_scopes import (
+    Leaf,
+    LiftedScope,
+    Operation,
+    Tree,
+    leaves,
+    typed_var,
+)
+from ekiden.relay.transform.differentiation.lifted_types import UNIT, LiftedTypes
+from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.visitor import REBUILD, ExprMutator, children
+
+Grads = Sequence[tuple[Leaf, RelayExpr]]
+
+
+def unwritten(needed: Iterable[Leaf], scope: LiftedScope) -> list[Operation]:
+    """Return the operations of a scope that leaves need and that are not written yet, in the order
+    of evaluation. Iterative.
+    """
+    order: dict[Operation, None] = {}
+    stack = [(leaf.operation, False) for leaf in needed if leaf.scope is scope]
+    while stack:
+        operation, expanded = stack.pop()
+        if operation is None or operation.is_written or operation in order:
+            continue
+        if expanded:
+            order[operation] = None
+            continue
+        stack.append((operation, True))
+        before = (x for x in leaves(operation.args) if x.scope is scope)
+        stack.extend((leaf.operation, False) for leaf in before)
+    return list(order)
+
+
+class Segment:
+    """Operations that are differentiated as one graph: what they bind forward, and back."""
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        outputs: Sequence[Leaf],
+        types: LiftedTypes,
+        rules: Rules,
+    ) -> None:
+        """`outputs` are the leaves that are used outside of the segment.
+
+        Raises DifferentiationError for an operator without a gradient.
+        """
+        self.types = types
+        self.outputs = [leaf for leaf in outputs if leaf.cell is not None]
+        self.seeds = {leaf: typed_var("g", leaf.kind) for leaf in self.outputs}
+        self._nodes: dict[Leaf, RelayExpr] = {}
+        self._variables: dict[RelayExpr, Var] = {}
+        """Node of the graph -> the variable for its value, in the order of evaluation."""
+        self._operations: dict[RelayExpr, Operation] = {}
+        for operation in operations:
+            self._add(operation)
+        self._grads = self._input_gradients(operations, rules)
+        self._bound = {self._nodes[leaf] for leaf in outputs}
+        """Nodes that have a variable: outputs, and what is saved for the back-propagator."""
+        self._save()
+
+    def _add(self, operation: Operation) -> None:
+        args = tuple(map(self._expr, operation.args))
+        node = _typed(operation.call.with_fields(args=args), operation.call.checked_type)
+        self._variables[node] = operation.whole
+        stack: list[tuple[Tree, RelayExpr]] = [(operation.result, node)]
+        while stack:
+            tree, at = stack.pop()
+            self._operations[at] = operation
+            if isinstance(tree, Leaf):
+                assert isinstance(tree.value, Var)
+                self._nodes[tree], self._variables[at] = at, tree.value
+                continue
+            kind = at.checked_type
+            assert isinstance(kind, TupleType)
+            fields = [_typed(TupleGetItem(at, i), k) for i, k in enumerate(kind.fields)]
+            stack.extend(reversed(list(zip(tree, fields, strict=True))))
+
+    def _expr(self, tree: Tree) -> RelayExpr:
+        """The expression of a tree: operations are nodes, other leaves variables."""
+        if isinstance(tree, Leaf):
+            return self._nodes.get(tree, tree.value)
+        fields = tuple(map(self._expr, tree))
+        return _typed(Tuple(fields), TupleType(tuple(f.checked_type for f in fields)))
+
+    def _input_gradients(self, operations: Sequence[Operation], rules: Rules) -> Grads:
+        """The gradients of what the segment reads of outside."""
+        if not self.outputs:
+            return []
+        used = dict.fromkeys(leaf for operation in operations for leaf in leaves(operation.args))
+        inputs = [leaf for leaf in used if leaf.cell is not None and leaf not in self._nodes]
+        seed: Grad = list(self.seeds.values())
+        body = self._expr(tuple(self.outputs))
+        grads = graph_gradients(body, [leaf.value for leaf in inputs], seed, rules)
+        return [(x, grad) for x, grad in zip(inputs, grads, strict=True) if grad is not None]
+
+    def _save(self) -> None:
+        """Bind what the back-propagator reads and does not compute again."""
+        stack = [grad for _, grad in self._grads]
+        visited = set(stack)
+        while stack:
+            node = stack.pop()
+            if node in self._bound:
+                continue
+            if node in self._operations and not self._is_recomputed(node):
+                self._bound.add(node)
+                continue
+            below = [c for c in children(node) if c not in visited]
+            visited.update(below)
+            stack.extend(below)
+
+    def _is_recomputed(self, node: RelayExpr) -> bool:
+        """Whether a back-propagator computes a value again: what fuses costs less than writing and
+        reading it, and fuses forward as well unless it is saved. What follows a product is saved
+        in the place of that, so that both are one kernel.
+        """
+        operation = self._operations[node]
+        if _pattern(operation) not in RECOMPUTED:
+            return False
+        for leaf in leaves(operation.args):
+            before = self._operations.get(self._nodes.get(leaf, leaf.value))
+            if (
+                before is not None
+                and _pattern(before) is OpPattern.OUT_ELEMWISE_FUSABLE
+                and leaf.readers == [operation]
+                and not leaf.escapes
+                and leaf.kind == node.checked_type
+            ):
+                return False
+        return True
+
+    def forward(self) -> list[Binding]:
+        """Return the bindings of the segment in the program."""
+        copies = _Copies()
+        bindings: list[Binding] = []
+        for node, variable in self._variables.items():
+            if node in self._bound:
+                bindings.append((variable, copies.definition(node)))
+                copies.memo[node] = variable
+        return bindings
+
+    def back_propagator(self, before: Var) -> Function | None:
+        """Return the function that propagates gradients through the segment and then calls
+        `before`; None where none flow.
+        """
+        if not self._grads:
+            return None
+        copies = _Copies()
+        copies.memo.update((node, self._variables[node]) for node in self._bound)
+        grads = [(leaf, copies.visit(grad)) for leaf, grad in self._grads]
+        types, outputs = self.types, self.outputs
+        clear: list[Binding] = [(Var("_"), clear_cell(types, _cell(leaf))) for leaf in outputs]
+        nothing = PatternConstructor(types.no_gradient)
+        steps: list[Binding] = []
+        if len(outputs) == 1:
+            arrived: RelayExpr = RefRead(_cell(outputs[0]))
+            some: Pattern = PatternConstructor(
+                types.gradient, (PatternVar(self.seeds[outputs[0]]),)
+            )
+            clauses = Clause(nothing, Tuple(())), Clause(some, _accumulate_all(types, grads, clear))
+        else:
+            read = [Var("arrived", types.cell(leaf.kind).value) for leaf in outputs]
+            steps = [(v, RefRead(_cell(x))) for v, x in zip(read, outputs, strict=True)]
+            arrived = Tuple(tuple(read))
+            pairs = zip(read, outputs, strict=True)
+            values = [(self.seeds[x], or_zeros(types, v, x.value)) for v, x in pairs]
+            none, inside = PatternTuple((nothing,) * len(outputs)), [*clear, *values]
+            run = _accumulate_all(types, grads, inside)
+            clauses = Clause(none, Tuple(())), Clause(PatternWildcard(), run)
+        steps.append((Var("_"), Match(arrived, clauses)))
+        return Function((), let_chain(steps, Call(before, ())), UNIT)
+
+
+RECOMPUTED = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
+
+
+def _pattern(operation: Operation) -> OpPattern:
+    call = operation.call
+    return OPS[call.op.name].pattern if isinstance(call.op, Op) else OpPattern.OPAQUE
+
+
+class _Copies(ExprMutator):
+    """Copies expressions. Nothing is shared with the original: what two scopes share is computed
+    in the one around both, and would be saved.
+    """
+
+    def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Return a new node, also where no child changed; atoms stay."""
+        below = children(old)
+        return REBUILD[type(old)](old, below) if new is old and below else new
+
+    def definition(self, node: RelayExpr) -> RelayExpr:
+        """Return a node over copies of its children."""
+        return REBUILD[type(node)](node, [self.visit(c) for c in children(node)])
+
+
+def _typed(expr: RelayExpr, kind: Type) -> RelayExpr:
+    expr.set_checked_type(kind)
+    return expr
+
+
+def _cell(leaf: Leaf) -> Var:
+    assert leaf.cell is not None, "outputs have cells"
+    return leaf.cell
+
+
+def _accumulate_all(types: LiftedTypes, grads: Grads, before: Sequence[Binding]) -> RelayExpr:
+    kinds = TupleType(tuple(leaf.kind for leaf, _ in grads))
+    values = Var("grads", kinds)
+    steps = [*before, (values, Tuple(tuple(grad for _, grad in grads)))]
+    for index, (leaf, _) in enumerate(grads):
+        part = Var("d", leaf.kind)
+        steps.append((part, TupleGetItem(values, index)))
+        steps.append((Var("_"), accumulate(types, _cell(leaf), part)))
+    return let_chain(steps, Tuple(()))
+
+
+def accumulate(types: LiftedTypes, cell: RelayExpr, grad: Var) -> RefWrite:
+    """Return the expression that adds a gradient to what a cell holds."""
+    known = Var("sum", grad.type_annotation)
+    some = PatternConstructor(types.gradient, (PatternVar(known),))
+    nothing = PatternConstructor(types.no_gradient)
+    total = Match(RefRead(cell), (Clause(nothing, grad), Clause(some, op.add(known, grad))))
+    return RefWrite(cell, Call(types.gradient, (total,)))
+
+
+def or_zeros(types: LiftedTypes, arrived: RelayExpr, value: RelayExpr) -> Match:
+    """Return the gradient that a cell held, zeros where none arrived; `value` has its shape."""
+    grad = Var("g", value.checked_type)
+    some = PatternConstructor(types.gradient, (PatternVar(grad),))
+    nothing = PatternConstructor(types.no_gradient)
+    return Match(arrived, (Clause(nothing, op.zeros_like(value)), Clause(some, grad)))
+
+
+def clear_cell(types: LiftedTypes, cell: RelayExpr) -> RefWrite:
+    """Return the expression that forgets what a cell holds."""
+    return RefWrite(cell, Call(types.no_gradient, ()))

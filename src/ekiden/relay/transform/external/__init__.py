@@ -1,0 +1,1 @@
+"""Regions for external compilers: marked, merged, partitioned."""

@@ -1,0 +1,162 @@
+"""Mark who compiles each operator, by begins and ends around each.
+
+    abs(nn.relu(%x))
+->  %0 = end(nn.relu(begin(%x, "test")), "test");
+    end(abs(begin(%0, "default")), "default")
+
+An operator is taken by the first target for which it has an attribute "target.<name>" (see
+`ir.register_op_attr`) whose predicate holds for the call; a composite function by the target its
+name begins with; what none takes stays with Ekiden, as "default". Tuples, projections and
+references join what they are made of. What an earlier run gave to a target stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.relay.expr import (
+    Call,
+    Function,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.op.annotation import CompilerAttrs, compiler_begin, compiler_end
+from ekiden.relay.transform.graph.calls import typed
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    evaluation_order,
+    map_functions,
+    on_body,
+    with_children,
+)
+from ekiden.relay.visitor import children, rebuild
+
+DEFAULT = "default"
+JOINING = (Tuple, TupleGetItem, RefCreate, RefRead, RefWrite)
+"""What goes where its parts go."""
+
+
+def mark_of(expr: RelayExpr, which: str) -> str | None:
+    """The compiler that a begin or end is of; None for anything else."""
+    is_mark = isinstance(expr, Call) and isinstance(expr.op, Op) and (
+        expr.op.name == f"annotation.compiler_{which}"
+    )  # fmt: skip
+    if not is_mark:
+        return None
+    assert isinstance(expr, Call) and isinstance(expr.attrs, CompilerAttrs)
+    return expr.attrs.compiler
+
+
+def inside(mark: RelayExpr) -> RelayExpr:
+    """What a begin or end is put around."""
+    assert isinstance(mark, Call)
+    return mark.args[0]
+
+
+class _Annotator:
+    """Annotates one graph, operands first; `target_of` says of new expressions without an end who
+    compiles them.
+    """
+
+    def __init__(self, targets: Sequence[str], include_non_call_ops: bool) -> None:
+        self.targets, self.joins = targets, include_non_call_ops
+        self.target_of: dict[RelayExpr, str] = {}
+
+    def run(self, root: RelayExpr) -> RelayExpr:
+        """`root` with begins and ends."""
+        new: dict[RelayExpr, RelayExpr] = {}
+        for expr in evaluation_order(root):
+            if isinstance(expr, Function) and expr.attr("Composite") is not None:
+                new[expr] = expr
+            else:
+                new[expr] = self._annotated(with_children(expr, new))
+        return self._ended(new[root])
+
+    def _annotated(self, expr: RelayExpr) -> RelayExpr:
+        if mark_of(expr, "begin") is not None:
+            return expr
+        if (compiler := mark_of(expr, "end")) is not None:
+            now = self.target_of.setdefault(inside(expr), compiler)
+            return expr if now == compiler else self._end(inside(expr))
+        is_local = isinstance(expr, Call) and isinstance(expr.op, Var) and not self.joins
+        if isinstance(expr, Call) and not is_local:
+            return expr if _is_taken(expr) else self._around(expr, self._taker(expr))
+        if self.joins and isinstance(expr, JOINING):
+            return self._around(expr, None)
+        return with_children(expr, {child: self._ended(child) for child in children(expr)})
+
+    def _taker(self, call: Call) -> str:
+        if isinstance(call.op, Op):
+            for target in self.targets:
+                predicate = call.op.get_attr(f"target.{target}")
+                if callable(predicate) and predicate(call):
+                    return target
+        if isinstance(call.op, Function):
+            owner = str(call.op.attr("Composite") or "").partition(".")[0]
+            return owner if owner in self.targets else DEFAULT
+        return DEFAULT
+
+    def _around(self, expr: RelayExpr, target: str | None) -> RelayExpr:
+        """A begin around each operand; the target of all of them where none is given."""
+        operator = [expr.op] if isinstance(expr, Call) else []
+        data = children(expr)[len(operator) :]
+        if target is None:
+            target = _only(self._target_of(each) for each in data)
+        begun = [self._begun(each, target) for each in data]
+        made = rebuild(expr, [*operator, *begun])
+        made.set_checked_type(expr.checked_type)
+        self.target_of[made] = target
+        return made
+
+    def _target_of(self, data: RelayExpr) -> str:
+        inner = inside(data) if mark_of(data, "begin") is not None else data
+        return mark_of(inner, "end") or self.target_of.get(inner, DEFAULT)
+
+    def _begun(self, data: RelayExpr, target: str) -> RelayExpr:
+        before = mark_of(data, "begin")
+        if before not in (None, DEFAULT):
+            return data
+        inner = data if before is None else inside(data)
+        return typed(compiler_begin(self._ended(inner), target))
+
+    def _ended(self, expr: RelayExpr) -> RelayExpr:
+        """`expr` with an end, where something was begun in it."""
+        is_open = expr in self.target_of and len(children(expr)) > isinstance(expr, Call)
+        return self._end(expr) if is_open else expr
+
+    def _end(self, expr: RelayExpr) -> RelayExpr:
+        return typed(compiler_end(expr, self.target_of[expr]))
+
+
+def _is_taken(call: Call) -> bool:
+    """Whether an earlier run gave a call to a target."""
+    return bool(call.args) and mark_of(call.args[0], "begin") not in (None, DEFAULT)
+
+
+def _only(targets: Iterable[str]) -> str:
+    """The target that all have in common; the default where there is none."""
+    found = set(targets)
+    return found.pop() if len(found) == 1 else DEFAULT
+
+
+def AnnotateTarget(  # noqa: N802
+    targets: str | Sequence[str], include_non_call_ops: bool = True
+) -> Pass:
+    """The pass described at the top of this file; the first of several targets comes first."""
+    names = [targets] if isinstance(targets, str) else list(targets)
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with marks around what a target takes; an annotator for each function."""
+        return map_functions(
+            module, on_body(lambda body: _Annotator(names, include_non_call_ops).run(body))
+        )
+
+    return Pass("AnnotateTargetFunc", transform, 0, (InferType(),))

@@ -1,0 +1,167 @@
+"""Functions for an external compiler: out of expressions into the module, marked as being
+elsewhere, and back into what calls them.
+
+    %0 = fn(%y, Compiler="c", global_symbol="f") {..}; %0(%x)   ->   @f(%x)      Outline...
+    def @f(%y, Compiler="c", ..) {..}               ->   def @f(%y, Extern=1) {..}   Mark...
+    @f(%x)                                          ->   the body of @f, with %x     Inline...
+    fn(%y: Tensor[(?)], Compiler="c") {..}, (n)     ->   fn(%y: Tensor[(n)], ..)     specialize
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import Type
+from ekiden.relay.expr import Call, Expr, Function, Let, Var
+from ekiden.relay.transform.language.inline import apply, inline
+from ekiden.relay.transform.language.scopes import rewrite_graph
+from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.visitor import ExprMutator, bound_vars, free_vars, post_order
+
+
+def _is_for(function: BaseFunc | RelayExpr, compiler: str) -> bool:
+    """Whether a function is for an external compiler: for this one, or where the name is empty for
+    any."""
+    if not isinstance(function, Function):
+        return False
+    found = function.attr("Compiler")
+    return found is not None and (not compiler or found == compiler)
+
+
+class _Outliner:
+    """Takes the functions for a compiler out of expressions; `made` are those."""
+
+    def __init__(self, compiler: str) -> None:
+        self.compiler = compiler
+        self.made: dict[GlobalVar, Function] = {}
+
+    def run(self, root: Expr) -> Expr:
+        """`root` with a global variable for each of them."""
+        lets = [e for e in post_order(root) if isinstance(e, Let) and self._leaves(e.value)]
+        bound = {let.var: let.value for let in lets}
+
+        def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+            """Names of functions that leave, and calls of them, become global names; their lets
+            go."""
+            if isinstance(old, Let) and old.var in bound:
+                assert isinstance(new, Let)
+                return new.body
+            if isinstance(old, Var) and old in bound:
+                return self._global(bound[old])
+            if isinstance(old, Call) and self._leaves(old.op):  # a callee is no operand
+                assert isinstance(new, Call)
+                return new.with_fields(op=self._global(old.op))
+            return self._global(old) if self._leaves(old) else new
+
+        return rewrite_graph(root, rewrite)
+
+    def _leaves(self, expr: RelayExpr) -> bool:
+        if not isinstance(expr, Function) or expr.attr("global_symbol") is None:
+            return False
+        return _is_for(expr, self.compiler) and not free_vars(expr)
+
+    def _global(self, function: RelayExpr) -> GlobalVar:
+        assert isinstance(function, Function)
+        name = str(function.attr("global_symbol"))
+        var = next((v for v in self.made if v.name_hint == name), None) or GlobalVar(name)
+        self.made.setdefault(var, function)
+        return var
+
+
+def OutlineCompilerFunctionsWithExistingGlobalSymbols(  # noqa: N802
+    compiler_filter: str = "",
+) -> Pass:
+    """Functions in expressions with the attributes Compiler (this one, if it is said) and
+    global_symbol become global functions of that name. Raises ValueError for the name of a function
+    that the module has already."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module. Raises ValueError for a name that the module has already."""
+        outliner = _Outliner(compiler_filter)
+        done: dict[GlobalVar, BaseFunc] = {}
+        for var, function in module.functions.items():
+            stays = not isinstance(function, Function) or _is_for(function, compiler_filter)
+            if not stays:
+                assert isinstance(function, Function)
+                function = function.with_fields(body=outliner.run(function.body))
+            done[var] = function
+        taken = {v.name_hint for v in done}
+        for var in outliner.made:
+            if var.name_hint in taken:
+                raise ValueError(f"the module has a function @{var.name_hint} already")
+        return module.with_functions({**done, **outliner.made})
+
+    return Pass("OutlineCompilerFunctionsWithExistingGlobalSymbols", transform, 0, ())
+
+
+class _Untyped(ExprMutator):
+    """Rebuilds a function over other variables; what it says of its results is left out."""
+
+    def __init__(self, variables: Mapping[Var, Var]) -> None:
+        super().__init__()
+        self.memo.update(variables.items())
+
+    def rewrite(self, old: Expr, new: Expr) -> Expr:
+        """A function says its result's type no more: that follows from its parameters."""
+        return new.with_fields(ret_type=None) if isinstance(new, Function) else new
+
+
+def specialize(function: Function, kinds: Sequence[Type]) -> Function:
+    """Return a function for arguments of these types, with the types that follow inside of it, as
+    those of the functions of patterns: fn (%x: Tensor[(?, 3)]) {..} for Tensor[(n, 3)] gives
+    results of n rows, not of `?`. Raises TypeInferenceError where they do not fit."""
+    params = dict(zip(function.params, kinds, strict=True))
+    variables = {v: Var(v.name_hint, params.get(v), v.span) for v in bound_vars(function)}
+    made = _Untyped(variables).visit(function)
+    assert isinstance(made, Function)
+    infer_expr_type(made)
+    return made
+
+
+def MarkCompilerFunctionsAsExtern(compiler_filter: str = "") -> Pass:  # noqa: N802
+    """Global functions with the attribute Compiler (this one, if it is said) get Extern in place of
+    all attributes: they are compiled elsewhere, and called by their names."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with Extern in the place of those functions' attributes."""
+        return module.with_functions(
+            {
+                var: f.with_fields(attrs={"Extern": 1}) if _is_for(f, compiler_filter) else f
+                for var, f in module.functions.items()
+            }
+        )
+
+    return Pass("MarkCompilerFunctionsAsExtern", transform, 0, ())
+
+
+def _plain(function: Function) -> Function:
+    """A function without what it says to an external compiler, nor functions of its patterns."""
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call of a pattern's function becomes its body."""
+        if isinstance(new, Call) and isinstance(new.op, Function):
+            return apply(new.op, new) if new.op.attr("Composite") is not None else new
+        return new
+
+    return function.with_fields(body=rewrite_graph(function.body, rewrite), attrs=None)
+
+
+def InlineCompilerFunctionsBoundTo(global_vars: Sequence[GlobalVar]) -> Pass:  # noqa: N802
+    """These global functions go back into what calls them, where Ekiden compiles them, with the
+    functions of patterns in them."""
+    names = {each.name_hint for each in global_vars}
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with those functions inlined everywhere, and gone."""
+        functions = {
+            var: _plain(f) if isinstance(f, Function) and var.name_hint in names else f
+            for var, f in module.functions.items()
+        }
+        if not functions:
+            return module
+        return inline(module.with_functions(functions), lambda var, f: var.name_hint in names)
+
+    return Pass("InlineCompilerFunctionsBoundTo", transform, 0, ())

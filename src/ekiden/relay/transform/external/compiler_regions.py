@@ -1,0 +1,110 @@
+"""The regions of external code that begins and ends mark, as sets of expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import Op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.transform.external.annotate_target import inside, mark_of
+from ekiden.relay.transform.language.scopes import evaluation_order, is_atom
+from ekiden.relay.visitor import children
+from ekiden.runtime.late_methods import dataclass
+
+
+@dataclass(eq=False, slots=True)
+class Region:
+    """Expressions that go to one compiler together, in order of evaluation."""
+
+    target: str
+    members: dict[RelayExpr, None] = field(default_factory=dict)
+
+
+def data_of(expr: RelayExpr) -> tuple[RelayExpr, ...]:
+    """What an expression computes from: its children but for an operator or function called."""
+    below = children(expr)
+    return below[1:] if isinstance(expr, Call) and not isinstance(expr.op, Call) else below
+
+
+def is_mark(expr: RelayExpr) -> bool:
+    """Whether an expression is a begin or an end."""
+    return mark_of(expr, "begin") is not None or mark_of(expr, "end") is not None
+
+
+def find_regions(root: RelayExpr) -> dict[RelayExpr, Region]:
+    """Expression -> its region, for all expressions between begins and ends."""
+    found: dict[RelayExpr, Region] = {}
+    for expr in evaluation_order(root):
+        if is_mark(expr) or is_atom(expr) or isinstance(expr, (Constant, Op)):
+            continue
+        targets = {t for c in data_of(expr) if (t := mark_of(c, "begin")) is not None}
+        near = [found[c] for c in data_of(expr) if c in found]
+        if not targets and not near:
+            continue
+        region = near[0] if near else Region(targets.pop())
+        for other in near[1:]:
+            _absorb(region, other, found)
+        region.members[expr] = None
+        found[expr] = region
+    return found
+
+
+def _absorb(region: Region, other: Region, found: dict[RelayExpr, Region]) -> None:
+    if other is region:
+        return
+    region.members.update(other.members)
+    found.update(dict.fromkeys(other.members, region))
+
+
+def sources(expr: RelayExpr) -> list[RelayExpr]:
+    """The data of a member without its begins: what stands outside, ends removed too."""
+    return [unmarked(c) for c in data_of(expr)]
+
+
+def unmarked(expr: RelayExpr) -> RelayExpr:
+    """An expression without the begins and ends around it."""
+    while is_mark(expr):
+        expr = inside(expr)
+    return expr
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedRegion:
+    """A region with its marks (TVM's name): `args` are the begins that it reads, `rets` the ends
+    around what it gives; `nodes` are all of them and what is between."""
+
+    target: str
+    nodes: tuple[RelayExpr, ...]
+    args: tuple[RelayExpr, ...]
+    rets: tuple[RelayExpr, ...]
+
+
+class AnnotatedRegionSet:
+    """The regions of an expression, in order of evaluation (TVM's name)."""
+
+    def __init__(self, expr: RelayExpr, region_begin_op: Op, region_end_op: Op) -> None:
+        """Raises ValueError for other operators than those that begin and end regions."""
+        marks = {"begin": region_begin_op.name, "end": region_end_op.name}
+        if any(name != f"annotation.compiler_{which}" for which, name in marks.items()):
+            given = " and ".join(marks.values())
+            raise ValueError(f"regions: marks of compilers expected, got {given}")
+        ends = [e for e in evaluation_order(expr) if mark_of(e, "end") is not None]
+        found = dict.fromkeys(find_regions(expr).values())
+        self.regions = tuple(_annotated(region, ends) for region in found)
+        self._region_of = {node: each for each in self.regions for node in each.nodes}
+
+    def __len__(self) -> int:
+        return len(self.regions)
+
+    def get_region(self, expr: RelayExpr) -> AnnotatedRegion | None:
+        """The region that an expression or mark is of."""
+        return self._region_of.get(expr)
+
+
+def _annotated(region: Region, ends: Sequence[RelayExpr]) -> AnnotatedRegion:
+    read = [c for member in region.members for c in data_of(member)]
+    args = tuple(dict.fromkeys(c for c in read if mark_of(c, "begin") is not None))
+    rets = tuple(end for end in ends if inside(end) in region.members)
+    return AnnotatedRegion(region.target, (*args, *region.members, *rets), args, rets)

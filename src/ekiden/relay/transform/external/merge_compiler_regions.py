@@ -1,0 +1,101 @@
+"""Join regions of one external compiler that feed each other.
+
+    end(nn.relu(begin(end(exp(begin(%x))))))   ->   end(nn.relu(exp(begin(%x))))
+
+Two regions stay apart where joining them would make a region wait for itself through a third.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.relay.transform.external.annotate_target import DEFAULT, mark_of
+from ekiden.relay.transform.external.compiler_regions import (
+    Region,
+    data_of,
+    find_regions,
+    is_mark,
+    sources,
+    unmarked,
+)
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    evaluation_order,
+    map_functions,
+    on_body,
+    with_children,
+)
+
+
+def merge_regions(root: RelayExpr) -> RelayExpr:
+    """`root` without the marks between joined regions."""
+    order = evaluation_order(root)
+    region_of = find_regions(root)
+    _join(order, region_of)
+    new: dict[RelayExpr, RelayExpr] = {}
+    for expr in order:
+        if mark_of(expr, "begin") is not None:
+            new[expr] = with_children(expr, new)
+            continue
+        replaced = dict(new)
+        region = region_of.get(expr)
+        for child in data_of(expr) if region is not None else ():
+            source = unmarked(child)
+            if is_mark(child) and region_of.get(source) is region:
+                replaced[child] = new[source]
+        new[expr] = with_children(expr, replaced if region is not None else new)
+    return new[root]
+
+
+def _join(order: list[RelayExpr], region_of: dict[RelayExpr, Region]) -> None:
+    """Union regions in place where that makes no cycle: in order of evaluation, those of external
+    compilers first, so that what stays with Ekiden keeps none of them apart.
+    """
+    for is_default in (False, True):
+        for expr in order:
+            region = region_of.get(expr)
+            if region is None or (region.target == DEFAULT) is not is_default:
+                continue
+            for child in data_of(expr):
+                other = region_of.get(unmarked(child))
+                if other is not None and other.target == region.target:
+                    _join_two(region_of, other, region_of[expr])
+
+
+def _join_two(region_of: dict[RelayExpr, Region], first: Region, second: Region) -> None:
+    """Join unless the two are one, or what is joined would wait for itself through others."""
+    if first is second or _waits_for_itself({**first.members, **second.members}, region_of):
+        return
+    first.members.update(second.members)
+    region_of.update(dict.fromkeys(second.members, first))
+
+
+def _waits_for_itself(members: dict[RelayExpr, None], region_of: dict[RelayExpr, Region]) -> bool:
+    """Whether something outside of `members` that they read needs one of them. A region needs all
+    that any of its members reads.
+    """
+    seen: set[RelayExpr] = set()
+    waiting = [s for each in members for s in sources(each) if s not in members]
+    while waiting:
+        expr = waiting.pop()
+        if expr in seen:
+            continue
+        region = region_of.get(expr)
+        together = [expr] if region is None else list(region.members)
+        seen.update(together)
+        needed = [s for each in together for s in sources(each)]
+        if any(each in members for each in needed):
+            return True
+        waiting.extend(each for each in needed if each not in seen)
+    return False
+
+
+@module_pass(name="MergeCompilerRegions", required=(InferType(),))
+def _merge_compiler_regions(module: IRModule, context: PassContext) -> IRModule:
+    return map_functions(module, on_body(merge_regions))
+
+
+def MergeCompilerRegions() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _merge_compiler_regions

@@ -1,0 +1,37 @@
+"""Put patterns that an external compiler knows as one operation into functions of their own.
+
+    nn.relu(nn.bias_add(nn.dense(%x, %w), %b))
+->  fn (%x, %w, %b, Composite="test.dense_bias_relu") { .. }(%x, %w, %b)
+
+Patterns are tried in the order of the table: the longer ones should come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.relay.dataflow_pattern import partition
+from ekiden.relay.dataflow_pattern.pattern import DFPattern
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import map_functions, on_body
+
+Entry = tuple[str, DFPattern] | tuple[str, DFPattern, Callable[[RelayExpr], bool]]
+"""(name, pattern) or (name, pattern, check of the matched expression)."""
+
+
+def MergeComposite(pattern_table: Sequence[Entry]) -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+
+    def one(body: RelayExpr) -> RelayExpr:
+        """The patterns in the order of the table: what an earlier one takes, no later one sees."""
+        for name, pattern, *checks in pattern_table:
+            body = partition(pattern, body, {"Composite": name}, checks[0] if checks else None)
+        return body
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        return InferType()(map_functions(module, on_body(one)))
+
+    return Pass("MergeComposite", transform, 0, (InferType(),))

@@ -1,0 +1,208 @@
+"""Put each marked region into a global function for its external compiler.
+
+    end(nn.relu(begin(%x, "test")), "test")
+->  def @tvmgen_default_test_main_0(%test_0_i0, Compiler="test", Primitive=1, Inline=1,
+                                    global_symbol="tvmgen_default_test_main_0") { nn.relu(..) }
+    and   @tvmgen_default_test_main_0(%x)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.span import Span
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
+from ekiden.relay.transform.external.annotate_target import DEFAULT
+from ekiden.relay.transform.external.compiler_regions import (
+    Region,
+    data_of,
+    find_regions,
+    is_mark,
+    unmarked,
+)
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import bodies, evaluation_order, operands, with_children
+from ekiden.relay.visitor import children
+from ekiden.runtime import get_global_func
+from ekiden.runtime.errors import PassError
+
+
+class _Partitioner:
+    """Partitions one function; `made` are the functions cut out."""
+
+    def __init__(self, mod_name: str, function: str, bind_constants: bool) -> None:
+        self.mod_name, self.function = mod_name, function
+        self.bind_constants = bind_constants
+        self.made: dict[GlobalVar, Function] = {}
+
+    def run(self, root: RelayExpr) -> RelayExpr:
+        """`root` with calls in place of its regions, each made once all it reads is."""
+        found = find_regions(root).items()
+        region_of = {expr: region for expr, region in found if region.target != DEFAULT}
+        used_outside = _outputs(evaluation_order(root), root, region_of)
+        new: dict[RelayExpr, RelayExpr] = {}
+        stack: list[tuple[RelayExpr, bool]] = [(unmarked(root), False)]
+        while stack:
+            expr, ready = stack.pop()
+            if expr in new:
+                continue
+            region = region_of.get(expr)
+            members = [expr] if region is None else list(region.members)
+            if not ready:
+                stack.append((expr, True))
+                below = [unmarked(c) for m in members for c in (*operands(m), *bodies(m))]
+                outside = (c for c in below if region is None or region_of.get(c) is not region)
+                stack.extend((c, False) for c in outside)
+            elif region is not None:
+                self._cut(region, [m for m in members if m in used_outside], new)
+            else:
+                new[expr] = with_children(
+                    expr, {c: new.get(unmarked(c), c) for c in children(expr)}
+                )
+        return new[unmarked(root)]
+
+    def _cut(
+        self, region: Region, outputs: list[RelayExpr], new: dict[RelayExpr, RelayExpr]
+    ) -> None:
+        """Make the function of a region, and say what stands for its results."""
+        number = len(self.made)
+        words = f"tvmgen_{self.mod_name}_{region.target}_{self.function}_{number}"
+        name = re.sub(r"\W", "_", words, flags=re.ASCII)  # the name of a function in C too
+        params: dict[RelayExpr, Var] = {}
+        inner: dict[RelayExpr, RelayExpr] = {}
+        for member in region.members:
+            for child in data_of(member):
+                source = unmarked(child)
+                if source in region.members:
+                    inner[child] = inner[source]
+                elif self.bind_constants and (bound := _constant(source)) is not None:
+                    inner[child] = bound
+                else:
+                    inner[child] = self._parameter(source, params, region.target, number)
+            inner[member] = with_children(member, inner)
+        given = outputs if _is_flat(outputs) else _leaves(outputs, region)
+        body = inner[given[0]] if len(given) == 1 else Tuple(tuple(inner[o] for o in given))
+        attrs = {"Compiler": region.target, "Primitive": 1, "Inline": 1, "global_symbol": name}
+        var = GlobalVar(name)
+        self.made[var] = Function(tuple(params.values()), body, None, attrs=attrs)
+        call = Call(var, tuple(new.get(a, a) for a in params), span=_span_of(region))
+        for i, output in enumerate(given):
+            new[output] = call if len(given) == 1 else TupleGetItem(call, i)
+        for output in outputs:
+            new[output] = _joined(output, new)
+
+    @staticmethod
+    def _parameter(
+        source: RelayExpr, params: dict[RelayExpr, Var], target: str, number: int
+    ) -> Var:
+        if source not in params:
+            params[source] = Var(f"{target}_{number}_i{len(params)}", source.checked_type)
+        return params[source]
+
+
+def _is_flat(outputs: Sequence[RelayExpr]) -> bool:
+    """Whether results of a region are tensors, or one tuple of such: what compilers take."""
+    inner = outputs[0].fields if len(outputs) == 1 and isinstance(outputs[0], Tuple) else outputs
+    return not any(isinstance(unmarked(each), Tuple) for each in inner)
+
+
+def _leaves(outputs: Sequence[RelayExpr], region: Region) -> list[RelayExpr]:
+    """The members of a region that results which may be tuples are made of, each once."""
+    found: dict[RelayExpr, None] = {}
+    stack = [*reversed(outputs)]
+    while stack:
+        expr = stack.pop()
+        if isinstance(expr, Tuple):
+            stack.extend(unmarked(each) for each in reversed(expr.fields))
+        elif expr in region.members:
+            found[expr] = None
+    return [*found]
+
+
+def _joined(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
+    """A result, of which a tuple is put together outside of its region."""
+    if expr in new or not isinstance(expr, Tuple):
+        return new.get(expr, expr)
+    return Tuple(tuple(_joined(unmarked(each), new) for each in expr.fields), span=expr.span)
+
+
+def _constant(expr: RelayExpr) -> RelayExpr | None:
+    """A constant, or a tuple of such without begins and ends; None for anything else."""
+    if isinstance(expr, Tuple):
+        fields = [_constant(unmarked(field)) for field in expr.fields]
+        found = tuple(field for field in fields if field is not None)
+        return Tuple(found, span=expr.span) if len(found) == len(fields) else None
+    return expr if isinstance(expr, Constant) else None
+
+
+def _optimized(module: IRModule, made: Mapping[GlobalVar, Function]) -> IRModule:
+    """The module with each function that was cut out as its compiler's own passes leave it: the
+    global function relay.ext.<compiler>.optimize gets a module of it alone, as a plain function.
+    """
+    for var, function in made.items():
+        name = f"relay.ext.{function.attr('Compiler')}.optimize"
+        optimize = get_global_func(name, True)
+        if optimize is None:
+            continue
+        plain = Function(function.params, function.body)
+        found = optimize(InferType()(IRModule({var: plain}, module.type_definitions)))
+        if not isinstance(found, IRModule) or var.name_hint not in found:
+            raise PassError(f"PartitionGraph: {name}: a module with {var.name_hint!r} expected")
+        better = found[var.name_hint]
+        assert isinstance(better, Function)
+        module = module.with_function(var, better.with_fields(attrs=function.attrs))
+    return module
+
+
+def _span_of(region: Region) -> Span | None:
+    """The places that a region comes from, one after the other."""
+    places = (each.span for each in region.members if isinstance(each, Call) and not is_mark(each))
+    names = dict.fromkeys(str(place) for place in places if place is not None)
+    return Span(", ".join(names)) if names else None
+
+
+def _outputs(
+    order: list[RelayExpr], root: RelayExpr, region_of: dict[RelayExpr, Region]
+) -> set[RelayExpr]:
+    """The members of regions that something else uses."""
+    found = {unmarked(root)}
+    for expr in order:
+        if not is_mark(expr):
+            mine = region_of.get(expr)
+            found.update(
+                unmarked(c)
+                for c in children(expr)
+                if mine is None or region_of.get(unmarked(c)) is not mine
+            )
+    return found
+
+
+def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pass:  # noqa: N802
+    """The pass described at the top of this file.
+
+    bind_constants: constants, and tuples of them, move into the functions instead of being handed
+    to them. Where there is a global function relay.ext.<compiler>.optimize, it is what the
+    compiler's functions go through.
+    """
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with regions cut out into global functions; functions that have a compiler
+        already stay. What the compiler's own passes give for them replaces them.
+        """
+        functions: dict[GlobalVar, BaseFunc] = {}
+        cut_out: dict[GlobalVar, Function] = {}
+        for var, function in module.functions.items():
+            if not isinstance(function, Function) or function.attr("Compiler") is not None:
+                functions[var] = function
+                continue
+            partitioner = _Partitioner(mod_name, var.name_hint, bind_constants)
+            functions[var] = function.with_fields(body=partitioner.run(function.body))
+            functions.update(partitioner.made)
+            cut_out.update(partitioner.made)
+        return InferType()(_optimized(module.with_functions(functions), cut_out))
+
+    return Pass("PartitionGraph", transform, 0, (InferType(),))

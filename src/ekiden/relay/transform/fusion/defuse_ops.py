@@ -1,0 +1,35 @@
+"""Undo FuseOps: put the bodies of primitive functions where they are called.
+
+fn (%p, Primitive=1) { exp(tanh(%p)) }(%x)   ->   exp(tanh(%x))
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.relay.expr import Call, Function
+from ekiden.relay.transform.language.inline import apply
+from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+
+
+def defuse(root: RelayExpr) -> RelayExpr:
+    """`root` without calls of primitive functions."""
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call of a primitive function becomes its body."""
+        if isinstance(new, Call) and isinstance(new.op, Function) and new.op.attr("Primitive"):
+            return apply(new.op, new)
+        return new
+
+    return rewrite_graph(root, rewrite)
+
+
+@module_pass(name="DefuseOps", opt_level=3)
+def _defuse_ops(module: IRModule, context: PassContext) -> IRModule:
+    return map_functions(module, on_body(defuse))
+
+
+def DefuseOps() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _defuse_ops

@@ -1,0 +1,510 @@
+"""Group operators that run as one kernel.
+
+    %0 = nn.conv2d(%x, %w);  %1 = add(%0, %b);  nn.relu(%1)
+->  %0 = fn (%p0, %p1, %p2, Primitive=1) { nn.relu(add(nn.conv2d(%p0, %p1), %p2)) };  %0(%x, %w, %b)
+
+The algorithm is Relay's (Roesch et al. 2018): a node joins its immediate post-dominator when every
+path between them is simple enough. A node's post-dominator is where all that is made of it meets
+again: the first operator through which every path from it to the result goes. That, and not a
+neighbour, is what it joins, or a diamond would be torn:
+
+    %0 = nn.conv2d(..); %1 = exp(%0); %2 = tanh(%0); add(%1, %2)      conv2d joins the add, and with
+                                                                      it exp and tanh
+
+Patterns are ordered by how freely they fuse (OpPattern), so that "simple enough" is <=. Three
+phases go over all nodes, in Relay's order: first what follows products and reductions, then what
+only moves elements, then what ends in a tuple. Later phases take what earlier ones left, so that a
+transposition joins the kernel behind it only where no product wanted that.
+
+Before: a graph with checked types, no lets that operands are shared across. After: every call of an
+operator that has a kernel is inside of a function with the attribute Primitive, which is an atom
+for all passes behind. Time is linear in nodes and edges, but for chains of which each asks for its
+path; those are as long as a kernel may have operators.
+
+Operators that only change a shape never join a group, because
+as a view they cost nothing; one that is read at many places of a kernel, in a chain of slices for
+example, is kept, since each place would compute it again. `annotation.stop_fusion` is gone
+afterwards: what is behind it reads a kernel's result. A maximum over windows of 2x2 ends the group
+of a convolution whose kernels hold whole windows in their tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import field
+
+from ekiden.arith import prove_equal
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op, OpPattern
+from ekiden.ir.pass_context import FUSE_DEPTH
+from ekiden.ir.prim import IntImm
+from ekiden.ir.prim import Var as Symbol
+from ekiden.ir.prim_visitor import free_vars as prim_vars
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import FuncType
+from ekiden.kernels.families import has_ending
+from ekiden.relay.expr import Call, Constant, Function, Tuple, Var
+from ekiden.relay.op.nn.geometry import MaxPool2DAttrs
+from ekiden.relay.transform.fusion.union_find import Joined
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    evaluation_order,
+    find_scopes,
+    map_functions,
+    on_body,
+    operands,
+    with_children,
+)
+from ekiden.runtime.late_methods import dataclass
+
+
+@dataclass(eq=False, slots=True)
+class _Node(Joined):
+    """A node of the dataflow graph of one scope; joined are those of a group."""
+
+    expr: RelayExpr
+    index: int
+    pattern: OpPattern
+    users: list[tuple[_Node, OpPattern]] = field(default_factory=list)
+    external: bool = False
+    """Used from outside the scope, the result of the scope, or kept since many places read it."""
+    anchor: OpPattern = OpPattern.OPAQUE
+    """Group: the most complex pattern in it."""
+    size: int = 1
+    members: list[RelayExpr] = field(init=False)
+    """Group: its expressions."""
+    dominator: _Node | None = None
+    dominator_pattern: OpPattern = OpPattern.OPAQUE
+    depth: int = 1
+
+    def __post_init__(self) -> None:
+        self.members = [self.expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """How much a kernel may hold: operators, and values that it reads (0: as many as there are)."""
+
+    operators: int = 256
+    inputs: int = 0
+
+
+MOST = Most()
+
+
+def is_primitive_call(expr: RelayExpr) -> bool:
+    """Whether an expression is the call of an operator that has a kernel."""
+    return (
+        isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.lower is not None
+    )
+
+
+def is_inline_constant(expr: RelayExpr) -> bool:
+    """Whether a constant is small enough to be part of a kernel: one element, rank 0."""
+    return isinstance(expr, Constant) and expr.data.ndim == 0
+
+
+PAIRS = "pairs_max"
+"""The ending of kernels that is a maximum over windows of 2x2."""
+NEAR = 8
+"""How many operators between a convolution and a pooling are looked at."""
+
+
+def _ends_kernel(expr: RelayExpr) -> bool:
+    """Whether an operator is a maximum over windows of 2x2 that do not overlap and fill the data,
+    of what is elementwise on an operator whose kernels may end so.
+    """
+    if not (isinstance(expr, Call) and isinstance(expr.attrs, MaxPool2DAttrs)):
+        return False
+    attrs = expr.attrs
+    plain = attrs.layout == "NHWC" and attrs.dilation == (1, 1) and not any(attrs.padding)
+    sides = getattr(expr.args[0].checked_type, "shape", ())[1:3]
+    if not (plain and attrs.pool_size == attrs.strides == (2, 2)) or not all(
+        isinstance(d, IntImm) and d.value % 2 == 0 for d in sides
+    ):
+        return False
+    stack = [(expr.args[0], 0)]
+    while stack:
+        at, depth = stack.pop()
+        if not (isinstance(at, Call) and isinstance(at.op, Op)) or depth > NEAR:
+            continue
+        if has_ending(at.op.definition.kernels, PAIRS):
+            return True
+        if _pattern_of(at) <= OpPattern.BROADCAST:
+            stack += [(a, depth + 1) for a in at.args if _same_shape(a, at)]
+    return False
+
+
+def _pattern_of(expr: RelayExpr) -> OpPattern:
+    if _ends_kernel(expr):
+        return OpPattern.ELEMWISE
+    if isinstance(expr, Call) and isinstance(expr.op, Op):
+        definition = expr.op.definition
+        if definition.lower is None or definition.reshape_only:
+            return OpPattern.OPAQUE
+        return definition.pattern
+    return OpPattern.TUPLE if isinstance(expr, Tuple) else OpPattern.OPAQUE
+
+
+def _edge_pattern(user: RelayExpr, pattern: OpPattern, operand: RelayExpr) -> OpPattern:
+    """A broadcast operator is elementwise in the operand that already has the result's shape. It
+    stays apart from one whose dimensions, perhaps named inside, cannot be told from the result's.
+    """
+    if isinstance(user, Tuple):
+        return OpPattern.INJECTIVE
+    if pattern == OpPattern.BROADCAST and _hides_dimension(user, operand):
+        return OpPattern.OPAQUE
+    if pattern == OpPattern.BROADCAST and _same_shape(user, operand):
+        return OpPattern.ELEMWISE
+    return pattern
+
+
+def _hides_dimension(user: RelayExpr, operand: RelayExpr) -> bool:
+    """Whether a dimension of the operand is in the result only as a part of expressions."""
+    inner = getattr(operand.checked_type, "shape", ())
+    outer = getattr(user.checked_type, "shape", ())
+    plain = {d for d in outer if isinstance(d, Symbol)}
+    parts = {v for d in outer for v in prim_vars(d)} - plain
+    return any(isinstance(d, Symbol) and d in parts for d in inner)
+
+
+def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
+    left, right = getattr(a.checked_type, "shape", None), getattr(b.checked_type, "shape", None)
+    if left is None or right is None or len(left) != len(right):
+        return False
+    return all(prove_equal(x, y) for x, y in zip(left, right, strict=True))
+
+
+def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayExpr, _Node]:
+    graph: dict[RelayExpr, _Node] = {}
+    for expr in nodes:
+        pattern = _pattern_of(expr)
+        made = _Node(expr, len(graph), pattern, external=expr in outputs, anchor=pattern)
+        graph[expr] = made
+        for operand in operands(expr):
+            if operand in graph:
+                edge = _edge_pattern(expr, pattern, operand)
+                if _ends_kernel(operand):
+                    edge = OpPattern.OPAQUE
+                graph[operand].users.append((made, edge))
+    return graph
+
+
+MOST_PLACES = 8
+"""At how many places of a kernel an operator may be computed: what reads itself twice, shifted,
+step by step (a sum by doubling) would be written out 2, 4, 8, ... times."""
+
+
+FEW = 3
+"""As many operators are computed anew anywhere: views of a kernel's data, a constant."""
+
+
+def _keep_what_many_read(graph: dict[RelayExpr, _Node]) -> None:
+    """Operators that a kernel would compute at too many places are results of their own.
+
+    A kernel has no memory of its own for what is between: where a user reads elements in place, the
+    value is computed once with the user's, and where it reads them elsewhere (a slice, shifted)
+    once more. places(x) = max over users in place + sum over users elsewhere, from the results
+    backwards. A sum by doubling of 13 elements was written out 81 times, and took minutes to
+    compile.
+    """
+    places: dict[_Node, int] = {}
+    for each in reversed(graph.values()):
+        found = [(places[user], edge) for user, edge in each.users]
+        same = max((n for n, edge in found if edge == OpPattern.ELEMWISE), default=0)
+        moved = sum(n for n, e in found if OpPattern.ELEMWISE < e <= OpPattern.INJECTIVE)
+        places[each] = max(1, same + moved)
+        if places[each] > MOST_PLACES and not _is_short(each, graph):
+            each.external, places[each] = True, 1
+
+
+def _is_short(node: _Node, graph: dict[RelayExpr, _Node]) -> bool:
+    """Whether few operators, each on elements, lead to one; another kind is kept anyhow. A tuple is
+    no operator, and passed through: `concatenate((t, t))` of such leads to more and more."""
+    if node.pattern > OpPattern.INJECTIVE:
+        return True
+    seen, stack, count = {node}, [node], 1
+    while stack and count <= FEW:
+        for operand in operands(stack.pop().expr):
+            before = graph.get(operand)
+            if before is None or before in seen:
+                continue
+            if before.pattern <= OpPattern.INJECTIVE or before.pattern == OpPattern.TUPLE:
+                seen.add(before)
+                stack.append(before)
+                count += before.pattern != OpPattern.TUPLE
+    return count <= FEW
+
+
+def _common_dominator(a: _Node | None, b: _Node | None) -> tuple[_Node | None, OpPattern]:
+    """The lowest common ancestor in the post-dominator tree, and the worst pattern on the way. The
+    deeper of both goes up: depth is counted from the result."""
+    worst = OpPattern.ELEMWISE
+    while a is not b:
+        if a is None or b is None:
+            return None, OpPattern.OPAQUE
+        if a.depth < b.depth:
+            a, b = b, a
+        worst = max(worst, a.dominator_pattern)
+        a = a.dominator
+    return a, worst
+
+
+def _find_post_dominators(nodes: list[_Node]) -> None:
+    """Fill in the tree of post-dominators, users first: that of a node is the common ancestor of
+    its users, whose own are known then. A result, and what is used outside of the scope, is a root.
+    """
+    for each in reversed(nodes):
+        if each.external or not each.users:
+            continue
+        dominator: _Node | None = each.users[0][0]
+        worst = each.users[0][1]
+        for user, pattern in each.users[1:]:
+            dominator, passed = _common_dominator(dominator, user)
+            worst = max(worst, pattern, passed)
+            if dominator is None:
+                break
+        each.dominator = dominator
+        if dominator is not None:
+            each.depth = dominator.depth + 1
+            each.dominator_pattern = worst
+
+
+Condition = Callable[[OpPattern, bool], bool]
+"""(pattern of a group on the path, whether it is the sink) -> may be merged."""
+
+
+def _path_between(source: _Node, sink: _Node, allowed: Condition) -> list[_Node] | None:
+    """All nodes on paths from source (included) to sink (excluded), or None if one is not
+    allowed.
+    """
+    seen: list[_Node] = [source]
+    known = {id(source)}
+    stack = [user for user, _ in source.users]
+    while stack:
+        at = stack.pop()
+        if id(at) in known:
+            continue
+        known.add(id(at))
+        if not allowed(at.root().anchor, at is sink):
+            return None
+        if at is not sink:
+            seen.append(at)
+            stack.extend(user for user, _ in at.users)
+    return seen
+
+
+def _merge(child: _Node, parent: _Node) -> None:
+    """One group of two. A tuple says nothing of how hard a group is to compute, so it leaves the
+    anchor of what it joins as it was."""
+    child, parent = child.root(), parent.root()
+    if child is parent:
+        return
+    parent.size += child.size
+    parent.members += child.members
+    child.parent = parent
+    parent.anchor = (
+        max(parent.anchor, child.anchor) if child.anchor != OpPattern.TUPLE else parent.anchor
+    )
+
+
+def _fuse_into_dominator(each: _Node, allowed: Condition, most: Most) -> None:
+    assert each.dominator is not None
+    path = _path_between(each, each.dominator, allowed)
+    if path is None:
+        return
+    groups = {id(n.root()): n.root() for n in [*path, each.dominator]}
+    if sum(g.size for g in groups.values()) > most.operators:
+        return
+    if most.inputs and _inputs_of(groups.values()) > most.inputs:
+        return
+    for n in path:
+        _merge(n, each.dominator)
+
+
+def _inputs_of(groups: Iterable[_Node]) -> int:
+    """How many values groups read that none of them computes."""
+    inside = {m for g in groups for m in g.members}
+    read = {operand for m in inside for operand in operands(m)} - inside
+    return sum(not is_inline_constant(each) for each in read)
+
+
+def _to_broadcast(kind: OpPattern, is_sink: bool) -> bool:
+    return kind <= OpPattern.BROADCAST
+
+
+def _to_injective(kind: OpPattern, is_sink: bool) -> bool:
+    return kind <= OpPattern.INJECTIVE
+
+
+def _to_reduction(kind: OpPattern, is_sink: bool) -> bool:
+    return kind <= (OpPattern.OUT_ELEMWISE_FUSABLE if is_sink else OpPattern.INJECTIVE)
+
+
+def _step(each: _Node, phase: int, most: Most) -> None:
+    """Merge one node into its dominator if the phase allows (phases as in Relay's
+    GraphPartitioner).
+    """
+    dominator = each.dominator
+    anchor = each.root().anchor
+    if dominator is None or OpPattern.OPAQUE in (anchor, each.pattern, each.dominator_pattern):
+        return
+    if phase == 2:
+        target = dominator.root().anchor
+        if (
+            anchor <= OpPattern.INJECTIVE
+            and dominator.pattern == OpPattern.TUPLE
+            and target <= OpPattern.INJECTIVE
+        ):
+            _fuse_into_dominator(each, _to_injective, most)
+        return
+    if each.root() is dominator.root() or dominator.root().anchor == OpPattern.TUPLE:
+        return
+    if anchor == OpPattern.OUT_ELEMWISE_FUSABLE:
+        if phase == 0 and each.dominator_pattern == OpPattern.ELEMWISE:
+            _fuse_into_dominator(each, _to_broadcast, most)
+    elif anchor <= OpPattern.BROADCAST:
+        if each.dominator_pattern <= OpPattern.COMM_REDUCE:
+            _fuse_into_dominator(each, _to_reduction, most)
+    elif anchor in (OpPattern.INJECTIVE, OpPattern.TUPLE) and phase == 1:
+        _fuse_into_dominator(each, _to_injective, most)
+
+
+def _partition(
+    nodes: list[RelayExpr], outputs: set[RelayExpr], most: Most
+) -> dict[RelayExpr, list[RelayExpr]]:
+    """Groups of a scope: result expression -> members in topological order."""
+    graph = _build_graph(nodes, outputs)
+    ordered = list(graph.values())
+    _keep_what_many_read(graph)
+    _find_post_dominators(ordered)
+    for phase in range(3):
+        for each in ordered:
+            _step(each, phase, most)
+    groups: dict[int, list[RelayExpr]] = {}
+    for each in ordered:
+        groups.setdefault(id(each.root()), []).append(each.expr)
+    return {members[-1]: members for members in groups.values()}
+
+
+class _GroupBuilder:
+    """Rebuilds the members of one group as the body of a primitive function; args are what it is
+    called with: what is read that no member computes, each once, in the order of its first use.
+    Numbers stay inside as constants, for the kernel to be simplified by.
+    """
+
+    def __init__(self, members: list[RelayExpr]) -> None:
+        self.inner: dict[RelayExpr, RelayExpr] = {}
+        self.params: list[Var] = []
+        self.args: list[RelayExpr] = []
+        for each in members:
+            self.inner[each] = self._rebuild(each)
+        self.body = self.inner[members[-1]]
+
+    def _rebuild(self, expr: RelayExpr) -> RelayExpr:
+        return with_children(expr, {operand: self._inside(operand) for operand in operands(expr)})
+
+    def _inside(self, expr: RelayExpr) -> RelayExpr:
+        if expr in self.inner:
+            return self.inner[expr]
+        if is_inline_constant(expr):
+            return expr
+        if isinstance(expr, Tuple):  # a tuple costs nothing: take its fields
+            return self._rebuild(expr)
+        param = Var(f"p{len(self.params)}", expr.checked_type)
+        param.set_checked_type(expr.checked_type)
+        self.params.append(param)
+        self.args.append(expr)
+        self.inner[expr] = param
+        return param
+
+    def function(self, result: RelayExpr, reshape_only: bool) -> Function:
+        """The primitive function of the group."""
+        attrs: dict[str, object] = {"Primitive": 1}
+        if reshape_only:
+            attrs["relay.reshape_only"] = 1
+        made = Function(
+            tuple(self.params), self.body, result.checked_type, (), attrs, span=result.span
+        )
+        made.set_checked_type(
+            FuncType(tuple(p.checked_type for p in self.params), result.checked_type)
+        )
+        return made
+
+
+def alone(call: Call) -> Function:
+    """The primitive function of one operator."""
+    return _GroupBuilder([call]).function(call, _is_reshape_only([call]))
+
+
+def _is_fence(expr: RelayExpr) -> bool:
+    return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.fence
+
+
+def _is_reshape_only(members: list[RelayExpr]) -> bool:
+    only = members[0]
+    return (
+        len(members) == 1
+        and isinstance(only, Call)
+        and isinstance(only.op, Op)
+        and only.op.definition.reshape_only
+    )
+
+
+def kernel_groups(root: RelayExpr, most: Most = MOST) -> dict[RelayExpr, list[RelayExpr]]:
+    """Result -> members, for every group with a kernel in any scope below root."""
+    found: dict[RelayExpr, list[RelayExpr]] = {}
+    for scope in find_scopes(root):
+        for result, members in _partition(scope.nodes, scope.outputs, most).items():
+            if any(is_primitive_call(m) for m in members):
+                found[result] = members
+    return found
+
+
+def fuse(root: RelayExpr, most: Most = MOST) -> RelayExpr:
+    """Replace every group below root by the call of a primitive function. Needs checked types.
+
+    A group of one operator fuses nothing. Parameters of a function stand in the order in which the
+    group reads them, so that equal groups are equal functions, of which one kernel is compiled.
+    """
+    groups = kernel_groups(root, most)
+    inner = {m for result, members in groups.items() for m in members if m is not result}
+    new: dict[RelayExpr, RelayExpr] = {}
+    for expr in evaluation_order(root):
+        if expr in inner:
+            continue
+        if expr not in groups:
+            new[expr] = with_children(expr, new)
+            continue
+        if _is_fence(expr):
+            assert isinstance(expr, Call)
+            new[expr] = new.get(expr.args[0], expr.args[0])
+            continue
+        members = groups[expr]
+        builder = _GroupBuilder(members)
+        function = builder.function(expr, _is_reshape_only(members))
+        call = Call(function, tuple(new.get(a, a) for a in builder.args), span=expr.span)
+        call.set_checked_type(expr.checked_type)
+        new[expr] = call
+    return new[root]
+
+
+def FuseOps(fuse_opt_level: int = -1, most_inputs: int = 0) -> Pass:  # noqa: N802
+    """The pass described at the top of this file; level 0 gives every operator its own function.
+
+    A level below 0 is the opt level of the context. Kernels of devices have a limit of what they
+    read: 0 for none.
+    """
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with fused functions of at most as many operators as the option FUSE_DEPTH
+        says.
+        """
+        limit = context.option(FUSE_DEPTH)
+        assert isinstance(limit, int)
+        level = context.opt_level if fuse_opt_level < 0 else fuse_opt_level
+        most = Most(1 if level == 0 else limit, most_inputs)
+        return map_functions(module, on_body(lambda body: fuse(body, most)))
+
+    return Pass("FuseOps", transform, required=(InferType(),))

@@ -1,0 +1,122 @@
+"""Which kernels of a function follow which by the data that passes between them.
+
+    %a = f(%x); %b = g(%a); %c = h(%x); %d = k(%b, %c)
+                              h may run beside f and g; k follows all of them
+
+Kernels are numbered in program order and form chains, each of which follows the one before it. What
+a kernel follows is then one number per chain: all of the chain up to there.
+
+    k follows j   iff   k reads or writes what j wrote, or writes what j read, or follows such a one
+
+the three hazards of a schedule. It is a vector clock with one entry per chain: asking is a
+comparison, and the whole takes kernels times chains, where the transitive closure would take
+kernels squared. Two storages may share bytes only where all users of the one follow all of the
+other: which of two independent kernels runs first is not known.
+"""
+
+from __future__ import annotations
+
+from ekiden.relay.expr import Call, Tuple, Var
+from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes, Request, Span
+
+MOST = 500_000
+"""Kernels times chains, beyond which all kernels count as following each other: planning would take
+seconds."""
+
+
+class KernelOrder:
+    """The kernels of a function, and the order that their storages put them in."""
+
+    def __init__(self, lifetimes: Lifetimes) -> None:
+        self.positions = [at for at, _ in lifetimes.invocations]
+        self.users: dict[Var, list[int]] = {}
+        """Storage -> the kernels that read or write it."""
+        self.chains: list[list[int]] = []
+        self._place: list[tuple[int, int]] = []
+        """The chain of each kernel and its index there."""
+        self._past: list[dict[int, int]] = []
+        """For each kernel: chain -> the last index there that it follows."""
+        self._written: dict[Var, int] = {}
+        self._read: dict[Var, list[int]] = {}
+        size = 0
+        for number, (_, call) in enumerate(lifetimes.invocations):
+            size += self._add(number, *_storages(call, lifetimes))
+            if size > MOST:
+                self._place = []
+                return
+        self._latest = self._beside()
+
+    def _add(self, number: int, reads: frozenset[Var], writes: frozenset[Var]) -> int:
+        """Add a kernel. How much it takes to know what it follows."""
+        before = {self._written[s] for s in reads | writes if s in self._written}
+        before.update(k for s in writes for k in self._read.pop(s, ()))
+        past: dict[int, int] = {}
+        for kernel in before:
+            chain, index = self._place[kernel]
+            for each, last in (*self._past[kernel].items(), (chain, index)):
+                past[each] = max(past.get(each, -1), last)
+        ends = sorted(c for c, index in past.items() if index == len(self.chains[c]) - 1)
+        chain = ends[0] if ends else len(self.chains)
+        if not ends:
+            self.chains.append([])
+        self._place.append((chain, len(self.chains[chain])))
+        self.chains[chain].append(number)
+        self._past.append(past)
+        for storage in reads:
+            self._read.setdefault(storage, []).append(number)
+        self._written.update(dict.fromkeys(writes, number))
+        for storage in reads | writes:
+            self.users.setdefault(storage, []).append(number)
+        return len(past) + len(self.chains)
+
+    def _beside(self) -> list[int]:
+        """For each kernel the last one that does not follow it; itself if all later ones do."""
+        latest = list(range(len(self._place)))
+        unknown = [len(c) for c in self.chains]
+        for number in reversed(range(len(self._place))):
+            past, (own, index) = self._past[number], self._place[number]
+            for chain, kernels in enumerate(self.chains):
+                first = (index if chain == own else past.get(chain, -1)) + 1
+                for kernel in kernels[first : unknown[chain]]:
+                    latest[kernel] = max(kernel, number)
+                unknown[chain] = min(unknown[chain], first)
+        return latest
+
+    def follows(self, later: int, earlier: int) -> bool:
+        """Whether a kernel can begin only when an earlier one has ended."""
+        chain, index = self._place[earlier]
+        own, _ = self._place[later]
+        return (own == chain and later > earlier) or self._past[later].get(chain, -1) >= index
+
+    def widened(self, request: Request, spans: list[Span]) -> list[Span]:
+        """The spans of a storage up to the last kernel that may run beside one that uses it."""
+        kernels = self._users(request) if self._place else []
+        end = max((self.positions[self._latest[k]] for k in kernels), default=-1)
+        first, last = spans[-1]
+        return [*spans[:-1], (first, max(last, end))]
+
+    def are_apart(self, a: Request, b: Request) -> bool:
+        """Whether all that use one storage must have ended before the other is first used."""
+        return self._ends_before(a, b) or self._ends_before(b, a)
+
+    def _ends_before(self, a: Request, b: Request) -> bool:
+        first = min(r.first for r in (b, *b.shares))
+        if any(not r.is_dead_after(first - 1) for r in (a, *a.shares)):
+            return False
+        if not self._place:
+            return True
+        later = self._users(b)
+        return all(self.follows(y, x) for x in self._users(a) for y in later)
+
+    def _users(self, request: Request) -> list[int]:
+        return [k for r in (request, *request.shares) for k in self.users.get(r.storage, ())]
+
+
+def _storages(call: Call, lifetimes: Lifetimes) -> tuple[frozenset[Var], frozenset[Var]]:
+    """The storages that a kernel reads, and those it writes."""
+    _, inputs, outputs = call.args
+    found: list[frozenset[Var]] = []
+    for each in (inputs, outputs):
+        assert isinstance(each, Tuple)
+        found.append(frozenset(s for f in each.fields for s in lifetimes.home.get(f, ())))
+    return found[0], found[1]

@@ -1,0 +1,89 @@
+"""Join and part many tensors in several steps, so that no kernel has more arguments than a number.
+
+concatenate((%a, %b, %c, %d))  ->  concatenate((stop_fusion(concatenate((%a, %b))), ..(%c, %d)..))
+                                                                        of at most 2 inputs
+split(%x, 4)                   ->  %h = split(%x, [2]); of stop_fusion(%h.0), .. : split(.., [1])
+"""
+
+from __future__ import annotations
+
+from ekiden.arith import simplify
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.prim import PrimExpr, const, convert
+from ekiden.ir.transform import Pass
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Tuple, TupleGetItem
+from ekiden.relay.op.join import SplitAttrs
+from ekiden.relay.transform.graph.calls import Rewrite, call_pass
+
+
+def _joined(most: int) -> Rewrite:
+    def rewrite(call: Call) -> RelayExpr | None:
+        """A concatenation of more than `most` as a tree of concatenations; stop_fusion keeps the
+        inner ones kernels of their own, or fusion would make the many arguments again.
+        """
+        parts = call.args[0]
+        if not isinstance(parts, Tuple) or len(parts.fields) <= most:
+            return None
+        axis = int(getattr(call.attrs, "axis", 0))
+        fields = list(parts.fields)
+        while len(fields) > most:
+            groups = [fields[i : i + most] for i in range(0, len(fields), most)]
+            fields = [
+                op.annotation.stop_fusion(op.concatenate(g, axis)) if len(g) > 1 else g[0]
+                for g in groups
+            ]
+        return op.concatenate(fields, axis)
+
+    return rewrite
+
+
+def _parted(most: int) -> Rewrite:
+    def rewrite(call: Call) -> RelayExpr | None:
+        """A split into more than `most` as a tree of splits, of which those of as many parts are
+        one kernel."""
+        attrs = call.attrs
+        assert isinstance(attrs, SplitAttrs), call
+        cuts, (data,) = attrs.indices_or_sections, call.args
+        count = cuts if isinstance(cuts, int) else len(cuts) + 1
+        if count <= most:
+            return None
+        if isinstance(cuts, int):
+            kind = data.checked_type
+            assert isinstance(kind, TensorType), kind
+            each = simplify(kind.shape[attrs.axis] // count)
+            cuts = tuple(simplify(each * n) for n in range(1, count))
+        return Tuple(tuple(_parts(data, [convert(c) for c in cuts], attrs.axis, most)))
+
+    return rewrite
+
+
+def _parts(data: RelayExpr, cuts: list[PrimExpr], axis: int, most: int) -> list[RelayExpr]:
+    """What lies between cuts; deeper by one for each power of `most` that there are."""
+    size = 1  # parts of one step
+    while size * most <= len(cuts):
+        size *= most
+    outer = cuts[size - 1 :: size]
+    call = op.split(data, outer, axis)
+    groups: list[RelayExpr] = [TupleGetItem(call, n) for n in range(len(outer) + 1)]
+    if size == 1:
+        return groups
+    found: list[RelayExpr] = []
+    for n, (group, begin) in enumerate(zip(groups, [const(0), *outer], strict=True)):
+        inner = [simplify(cut - begin) for cut in cuts[n * size : (n + 1) * size - 1]]
+        whole = op.annotation.stop_fusion(group)
+        found += _parts(whole, inner, axis, most) if inner else [whole]
+    return found
+
+
+def SplitArgs(max_function_args: int) -> Pass:  # noqa: N802
+    """The pass described at the top of this file; 0 is no limit, nor is -1. Raises ValueError for
+    one that nothing can be joined under."""
+    if max_function_args in (0, -1):
+        return call_pass("SplitArgs", 1, dict)
+    if max_function_args < 2:
+        raise ValueError(f"SplitArgs: expected 0 or at least 2 arguments, got {max_function_args}")
+    rules = {"concatenate": _joined(max_function_args)}
+    rules["split"] = _parted(max_function_args)  # its opposite: a kernel writes to arguments too
+    return call_pass("SplitArgs", 1, lambda: rules)

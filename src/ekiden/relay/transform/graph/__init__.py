@@ -1,0 +1,1 @@
+"""Rewrites of values into cheaper ones of the same meaning."""

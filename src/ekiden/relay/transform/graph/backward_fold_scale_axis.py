@@ -1,0 +1,179 @@
+"""Fold multiplications behind convolutions and dense layers into their weights.
+
+    multiply(nn.conv2d(%x, %w), %s)                 ->  nn.conv2d(%x, %w * %s)
+    multiply(nn.relu(nn.conv2d(%x, %w)), s)         ->  nn.relu(nn.conv2d(%x, %w * s))     s > 0
+    multiply(add(nn.conv2d(%x, %w), %b), %s)        ->  add(nn.conv2d(%x, %w * %s), %b * %s)
+
+A scale has a value per output channel, or is one constant; it may be a constant or a name. Only
+floating point, in any layout, and only where nothing else reads what is between. Of constants the
+products are made at once; of others they are part of the program.
+
+The mirror of ForwardFoldScaleAxis: what is below says what it can take (operands first), then each
+multiplication hands its factor down to it (users first), and a third walk writes the new weights.
+Of a sum both sides take the factor; where they are convolutions both, both weights do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Linear
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call
+from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.transform.graph.fold_scale_axis import row_of
+from ekiden.relay.transform.graph.merged_constants import merged_product, scaled_terms
+from ekiden.relay.transform.graph.scaled_axes import (
+    Axes,
+    Scale,
+    beside,
+    channels_of,
+    data_places,
+    same_axes,
+    scale_of,
+    times,
+)
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    bodies,
+    evaluation_order,
+    map_functions,
+    on_body,
+    operands,
+    with_children,
+)
+from ekiden.runtime.late_methods import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What an expression can take of a factor: along axes, by which of its arguments."""
+
+    axes: Axes
+    positive: bool
+    places: tuple[int, ...]
+
+
+class _Folder:
+    """Rewrites one graph: operands first to see what takes a factor, users first to hand factors
+    down, and operands first again to fold."""
+
+    def __init__(self, root: RelayExpr) -> None:
+        self.root, self.order = root, evaluation_order(root)
+        read = [o for e in self.order for o in (*operands(e), *bodies(e))]
+        self.uses = Counter([*map(id, read), id(root)])
+        self.taken: dict[RelayExpr, _Taken] = {}
+        self.factors: dict[RelayExpr, Scale] = {}
+        self.dropped: dict[RelayExpr, int] = {}
+        """A multiplication that is not needed any more -> which argument stands for it."""
+        self.stopped: dict[RelayExpr, Scale] = {}
+        """What a factor came down to and cannot go into: it is multiplied with there."""
+
+    def run(self) -> RelayExpr:
+        """The folded graph."""
+        for expr in self.order:
+            if (taken := self._takes(expr)) is not None:
+                self.taken[expr] = taken
+        for expr in reversed(self.order):
+            self._hand_down(expr)
+        new: dict[RelayExpr, RelayExpr] = {}
+        for expr in self.order:
+            new[expr] = self._folded(expr, new)
+        return new[self.root]
+
+    def _of(self, arg: RelayExpr) -> _Taken | None:
+        """What an argument takes that nothing else reads."""
+        return self.taken.get(arg) if self.uses[id(arg)] == 1 else None
+
+    def _takes(self, expr: RelayExpr) -> _Taken | None:
+        if (channels := channels_of(expr)) is not None:
+            return _Taken(channels.written, False, ())
+        row = row_of(expr)
+        if row is None or not isinstance(expr, Call):
+            return None
+        if row.homogeneous:
+            below = self._of(expr.args[0])
+            return None if below is None else _Taken(below.axes, True, (0,))
+        if row.linear not in (Linear.SHIFTS, Linear.SHIFTS_BACK):
+            return None
+        found = {i: t for i, arg in enumerate(expr.args) if (t := self._of(arg)) is not None}
+        axes = [t.axes for t in found.values()]
+        if not found or not same_axes(axes):
+            return None
+        places = data_places(expr, axes[0])
+        if not places or any(i not in found for i in places):
+            return None
+        return _Taken(axes[0], any(found[i].positive for i in places), tuple(places))
+
+    def _hand_down(self, expr: RelayExpr) -> None:
+        row, factor = row_of(expr), self.factors.get(expr)
+        if not isinstance(expr, Call) or row is None:
+            return
+        if factor is not None and self._scaled(expr, expr.args, factor) is None:
+            self.stopped[expr] = self.factors.pop(expr)
+        elif factor is not None:
+            for at in self.taken[expr].places:
+                self.factors[expr.args[at]] = factor
+        elif row.linear is Linear.SCALES:
+            self._drop(expr)
+
+    def _drop(self, call: Call) -> None:
+        kind = call.checked_type
+        assert isinstance(kind, TensorType)
+        for at in (0, 1):
+            taken = self._of(call.args[at])
+            if taken is None or at not in data_places(call, taken.axes):
+                continue
+            scale = scale_of(call.args[1 - at], kind, taken.axes)
+            if scale is not None and (scale.is_positive or not taken.positive):
+                self.dropped[call], self.factors[call.args[at]] = at, scale
+                return
+
+    def _folded(self, expr: RelayExpr, new: dict[RelayExpr, RelayExpr]) -> RelayExpr:
+        if expr in self.dropped:
+            assert isinstance(expr, Call)
+            return new[expr.args[self.dropped[expr]]]
+        made, factor = with_children(expr, new), self.factors.get(expr)
+        if expr in self.stopped:
+            return op.multiply(made, self.stopped[expr].along(expr, self.taken[expr].axes).expr)
+        if factor is None:
+            return made
+        assert isinstance(expr, Call) and isinstance(made, Call)
+        args = self._scaled(expr, made.args, factor)
+        assert args is not None, "what cannot take its factor is stopped"
+        return made.with_fields(args=args)
+
+    def _scaled(
+        self, expr: Call, args: Sequence[RelayExpr], factor: Scale
+    ) -> tuple[RelayExpr, ...] | None:
+        """Arguments, the weight or what is added among them times the factor; None where constants
+        leave the range of their dtype."""
+        if (channels := channels_of(expr)) is not None:
+            near = factor.along(expr.args[1], channels.written_in_weight)
+            weight = times(args[1], near, scaled_terms)
+            return None if weight is None else (args[0], weight)
+        taken = self.taken[expr]
+        if len(taken.places) == len(expr.args):
+            return tuple(args)
+        (at,) = taken.places
+        other = times(args[1 - at], beside(expr, at, factor, taken.axes), merged_product)
+        if other is None:
+            return None
+        return (other, args[at]) if at else (args[at], other)
+
+
+@module_pass(name="BackwardFoldScaleAxis", opt_level=3, required=(InferType(),))
+def _backward_fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
+    if not allows("scale weights", context):
+        return module
+    return map_functions(module, on_body(lambda body: _Folder(body).run()))
+
+
+def BackwardFoldScaleAxis() -> Pass:  # noqa: N802
+    """The pass described at the top of this file (TVM's name)."""
+    return _backward_fold_scale_axis

@@ -1,0 +1,30 @@
+"""Write special operators as general ones, so that later passes know fewer.
+
+nn.bias_add(%x, %b)   ->   add(%x, expand_dims(%b, axis=1, num_newaxis=2))      (%x of 4 dimensions)
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.transform import Pass
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call
+from ekiden.relay.op.nn.activation import BiasAddAttrs
+from ekiden.relay.transform.graph.calls import call_pass
+
+
+def _bias_add(call: Call) -> RelayExpr:
+    data, bias = call.args
+    kind, attrs = data.checked_type, call.attrs
+    assert isinstance(kind, TensorType) and isinstance(attrs, BiasAddAttrs)
+    trailing = len(kind.shape) - 1 - attrs.axis % len(kind.shape)
+    return op.add(data, op.expand_dims(bias, 1, trailing) if trailing else bias)
+
+
+TABLE = {"nn.bias_add": _bias_add}
+
+
+def CanonicalizeOps() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return call_pass("CanonicalizeOps", 3, lambda: TABLE)

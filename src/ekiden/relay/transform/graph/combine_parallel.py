@@ -1,0 +1,409 @@
+"""Run operators side by side over the same data as one, and cut its result.
+
+    nn.conv2d(%x, %v), nn.conv2d(%x, %w)
+->  %0 = nn.conv2d(%x, concatenate((%v, %w)));
+    strided_slice(%0, .. first channels), strided_slice(%0, .. the others)
+
+Likewise nn.dense (as one wide product, or as one batch of equal ones) and nn.batch_matmul. What
+follows all of them alike, element by element, is done to the whole: additions of a bias each, as
+one of the biases side by side. Only weights and biases that are constants or names take part, so
+that nothing waits for what comes later.
+
+Rows of a weight do not mix:  x [v; w]^T = [x v^T, x w^T].  What follows, element by element,
+commutes with cutting along the axis that was joined:  f(cut(y)) = cut(f(y)).
+
+Groups are of one scope: a let between two calls ends it, as a weight may be bound there. The first
+call that is met in the order of evaluation makes the whole, the others are cut out of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op, OpPattern
+from ekiden.ir.prim import IntImm
+from ekiden.ir.structural import structural_key
+from ekiden.ir.transform import Pass, PassContext, Sequential
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant, TupleGetItem, Var
+from ekiden.relay.transform.graph.calls import typed
+from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    Scope,
+    find_scopes,
+    map_functions,
+    on_body,
+    operands,
+    rewrite_graph,
+)
+from ekiden.runtime.late_methods import dataclass
+
+Key = tuple[object, ...]
+FEW_ROWS = 8
+"""Rows up to which the default pipeline combines dense layers. Each may be too little work for two
+cores where all together are enough (3 of 8x384x384: 66 to 36 us), and on one core it is as fast. Of
+more rows, layers fill the cores, and cutting their result costs 2 % (3 of 128x384x384); so it is
+with the 1x1 convolutions of an Inception block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How calls of one operator are combined.
+
+    key: what they must have in common beside the data, None to leave a call out. combine: all calls
+    over the one data as one. axis: that of a call's result along which the results lie side by
+    side, None where they are the entries of a new first axis. widens: whether one number for all
+    channels may take part in what follows, once for each. follows: whether anything may.
+    """
+
+    name: str
+    key: Callable[[Call], Key | None]
+    combine: Callable[[RelayExpr, Sequence[Call]], RelayExpr]
+    axis: Callable[[Call], int | None]
+    widens: bool = False
+    follows: bool = True
+
+
+def _shape(expr: RelayExpr) -> list[int] | None:
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    sizes = [d.value for d in kind.shape if isinstance(d, IntImm)]
+    return sizes if len(sizes) == len(kind.shape) else None
+
+
+def _rank(expr: RelayExpr) -> int:
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    return len(kind.shape)
+
+
+def _cut(whole: RelayExpr, sizes: Sequence[int], axis: int, rank: int) -> list[RelayExpr]:
+    """The parts of a result along an axis, of the others all (TVM's form, with `rank` entries)."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    before, behind = [0] * axis, [0] * (rank - axis - 1)
+    begins = [[*before, start, *behind] for start in starts]
+    ends = [[*(-1 for _ in before), size, *(-1 for _ in behind)] for size in sizes]
+    return [
+        op.strided_slice(whole, begin, end, [1] * rank, slice_mode="size")
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+
+
+def _conv2d_key(call: Call) -> Key | None:
+    attrs, weight = call.attrs, _shape(call.args[1])
+    layouts = tuple(getattr(attrs, n) for n in ("data_layout", "kernel_layout", "out_layout"))
+    is_plain = layouts in (("NCHW", "OIHW", ""), ("NCHW", "OIHW", "NCHW"))
+    if weight is None or getattr(attrs, "groups", 1) != 1 or not is_plain:
+        return None
+    plain = attrs.with_fields(channels=None, out_layout="") if attrs is not None else None
+    return (structural_key(plain), *weight[1:])
+
+
+def _conv2d(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
+    sizes = [(_shape(c.args[1]) or [0])[0] for c in calls]
+    attrs = calls[0].attrs
+    assert attrs is not None
+    weight = op.concatenate([c.args[1] for c in calls], 0)
+    return Call(calls[0].op, (data, weight), attrs.with_fields(channels=sum(sizes)))
+
+
+def _dense_key(call: Call) -> Key | None:
+    weight = _shape(call.args[1])
+    attrs = None if call.attrs is None else structural_key(call.attrs.with_fields(units=None))
+    return None if weight is None else (attrs, weight[1])
+
+
+def _equal_dense_key(call: Call) -> Key | None:
+    weight, kind = _shape(call.args[1]), call.args[0].checked_type
+    assert isinstance(kind, TensorType)
+    key = _dense_key(call)
+    return None if key is None or weight is None or len(kind.shape) != 2 else (*key, weight[0])
+
+
+def _few_rows_key(call: Call) -> Key | None:
+    data = _shape(call.args[0])
+    few = data is not None and math.prod(data[:-1]) <= FEW_ROWS
+    return _dense_key(call) if few and isinstance(call.args[1], Constant) else None
+
+
+def _wide_dense(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
+    sizes = [(_shape(c.args[1]) or [0])[0] for c in calls]
+    out_dtype = getattr(calls[0].attrs, "out_dtype", "")
+    weight = op.concatenate([c.args[1] for c in calls], 0)
+    return op.nn.dense(data, weight, sum(sizes), out_dtype)
+
+
+def _batched_dense(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
+    out_dtype = getattr(calls[0].attrs, "out_dtype", "")
+    left = op.stack([data] * len(calls), 0)
+    right = op.stack([c.args[1] for c in calls], 0)
+    return op.nn.batch_matmul(left, right, out_dtype=out_dtype)
+
+
+def _batch_matmul_key(call: Call) -> Key | None:
+    weight = _shape(call.args[1])
+    if weight is None:
+        return None
+    columns = 1 if getattr(call.attrs, "transpose_b", True) else 2
+    return (structural_key(call.attrs), weight[0], weight[3 - columns])
+
+
+def _batch_matmul(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
+    columns = 1 if getattr(calls[0].attrs, "transpose_b", True) else 2
+    right = op.concatenate([c.args[1] for c in calls], columns)
+    return Call(calls[0].op, (data, right), calls[0].attrs)
+
+
+def _last(call: Call) -> int:
+    return _rank(call) - 1
+
+
+CONV2D = Kind("nn.conv2d", _conv2d_key, _conv2d, lambda call: 1)
+WIDE_DENSE = Kind("nn.dense", _dense_key, _wide_dense, _last, widens=True)
+FEW_ROWS_DENSE = Kind("nn.dense", _few_rows_key, _wide_dense, _last, follows=False)
+BATCHED_DENSE = Kind("nn.dense", _equal_dense_key, _batched_dense, lambda call: None)
+BATCH_MATMUL = Kind("nn.batch_matmul", _batch_matmul_key, _batch_matmul, _last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Calls of one kind in one scope, and behind each what alone uses it there, element by element,
+    in order.
+    """
+
+    kind: Kind
+    branches: list[list[Call]]
+
+    def parts(self, data: RelayExpr) -> dict[RelayExpr, RelayExpr]:
+        """The last expression of each branch that is in the whole -> its part of that."""
+        calls = [branch[0] for branch in self.branches]
+        axis = self.kind.axis(calls[0])
+        whole = typed(self.kind.combine(data, calls))
+        for level in zip(*(branch[1:] for branch in self.branches), strict=False):
+            made = _followed(self.kind, whole, calls, level, axis)
+            if made is None:
+                break
+            whole, axis = typed(made[0]), made[1]
+            calls = list(level)
+        found = self._cut(whole, calls, axis)
+        return dict(zip(calls, map(typed, found), strict=True))
+
+    def _cut(self, whole: RelayExpr, calls: Sequence[Call], axis: int | None) -> list[RelayExpr]:
+        if axis is None:
+            fields = op.split(whole, len(calls), 0)
+            return [op.squeeze(TupleGetItem(fields, i), axis=[0]) for i in range(len(calls))]
+        sizes = [(_shape(call) or [0] * (axis + 1))[axis] for call in calls]
+        return _cut(whole, sizes, axis, _rank(calls[0]) if self.kind.widens else axis + 1)
+
+
+def _followed(
+    kind: Kind, whole: RelayExpr, before: Sequence[Call], level: Sequence[Call], axis: int | None
+) -> tuple[RelayExpr, int | None] | None:
+    """What follows each of `before`, done to the whole, and the axis of its parts; None where it is
+    not alike: another operator, other attributes, or the data as another argument. With attributes
+    and several arguments (an axis, say) it is not known which axis an attribute counts, so only
+    operators without attributes may take further tensors.
+    """
+    first = level[0]
+    at = next(i for i, arg in enumerate(first.args) if arg is before[0])
+    alike = all(
+        call.op is first.op
+        and structural_key(call.attrs) == structural_key(first.attrs)
+        and len(call.args) == len(first.args)
+        and call.args[at] is data
+        for call, data in zip(level, before, strict=True)
+    )
+    is_plain = first.attrs is None or len(first.args) == 1
+    if not alike or not is_plain:
+        return None
+    where = _axis_behind(before, level, axis)
+    if where is None:
+        return None
+    args = list(first.args)
+    for i in range(len(args)):
+        joined = whole if i == at else _joined(kind, [c.args[i] for c in level], level, where[0])
+        if joined is None:
+            return None
+        args[i] = joined
+    return Call(first.op, tuple(args), first.attrs), where[0]
+
+
+def _axis_behind(
+    before: Sequence[Call], level: Sequence[Call], axis: int | None
+) -> tuple[int | None] | None:
+    """The axis of the parts behind what follows; None where that is not known.
+
+    What broadcasts may add axes in front. An operator with one argument may move them (transpose):
+    the axis is then the one along which the extents are those that the parts had, if that is one
+    alone and all others agree.
+    """
+    shapes = [_shape(call) for call in level]
+    rank, was = _rank(level[0]), _rank(before[0])
+    if any(shape is None or len(shape) != rank for shape in shapes):
+        return None
+    if axis is None:
+        is_same = all(_shape(a) == _shape(b) for a, b in zip(before, level, strict=True))
+        is_even = (
+            isinstance(level[0].op, Op) and level[0].op.definition.pattern is OpPattern.ELEMWISE
+        )
+        return (None,) if is_same and (is_even or level[0].attrs is None) else None
+    sizes = [(_shape(call) or [0] * was)[axis] for call in before]
+    is_broadcast = len(level[0].args) > 1 or rank == was
+    places = [axis + rank - was] if is_broadcast else range(rank)
+    found = [n for n in places if [(s or [0] * rank)[n] for s in shapes] == sizes]
+    others = {tuple(d for n, d in enumerate(s or ()) if n not in found) for s in shapes}
+    return (found[0],) if len(found) == 1 and len(others) == 1 else None
+
+
+def _joined(
+    kind: Kind, args: Sequence[RelayExpr], calls: Sequence[Call], axis: int | None
+) -> RelayExpr | None:
+    """The arguments of calls beside their data, as one; None where they do not fit together."""
+    shapes = [_shape(arg) for arg in args]
+    alike = {(None if s is None else len(s), _dtype(a)) for s, a in zip(shapes, args, strict=True)}
+    is_ready = all(isinstance(arg, (Constant, Var)) for arg in args)
+    if len(alike) != 1 or not is_ready or shapes[0] is None:
+        return None
+    rank = _rank(calls[0])
+    if axis is None:
+        return _stacked(args, rank) if all(s == shapes[0] for s in shapes) else None
+    at = axis - (rank - len(shapes[0]))
+    others = {tuple(d for n, d in enumerate(s or ()) if n != at) for s in shapes}
+    parts = [_widened(kind, arg, call, at, axis) for arg, call in zip(args, calls, strict=True)]
+    given = [part for part in parts if part is not None]
+    if len(others) != 1 or len(given) != len(parts):
+        return None
+    is_last = at == len(shapes[0]) - 1 and not kind.widens
+    return op.concatenate(given, -1 if is_last else max(at, 0))
+
+
+def _dtype(expr: RelayExpr) -> str:
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    return kind.dtype
+
+
+def _stacked(args: Sequence[RelayExpr], rank: int) -> RelayExpr:
+    """The entries of a new first axis, before the others of results of a rank."""
+    missing = rank - _rank(args[0])
+    full = [op.expand_dims(arg, 0, missing) for arg in args] if missing else args
+    return op.stack(full, 0)
+
+
+def _widened(kind: Kind, arg: RelayExpr, call: Call, at: int, axis: int) -> RelayExpr | None:
+    """An argument with an entry at axis `at` for each of the call's channels, which are along
+    `axis`.
+    """
+    shape, size = _shape(arg) or [], (_shape(call) or [])[axis]
+    if at >= 0 and shape[at] == size:
+        return arg
+    is_number = not shape or (at >= 0 and shape[at] == 1)
+    if not kind.widens or not is_number or axis != _rank(call) - 1:
+        return None
+    return op.repeat(arg if shape else op.expand_dims(arg, -1), size, max(at, 0))
+
+
+def combine(root: RelayExpr, kind: Kind, min_num_branches: int) -> RelayExpr:
+    """`root` with each group of at least so many calls of one scope as one. Needs checked types."""
+    group_of: dict[RelayExpr, _Group] = {}
+    for group in _find_groups(root, kind):
+        if len(group.branches) >= min_num_branches:
+            group_of.update(dict.fromkeys((branch[0] for branch in group.branches), group))
+    parts: dict[RelayExpr, RelayExpr] = {}
+    seen: set[int] = set()
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """The first call of a group that is met makes the parts of all of them; each becomes its
+        part.
+        """
+        group = group_of.get(old)
+        if group is not None and id(group) not in seen:
+            assert isinstance(new, Call)
+            seen.add(id(group))
+            parts.update(group.parts(new.args[0]))
+        return parts.get(old, new)
+
+    return rewrite_graph(root, rewrite)
+
+
+def _find_groups(root: RelayExpr, kind: Kind) -> list[_Group]:
+    groups: dict[Key, _Group] = {}
+    for scope in find_scopes(root):
+        users = _users(scope) if kind.follows else {}
+        for expr in scope.nodes:
+            if not isinstance(expr, Call) or not isinstance(expr.op, Op):
+                continue
+            is_it = expr.op.name == kind.name and isinstance(expr.args[1], (Constant, Var))
+            key = kind.key(expr) if is_it else None
+            if key is not None:
+                full = (id(scope), expr.args[0], _dtype(expr.args[1]), *key)
+                groups.setdefault(full, _Group(kind, [])).branches.append(_branch(expr, users))
+    return list(groups.values())
+
+
+def _users(scope: Scope) -> dict[RelayExpr, list[RelayExpr]]:
+    """Who uses each expression of a scope, where nothing outside of it does."""
+    found: dict[RelayExpr, list[RelayExpr]] = {}
+    for expr in scope.nodes:
+        for operand in operands(expr):
+            if operand not in scope.outputs:
+                found.setdefault(operand, []).append(expr)
+    return found
+
+
+def _branch(call: Call, users: Mapping[RelayExpr, Sequence[RelayExpr]]) -> list[Call]:
+    branch = [call]
+    while len(found := users.get(branch[-1], ())) == 1:
+        (user,) = found
+        if not isinstance(user, Call) or not isinstance(user.op, Op):
+            break
+        if user.op.definition.pattern > OpPattern.BROADCAST:
+            break
+        branch.append(user)
+    return branch
+
+
+def _combining(name: str, kind: Kind, min_num_branches: int, opt_level: int = 4) -> Pass:
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        if not allows("join products", context):
+            return module
+        return map_functions(module, on_body(lambda b: combine(b, kind, min_num_branches)))
+
+    return Pass(name, transform, opt_level, (InferType(),))
+
+
+def CombineParallelConv2D(min_num_branches: int = 3) -> Pass:  # noqa: N802
+    """The pass described at the top of this file, for convolutions of one image."""
+    return _combining("CombineParallelConv2d", CONV2D, min_num_branches)
+
+
+def CombineParallelDense(min_num_branches: int = 3, to_batch: bool = True) -> Pass:  # noqa: N802
+    """The pass described at the top of this file, for products of one matrix.
+
+    to_batch: as one nn.batch_matmul of weights of equal shape, else as one wide nn.dense.
+    """
+    kind = BATCHED_DENSE if to_batch else WIDE_DENSE
+    return _combining("CombineParallelDense", kind, min_num_branches)
+
+
+def CombineFewRows(min_num_branches: int = 2) -> Pass:  # noqa: N802
+    """The same for dense layers with constant weights of at most FEW_ROWS rows, as one wide one."""
+    return _combining("CombineFewRows", FEW_ROWS_DENSE, min_num_branches, 3)
+
+
+def CombineParallelBatchMatmul(min_num_branches: int = 3) -> Pass:  # noqa: N802
+    """The pass described at the top of this file, for batched products of one tensor."""
+    return _combining("CombineParallelBatchMatmul", BATCH_MATMUL, min_num_branches)
+
+
+def BatchingOps() -> Pass:  # noqa: N802
+    """All three, one after the other."""
+    return Sequential(
+        (CombineParallelConv2D(), CombineParallelDense(), CombineParallelBatchMatmul()),
+        "BatchingOps",
+    )

@@ -1,0 +1,98 @@
+"""Compute equal pure calls once.
+
+add(nn.relu(%x), nn.relu(%x))   ->   %0 = nn.relu(%x); add(%0, %0)
+
+One walk, operands first: two calls are equal if operator and attributes are, and their operands are
+one object, which equal operands are by then. Hash consing, linear. Only what has no effect: two
+reads of a reference, or two draws, may differ. Large constants are compared by identity, as reading
+them would take longer than it saves; those of a few elements (axes, scales) by content.
+
+What fuses is shared within one function value alone. A closure would capture what it shares with
+the function around it: a tensor more is written, kept as long as the closure, and read, where each
+of the two would have computed it inside of its kernels (the back-propagators of gradients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op, OpPattern
+from ekiden.ir.structural import structural_key
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    Scope,
+    evaluation_order,
+    find_scopes,
+    is_atom,
+    map_functions,
+    on_body,
+    rewrite_graph,
+)
+
+Key = tuple[object, ...]
+Skip = Callable[[RelayExpr], bool]
+SMALL = 16
+"""Elements of a constant up to which it is compared by content."""
+
+
+FUSING = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
+
+
+def _key(expr: RelayExpr, function: RelayExpr | None) -> Key | None:
+    """Equal keys mean equal values; operands are told apart by identity, since they are unified
+    first. `function` is the innermost one around the expression.
+    """
+    if isinstance(expr, Call) and isinstance(expr.op, Op) and not expr.op.definition.stateful:
+        attrs = None if expr.attrs is None else structural_key(expr.attrs)
+        own = id(function) if expr.op.definition.pattern in FUSING else None
+        return (expr.op.name, own, attrs, *map(id, expr.args))
+    if isinstance(expr, Tuple):
+        return ("fields", *map(id, expr.fields))
+    if isinstance(expr, TupleGetItem):
+        return ("tuple", expr.index, id(expr.tuple_value))
+    if isinstance(expr, Constant) and expr.data.size <= SMALL:
+        return ("constant", str(expr.data.dtype), expr.data.shape, expr.data.tobytes())
+    return None
+
+
+def eliminate_common_subexpr(root: RelayExpr, fskip: Skip | None = None) -> RelayExpr:
+    """Share equal calls below root. Only for expressions of one scope, as before A-normal form."""
+    first: dict[Key, RelayExpr] = {}
+    functions = _innermost_functions(root)
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        key = None if fskip is not None and fskip(new) else _key(new, functions.get(old))
+        return new if key is None else first.setdefault(key, new)
+
+    return rewrite_graph(root, rewrite)
+
+
+def _innermost_functions(root: RelayExpr) -> dict[RelayExpr, RelayExpr]:
+    """Expression -> the innermost function value around it, of those that are in one."""
+    if not any(isinstance(e, Function) and not is_atom(e) for e in evaluation_order(root)):
+        return {}
+    functions: dict[RelayExpr, RelayExpr] = {}
+    of_scope: dict[Scope, RelayExpr | None] = {}
+    for scope in find_scopes(root):  # outer scopes first
+        around = of_scope.setdefault(scope, None)
+        if around is not None:
+            functions.update(dict.fromkeys(scope.nodes, around))
+        for expr, inner in scope.inner.items():
+            own = expr if isinstance(expr, Function) else around
+            of_scope.update(dict.fromkeys(inner, own))
+    return functions
+
+
+def EliminateCommonSubexpr(fskip: Skip | None = None) -> Pass:  # noqa: N802
+    """The pass described at the top of this file. What `fskip` is true of is computed as often as
+    it stands there.
+    """
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        return map_functions(module, on_body(lambda body: eliminate_common_subexpr(body, fskip)))
+
+    return Pass("EliminateCommonSubexpr", transform, 3, (InferType(),))

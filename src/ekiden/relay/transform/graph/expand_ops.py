@@ -1,0 +1,68 @@
+"""Write operators that have no kernels of their own as others.
+
+nn.max_pool2d_grad(%g, %x)            ->  the gradient of nn.max_pool2d(%x)
+nn.avg_pool2d_grad(%g, %x)            ->  the gradient of nn.avg_pool2d(%x)
+nn.conv2d_backward_weight(%g, %x)     ->  that of nn.conv2d(%x, %w) for %w
+annotation.checkpoint(%x)             ->  %x
+annotation.cast_hint(%x)              ->  %x
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import OPS, Op, OpDef, get
+from ekiden.ir.transform import Pass
+from ekiden.relay.expr import Call, Var
+from ekiden.relay.transform.graph.calls import Rewrite, call_pass
+from ekiden.relay.transform.language.scopes import infer_here
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    from ekiden.relay import gradient
+else:
+    gradient = Late("ekiden.relay.gradient")
+
+
+def _expand(call: Call) -> RelayExpr:
+    """A gradient's call (gradient, the other arguments of its operator) as the gradient that
+    `register_gradient` gave. Raises CompileError where it is not known."""
+    assert isinstance(call.op, Op)
+    row = call.op.definition
+    assert row.gradient_of is not None
+    forward, place = row.gradient_of
+    grad, *args = call.args
+    if len(args) < len(OPS[forward].arguments):
+        wanted = Var("wanted", call.checked_type)  # of which the type alone is read
+        wanted.set_checked_type(call.checked_type)
+        args.insert(place, wanted)
+    made = Call(get(forward), tuple(args), _attributes(call, OPS[forward]))
+    infer_here(made)
+    try:
+        found = gradient.GRADIENTS[forward](made, grad)[place]
+    except ValueError as error:
+        raise CompileError(f"{row.name}: {error}") from error
+    assert found is not None
+    return found
+
+
+def _attributes(call: Call, forward: OpDef) -> Attrs | None:
+    """Those of the forward operator, among those of its gradient."""
+    kind, attrs = forward.attrs, call.attrs
+    if kind is None or attrs is None:
+        return None
+    return kind(**{name: attrs[name] for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
+
+
+def ExpandOps() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return call_pass("ExpandOps", 0, _table)
+
+
+def _table() -> dict[str, Rewrite]:
+    gradients = {name for name, row in OPS.rows() if row.gradient_of is not None}
+    hints = {name for name, row in OPS.rows() if row.hint}
+    return dict.fromkeys(gradients, _expand) | dict.fromkeys(hints, lambda call: call.args[0])

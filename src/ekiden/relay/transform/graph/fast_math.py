@@ -1,0 +1,26 @@
+"""Use the faster, less exact form of functions that have one.
+
+exp(%x)   ->   fast_exp(%x)          likewise erf, tanh and nn.softmax
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import OPS, get
+from ekiden.ir.transform import Pass
+from ekiden.relay.expr import Call
+from ekiden.relay.transform.graph.calls import Rewrite, call_pass
+
+
+def _fast(name: str) -> Rewrite:
+    def rewrite(call: Call) -> RelayExpr:
+        return Call(get(name), call.args, call.attrs, span=call.span)
+
+    return rewrite
+
+
+def FastMath() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return call_pass(
+        "FastMath", 4, lambda: {n: _fast(row.fast) for n, row in OPS.rows() if row.fast}
+    )

@@ -1,0 +1,115 @@
+"""Write a convolution between rearrangements of blocks as the dilated one that it is.
+
+    nn.batch_to_space_nd(nn.conv2d(nn.space_to_batch_nd(%x, [2, 2], [[2, 3], [2, 3]]), %w),
+                         [2, 2], [[0, 1], [0, 1]])
+->  nn.conv2d(%x, %w, dilation=[2, 2], padding=[2, 2, 2, 2])
+
+TensorFlow writes dilated convolutions so, those of one axis with an axis of 1 put between them and
+the convolution and taken out behind it. A convolution of stride 1 over each position in the
+blocks is one over all of them, `block` apart: its padding is that before the rearrangement, plus
+`block` times its own, minus what is cropped. Where that is negative, or other values than zeros are
+padded, or there is a dilation already, calls are left. What is padded to whole blocks and cropped
+again may depend on sizes.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.prim import IntImm
+from ekiden.ir.transform import Pass
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.op.nn.geometry import Conv2DAttrs
+from ekiden.relay.op.nn.space import BatchToSpaceNDAttrs, SpaceToBatchNDAttrs
+from ekiden.relay.op.reshape import ExpandDimsAttrs, SqueezeAttrs
+from ekiden.relay.transform.graph.calls import call_pass
+from ekiden.relay.transform.graph.fold_scale_axis import op_of, row_of
+from ekiden.topi.shape import as_dim, tidy
+
+CONV = "nn.conv2d"
+SPATIAL = ("NHWC",)
+"""Layouts whose second and third axes are those that are rearranged."""
+
+
+def _is_convolution(call: Call) -> bool:
+    """Whether a call is one of the convolution, or of that on integers."""
+    row = row_of(call)
+    return row is not None and CONV in (row.name, row.quantizes)
+
+
+def _pads_zero(blocks: SpaceToBatchNDAttrs, conv: Call) -> bool:
+    """Whether the rearrangement pads what the convolution does: zero, or the zero point."""
+    if op_of(conv) == CONV:
+        return float(blocks.pad_value) == 0
+    point = conv.args[2]
+    return isinstance(point, Constant) and bool((point.data == blocks.pad_value).all())
+
+
+def _padding(
+    attrs: Conv2DAttrs, blocks: SpaceToBatchNDAttrs, crops: BatchToSpaceNDAttrs, first: int
+) -> tuple[int, ...] | None:
+    """The padding of the dilated convolution, whose axes from `first` on the blocks are; None if
+    there is none.
+    """
+    own = attrs.padding
+    sides = [list(own[:2]), list(own[2:])]
+    for at, block in enumerate(blocks.block_shape):
+        pads, cut = blocks.paddings[at], crops.crops[at]
+        for i, side in enumerate(sides):
+            size = tidy(as_dim(pads[i]) - as_dim(cut[i]) + block * side[first + at])
+            if not isinstance(size, IntImm) or size.value < 0:
+                return None
+            side[first + at] = size.value
+    return (*sides[0], *sides[1])
+
+
+def _flatten(back: Call) -> RelayExpr | None:
+    inner = back.args[0]
+    shrunk = _call_of(inner, "squeeze")
+    conv = shrunk.args[0] if shrunk is not None else inner
+    if not isinstance(conv, Call) or not _is_convolution(conv):
+        return None
+    wide = None if shrunk is None else _call_of(conv.args[0], "expand_dims")
+    there = _call_of((conv if wide is None else wide).args[0], "nn.space_to_batch_nd")
+    if there is None or (wide is None) != (shrunk is None):
+        return None
+    attrs, blocks, crops = conv.attrs, there.attrs, back.attrs
+    assert isinstance(attrs, Conv2DAttrs) and isinstance(blocks, SpaceToBatchNDAttrs)
+    assert isinstance(crops, BatchToSpaceNDAttrs)
+    is_plain = set(attrs.strides) == {1} == set(attrs.dilation) and attrs.data_layout in SPATIAL
+    if not is_plain or attrs.out_layout not in ("", attrs.data_layout):
+        return None
+    count = len(blocks.block_shape)
+    if tuple(blocks.block_shape) != tuple(crops.block_shape) or not _are_places(
+        wide, shrunk, count
+    ):
+        return None
+    padding = _padding(attrs, blocks, crops, 2 - count)
+    if padding is None or not _pads_zero(blocks, conv):
+        return None
+    dilation = (1,) * (2 - count) + tuple(blocks.block_shape)
+    dilated = attrs.with_fields(padding=padding, dilation=dilation)
+    data = there.args[0]
+    if wide is not None:
+        data = Call(wide.op, (data,), wide.attrs, span=wide.span)
+    made = Call(conv.op, (data, *conv.args[1:]), dilated, span=conv.span)
+    return made if shrunk is None else Call(shrunk.op, (made,), shrunk.attrs, span=shrunk.span)
+
+
+def _call_of(expr: RelayExpr, name: str) -> Call | None:
+    return expr if isinstance(expr, Call) and op_of(expr) == name else None
+
+
+def _are_places(wide: Call | None, shrunk: Call | None, count: int) -> bool:
+    """Whether the axes of the blocks are all of the convolution's, or its last one where an axis
+    is put before it and taken out behind.
+    """
+    if wide is None or shrunk is None:
+        return count == 2
+    assert isinstance(wide.attrs, ExpandDimsAttrs) and isinstance(shrunk.attrs, SqueezeAttrs)
+    put, taken = wide.attrs, tuple(shrunk.attrs.axis or ())
+    return count == 1 and put.num_newaxis == 1 and put.axis in (1, -3) and taken in ((1,), (-3,))
+
+
+def FlattenAtrousConv() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return call_pass("FlattenAtrousConv", 0, lambda: {"nn.batch_to_space_nd": _flatten})

@@ -1,0 +1,95 @@
+"""Give the zeros that are put around an image to the convolution or pooling that reads it.
+
+nn.conv2d(nn.pad(%x, 0, pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]]), %w)
+->  nn.conv2d(%x, %w, padding=[1, 1, 1, 1])
+
+Average pooling takes them where it counts borders, maximum pooling those of the least value, a
+quantised convolution those of its zero point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ekiden.ir.op import OPS, Borders, Op
+from ekiden.ir.transform import Pass
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.op.nn.geometry import MaxPoolAttrs
+from ekiden.relay.op.nn.pad import PadAttrs
+from ekiden.relay.transform.graph.calls import call_pass
+
+
+def _padding(data: Call, layout: str) -> list[int] | None:
+    """(before each spatial axis..., after each...) of a constant pad, if it can be taken over."""
+    attrs, value = data.attrs, data.args[1]
+    assert isinstance(attrs, PadAttrs)
+    if not isinstance(value, Constant) or value.data.size != 1 or attrs.pad_mode != "constant":
+        return None
+    spatial = [i for i, axis in enumerate(layout) if axis not in "NC"]
+    widths = [(w if isinstance(w, int) else -1) for pair in attrs.pad_width for w in pair]
+    others = [widths[2 * i : 2 * i + 2] for i in range(len(layout)) if i not in spatial]
+    if min(widths) < 0 or any(map(any, others)):
+        return None
+    return [widths[2 * i] for i in spatial] + [widths[2 * i + 1] for i in spatial]
+
+
+def _is_zero(call: Call, value: float) -> bool:
+    assert isinstance(call.op, Op)
+    row = call.op.definition
+    if not row.quantizes:
+        return value == 0
+    point = call.args[row.arguments.index("input_zero_point")]
+    return isinstance(point, Constant) and point.data.size == 1 and point.data.item() == value
+
+
+def _is_lowest(call: Call, value: float) -> bool:
+    """Minus infinity; or the least number, where no window lies in the border alone."""
+    if value == -np.inf:
+        return True
+    attrs = call.attrs
+    assert isinstance(attrs, MaxPoolAttrs)
+    reach = [(k - 1) * d + 1 for k, d in zip(attrs.pool_size, attrs.dilation, strict=True)]
+    fits = all(p < wide for p, wide in zip(attrs.padding, [*reach, *reach], strict=True))
+    return fits and value == float(np.finfo(np.float32).min)
+
+
+def _counts_zeros(call: Call, value: float) -> bool:
+    return value == 0 and bool(getattr(call.attrs, "count_include_pad", False))
+
+
+FITS: Mapping[Borders, Callable[[Call, float], bool]] = {
+    Borders.ZEROS: _is_zero,
+    Borders.LOWEST: _is_lowest,
+    Borders.COUNTED: _counts_zeros,
+}
+"""Whether borders of a value are those that an operator makes itself."""
+
+
+def _fold(call: Call) -> Call | None:
+    attrs, inner = call.attrs, call.args[0]
+    assert attrs is not None and isinstance(call.op, Op)
+    if not (isinstance(inner, Call) and isinstance(inner.op, Op) and inner.op.name == "nn.pad"):
+        return None
+    layout = getattr(attrs, "data_layout", "") or getattr(attrs, "layout")  # noqa: B009
+    found = _padding(inner, layout)
+    if found is None:
+        return None
+    padding = getattr(attrs, "padding")  # noqa: B009
+    both = tuple(a + b for a, b in zip(padding, found, strict=True))
+    args = (inner.args[0], *call.args[1:])
+    made = Call(call.op, args, attrs.with_fields(padding=both), span=call.span)
+    value = inner.args[1]
+    assert isinstance(value, Constant)
+    fits = FITS[call.op.definition.borders]
+    return made if fits(made, float(value.data.item())) else None
+
+
+def FoldExplicitPadding() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return call_pass(
+        "FoldExplicitPadding",
+        0,
+        lambda: {name: _fold for name, row in OPS.rows() if row.borders is not Borders.NO},
+    )

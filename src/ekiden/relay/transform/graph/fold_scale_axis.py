@@ -1,0 +1,220 @@
+"""Fold multiplications and additions by constants into each other and into weights.
+
+    multiply(nn.conv2d(%x, W), s)       ->  nn.conv2d(%x, W * s)   s: a value per output channel
+    multiply(add(%x, b), s)             ->  add(%y, b * s)         y: a %x that s goes into
+    multiply(multiply(%x, a), b)        ->  multiply(%x, a * b)
+    add(add(%x, a), b)                  ->  add(%x, a + b)
+    subtract(%x, a)                     ->  add(%x, -a)
+    nn.bias_add(%x, b, axis)            ->  add(%x, b along axis)
+Only for floating point, constants a, b, s, W, where the constant does not widen the result and what
+is merged keeps its range and does not cancel (merged_constants.py).
+
+    s * (W x + b) = (s W) x + s b        s per output channel: a row of W
+
+holds for real numbers; of floats each product is rounded otherwise than before, as it is in every
+engine that folds batch normalisation. Distributing a scale over a sum alone would gain nothing and
+round once more, which can move a value to another level where it is quantised behind: so a scale
+goes through a sum only where there is a weight below that takes it up. What another node reads too
+is not changed, or it would see the scale.
+
+Before layouts change, as it knows OIHW weights alone: from there on, weights are packed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from ekiden.arith import prove_equal
+from ekiden.ir.dtype import is_float
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array, Linear, Op, OpDef
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.transform.graph.merged_constants import (
+    merged_factor,
+    merged_product,
+    merged_sum,
+    scaled_terms,
+)
+from ekiden.relay.transform.graph.result_cache import kept, known
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    evaluation_order,
+    map_functions,
+    on_body,
+    operands,
+    with_children,
+)
+
+
+def op_of(expr: RelayExpr) -> str:
+    """The name of the operator an expression calls; empty if it calls none."""
+    return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else ""
+
+
+def row_of(expr: RelayExpr) -> OpDef | None:
+    """The row of the operator that an expression calls."""
+    return expr.op.definition if isinstance(expr, Call) and isinstance(expr.op, Op) else None
+
+
+def _linear(expr: RelayExpr) -> Linear:
+    row = row_of(expr)
+    return Linear.NO if row is None else row.linear
+
+
+def same_shape(a: TensorType, b: TensorType) -> bool:
+    """Whether two tensors are known to have one shape."""
+    return len(a.shape) == len(b.shape) and all(
+        prove_equal(x, y) for x, y in zip(a.shape, b.shape, strict=True)
+    )
+
+
+class _Folder:
+    """Rewrites one graph bottom-up; `uses` counts how often each (new) expression is used."""
+
+    def __init__(self, root: RelayExpr) -> None:
+        self.order = evaluation_order(root)
+        counts = Counter(id(o) for e in self.order for o in operands(e))
+        self.old_uses = {e: counts[id(e)] for e in self.order}
+        self.uses: dict[RelayExpr, int] = {}
+        self.new: dict[RelayExpr, RelayExpr] = {}
+
+    def run(self, root: RelayExpr) -> RelayExpr:
+        """The folded graph."""
+        for expr in self.order:
+            made = self._rewrite(expr, with_children(expr, self.new))
+            self.new[expr] = made
+            self.uses[made] = self.old_uses[expr]
+        return self.new[root]
+
+    def _rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        row = row_of(new)
+        if row is None or row.linear is Linear.NO:
+            return new
+        assert isinstance(new, Call) and isinstance(old, Call)
+        kind, left = old.checked_type, new.args[0]
+        index = 0 if isinstance(new.args[1], Constant) else 1
+        if (index == 1 and not row.commutes) or (isinstance(left, Constant) and index == 0):
+            return new
+        constant = new.args[1 - index]
+        data_type = old.args[index].checked_type
+        if (
+            not isinstance(constant, Constant)
+            or not isinstance(kind, TensorType)
+            or not isinstance(data_type, TensorType)
+        ):
+            return new
+        if not is_float(kind.dtype) or not same_shape(kind, data_type):
+            return new
+        made = self._fold(
+            row.linear, new.args[index], full_rank(new, constant.data, len(kind.shape))
+        )
+        return (
+            made
+            if made.span is not None or not isinstance(made, Call)
+            else made.with_fields(span=new.span)
+        )
+
+    def _fold(self, linear: Linear, data: RelayExpr, value: Array) -> RelayExpr:
+        if linear is Linear.SCALES:
+            return self._multiply(data, value)
+        return self._add(data, -value if linear is Linear.SHIFTS_BACK else value)
+
+    def _made(self, expr: RelayExpr) -> RelayExpr:
+        self.uses[expr] = 1
+        return expr
+
+    def _add(self, data: RelayExpr, value: Array) -> RelayExpr:
+        if op_of(data) == "add" and self.uses.get(data) == 1:
+            assert isinstance(data, Call)
+            if isinstance(data.args[1], Constant) and data.args[1].data.ndim == value.ndim:
+                total = merged_sum(data.args[1].data, value, _terms(data.args[0]))
+                if total is not None:
+                    return self._add(data.args[0], total)
+        return self._made(op.add(data, Constant(value)))
+
+    def _multiply(self, data: RelayExpr, value: Array) -> RelayExpr:
+        return self._absorbed(data, value) or self._made(op.multiply(data, Constant(value)))
+
+    def _absorbed(self, data: RelayExpr, value: Array) -> RelayExpr | None:
+        """`data` times a constant, where there is another constant for it to go into. A sum alone
+        is none: its terms would be rounded once more."""
+        if not isinstance(data, Call) or self.uses.get(data) != 1:
+            return None
+        linear, last = _linear(data), data.args[-1]
+        if isinstance(last, Constant) and last.data.ndim == value.ndim:
+            if linear is Linear.SCALES:
+                product = merged_factor(last.data, value)
+                return None if product is None else self._multiply(data.args[0], product)
+            if linear is Linear.SHIFTS:
+                shift = merged_product(last.data, value)
+                inner = None if shift is None else self._absorbed(data.args[0], value)
+                if inner is None or shift is None:
+                    return None
+                return self._made(op.add(inner, Constant(shift)))
+        scaled = _scale_weight(data, value)
+        return None if scaled is None else self._made(scaled)
+
+
+def _terms(expr: RelayExpr) -> Array | None:
+    """Return how large the terms of a convolution or dense layer are, by its constant weight; None
+    for what sums no such terms."""
+    row = row_of(expr)
+    if row is None or row.channels is None or not isinstance(expr, Call):
+        return None
+    weight = expr.args[1]
+    return np.abs(weight.data).max(initial=0) if isinstance(weight, Constant) else None
+
+
+def full_rank(call: Call, value: Array, rank: int) -> Array:
+    """The constant with leading ones up to the rank of the result; for bias_add, along its axis."""
+    if op_of(call) == "nn.bias_add":
+        axis = int(getattr(call.attrs, "axis", 1)) % rank
+        return value.reshape([value.size if i == axis else 1 for i in range(rank)])
+    return value.reshape([1] * (rank - value.ndim) + list(value.shape))
+
+
+def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
+    """`call` with its weight scaled per output channel, or None if the constant varies along
+    another axis.
+    """
+    row = row_of(call)
+    if row is None or row.channels is None or not isinstance(call.args[1], Constant):
+        return None
+    layout = getattr(call.attrs, "out_layout", "") or getattr(call.attrs, "data_layout", "NC")
+    if [layout[:2], str(getattr(call.attrs, "kernel_layout", "OI"))[:2]] != ["NC", "OI"]:
+        return None
+    axis, weight_axis = row.channels
+    weight = call.args[1].data
+    if weight.dtype != value.dtype:  # int8 summed as float32: the weight cannot hold its product
+        return None
+    axis %= value.ndim
+    if any(d != 1 for i, d in enumerate(value.shape) if i != axis):
+        return None
+    scale = value.reshape([-1 if i == weight_axis else 1 for i in range(weight.ndim)])
+    scaled = known(scaled_terms, (weight, scale))
+    if scaled is None:
+        terms = scaled_terms(weight, scale)
+        if terms is None:
+            return None
+        scaled = kept(scaled_terms, (weight, scale), np.ascontiguousarray(terms))
+    assert isinstance(scaled, np.ndarray)
+    made = Constant(scaled, span=call.args[1].span)
+    return call.with_fields(args=(call.args[0], made))
+
+
+def _fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
+    if not allows("scale weights", context):
+        return module
+    return map_functions(module, on_body(lambda body: _Folder(body).run(body)))
+
+
+def FoldScaleAxis() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return Pass("FoldScaleAxis", _fold_scale_axis, 3, (InferType(),))

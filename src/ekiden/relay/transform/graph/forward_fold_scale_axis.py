@@ -1,0 +1,186 @@
+"""Fold multiplications before convolutions and dense layers into their weights.
+
+    nn.conv2d(multiply(%x, %s), %w)                 ->  nn.conv2d(%x, %w * %s)
+    nn.conv2d(nn.relu(multiply(%x, s)), %w)         ->  nn.conv2d(nn.relu(%x), %w * s)     s > 0
+    nn.conv2d(add(multiply(%x, s), %b), %w)         ->  nn.conv2d(add(%x, %b / s), %w * s) s != 0
+
+A scale has a value per input channel, or is one constant; it may be a constant or a name. Only
+floating point, in any layout, and only where all that reads what is between takes the scale. Of
+constants the products are made at once; of others they are part of the program.
+
+    conv(x * s, w) = conv(x, w * s)      s along the channels that are summed over
+    relu(x * s) = relu(x) * s            s > 0: what is homogeneous, as are maxima over windows
+    x * s + b = (x + b / s) * s          s != 0
+
+Two walks. Users first, each says of its operands what scale it would take, and under which
+condition; an operand with several users takes what all of them do. Then operands first: a
+multiplication whose readers all take its factor goes, and the factor travels in `scales` until a
+weight has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Linear
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.transform.graph.fold_scale_axis import row_of
+from ekiden.relay.transform.graph.merged_constants import merged_quotient, scaled_terms
+from ekiden.relay.transform.graph.scaled_axes import (
+    Axes,
+    Scale,
+    beside,
+    channels_of,
+    data_places,
+    scale_of,
+    times,
+)
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    bodies,
+    evaluation_order,
+    map_functions,
+    on_body,
+    operands,
+    with_children,
+)
+from ekiden.runtime.late_methods import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What those who read a value take: a scale along axes, perhaps one above 0, or never 0."""
+
+    axes: Axes
+    positive: bool = False
+    divides: bool = False
+
+
+class _Folder:
+    """Rewrites one graph: users first to ask what they take, then operands first to fold."""
+
+    def __init__(self, root: RelayExpr) -> None:
+        self.root, self.order = root, evaluation_order(root)
+        self.wanted: dict[RelayExpr, _Wanted] = {}
+        self.new: dict[RelayExpr, RelayExpr] = {}
+        self.scales: dict[RelayExpr, Scale] = {}
+        """Of an expression whose new form lacks a factor: that, along the axes wanted."""
+
+    def run(self) -> RelayExpr:
+        """The folded graph."""
+        self._ask()
+        for expr in self.order:
+            self.new[expr] = self._folded(expr)
+        return self.new[self.root]
+
+    def _ask(self) -> None:
+        asked: dict[RelayExpr, list[_Wanted | None]] = {self.root: [None]}
+        for expr in reversed(self.order):
+            answers = asked.get(expr, [])
+            first = answers[0] if answers else None
+            if first is not None and all(a is not None and a.axes == first.axes for a in answers):
+                self.wanted[expr] = _Wanted(
+                    first.axes,
+                    any(a.positive for a in answers if a),
+                    any(a.divides for a in answers if a),
+                )
+            for body in bodies(expr):
+                asked.setdefault(body, []).append(None)
+            for i, operand in enumerate(operands(expr)):
+                asked.setdefault(operand, []).append(self._taken(expr, i))
+
+    def _taken(self, expr: RelayExpr, at: int) -> _Wanted | None:
+        """What an expression takes of operand number `at`."""
+        channels, row = channels_of(expr), row_of(expr)
+        if channels is not None:
+            return _Wanted(channels.read) if at == 0 else None
+        wanted = self.wanted.get(expr)
+        if wanted is None or row is None:
+            return None
+        if row.homogeneous:
+            return replace(wanted, positive=True)
+        is_sum = row.linear in (Linear.SHIFTS, Linear.SHIFTS_BACK)
+        is_data = is_sum and data_places(expr, wanted.axes) == [at]
+        return replace(wanted, divides=True) if is_data else None
+
+    def _folded(self, expr: RelayExpr) -> RelayExpr:
+        row = row_of(expr)
+        if row is None or not isinstance(expr, Call):
+            return with_children(expr, self.new)
+        wanted = self.wanted.get(expr)
+        if wanted is not None and row.linear is Linear.SCALES:
+            return self._taken_out(expr, wanted) or with_children(expr, self.new)
+        scaled = [arg for arg in expr.args if arg in self.scales]
+        if not scaled:
+            return with_children(expr, self.new)
+        scale = self.scales[scaled[0]]
+        if (channels := channels_of(expr)) is not None:
+            near = channels.scaled_as_read(expr.args[1], scale)
+            weight = times(self.new[expr.args[1]], near, scaled_terms)
+            if weight is None:
+                data = self._put_back(expr.args[0], scale, channels.read)
+                return expr.with_fields(args=(data, self.new[expr.args[1]]))
+            return expr.with_fields(args=(self.new[expr.args[0]], weight))
+        if row.homogeneous:
+            self.scales[expr] = scale
+            return with_children(expr, self.new)
+        assert wanted is not None
+        return self._shifted(expr, expr.args.index(scaled[0]), scale, wanted)
+
+    def _taken_out(self, call: Call, wanted: _Wanted) -> RelayExpr | None:
+        """The data of a multiplication, whose scale goes on; None where it may not."""
+        kind = call.checked_type
+        assert isinstance(kind, TensorType)
+        for at in data_places(call, wanted.axes):
+            scale = scale_of(call.args[1 - at], kind, wanted.axes)
+            is_fit = scale is not None and call.args[at] not in self.scales and (
+                (scale.is_positive or not wanted.positive)
+                and (scale.is_divisor or not wanted.divides)
+            )  # fmt: skip
+            if scale is not None and is_fit:
+                self.scales[call] = scale
+                return self.new[call.args[at]]
+        return None
+
+    def _put_back(self, data: RelayExpr, scale: Scale, axes: Axes) -> RelayExpr:
+        """Data that lacks a scale, with it."""
+        return op.multiply(self.new[data], scale.along(data, axes).expr)
+
+    def _shifted(self, call: Call, at: int, scale: Scale, wanted: _Wanted) -> RelayExpr:
+        """A sum without the scale of its data: what is added is divided by it. Where that is no
+        number of full precision the scale stays before the sum."""
+        data, other = self.new[call.args[at]], self.new[call.args[1 - at]]
+        near = beside(call, at, scale, wanted.axes)
+        if isinstance(other, Constant) and near.value is not None:
+            divided = merged_quotient(other.data, near.value)
+            if divided is None:
+                data = self._put_back(call.args[at], scale, wanted.axes)
+                return call.with_fields(args=_pair(at, data, other))
+            other = Constant(divided.astype(other.data.dtype))
+        else:
+            other = op.divide(other, near.expr)
+        self.scales[call] = scale
+        return call.with_fields(args=_pair(at, data, other))
+
+
+def _pair(at: int, data: RelayExpr, other: RelayExpr) -> Sequence[RelayExpr]:
+    return (data, other) if at == 0 else (other, data)
+
+
+@module_pass(name="ForwardFoldScaleAxis", opt_level=3, required=(InferType(),))
+def _forward_fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
+    if not allows("scale weights", context):
+        return module
+    return map_functions(module, on_body(lambda body: _Folder(body).run()))
+
+
+def ForwardFoldScaleAxis() -> Pass:  # noqa: N802
+    """The pass described at the top of this file (TVM's name)."""
+    return _forward_fold_scale_axis

@@ -1,0 +1,99 @@
+"""Replace calls that a target cannot run by ones it can, by a table that users add to.
+
+    @register_legalize("nn.conv2d")
+    def legalize_conv2d(attrs, inputs, types):
+        return None                      # None: the call is fine as it is
+
+`types` are those of the inputs, then that of the result. A table is an attribute of operators:
+`Op.set_attr` and `register_op_attr` add to it as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ekiden.ir.attrs import Attrs, own_attrs
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OP_ATTRS, register_op_attr
+from ekiden.ir.text import type_text
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import Type
+from ekiden.relay.expr import Call
+from ekiden.relay.transform.graph.calls import Rewrite, rewrite_calls
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import map_functions, on_body
+from ekiden.relay.type_infer import infer_expr_type
+from ekiden.relay.unify import MismatchError, Unifier
+from ekiden.runtime.errors import CompileError, EkidenError
+
+Legalization = Callable[[Attrs | None, Sequence[RelayExpr], Sequence[Type]], RelayExpr | None]
+
+LEGALIZE = "FTVMLegalize"
+"""The table of rules that programs add to, where no other is named."""
+
+
+def register_legalize(
+    op_name: str, legal_op: Legalization | None = None, table: str = LEGALIZE
+) -> object:
+    """Give an operator a legalization, which is its attribute `table`; without one, a decorator.
+
+    Raises KeyError when there is no such operator.
+    """
+    return register_op_attr(op_name, table, legal_op)
+
+
+def _rewrite(name: str, legalization: Legalization) -> Rewrite:
+    def rewrite(call: Call) -> RelayExpr | None:
+        """Return what the rule of an operator makes of a call, in the call's place. Raises
+        CompileError for what is no expression, and for one of another type."""
+        types = [*(a.checked_type for a in call.args), call.checked_type]
+        where = f" ({call.span})" if call.span else ""
+        try:
+            legal = legalization(own_attrs(call.attrs), call.args, types)
+        except EkidenError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise CompileError(f"{name}{where}: its legalization raised {reason}") from error
+        if legal is None:
+            return None
+        if not isinstance(legal, RelayExpr):
+            raise CompileError(
+                f"{name}{where}: its legalization gave {legal!r:.100}, expected an expression"
+            )
+        kind = _typed(legal).checked_type
+        try:
+            Unifier().unify(call.checked_type, kind)
+        except MismatchError:
+            wanted = f"expected {type_text(call.checked_type)}, got {type_text(kind)}"
+            raise CompileError(f"{name}{where}: its legalization: {wanted}") from None
+        return legal
+
+    return rewrite
+
+
+def _typed(expr: RelayExpr) -> RelayExpr:
+    """Return an expression whose parts have types, of whatever it is made."""
+    if expr.checked_type_or_none() is None:
+        infer_expr_type(expr)
+    return expr
+
+
+def Legalize(  # noqa: N802
+    legalize_map_attr_name: str = LEGALIZE, name: str = "Legalize", opt_level: int = 1
+) -> Pass:
+    """The pass described at the top of this file, for one table; `name` is the pass's."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with each call of an operator in the table as its rule says; the table is read
+        when the pass runs, so that rules may be registered after it was made.
+        """
+        rows: Mapping[str, Any] = OP_ATTRS.get(legalize_map_attr_name, {})
+        if not rows:
+            return module
+        table = {name: _rewrite(name, legal) for name, legal in rows.items()}
+        return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
+
+    return Pass(name, transform, opt_level, (InferType(),))

@@ -1,0 +1,59 @@
+"""Convolutions over one axis as convolutions over two, of height 1, which have kernels.
+
+nn.conv1d(%x, W)   ->   squeeze(nn.conv2d(expand_dims(%x, axis=2), W', NCHW), axis=[2])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import get
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.op.nn.geometry import Conv1DAttrs, Conv1DTransposeAttrs, ConvAttrs
+from ekiden.relay.transform.language.scopes import infer_here
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import ekiden.relay.op.nn.conv as conv
+else:
+    conv = Late("ekiden.relay.op.nn.conv")
+
+
+def _with_height(operand: RelayExpr, axis: int) -> RelayExpr:
+    """The operand with a new axis of extent 1."""
+    if isinstance(operand, Constant):
+        shape = operand.data.shape
+        made = operand.data.reshape(*shape[:axis], 1, *shape[axis:])
+        return infer_here(Constant(made, span=operand.span))
+    return infer_here(op.expand_dims(operand, axis))
+
+
+def over_two_axes(call: Call) -> Call | None:
+    """The convolution over two axes that one over one axis is, with its height; None for other
+    operators. Needs the types of the operands; the result has its own."""
+    attrs = call.attrs
+    if isinstance(attrs, Conv1DTransposeAttrs):
+        made = Call(get("nn.conv2d_transpose"), call.args, conv.as_conv2d_transpose(attrs))
+    elif isinstance(attrs, Conv1DAttrs):
+        made = Call(get("nn.conv2d"), call.args, conv.as_conv2d(attrs))
+    else:
+        return None
+    layouts = (attrs.data_layout, attrs.kernel_layout)
+    args = [_with_height(a, at.index("W")) for a, at in zip(call.args, layouts, strict=True)]
+    wide = made.with_fields(args=tuple(args), span=call.span)
+    found = infer_here(wide)
+    assert isinstance(found, Call)
+    return found
+
+
+def without_height(made: RelayExpr, call: Call) -> RelayExpr:
+    """The result of `over_two_axes(call)` in the shape of that of the call."""
+    attrs = call.attrs
+    assert isinstance(attrs, ConvAttrs)
+    axis = (attrs.out_layout or attrs.data_layout).index("W")
+    return infer_here(op.squeeze(made, [axis]))
+
+
+__all__ = ["over_two_axes", "without_height"]

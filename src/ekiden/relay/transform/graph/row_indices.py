@@ -1,0 +1,97 @@
+"""Indices of elements that are indices of whole slices: repeated along every other axis.
+
+    gather(%x, broadcast_to(%i, shape=[e, f]), axis=0)   ->   take(%x, %i)      rows, not elements
+    scatter_elements(%x, broadcast_to(%i, shape=[e, f]), %u, axis=0, reduction="add")
+    ->   scatter_nd(%x, %i, %u, mode="add")
+
+So exporters write the gathers and scatters of graph networks, with %i of [e, 1]. The slices must be
+whole: the other dimensions are those of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.arith import prove_equal
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.prim import PrimExpr, const, is_const
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.op.index import GatherAttrs
+from ekiden.relay.op.placing import ScatterElementsAttrs
+from ekiden.relay.transform.graph.fold_scale_axis import op_of
+
+Shape = Sequence[PrimExpr]
+
+
+def _shape(expr: RelayExpr) -> Shape:
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    return kind.shape
+
+
+def _agree(a: Shape, b: Shape, but: int = -1) -> bool:
+    """Whether shapes are known to be equal, but for one axis."""
+    pairs = enumerate(zip(a, b, strict=True))
+    return len(a) == len(b) and all(n == but or prove_equal(x, y) for n, (x, y) in pairs)
+
+
+def along(indices: RelayExpr, axis: int, rank: int = 1) -> RelayExpr | None:
+    """The vector that is repeated along all axes but one, with dimensions of 1 before it up to a
+    rank; None where indices are not known to be such."""
+    shape = _shape(indices)
+    wanted = (*(const(1),) * (rank - 1), shape[axis])
+    if isinstance(indices, Constant):
+        data = indices.data
+        start = tuple(slice(None) if n == axis else slice(0, 1) for n in range(data.ndim))
+        first = data[start]
+        is_repeated = data.size > 0 and bool(np.all(data == first))
+        line = np.ascontiguousarray(first.reshape((1,) * (rank - 1) + (-1,)))
+        return Constant(line) if is_repeated else None
+    if op_of(indices) != "broadcast_to":
+        return None
+    assert isinstance(indices, Call)
+    inner = indices.args[0]
+    given = _shape(inner)
+    at = axis - (len(shape) - len(given))
+    if at < 0 or not prove_equal(given[at], shape[axis]):
+        return None
+    if any(n != at and not is_const(dim, 1) for n, dim in enumerate(given)):
+        return None
+    return inner if len(given) == rank == 1 else op.reshape(inner, wanted, allowzero=True)
+
+
+def gathered(call: Call) -> RelayExpr | None:
+    """The rule for gather."""
+    data, indices = call.args
+    assert isinstance(call.attrs, GatherAttrs)
+    shape = _shape(data)
+    axis = call.attrs.axis % len(shape)
+    if len(shape) < 2 or not _agree(shape, _shape(indices), axis):
+        return None
+    found = along(indices, axis)
+    if found is None:
+        return None
+    return op.take(data, found, axis=axis, mode="raise").with_fields(span=call.span)
+
+
+def scattered(call: Call) -> RelayExpr | None:
+    """The rule for scatter_elements, of rows."""
+    data, indices, updates = call.args
+    assert isinstance(call.attrs, ScatterElementsAttrs)
+    shape = _shape(data)
+    if len(shape) < 2 or call.attrs.axis % len(shape) != 0:
+        return None
+    if not _agree(shape, _shape(indices), 0) or not _agree(_shape(updates), _shape(indices)):
+        return None
+    found = along(indices, 0, rank=2)
+    if found is None:
+        return None
+    made = op.scatter_nd(data, found, updates, call.attrs.reduction)
+    return made.with_fields(span=call.span)
+
+
+__all__ = ["along", "gathered", "scattered"]

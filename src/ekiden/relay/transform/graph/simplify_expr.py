@@ -1,0 +1,97 @@
+"""Simplify by the rules of algebra (simplify_rules.py), inner expressions first, until none fits.
+
+    divide(exp(%x), sqrt(%y))                        ->   multiply(exp(%x), rsqrt(%y))
+    transpose(transpose(%x, axes=[1, 0]), axes=[1, 0])   ->   %x
+
+A rule applies only where the result keeps its type, and where the context's tier allows it
+(ir/float_tier.py). `SimplifyExpr(exact=True)` leaves out the rules that may change how
+floating-point results are rounded, unless the context asks for the tier "free".
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.float_tier import FloatTier
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.structural import structural_equal
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.relay.expr import Call, Tuple, TupleGetItem
+from ekiden.relay.transform.graph.calls import typed
+from ekiden.relay.transform.graph.simplify_rules import RULES, Rule
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.runtime.errors import TypeInferenceError
+
+MAX_STEPS = 100
+"""Rules applied to one expression one after the other, before giving up on more."""
+
+
+def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
+    """The simplified expression. Needs checked types."""
+    by_name: dict[str, list[Rule]] = {}
+    for rule in rules:
+        by_name.setdefault(rule.root, []).append(rule)
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Rules until none fits, at most MAX_STEPS; what a rule made inside of its result is
+        simplified too, before the next one is asked.
+        """
+        for _ in range(MAX_STEPS):
+            made = _one_step(new, by_name)
+            if made is None:
+                break
+            new = _inner_steps(typed(made), new, by_name)
+        return new
+
+    return rewrite_graph(root, rewrite)
+
+
+def _inner_steps(made: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr:
+    """What a rule made, with its arguments that the rule made too simplified by a step: only those,
+    as what it took over is simplified already. Without it (x + 1) + 2 would end as x + (1 + 2).
+    """
+    if not isinstance(made, Call) or not isinstance(old, Call):
+        return made
+    known = {id(a) for call in (old, *old.args) if isinstance(call, Call) for a in call.args}
+    args = [a if id(a) in known else _one_step(a, by_name) or a for a in made.args]
+    if all(map(operator.is_, args, made.args)):
+        return made
+    return typed(made.with_fields(args=tuple(args)))
+
+
+def _one_step(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr | None:
+    """What the first rule that fits makes of an expression."""
+    if isinstance(expr, TupleGetItem) and isinstance(expr.tuple_value, Tuple):
+        return expr.tuple_value.fields[expr.index]
+    if not isinstance(expr, Call) or not isinstance(expr.op, Op):
+        return None
+    for rule in by_name.get(expr.op.name, ()):
+        made = rule.apply(expr)
+        if made is not None and _has_type_of(made, expr):
+            return made
+    return None
+
+
+def _has_type_of(made: RelayExpr, expr: RelayExpr) -> bool:
+    try:
+        return structural_equal(typed(made).checked_type, expr.checked_type)
+    except TypeInferenceError:
+        return False
+
+
+def SimplifyExpr(exact: bool = False) -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """Simplify the functions of a module by the rules of the tiers that are allowed."""
+        allowed = FloatTier.allowed(context)
+        if exact and allowed is not FloatTier.FREE:
+            allowed = FloatTier.EXACT
+        rules = [rule for rule in RULES if rule.tier <= allowed]
+        return map_functions(module, on_body(lambda body: simplify_expr(body, rules)))
+
+    return Pass("SimplifyExpr", transform, 0, (InferType(),))

@@ -1,0 +1,92 @@
+"""Replace operators that inference does not need in full, or that have no kernels of their own.
+
+nn.batch_norm(%x, g, b, mean, var).0  ->  add(multiply(%x, s), b - mean * s)
+                                          with s = g / sqrt(var + epsilon)
+nn.dropout(%x).0                      ->  %x
+nn.conv2d(%x, %w, NCHW16c, OIHW16i)   ->  layout_transform(nn.conv2d(layout_transform(%x), ..))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, TupleGetItem, const
+from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs
+from ekiden.relay.op.nn.norm import BatchNormAttrs
+from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import ekiden.relay.op.nn.conv as conv
+else:
+    conv = Late("ekiden.relay.op.nn.conv")
+
+
+def _is_call(expr: RelayExpr, name: str) -> bool:
+    return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name == name
+
+
+def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
+    attrs = call.attrs
+    assert isinstance(attrs, BatchNormAttrs)
+    data, gamma, beta, mean, var = call.args
+    scale = op.divide(const(1.0, dtype), op.sqrt(op.add(var, const(attrs.epsilon, dtype))))
+    if attrs.scale:
+        scale = op.multiply(scale, gamma)
+    shift = op.negative(op.multiply(mean, scale))
+    if attrs.center:
+        shift = op.add(shift, beta)
+    trailing = rank - 1 - attrs.axis % rank
+    if trailing:
+        scale, shift = op.expand_dims(scale, 1, trailing), op.expand_dims(shift, 1, trailing)
+    return op.add(op.multiply(data, scale), shift)
+
+
+def _in_whole_axes(call: Call, attrs: Conv2DAttrs | Conv3DAttrs) -> RelayExpr:
+    """A convolution in a blocked layout, or of a result in another one than the data, as one in
+    whole axes, between transformations."""
+    plain = conv.plain_conv(attrs)
+    if plain is None:
+        return call
+    moves = (attrs.data_layout, plain.data_layout), (attrs.kernel_layout, plain.kernel_layout)
+    args = (_moved(arg, *move) for arg, move in zip(call.args, moves, strict=True))
+    found = Call(call.op, tuple(args), plain, span=call.span)
+    return _moved(found, plain.data_layout, attrs.out_layout or attrs.data_layout)
+
+
+def _moved(data: RelayExpr, source: str, target: str) -> RelayExpr:
+    return data if source == target else op.layout_transform(data, source, target)
+
+
+def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+    if isinstance(new, Call) and isinstance(new.attrs, (Conv2DAttrs, Conv3DAttrs)):
+        return _in_whole_axes(new, new.attrs)
+    if not isinstance(new, TupleGetItem) or new.index != 0 or not isinstance(new.tuple_value, Call):
+        return new
+    call = new.tuple_value
+    if _is_call(call, "nn.dropout"):
+        return call.args[0]
+    if _is_call(call, "nn.batch_norm") and allows("normalise by a factor"):
+        assert isinstance(old, TupleGetItem)
+        kind = old.checked_type
+        assert isinstance(kind, TensorType)
+        return _batch_norm(call, len(kind.shape), kind.dtype)
+    return new
+
+
+@module_pass(name="SimplifyInference", required=(InferType(),))
+def _simplify_inference(module: IRModule, context: PassContext) -> IRModule:
+    return map_functions(module, on_body(lambda body: rewrite_graph(body, _rewrite)))
+
+
+def SimplifyInference() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _simplify_inference

@@ -1,0 +1,575 @@
+"""The rules of SimplifyExpr, as data.
+
+EQUATIONS are read as they stand: a name is any expression (the same in both places), a name that
+starts with `c` a constant, a number a constant all of whose elements are that number. What an
+equation cannot say (attributes, shapes) is a function in SHAPED, with its equation beside it.
+
+The tier of a rule (ir/float_tier.py) says how much of floats it keeps. What makes one exact: for
+every value of its dtypes, NaN, infinities and the ends of integers included, both sides have the
+same bits. `multiply(x, 0) = 0` is none, as NaN * 0 is NaN; `subtract(x, x) = 0` neither, nor
+`add(x, 0.0) = x`, as -0.0 + 0.0 is 0.0. Integers wrap around, in which ring negation and sums obey
+the laws of algebra, but an order does not: abs(-x) of unsigned x is no |x|. Of types the caller
+sees to: a result of another shape or dtype than the call had is not taken, so that a rule need not
+ask which of its operands broadcasts.
+
+Constants are merged where the result keeps its range and they do not cancel (merged_constants.py):
+x * 1e30 * 1e30 stays, and so does (x + c) - c.
+
+Where rules could undo each other they would run to MAX_STEPS; each makes the program smaller, or
+moves constants outwards, or names a cheaper operator.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import operator
+from collections.abc import Callable
+
+import numpy as np
+
+from ekiden.arith import prove_equal
+from ekiden.ir.dtype import is_float, is_int, itemsize
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.float_tier import FloatTier
+from ekiden.ir.op import OPS, Linear, Op
+from ekiden.ir.prim import IntImm, PrimExpr, int_range, is_const
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.dataflow_pattern.matcher import NodeMap, find_match
+from ekiden.relay.dataflow_pattern.pattern import DFPattern, is_constant, is_op, is_tuple, wildcard
+from ekiden.relay.expr import Call, Constant, const
+from ekiden.relay.op.create import FILLED
+from ekiden.relay.op.nn.pad import PadAttrs
+from ekiden.relay.op.slice import StridedSliceAttrs, sliced
+from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
+from ekiden.relay.transform.graph.merged_constants import merged_factor, merged_sum
+from ekiden.relay.transform.graph.row_indices import gathered, scattered
+from ekiden.topi.shape import as_dim, as_shape
+
+Make = Callable[[NodeMap], RelayExpr | None]
+Written = tuple[DFPattern, Make]
+"""A rule's pattern, and what it makes of a match."""
+
+
+class Rule:
+    """One rule: calls of `root` that match its pattern become what it makes of them.
+
+    Both are written when the first call of `root` comes: they name operators, whose modules a
+    program need not have that has no such call.
+    tier: how much the result may differ.
+    """
+
+    __slots__ = ("_write", "_written", "equation", "root", "tier")
+
+    def __init__(
+        self,
+        equation: str,
+        root: str,
+        write: Callable[[], Written],
+        tier: FloatTier = FloatTier.EXACT,
+    ) -> None:
+        self.equation, self.root, self.tier = equation, root, tier
+        self._write = write
+        self._written: Written | None = None
+
+    def apply(self, call: RelayExpr) -> RelayExpr | None:
+        """What stands for a call of `root`; None where the rule leaves it."""
+        if self._written is None:
+            self._written = self._write()
+        pattern, make = self._written
+        found = find_match(pattern, call)
+        return None if found is None else make(found)
+
+
+# fmt: off
+EXACT = (
+    "add(x, -0.0) = x",
+    "subtract(x, 0.0) = x",
+    "multiply(x, 1) = x",
+    "divide(x, 1) = x",
+    "power(x, 1) = x",
+    "negative(negative(x)) = x",
+    "subtract(x, negative(y)) = add(x, y)",
+    "add(x, negative(y)) = subtract(x, y)",
+    "abs(abs(x)) = abs(x)",
+    "maximum(x, x) = x",
+    "minimum(x, x) = x",
+    "nn.relu(nn.relu(x)) = nn.relu(x)",
+    "logical_not(logical_not(x)) = x",
+    "logical_and(x, x) = x",
+    "logical_or(x, x) = x",
+    "where(x, y, y) = y",
+    "floor(floor(x)) = floor(x)",
+    "ceil(ceil(x)) = ceil(x)",
+    "round(round(x)) = round(x)",
+    "copy(x) = x",
+    "add(x, x) = multiply(x, 2)",
+)
+"""Equations that hold to the last bit. A 0 of integers is 0.0 and -0.0."""
+
+ROUNDED = (
+    "divide(1, sqrt(x)) = rsqrt(x)",
+    "divide(x, sqrt(y)) = multiply(x, rsqrt(y))",
+    "power(x, 2) = multiply(x, x)",
+    "divide(1, add(1, exp(negative(x)))) = sigmoid(x)",
+    "add(add(x, c1), c2) = add(x, add(c1, c2))",
+    "add(subtract(x, c1), c2) = add(x, subtract(c2, c1))",
+    "multiply(multiply(x, c1), c2) = multiply(x, multiply(c1, c2))",
+)
+"""Equations between real numbers whose sides differ by the rounding of their terms."""
+
+FREE = (
+    "add(x, 0) = x",
+    "subtract(x, 0) = x",
+    "power(x, 0.5) = sqrt(x)",
+    "power(x, -0.5) = rsqrt(x)",
+    "multiply(add(x, c1), c2) = add(multiply(x, c2), multiply(c1, c2))",
+    "add(add(multiply(x, x), multiply(multiply(x, y), 2)), multiply(y, y))"
+    " = multiply(add(x, y), add(x, y))",
+    "log(exp(x)) = x",
+)
+"""Equations between real numbers whose sides may be far apart as floats.
+
+    add(x, 0)              0.0 for -0.0
+    power(x, 0.5)          inf for -inf, where the square root is NaN
+    multiply(add(x, c1), c2)   loses digits, or overflows, where x is close to -c1
+    log(exp(x))            inf where exp overflows
+"""
+# fmt: on
+
+
+class _Equation:
+    """One side of an equation as a pattern, the other as an expression over what it matched."""
+
+    def __init__(self, text: str) -> None:
+        left, right = text.split(" = ")
+        self._names: dict[str, DFPattern] = {}
+        self._numbers: list[tuple[DFPattern, int | float]] = []
+        self._right = ast.parse(right, mode="eval").body
+        tree = ast.parse(left, mode="eval").body
+        self.pattern = self._pattern(tree)
+
+    def _pattern(self, tree: ast.expr) -> DFPattern:
+        if isinstance(tree, ast.Call):
+            return is_op(ast.unparse(tree.func))(*map(self._pattern, tree.args))
+        if isinstance(tree, ast.Name):
+            fresh = is_constant() if tree.id.startswith("c") else wildcard()
+            return self._names.setdefault(tree.id, fresh)
+        number = is_constant() | _made_of_one_number()
+        self._numbers.append((number, ast.literal_eval(tree)))
+        return number
+
+    def make(self, found: NodeMap) -> RelayExpr | None:
+        """The other side, unless a constant is not the number it should be."""
+        if not all(_is_filled(found[p][0], value) for p, value in self._numbers):
+            return None
+        return self._expression(self._right, found)
+
+    def _expression(self, tree: ast.expr, found: NodeMap) -> RelayExpr | None:
+        if isinstance(tree, ast.Name):
+            return found[self._names[tree.id]][0]
+        if isinstance(tree, ast.Call):
+            args = [self._expression(a, found) for a in tree.args]
+            known = tuple(a for a in args if a is not None)
+            made = Call(op.get(ast.unparse(tree.func)), known)
+            return _folded(made) if len(known) == len(args) else None
+        some = next(iter(self._names.values()))
+        kind = found[some][0].checked_type
+        assert isinstance(kind, TensorType)
+        return const(ast.literal_eval(tree), kind.dtype)
+
+
+def _folded(call: Call) -> RelayExpr | None:
+    """A call of constants is computed; None where it leaves its dtype's range."""
+    assert isinstance(call.op, Op)
+    row = call.op.definition
+    values = [a.data for a in call.args if isinstance(a, Constant)]
+    if len(values) < len(call.args):
+        return call
+    if row.linear is Linear.NO:
+        if row.reference is None:
+            return call
+        return Constant(np.asarray(row.reference(call.attrs, *values)))
+    left, right = values
+    if row.linear is Linear.SCALES:
+        made = merged_factor(left, right)
+    else:
+        made = merged_sum(left, -right if row.linear is Linear.SHIFTS_BACK else right)
+    return None if made is None else Constant(made)
+
+
+def _made_of_one_number() -> DFPattern:
+    """Calls whose result is one number in every element, as far as it may be known."""
+    by_name = [is_op(name)(*(wildcard() for _ in OPS[name].arguments)) for name in FILLED]
+    by_value = is_op("full")(wildcard()) | is_op("full_like")(wildcard(), wildcard())
+    return functools.reduce(operator.or_, by_name, by_value)
+
+
+def _is_filled(expr: RelayExpr, value: int | float) -> bool:
+    """Return whether every element is a number; of a 0 that is written as a float, with its sign
+    where the elements' dtype has one."""
+    number = _number_of(expr) or expr
+    if not isinstance(number, Constant) or number.data.size == 0:
+        return False
+    data = number.data
+    if not np.all(data == value):
+        return False
+    if value != 0 or isinstance(value, int) or not is_float(str(data.dtype)):
+        return True
+    return bool(np.all(np.signbit(data) == np.signbit(value)))
+
+
+def _number_of(expr: RelayExpr) -> Constant | None:
+    """The number in every element of what a call makes, as a scalar of its dtype."""
+    if not isinstance(expr, Call) or not isinstance(expr.op, Op):
+        return None
+    number: object = expr.op.definition.fills
+    if number is None and expr.op.name.startswith("full"):
+        given = expr.args[-1]
+        number = given.data if isinstance(given, Constant) and given.data.size == 1 else None
+    return None if number is None else const(np.asarray(number).reshape(()), _dtype(expr))
+
+
+def _shape(expr: RelayExpr) -> tuple[PrimExpr, ...]:
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    return kind.shape
+
+
+def _dtype(expr: RelayExpr) -> str:
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    return kind.dtype
+
+
+def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
+    one, other = _shape(a), _shape(b)
+    return len(one) == len(other) and all(map(prove_equal, one, other))
+
+
+class _Of:
+    """What a shaped rule gets: the call, the call inside it if the rule has one, its argument."""
+
+    def __init__(self, outer: RelayExpr, inner: RelayExpr, x: RelayExpr) -> None:
+        assert isinstance(outer, Call)
+        self.outer, self.inner, self.x = outer, inner, x
+
+    def inner_call(self) -> Call:
+        """The call inside."""
+        assert isinstance(self.inner, Call)
+        return self.inner
+
+
+def _holds(dtype: str, other: str) -> bool:
+    """Whether every value of `other` is one of `dtype`. NumPy calls float64 safe for integers of 64
+    bits, of which it has those up to 2**53 alone."""
+    is_rounded = is_int(other) and itemsize(other) == 8 and is_float(dtype)
+    return np.can_cast(other, dtype, "safe") and not is_rounded
+
+
+def _casts(m: _Of) -> RelayExpr | None:
+    through, source, target = _dtype(m.inner), _dtype(m.x), _dtype(m.outer)
+    if _holds(through, source) or _is_clipped_to(m.x, through):
+        return op.cast(m.x, target)
+    return None
+
+
+def _is_clipped_to(x: RelayExpr, dtype: str) -> bool:
+    """Whether x are integers that are clipped to what those of a dtype hold. Of floats a NaN is
+    not: as int8 it is 0, where a wider dtype would let a number out that no int8 is."""
+    if not isinstance(x, Call) or x.op != op.get("clip") or not is_int(_dtype(x)):
+        return False
+    low, high = (getattr(x.attrs, name) for name in ("a_min", "a_max"))
+    ends = int_range(dtype)
+    return ends is not None and ends[0] <= low and high <= ends[1]
+
+
+def _no_clip(m: _Of) -> RelayExpr | None:
+    """All integers of a dtype lie within the ends."""
+    ends = int_range(_dtype(m.x))
+    low, high = (getattr(m.outer.attrs, name) for name in ("a_min", "a_max"))
+    return m.x if ends is not None and low <= ends[0] and ends[1] <= high else None
+
+
+def _transposes(m: _Of) -> RelayExpr:
+    rank = len(_shape(m.x))
+    inner, outer = m.inner_call().attrs, m.outer.attrs
+    assert isinstance(inner, TransposeAttrs) and isinstance(outer, TransposeAttrs)
+    first = transposed_axes(inner, rank)
+    return op.transpose(m.x, [first[i] for i in transposed_axes(outer, rank)])
+
+
+def _no_transpose(m: _Of) -> RelayExpr | None:
+    assert isinstance(m.outer.attrs, TransposeAttrs)
+    axes = transposed_axes(m.outer.attrs, len(_shape(m.x)))
+    return m.x if list(axes) == sorted(axes) else None
+
+
+def _clips(m: _Of) -> RelayExpr:
+    inner, outer = m.inner_call().attrs, m.outer.attrs
+    low, high = (getattr(outer, n) for n in ("a_min", "a_max"))
+    inner_low, inner_high = (getattr(inner, n) for n in ("a_min", "a_max"))
+    return op.clip(m.x, min(max(inner_low, low), high), max(min(inner_high, high), low))
+
+
+def _whole_slice(m: _Of) -> RelayExpr | None:
+    attrs = m.outer.attrs
+    assert isinstance(attrs, StridedSliceAttrs)
+    ranges = sliced(attrs, _shape(m.x))
+    is_whole = all(
+        step == 1 and isinstance(begin, IntImm) and begin.value == 0 for begin, step, _ in ranges
+    )
+    return m.x if is_whole and _same_shape(m.outer, m.x) else None
+
+
+def _filled(value: int) -> Callable[[_Of], RelayExpr | None]:
+    def make(m: _Of) -> RelayExpr | None:
+        """zeros or ones in the shape of `x`; None where that is not known."""
+        sizes = [d.value if isinstance(d, IntImm) else None for d in _shape(m.x)]
+        if None in sizes:
+            return None
+        return (op.zeros if value == 0 else op.ones)(
+            [s for s in sizes if s is not None], _dtype(m.x)
+        )
+
+    return make
+
+
+def _reshaped(m: _Of) -> RelayExpr:
+    return _in_shape(m.x, _shape(m.outer))
+
+
+def _in_shape(x: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
+    """`reshape`, in which a 0 among the dimensions is one: by itself a 0 copies the extent that the
+    data has there, also where a symbol turns out to be 0."""
+    is_plain = all(isinstance(d, IntImm) and d.value > 0 for d in shape)
+    return op.reshape(x, shape, allowzero=not is_plain)
+
+
+def _static(expr: RelayExpr) -> list[int] | None:
+    """A shape of numbers alone."""
+    sizes = [d.value for d in _shape(expr) if isinstance(d, IntImm)]
+    return sizes if len(sizes) == len(_shape(expr)) else None
+
+
+def _by_shape(
+    make: Callable[[RelayExpr, list[int]], RelayExpr],
+) -> Callable[[_Of], RelayExpr | None]:
+    """What takes its shape from another tensor, with the shape itself instead."""
+
+    def concrete(m: _Of) -> RelayExpr | None:
+        shape = _static(m.outer)
+        return None if shape is None else make(m.x, shape)
+
+    return concrete
+
+
+def _full(m: _Of) -> RelayExpr | None:
+    shape = _static(m.outer)
+    return None if shape is None else op.full(m.outer.args[1], shape, _dtype(m.outer))
+
+
+def _layouts(m: _Of) -> RelayExpr | None:
+    """Where the first transform pads or cuts off, the elements are not those of x."""
+    inner, outer = m.inner_call().attrs, m.outer.attrs
+    source, through = (str(getattr(inner, n)) for n in ("src_layout", "dst_layout"))
+    sizes = [_count(_shape(x)) for x in (m.x, m.inner, m.outer)]
+    if getattr(outer, "src_layout", "") != through or None in sizes or len(set(sizes)) > 1:
+        return None
+    return op.layout_transform(m.x, source, str(getattr(outer, "dst_layout", "")))
+
+
+def _count(shape: tuple[PrimExpr, ...]) -> int | None:
+    sizes = [d.value for d in shape if isinstance(d, IntImm)]
+    return math.prod(sizes) if len(sizes) == len(shape) else None
+
+
+def _no_pad(m: _Of) -> RelayExpr | None:
+    """All widths are 0. By the shapes alone (1, -1) would look so, which moves the elements."""
+    assert isinstance(m.outer.attrs, PadAttrs)
+    widths = [w for pair in m.outer.attrs.pad_width for w in as_shape(pair)]
+    return m.x if all(is_const(w, 0) for w in widths) else None
+
+
+def _no_sign(m: _Of) -> RelayExpr | None:
+    """-x of an unsigned x is 2**bits - x, whose absolute value is itself."""
+    return None if _dtype(m.x).startswith("uint") else op.abs(m.x)
+
+
+def _if_same_type(m: _Of) -> RelayExpr | None:
+    return m.x if _same_shape(m.outer, m.x) and _dtype(m.outer) == _dtype(m.x) else None
+
+
+# fmt: off
+SHAPED: tuple[tuple[str, Callable[[_Of], RelayExpr | None]], ...] = (
+    ("cast(x, dtype of x) = x",                             _if_same_type),
+    ("cast(cast(x, wider), dtype) = cast(x, dtype)",        _casts),
+    ("reshape(x, shape of x) = x",                          _if_same_type),
+    ("reshape(reshape(x, s), t) = reshape(x, t)",           _reshaped),
+    ("reshape(contrib_reverse_reshape(x, s), t) = reshape(x, t)", _reshaped),
+    ("contrib_reverse_reshape(x, s) = reshape(x, t)",       _reshaped),
+    ("reshape(squeeze(x), t) = reshape(x, t)",              _reshaped),
+    ("reshape(expand_dims(x), t) = reshape(x, t)",          _reshaped),
+    ("squeeze(expand_dims(x)) = x",                         _if_same_type),
+    ("squeeze(x, nothing) = x",                             _if_same_type),
+    ("broadcast_to(x, shape of x) = x",                     _if_same_type),
+    ("transpose(x, identity) = x",                          _no_transpose),
+    ("transpose(transpose(x, p), q) = transpose(x, p q)",   _transposes),
+    ("clip(clip(x, a, b), c, d) = clip(x, max(a, c), min(b, d))", _clips),
+    ("strided_slice(x, all of x) = x",                      _whole_slice),
+    ("nn.pad(x, nothing) = x",                              _no_pad),
+    ("abs(negative(x)) = abs(x)",                           _no_sign),
+    ("tile(x, once) = x",                                   _if_same_type),
+    ("repeat(x, once) = x",                                 _if_same_type),
+    ("layout_transform(x, same layout) = x",
+        lambda m: m.x if getattr(m.outer.attrs, "src_layout", 0)
+        == getattr(m.outer.attrs, "dst_layout", 1) else None),
+    ("reverse(reverse(x, axis), axis) = x",
+        lambda m: m.x if getattr(m.outer.attrs, "axis", 0)
+        == getattr(m.inner_call().attrs, "axis", 1) else None),
+    ("clip(x, all of its integers) = x",                    _no_clip),
+    ("layout_transform(layout_transform(x, a, b), b, c) = layout_transform(x, a, c)", _layouts),
+    ("cast_like(x, y) = cast(x, dtype of y)",
+        lambda m: op.cast(m.x, _dtype(m.outer))),
+    ("reshape_like(x, y) = reshape(x, shape of y)",
+        _by_shape(lambda x, shape: _in_shape(x, tuple(map(as_dim, shape))))),
+    ("broadcast_to_like(x, y) = broadcast_to(x, shape of y)",   _by_shape(op.broadcast_to)),
+    ("collapse_sum_like(x, y) = collapse_sum_to(x, shape of y)", _by_shape(op.collapse_sum_to)),
+    ("full_like(x, number) = full(number, shape of x)",     _full),
+    ("zeros_like(x) = zeros(shape of x)",                   _filled(0)),
+    ("ones_like(x) = ones(shape of x)",                     _filled(1)),
+)
+"""Rules about attributes and shapes: (equation, what stands for the call).
+
+The operators on the left of the equation say what is matched: one call, or one in the other.
+"""
+# fmt: on
+
+
+def _from_equation(text: str, tier: FloatTier) -> Rule:
+    def write() -> Written:
+        """Both sides, parsed."""
+        equation = _Equation(text)
+        return equation.pattern, equation.make
+
+    return Rule(text, _root_of(text), write, tier)
+
+
+def _root_of(text: str) -> str:
+    """The operator that an equation begins with."""
+    return text.partition("(")[0]
+
+
+def _from_shaped(text: str, make: Callable[[_Of], RelayExpr | None]) -> Rule:
+    def write() -> Written:
+        """One call, or one in another; what is made is Python's."""
+        outer, _, rest = text.partition("(")
+        inner, bracket, _ = rest.partition("(")
+        x = wildcard()
+        is_nested = bool(bracket) and inner.replace("_", "").replace(".", "").isalnum()
+        below: DFPattern = _call_of(inner, x) if is_nested else x
+        whole = _call_of(outer, below)
+        return whole, lambda found: make(_Of(found[whole][0], found[below][0], found[x][0]))
+
+    return Rule(text, _root_of(text), write)
+
+
+def _call_of(name: str, first: DFPattern) -> DFPattern:
+    """Calls of an operator whose first argument matches; the others are left open."""
+    rest = len(OPS[name].arguments) - 1
+    return is_op(name)(first, *(wildcard() for _ in range(rest)))
+
+
+def _single_concatenate() -> Rule:
+    def write() -> Written:
+        """A tuple of one field."""
+        x = wildcard()
+        return is_op("concatenate")(is_tuple([x])), lambda found: found[x][0]
+
+    return Rule("concatenate((x,)) = x", "concatenate", write)
+
+
+def _of_rows(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
+    root = _root_of(text)
+
+    def write() -> Written:
+        """Any call; `make` looks at the rest."""
+        whole = is_op(root)(*(wildcard() for _ in OPS[root].arguments))
+
+        def from_match(found: NodeMap) -> RelayExpr | None:
+            """What `make` gives for the call that the pattern found."""
+            call = found[whole][0]
+            assert isinstance(call, Call)
+            return make(call)
+
+        return whole, from_match
+
+    return Rule(text, root, write)
+
+
+def _with_number(call: Call) -> RelayExpr | None:
+    """A number in the place of a tensor of its copies, which changes no shape."""
+    args = list(call.args)
+    for at, (arg, other) in enumerate(zip(args, reversed(args), strict=True)):
+        number = _number_of(arg)
+        if number is not None and _same_shape(other, call):
+            args[at] = number
+            return Call(call.op, tuple(args), call.attrs)
+    return None
+
+
+def _ordered(call: Call) -> RelayExpr | None:
+    """Dequantising keeps the order of integers, and no two become equal:
+    x < y  <=>  scale * (x - zero) < scale * (y - zero), for one scale above 0 and one zero point.
+
+    Rounding keeps them apart where the differences have fewer bits than the result's significand,
+    and no product is so large or so small that it leaves the numbers of full precision.
+    """
+    inner = call.args[0]
+    if not isinstance(inner, Call) or getattr(inner.op, "name", "") != "qnn.dequantize":
+        return None
+    x, scale, zero = inner.args
+    if _dtype(x) not in ("int8", "uint8", "int16") or not (_is_one(scale) and _is_one(zero)):
+        return None
+    given, kept = np.iinfo(_dtype(x)), np.finfo(_dtype(inner))
+    factor, shift = (float(a.data.item()) for a in (scale, zero) if isinstance(a, Constant))
+    reach = given.max - given.min
+    is_apart = given.bits < kept.nmant and given.min <= shift <= given.max
+    if not is_apart or not kept.tiny <= factor <= kept.max / reach:
+        return None
+    return Call(call.op, (x,), call.attrs)
+
+
+def _is_one(expr: RelayExpr) -> bool:
+    """Whether an expression is a constant of one element."""
+    return isinstance(expr, Constant) and expr.data.size == 1
+
+
+# fmt: off
+CALLS: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
+    ("gather(x, broadcast_to(i), axis) = take(x, i, axis)",            gathered),
+    ("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)",  scattered),
+    ("argmax(qnn.dequantize(x, scale, zero)) = argmax(x)",             _ordered),
+    ("argmin(qnn.dequantize(x, scale, zero)) = argmin(x)",             _ordered),
+    ("argsort(qnn.dequantize(x, scale, zero)) = argsort(x)",           _ordered),
+    ("add(x, copies of number) = add(x, number)",                      _with_number),
+    ("subtract(x, copies of number) = subtract(x, number)",            _with_number),
+    ("multiply(x, copies of number) = multiply(x, number)",            _with_number),
+    ("divide(x, copies of number) = divide(x, number)",                _with_number),
+    ("maximum(x, copies of number) = maximum(x, number)",              _with_number),
+    ("minimum(x, copies of number) = minimum(x, number)",              _with_number),
+)
+"""Rules that look at a call as it stands: (equation, what stands for the call)."""
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    *(_from_equation(text, FloatTier.EXACT) for text in EXACT),
+    *(_from_shaped(text, make) for text, make in SHAPED),
+    _single_concatenate(),
+    *(_of_rows(text, make) for text, make in CALLS),
+    *(_from_equation(text, FloatTier.ROUNDED) for text in ROUNDED),
+    *(_from_equation(text, FloatTier.FREE) for text in FREE),
+)
+"""All rules; for each operator they are tried in this order."""

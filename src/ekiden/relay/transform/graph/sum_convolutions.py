@@ -1,0 +1,314 @@
+"""Add up the weights of convolutions of one tensor whose results are added.
+
+    add(nn.conv2d(%x, V), nn.conv2d(%x, W))            ->  nn.conv2d(%x, V + W)
+    add(nn.conv2d(%x, V [c, c, 3, 3], padding=1),
+        nn.conv2d(%x, W [c, c, 1, 1]))                 ->  nn.conv2d(%x, V + W at the centre of V)
+    add(nn.conv2d(%x, V), multiply(%x, s))             ->  nn.conv2d(%x, V + s at the centre, on
+                                                           the diagonal)
+    add(add(%y, a), add(%z, b))                        ->  add(add(%y, %z), a + b)
+Only for floating point and constants V, W, s, a, b.
+
+    (V x) + (W x) = (V + W) x
+
+holds for real numbers; of floats sums are rounded otherwise than before, as where scales go into
+weights. Networks that are trained with several branches and written as such (RepVGG, MobileOne)
+are then as fast as the plain ones that they stand for.
+
+A window is put into a larger one where its taps read what some taps of that read: strides are
+equal, and dilations along axes where both have several taps. Then no convolution gets more taps
+than it had. A tensor itself, without a factor, stays: to add it costs its convolution no pass of
+its own (FuseOps). What another node reads too stays, as it would be computed twice.
+
+Behind FoldScaleAxis, which takes scales into weights, and before layouts change: it knows OIHW.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ekiden.ir.dtype import is_float
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array, Linear
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.op.nn.geometry import ConvAttrs, ConvTransposeAttrs, DeformableConv2DAttrs
+from ekiden.relay.transform.graph.calls import typed
+from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.transform.graph.fold_scale_axis import row_of, same_shape
+from ekiden.relay.transform.graph.merged_constants import merged_sum
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    evaluation_order,
+    map_functions,
+    on_body,
+    operands,
+    with_children,
+)
+from ekiden.runtime.late_methods import dataclass
+
+
+@dataclass(slots=True)
+class _Window:
+    """A convolution of a sum, with the weight that it has so far."""
+
+    call: Call
+    attrs: ConvAttrs
+    weight: Array
+
+    @staticmethod
+    def of(expr: RelayExpr) -> _Window | None:
+        """None of what is no convolution by a constant, with channels first."""
+        row = row_of(expr)
+        if row is None or row.channels is None:
+            return None
+        assert isinstance(expr, Call)
+        attrs = expr.attrs
+        if not isinstance(attrs, ConvAttrs) or isinstance(
+            attrs, (ConvTransposeAttrs, DeformableConv2DAttrs)
+        ):
+            return None
+        weight, result = expr.args[1], attrs.out_layout or attrs.data_layout
+        layouts = attrs.data_layout[:2], attrs.kernel_layout[:2], result
+        is_plain = layouts == ("NC", "OI", attrs.data_layout)
+        if not is_plain or not isinstance(weight, Constant) or not is_float(str(weight.data.dtype)):
+            return None
+        return _Window(expr, attrs, weight.data)
+
+    @property
+    def data(self) -> RelayExpr:
+        """What it reads."""
+        return self.call.args[0]
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Along each axis."""
+        return self.weight.shape[2:]
+
+    def place_of(self, other: _Window) -> tuple[int, ...] | None:
+        """The tap that reads what the first one of another reads; None where the other's taps are
+        not among its own."""
+        mine, theirs = self.attrs, other.attrs
+        alike = (mine.strides, mine.groups, self.weight.shape[:2], self.weight.dtype)
+        if alike != (theirs.strides, theirs.groups, other.weight.shape[:2], other.weight.dtype):
+            return None
+        for taps, one, two in zip(other.taps, mine.dilation, theirs.dilation, strict=True):
+            if taps > 1 and one != two:
+                return None
+        first = theirs.padding[: len(other.taps)]
+        return self._place([-side for side in first], other.taps)
+
+    def _place(self, first: Sequence[int], taps: Sequence[int]) -> tuple[int, ...] | None:
+        """The tap that reads the data at an offset from a result's own place; None where it, or
+        some behind it, are no taps."""
+        own, found = self.attrs.padding[: len(taps)], []
+        axes = zip(first, own, self.attrs.dilation, self.taps, taps, strict=True)
+        for at, padding, dilation, size, count in axes:
+            tap, rest = divmod(at + padding, dilation)
+            if rest or tap < 0 or tap + count > size:
+                return None
+            found.append(tap)
+        return tuple(found)
+
+    def take(self, other: _Window) -> bool:
+        """Add another's weight to its own, if its taps are among its own."""
+        place = self.place_of(other)
+        if place is None:
+            return False
+        at = tuple(slice(tap, tap + size) for tap, size in zip(place, other.taps, strict=True))
+        return self._add(other.weight, (slice(None), slice(None), *at))
+
+    def take_scale(self, scale: Array) -> bool:
+        """Add what multiplies its data channel by channel, if some tap reads a result's place."""
+        channels, depth = self.weight.shape[:2]
+        rank = len(self.taps)
+        if set(self.attrs.strides) != {1} or channels != depth * self.attrs.groups:
+            return False
+        place = self._place([0] * rank, [1] * rank)
+        if place is None or scale.dtype != self.weight.dtype:
+            return False
+        each = np.arange(channels)
+        return self._add(np.broadcast_to(scale, (channels,)), (each, each % depth, *place))
+
+    def _add(self, what: Array, at: tuple[slice | int | Array, ...]) -> bool:
+        wider = np.zeros_like(self.weight)
+        wider[at] = what
+        with np.errstate(all="ignore"):  # a sum out of range is refused below
+            terms = _largest(self.weight + wider)
+        made = merged_sum(self.weight, wider, terms)
+        if made is not None:
+            self.weight = made
+        return made is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """A tensor times a constant for each channel."""
+
+    data: RelayExpr
+    scale: Array
+
+    @staticmethod
+    def of(expr: RelayExpr) -> _Scaled | None:
+        """None of what is none."""
+        row = row_of(expr)
+        if row is None or row.linear is not Linear.SCALES or not row.commutes:
+            return None
+        assert isinstance(expr, Call)
+        for at, factor in enumerate(expr.args):
+            data, kind = expr.args[1 - at], expr.checked_type
+            assert isinstance(kind, TensorType)
+            if isinstance(factor, Constant) and same_shape(kind, _type(data)):
+                shape = (1,) * (len(kind.shape) - factor.data.ndim) + factor.data.shape
+                if all(size == 1 for axis, size in enumerate(shape) if axis != 1):
+                    return _Scaled(data, factor.data.reshape(-1))
+        return None
+
+
+def _type(expr: RelayExpr) -> TensorType:
+    kind = expr.checked_type
+    assert isinstance(kind, TensorType)
+    return kind
+
+
+def _is_sum(expr: RelayExpr) -> bool:
+    row = row_of(expr)
+    return row is not None and row.linear is Linear.SHIFTS and row.commutes
+
+
+class _Sums:
+    """Rewrites the sums of one graph."""
+
+    def __init__(self, root: RelayExpr) -> None:
+        self.order = evaluation_order(root)
+        self.uses = Counter(id(o) for e in self.order for o in operands(e))
+        self.parts = {
+            id(o)
+            for e in self.order
+            if _is_sum(e)
+            for o in operands(e)
+            if _is_sum(o) and self.uses[id(o)] == 1 and same_shape(_type(o), _type(e))
+        }
+        """Sums that are part of one other."""
+        self.new: dict[RelayExpr, RelayExpr] = {}
+
+    def run(self, root: RelayExpr) -> RelayExpr:
+        """The graph with shorter sums."""
+        for expr in self.order:
+            is_whole = _is_sum(expr) and id(expr) not in self.parts
+            made = self._shorter(expr) if is_whole and is_float(_type(expr).dtype) else None
+            self.new[expr] = made or with_children(expr, self.new)
+        return self.new[root]
+
+    def _terms(self, root: RelayExpr) -> Iterator[RelayExpr]:
+        """Of a sum, with those of its parts, in order."""
+        stack = [root]
+        while stack:
+            expr = stack.pop()
+            if expr is root or id(expr) in self.parts:
+                stack.extend(reversed(operands(expr)))
+            else:
+                yield expr
+
+    def _shorter(self, root: RelayExpr) -> RelayExpr | None:
+        """A sum of fewer terms; None where there is none."""
+        terms = list(self._terms(root))
+        many, windows = len(terms), [self._window(t, root) for t in terms]
+        self._merge(terms, windows)
+        known = [t.data for t in terms if isinstance(t, Constant)]
+        weights = [_largest(w.weight).max() for w in windows if w is not None and w.weight.size]
+        constants = _added(known, np.max(weights) if weights else None)
+        kept = self._kept(terms, windows)
+        if len(kept) + len(constants) == many:
+            return None
+        left: list[RelayExpr] = [*kept, *map(Constant, constants)]
+        made = left[0]
+        for term in left[1:]:
+            made = op.add(made, term).with_fields(span=root.span)
+        return typed(made)
+
+    def _window(self, term: RelayExpr, root: RelayExpr) -> _Window | None:
+        if self.uses[id(term)] != 1 or isinstance(term, Constant):
+            return None
+        return _Window.of(term) if same_shape(_type(term), _type(root)) else None
+
+    def _merge(self, terms: list[RelayExpr], windows: list[_Window | None]) -> None:
+        """Add weights up; terms and windows whose weights others took are taken out."""
+        left = {i: window for i, window in enumerate(windows) if window is not None}
+        gone: set[int] = set()
+        for i in sorted(left, key=lambda i: -left[i].weight.size):  # those with most taps first
+            if i not in left:
+                continue
+            taken = [
+                j for j, other in left.items() if j != i and left[i].data is other.data
+                and left[i].take(other)
+            ]  # fmt: skip
+            gone.update(taken)
+            left = {j: other for j, other in left.items() if j not in gone}
+        for j, term in enumerate(terms):
+            scaled = _Scaled.of(term) if self.uses[id(term)] == 1 else None
+            if scaled is not None and any(
+                host.data is scaled.data and host.take_scale(scaled.scale) for host in left.values()
+            ):
+                gone.add(j)
+        for j in sorted(gone, reverse=True):
+            del terms[j], windows[j]
+
+    def _kept(
+        self, terms: Sequence[RelayExpr], windows: Sequence[_Window | None]
+    ) -> list[RelayExpr]:
+        """The terms that are no constants, of the new graph."""
+        found = []
+        for term, window in zip(terms, windows, strict=True):
+            if isinstance(term, Constant):
+                continue
+            made = self.new[term]
+            if window is not None and window.weight is not _weight(window.call):
+                assert isinstance(made, Call)
+                weight = Constant(window.weight, span=window.call.args[1].span)
+                made = made.with_fields(args=(made.args[0], weight))
+            found.append(made)
+        return found
+
+
+def _weight(call: Call) -> Array:
+    weight = call.args[1]
+    assert isinstance(weight, Constant)
+    return weight.data
+
+
+def _largest(weight: Array) -> Array:
+    """Return the largest magnitude of each channel's taps, in the rank of the weight."""
+    taps = tuple(range(1, weight.ndim))
+    return np.asarray(np.abs(weight).max(axis=taps, keepdims=True, initial=0))
+
+
+def _added(constants: Sequence[Array], terms: Array | None) -> list[Array]:
+    """Add up constants of one shape; `terms` as in merged_sum."""
+    found: list[Array] = []
+    for value in constants:
+        for i, other in enumerate(found):
+            is_alike = other.shape == value.shape and other.dtype == value.dtype
+            made = merged_sum(other, value, terms) if is_alike else None
+            if made is not None:
+                found[i] = made
+                break
+        else:
+            found.append(value)
+    return found
+
+
+def _sum_convolutions(module: IRModule, context: PassContext) -> IRModule:
+    if not allows("sum weights", context):
+        return module
+    return map_functions(module, on_body(lambda body: _Sums(body).run(body)))
+
+
+def SumConvolutions() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return Pass("SumConvolutions", _sum_convolutions, 3, (InferType(),))

@@ -1,0 +1,1 @@
+"""Passes over the functional language: names, scopes, functions, matches, loops."""

@@ -1,0 +1,80 @@
+"""Let-chains as lists: what passes over A-normal form work on.
+
+    let %y = add(%x, %x); let %z = exp(%y); %z
+    <-> Chain([(%y, add(%x, %x)), (%z, exp(%y))], %z)
+
+A chain of 100,000 lets is as deep an expression; a list of them needs no recursion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import field
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.relay.expr import Let, Var
+from ekiden.relay.transform.language.scopes import bodies, with_children
+from ekiden.runtime.late_methods import dataclass
+
+Binding = tuple[Var, RelayExpr]
+
+
+@dataclass(slots=True)
+class Chain:
+    """The bindings of one scope in order, and the atom that is its result."""
+
+    bindings: list[tuple[Var, RelayExpr]] = field(default_factory=list)
+    result: RelayExpr | None = None
+
+    def wrap(self) -> RelayExpr:
+        """`let ...; let ...; result`"""
+        assert self.result is not None
+        return let_chain(self.bindings, self.result)
+
+
+def let_chain(bindings: list[tuple[Var, RelayExpr]], result: RelayExpr) -> RelayExpr:
+    """Nested lets around a result, typed like the result."""
+    known = result.checked_type_or_none()
+    for variable, value in reversed(bindings):
+        result = Let(variable, value, result)
+        if known is not None:
+            result.set_checked_type(known)
+    return result
+
+
+def unchain(body: RelayExpr) -> Chain:
+    """The bindings of a let-chain, as a list."""
+    chain = Chain()
+    while isinstance(body, Let):
+        chain.bindings.append((body.var, body.value))
+        body = body.body
+    chain.result = body
+    return chain
+
+
+def all_bindings(body: RelayExpr) -> Iterator[Binding]:
+    """The bindings of every let-chain below (and with) body, each chain's in order. Iterative."""
+    stack = [body]
+    while stack:
+        for variable, value in unchain(stack.pop()).bindings:
+            yield variable, value
+            stack.extend(bodies(value))
+
+
+def map_chains(body: RelayExpr, rewrite: Callable[[Chain, bool], Chain]) -> RelayExpr:
+    """Rewrite every let-chain below (and with) body, inner ones first; `rewrite(chain,
+    is_function_body)`. Iterative.
+    """
+    found: list[tuple[RelayExpr, Chain]] = []
+    stack = [body]
+    while stack:
+        root = stack.pop()
+        chain = unchain(root)
+        found.append((root, chain))
+        for _, value in chain.bindings:
+            stack.extend(bodies(value))
+    new: dict[RelayExpr, RelayExpr] = {}
+    for root, chain in reversed(found):
+        chain.bindings = [(v, with_children(e, new) if bodies(e) else e) for v, e in chain.bindings]
+        new[root] = rewrite(chain, root is body).wrap()
+    return new[body]

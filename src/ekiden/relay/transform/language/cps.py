@@ -1,0 +1,378 @@
+"""Continuation-passing style: a function gets, as its last argument, what is done with its result.
+
+    def @main(%x: T) -> R { @f(%x) + 1f }
+->  def @main[A](%x: T, %k: fn (R) -> A) -> A {
+      @f(%x, fn (%v: R) -> A { let %w = %v + 1f; %k(%w) }) }
+
+A is what the whole computation answers; a function is polymorphic in it. Calls of functions are
+the last thing that is done; operators, constructors, primitive functions and references stay as
+they are. `UnCPS` gives such functions their types back, by the continuation that does nothing.
+
+Functions are brought into A-normal form first. Fields of data types that are functions themselves
+are refused; type arguments (`List[fn (R) -> R]`) are not.
+
+    [[x]] k                                =  k(x)
+    [[let y = f(x); e]] k                  =  f(x, fn (y) { [[e]] k })
+    [[let y = if (c) {a} else {b}; e]] k   =  let j = fn (y) { [[e]] k };
+                                              if (c) { [[a]] j } else { [[b]] j }
+
+The join point j keeps the size linear: without it what follows an If would stand in both branches,
+and a chain of n of them would be 2^n long. A call whose result is the result hands its own
+continuation on, so that tail calls stay such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext, Sequential, module_pass
+from ekiden.ir.type import FuncType, Type, TypeVar
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constant,
+    Constructor,
+    Function,
+    If,
+    Let,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    Var,
+)
+from ekiden.relay.transform.language.chains import Chain, unchain
+from ekiden.relay.transform.language.eta_expand import EtaExpand
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import bodies, is_atom
+from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
+from ekiden.relay.visitor import (
+    ExprMutator,
+    bound_vars,
+    children,
+    map_pattern,
+    map_type,
+    post_order,
+    rebuild,
+    substitute_type,
+    type_post_order,
+)
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
+
+SUFFIX = "_cps"
+"""What the names of functions in this style end in, where those without it stand beside them."""
+
+
+def cps_type(kind: Type, answer: Type) -> Type:
+    """A type with a continuation in each type of functions below it."""
+
+    def one(at: Type) -> Type:
+        """fn(a) -> r becomes fn(a, fn(r) -> answer) -> answer."""
+        if not isinstance(at, FuncType):
+            return at
+        after = FuncType((at.ret_type,), answer)
+        return FuncType((*at.arg_types, after), answer, at.type_params)
+
+    return map_type(kind, one)
+
+
+@dataclass(slots=True, eq=False)
+class _Body:
+    """A chain of bindings to write down anew, and what is done with its result."""
+
+    chain: Chain
+    after: RelayExpr
+    inner: dict[int, list[_Body]] = field(default_factory=dict)
+    """Number of a binding -> the bodies of the function or the branches that it binds."""
+    joins: dict[int, Var] = field(default_factory=dict)
+    """Number of a binding -> the continuation that its branches share."""
+    made: RelayExpr | None = None
+
+
+class _Converter:
+    """Converts one global function, which has checked types."""
+
+    def __init__(self, names: Mapping[GlobalVar, GlobalVar]) -> None:
+        """`names` are the functions that get a continuation -> what they are called by."""
+        self.names = names
+        self.answer = TypeVar("Answer")
+        self.new: dict[RelayExpr, RelayExpr] = {}
+
+    def function(self, function: Function) -> Function:
+        """The function with a continuation, polymorphic in the answer."""
+        body = to_a_normal_form(function.body)
+        for var in (*function.params, *bound_vars(body)):
+            known = var.checked_type_or_none() or var.type_annotation
+            kind = None if known is None else cps_type(known, self.answer)
+            self.new[var] = Var(var.name_hint, kind, span=var.span)
+        for at in post_order(body, into_functions=True):
+            self._check(at)
+        last = self._continuation(function.body.checked_type)
+        made = self._converted(body, last)
+        params = (*(self._var(p) for p in function.params), last)
+        kinds = (*function.type_params, self.answer)
+        return Function(params, made, self.answer, kinds, function.attrs, span=function.span)
+
+    @staticmethod
+    def _check(at: RelayExpr) -> None:
+        used = [p.constructor for p in _patterns(at)]
+        for each in [*used, at] if isinstance(at, Constructor) else used:
+            if any(isinstance(k, FuncType) for k in each.inputs):
+                name = each.name_hint
+                raise CompileError(f"ToCPS: expected data without functions, got fields of {name}")
+
+    def _continuation(self, kind: Type) -> Var:
+        return Var("k", FuncType((cps_type(kind, self.answer),), self.answer))
+
+    def _var(self, old: RelayExpr) -> Var:
+        made = self.new[old]
+        assert isinstance(made, Var)
+        return made
+
+    def _value(self, old: RelayExpr) -> RelayExpr:
+        """What stands for an atom."""
+        if isinstance(old, GlobalVar):
+            return self.names.get(old, old)
+        return self.new.get(old, old)
+
+    def _converted(self, root: RelayExpr, after: RelayExpr) -> RelayExpr:
+        """An A-normal form whose result goes to a continuation. Iterative."""
+        first = _Body(unchain(root), after)
+        order = [first]
+        for body in order:
+            for number, (var, value) in enumerate(body.chain.bindings):
+                inside = self._inside(body, number, var, value)
+                if inside is not None:
+                    body.inner[number] = [_Body(unchain(b), inside) for b in bodies(value)]
+                    order.extend(body.inner[number])
+        for body in reversed(order):
+            body.made = self._written(body)
+        assert first.made is not None
+        return first.made
+
+    def _inside(self, body: _Body, number: int, var: Var, value: RelayExpr) -> RelayExpr | None:
+        """What is done with the results of the bodies in a bound value, None if it has none."""
+        if not bodies(value):
+            return None
+        if isinstance(value, Function):
+            return self._continuation(value.body.checked_type)
+        if self._is_last(body, number):
+            return body.after
+        body.joins[number] = self._continuation(value.checked_type)
+        return body.joins[number]
+
+    @staticmethod
+    def _is_last(body: _Body, number: int) -> bool:
+        chain = body.chain
+        return number + 1 == len(chain.bindings) and chain.result is chain.bindings[number][0]
+
+    def _written(self, body: _Body) -> RelayExpr:
+        chain = body.chain
+        assert chain.result is not None
+        result: RelayExpr = Call(body.after, (self._value(chain.result),))
+        for number in reversed(range(len(chain.bindings))):
+            result = self._binding(body, number, result)
+        return result
+
+    def _binding(self, body: _Body, number: int, rest: RelayExpr) -> RelayExpr:
+        """A binding before what follows it."""
+        old, value = body.chain.bindings[number]
+        var, inner = self._var(old), body.inner.get(number, [])
+        if isinstance(value, Function) and inner:
+            return Let(var, self._closure(value, inner[0]), rest)
+        is_call = isinstance(value, Call) and self._takes_continuation(value.op)
+        if not (inner or is_call):
+            return Let(var, self._with_new_atoms(value), rest)
+        if self._is_last(body, number):
+            return self._handed_on(value, inner, body.after)
+        after = Function((var,), rest, self.answer)
+        if is_call:
+            return self._handed_on(value, inner, after)
+        join = body.joins[number]
+        return Let(join, after, self._handed_on(value, inner, join))
+
+    def _takes_continuation(self, callee: RelayExpr) -> bool:
+        return callee in self.names or isinstance(callee, Var)
+
+    def _with_new_atoms(self, value: RelayExpr) -> RelayExpr:
+        match value:
+            case Constant():
+                return value
+            case Function():  # a primitive one with a name: who calls it gives a continuation
+                kinds = [cps_type(p.checked_type, self.answer) for p in value.params]
+                params = tuple(Var(f"a{i}", k) for i, k in enumerate(kinds))
+                after = self._continuation(value.body.checked_type)
+                body = Call(after, (Call(value, params),))
+                return Function((*params, after), body, self.answer)
+        return rebuild(value, [self._value(c) for c in children(value)])
+
+    def _handed_on(self, value: RelayExpr, inner: Iterable[_Body], after: RelayExpr) -> RelayExpr:
+        """A call or a choice whose result goes to a continuation."""
+        written = [body.made for body in inner if body.made is not None]
+        match value:
+            case Call(op=callee, args=args):
+                given = (*map(self._value, args), after)
+                kinds = [cps_type(k, self.answer) for k in value.type_args]
+                if kinds and callee in self.names:
+                    kinds.append(self.answer)
+                return Call(self._value(callee), given, None, tuple(kinds), span=value.span)
+            case If(cond=cond):
+                return If(self._value(cond), written[0], written[1], span=value.span)
+            case Match(data=data, clauses=clauses, complete=complete):
+                new = []
+                for clause, rhs in zip(clauses, written, strict=True):
+                    new.append(Clause(map_pattern(clause.lhs, self.new), rhs))
+                return Match(self._value(data), tuple(new), complete, span=value.span)
+        raise AssertionError(f"neither a call nor a choice: {value}")
+
+    def _closure(self, function: Function, body: _Body) -> Function:
+        assert isinstance(body.after, Var) and body.made is not None
+        params = (*(self._var(p) for p in function.params), body.after)
+        return Function(
+            params, body.made, self.answer, function.type_params, function.attrs,
+            span=function.span,
+        )  # fmt: skip
+
+
+def _patterns(expr: RelayExpr) -> Iterator[PatternConstructor]:
+    """The constructors that a match looks for."""
+    stack: list[Pattern] = [c.lhs for c in expr.clauses] if isinstance(expr, Match) else []
+    while stack:
+        at = stack.pop()
+        if isinstance(at, PatternConstructor):
+            yield at
+        if isinstance(at, (PatternConstructor, PatternTuple)):
+            stack.extend(at.patterns)
+
+
+class _Renaming(ExprMutator):
+    def __init__(self, names: Mapping[GlobalVar, GlobalVar]) -> None:
+        super().__init__()
+        self.memo.update(names.items())
+
+
+def _takes_part(function: BaseFunc) -> bool:
+    """Whether a global function gets a continuation: neither a primitive one nor a compiler's."""
+    is_relay = isinstance(function, Function) and not is_atom(function)
+    return is_relay and function.attr("Compiler") is None
+
+
+def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
+    """The functions that a function calls, also by others, and that get a continuation."""
+    found: dict[GlobalVar, None] = {}
+    work = [root]
+    while work:
+        for at in post_order(work.pop(), into_functions=True):
+            if isinstance(at, GlobalVar) and at not in found and _takes_part(module[at]):
+                found[at] = None
+                work.append(module[at])  # type: ignore[arg-type]
+    return list(found)
+
+
+def _beside(module: IRModule, name: GlobalVar) -> GlobalVar:
+    """What the function is called that stands beside another in the other style."""
+    made = name.name_hint + SUFFIX
+    return module.get_global_var(made) if made in module else GlobalVar(made)
+
+
+_PREPARED = Sequential((InferType(), EtaExpand(), InferType()), "PrepareForCPS")
+
+
+@module_pass(name="ToCPS", opt_level=1)
+def _to_cps(module: IRModule, context: PassContext) -> IRModule:
+    typed = _PREPARED(module)
+    names = {g: g for g, f in typed.functions.items() if _takes_part(f)}
+    made = dict(typed.functions)
+    for name in names:
+        function = made[name]
+        assert isinstance(function, Function)
+        made[name] = _Converter(names).function(function)
+    return InferType()(typed.with_functions(made))
+
+
+def ToCPS() -> Pass:  # noqa: N802
+    """The pass described at the top of this file, over all functions of a module."""
+    return _to_cps
+
+
+def to_cps(func: Function, mod: IRModule | None = None) -> Function:
+    """A function with a continuation (TVM's name). What it calls in `mod` stays, and gets beside it
+    a function in this style, named with `_cps` behind.
+
+    Raises CompileError for data whose fields are functions.
+    """
+    module = IRModule() if mod is None else mod
+    own = GlobalVar("the function of to_cps")
+    typed = _PREPARED(module.with_function(own, func))
+    root = typed[own]
+    assert isinstance(root, Function)
+    names = {g: _beside(module, g) for g in _reached(typed, root)}
+    for name, beside in names.items():
+        function = typed[name]
+        assert isinstance(function, Function)
+        module[beside] = _Converter(names).function(function)
+    return _Converter(names).function(root)
+
+
+def _continuation_of(function: Function) -> FuncType | None:
+    """The type of a function's continuation, None where it has none that answers for all."""
+    kinds = [p.type_annotation or p.checked_type_or_none() for p in function.params]
+    last, answers = kinds[-1] if kinds else None, function.type_params
+    if not isinstance(last, FuncType) or len(last.arg_types) != 1 or not answers:
+        return None
+    inside = type_post_order(last.arg_types[0])
+    return last if last.ret_type is answers[-1] and answers[-1] not in inside else None
+
+
+def _direct(function: Function, callee: RelayExpr) -> Function:
+    """A function that calls one in this style, and gives its result."""
+    after = _continuation_of(function)
+    if after is None:
+        raise CompileError(
+            "un_cps: expected a function whose last parameter is a continuation of plain results, "
+            f"got one of parameters {', '.join(str(p.type_annotation) for p in function.params)}"
+        )
+    result, answer = after.arg_types[0], function.type_params[-1]
+    params = []
+    for old in function.params[:-1]:
+        kind = old.type_annotation or old.checked_type
+        params.append(Var(old.name_hint, substitute_type(kind, {answer: result}), span=old.span))
+    value, others = Var("result", result), function.type_params[:-1]
+    given = (*params, Function((value,), value, result))
+    body = Call(callee, given, None, (*others, result))
+    return Function(tuple(params), body, result, others, span=function.span)
+
+
+def un_cps(func: Function) -> Function:
+    """A function that takes no continuation, from one that `to_cps` made (TVM's name).
+
+    Raises CompileError for a function without a continuation, and for one whose result is or holds
+    a function.
+    """
+    return _direct(func, func)
+
+
+@module_pass(name="UnCPS", opt_level=1, required=(InferType(),))
+def _un_cps(module: IRModule, context: PassContext) -> IRModule:
+    own = {
+        name: f
+        for name, f in module.functions.items()
+        if isinstance(f, Function) and _continuation_of(f) is not None
+    }
+    names = {name: _beside(module, name) for name in own}
+    made: dict[GlobalVar, BaseFunc] = dict(module.functions)
+    for name, function in own.items():
+        renamed = _Renaming(names).visit(function)
+        assert isinstance(renamed, Function)
+        made[names[name]] = renamed
+        made[name] = _direct(function, names[name])
+    return InferType()(module.with_functions(made))
+
+
+def UnCPS() -> Pass:  # noqa: N802
+    """Functions that `ToCPS` made get their types back: each calls one named with `_cps` behind."""
+    return _un_cps

@@ -1,0 +1,476 @@
+"""Turn functions as values into data, so that a program of any order becomes one of first order.
+
+    let %f = fn (%y: float32) { add(%y, %x) };  %f(1f)
+->  type Fn0 { Fn0_0(float32) }
+    def @apply_0(%f: Fn0, %a: float32) { match (%f) { Fn0_0(%x) => add(%a, %x) } }
+    let %f = Fn0_0(%x);  @apply_0(%f, 1f)
+
+Each type of functions becomes a data type with a constructor for each function value of that type,
+which holds what that captures. Polymorphic functions, local ones too, are first copied for each of
+the types they are called with or passed at (J. Reynolds, Definitional Interpreters for Higher-Order
+Programming Languages, 1972).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.node import Node
+from ekiden.ir.op import Op
+from ekiden.ir.transform import Pass, PassContext, Sequential, module_pass
+from ekiden.ir.type import FuncType, GlobalTypeVar, Type, TypeCall, TypeVar
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constructor,
+    Function,
+    Let,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    TypeData,
+    Var,
+)
+from ekiden.relay.transform.language.eta_expand import EtaExpand
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import is_atom
+from ekiden.relay.visitor import (
+    bind,
+    children,
+    free_vars,
+    map_pattern,
+    map_type,
+    pattern_vars,
+    post_order,
+    post_order_after,
+    rebuild,
+    substitute_type,
+    type_children,
+)
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
+
+
+def monomorphize(module: IRModule, entry: str = "main") -> IRModule:
+    """The functions that an entry reaches, each polymorphic one once for each of its type
+    arguments. Needs types filled in.
+    """
+    maker = _Instances(module)
+    first = module.get_global_var(entry)
+    maker.instance(first, ())
+    while maker.todo:
+        maker.make(*maker.todo.pop())
+    named: dict[GlobalVar | str, BaseFunc] = dict(maker.done.items())
+    return InferType()(IRModule(named, module.type_definitions, module.attrs))
+
+
+class _Instances:
+    def __init__(self, module: IRModule) -> None:
+        self.module = module
+        self.names: dict[tuple[GlobalVar, tuple[Type, ...]], GlobalVar] = {}
+        self.todo: list[tuple[GlobalVar, tuple[Type, ...]]] = []
+        self.done: dict[GlobalVar, BaseFunc] = {}
+        self.local: Mapping[Var, Function] = {}
+        """The polymorphic functions that the function being made binds by name."""
+
+    def instance(self, name: GlobalVar, type_args: tuple[Type, ...]) -> GlobalVar:
+        """The name of a function at some types; it is made later."""
+        key = (name, type_args)
+        if key not in self.names:
+            taken = {g.name_hint for g in self.module} | {g.name_hint for g in self.names.values()}
+            number = sum(1 for g, _ in self.names if g is name)
+            made = name if not type_args else GlobalVar(_fresh(f"{name.name_hint}_{number}", taken))
+            self.names[key] = made
+            self.todo.append(key)
+        return self.names[key]
+
+    def make(self, name: GlobalVar, type_args: tuple[Type, ...]) -> None:
+        """Make one instance."""
+        function = self.module[name]
+        if not isinstance(function, Function):
+            self.done[name] = function
+            return
+        self.local = {
+            e.var: e.value
+            for e in post_order(function, into_functions=True)
+            if isinstance(e, Let) and _is_polymorphic(e.value) and isinstance(e.value, Function)
+        }
+        types = dict(zip(function.type_params, type_args, strict=True))
+        self.done[self.names[name, type_args]] = self._function(function, types, {})
+
+    def _function(
+        self,
+        function: Function,
+        types: Mapping[TypeVar, Type],
+        outer: Mapping[RelayExpr, RelayExpr],
+    ) -> Function:
+        """A copy at some types; polymorphic functions inside are copied where they are used."""
+        nested: dict[RelayExpr, RelayExpr] = {
+            e: e
+            for e in post_order(function, into_functions=True)
+            if isinstance(e, Function) and e.type_params and e is not function
+        }
+        new = dict(outer)
+        for expr in post_order_after(function, {**outer, **nested}):
+            new[expr] = self._copy(expr, types, new)
+        made = new[function]
+        assert isinstance(made, Function)
+        return made.with_fields(type_params=())
+
+    def _used(
+        self,
+        value: RelayExpr,
+        type_args: Sequence[Type],
+        types: Mapping[TypeVar, Type],
+        new: Mapping[RelayExpr, RelayExpr],
+    ) -> RelayExpr:
+        """A polymorphic function at the types of one use."""
+        if isinstance(value, GlobalVar):
+            return self.instance(value, tuple(type_args))
+        function = self.local.get(value, value) if isinstance(value, Var) else value
+        if not isinstance(function, Function) or value in free_vars(function):
+            raise CompileError(
+                f"defunctionalization: {_name(value)} is polymorphic, and not a function whose"
+                " types are known where it is used; wrap it into a function of concrete types"
+            )
+        inner = dict(zip(function.type_params, type_args, strict=True))
+        return self._function(function, {**types, **inner}, new)
+
+    def _argument(
+        self,
+        value: RelayExpr,
+        expected: Type | None,
+        types: Mapping[TypeVar, Type],
+        new: Mapping[RelayExpr, RelayExpr],
+    ) -> RelayExpr:
+        """An argument, at the type that the callee expects where its own is polymorphic."""
+        if not _is_polymorphic(value):
+            return new[value]
+        scheme = value.checked_type
+        assert isinstance(scheme, FuncType)
+        found = None if expected is None else _matched(scheme, substitute_type(expected, types))
+        if found is None:
+            raise CompileError(
+                f"defunctionalization: {_name(value)} is used as a value of unknown type; wrap it"
+                " into a function of concrete types"
+            )
+        return self._used(value, found, types, new)
+
+    def _copy(
+        self, expr: RelayExpr, types: Mapping[TypeVar, Type], new: Mapping[RelayExpr, RelayExpr]
+    ) -> RelayExpr:
+        def concrete(kind: Type | None) -> Type | None:
+            return None if kind is None else substitute_type(kind, types)
+
+        match expr:
+            case Var(name_hint=hint):
+                return Var(hint, concrete(expr.type_annotation), span=expr.span)
+            case GlobalVar():
+                return expr
+            case Call():
+                wanted = _parameters(expr)
+                args = tuple(
+                    self._argument(a, t, types, new) for a, t in zip(expr.args, wanted, strict=True)
+                )
+                given = tuple(substitute_type(t, types) for t in expr.type_args)
+                if isinstance(expr.op, GlobalVar):
+                    callee: RelayExpr = self.instance(expr.op, given)
+                elif _is_polymorphic(expr.op) and not isinstance(expr.op, (Op, Constructor)):
+                    callee = self._used(expr.op, given, types, new)
+                else:
+                    callee = new[expr.op]
+                return Call(callee, args, expr.attrs, span=expr.span)
+            case Let(value=Function() as value, body=body) if value.type_params:
+                return new[body]
+            case Function():
+                copied = rebuild(expr, [new[c] for c in children(expr)])
+                assert isinstance(copied, Function)
+                return copied.with_fields(ret_type=concrete(expr.ret_type))
+            case _:
+                for child in children(expr):
+                    if isinstance(child, GlobalVar):
+                        self._value(child)
+                return rebuild(expr, [new[c] for c in children(expr)])
+
+    def _value(self, name: GlobalVar) -> None:
+        function = self.module[name]
+        if isinstance(function, Function) and function.type_params:
+            raise CompileError(
+                f"defunctionalization: the polymorphic function @{name.name_hint} is used as a "
+                "value; wrap it into a function of concrete types"
+            )
+        self.instance(name, ())
+
+
+def _is_polymorphic(value: RelayExpr) -> bool:
+    kind = value.checked_type_or_none()
+    return isinstance(kind, FuncType) and bool(kind.type_params)
+
+
+def _name(value: RelayExpr) -> str:
+    match value:
+        case GlobalVar(name_hint=name):
+            return f"the polymorphic function @{name}"
+        case Var(name_hint=name):
+            return f"the polymorphic function %{name}"
+    return "a polymorphic function"
+
+
+def _parameters(call: Call) -> Sequence[Type | None]:
+    """The types that a call's callee expects, None where they are not known."""
+    kind = call.op.checked_type_or_none()
+    if not isinstance(kind, FuncType) or len(kind.arg_types) != len(call.args):
+        return (None,) * len(call.args)
+    if len(kind.type_params) != len(call.type_args):
+        return kind.arg_types
+    known = dict(zip(kind.type_params, call.type_args, strict=True))
+    return [substitute_type(t, known) for t in kind.arg_types]
+
+
+def _matched(scheme: FuncType, concrete: Type) -> list[Type] | None:
+    """The types that make a polymorphic function type a concrete one."""
+    found: dict[Type, Type] = {}
+    plain = FuncType(scheme.arg_types, scheme.ret_type)
+    work: list[tuple[Type, Type]] = [(plain, concrete)]
+    while work:
+        mine, other = work.pop()
+        if isinstance(mine, TypeVar) and mine in scheme.type_params:
+            if found.setdefault(mine, other) != other:
+                return None
+            continue
+        inside, outside = type_children(mine), type_children(other)
+        if type(mine) is not type(other) or len(inside) != len(outside):
+            return None
+        if not inside and mine != other:
+            return None
+        work.extend(zip(inside, outside, strict=True))
+    known = [found.get(v) for v in scheme.type_params]
+    return None if None in known else [t for t in known if t is not None]
+
+
+def _fresh(hint: str, taken: set[str]) -> str:
+    name, count = hint, 0
+    while name in taken:
+        count += 1
+        name = f"{hint}_{count}"
+    return name
+
+
+@dataclass(eq=False, slots=True)
+class _Family:
+    """The data type that stands for one type of functions."""
+
+    kind: FuncType
+    header: GlobalTypeVar
+    apply: GlobalVar
+    params: tuple[Var, ...]
+    constructors: list[Constructor] = field(default_factory=list)
+    clauses: list[Clause] = field(default_factory=list)
+
+    def add(
+        self, captured: Sequence[Type], rhs: Callable[[tuple[Var, ...]], RelayExpr]
+    ) -> Constructor:
+        """A constructor over what is captured; `rhs(its fields)` is what applying it computes."""
+        number = len(self.constructors)
+        name = f"{self.header.name_hint}_{number}"
+        made = Constructor(name, tuple(captured), self.header, number)
+        self.constructors.append(made)
+        self.clauses.append(Clause(PatternConstructor(made, ()), Var("later")))
+        fields = tuple(Var(f"c{i}", t) for i, t in enumerate(captured))
+        pattern = PatternConstructor(made, tuple(map(PatternVar, fields)))
+        self.clauses[number] = Clause(pattern, rhs(fields))
+        return made
+
+    def function(self) -> Function:
+        """The function that applies a value of this family."""
+        which = Var("f", TypeCall(self.header, ()))
+        body = Match(which, tuple(self.clauses))
+        return Function((which, *self.params), body, self.kind.ret_type)
+
+
+class _Defunctionalizer:
+    """Rewrites the functions of a monomorphic, typed module."""
+
+    def __init__(self, module: IRModule) -> None:
+        self.module = module
+        self.families: dict[FuncType, _Family] = {}
+        self.constructors: dict[Constructor, Constructor] = {}
+        self._globals: dict[GlobalVar, Constructor] = {}
+
+    def run(self) -> IRModule:
+        """The module of first order."""
+        definitions = {h: self._data(d) for h, d in self.module.type_definitions.items()}
+        functions: dict[GlobalVar | str, BaseFunc] = {}
+        for name, function in self.module.functions.items():
+            is_ours = isinstance(function, Function) and function.attr("Compiler") is None
+            functions[name] = self._function(function) if is_ours else function  # type: ignore[arg-type]
+        done: set[_Family] = set()
+        while len(done) < len(self.families):
+            for family in [f for f in self.families.values() if f not in done]:
+                functions[family.apply] = family.function()
+                done.add(family)
+        for family in self.families.values():
+            definitions[family.header] = TypeData(family.header, (), tuple(family.constructors))
+        return InferType()(IRModule(functions, definitions, self.module.attrs))
+
+    def type(self, kind: Type) -> Type:
+        """A type with data types in place of types of functions."""
+        return map_type(kind, lambda t: self._family_type(t) if isinstance(t, FuncType) else t)
+
+    def _family_type(self, kind: FuncType) -> Type:
+        return TypeCall(self._family(kind).header, ())
+
+    def _family(self, kind: FuncType) -> _Family:
+        """The family of a type of functions whose parts hold no types of functions any more."""
+        if kind not in self.families:
+            number = len(self.families)
+            taken = {g.name_hint for g in self.module}
+            header = GlobalTypeVar(f"Fn{number}")
+            params = tuple(Var(f"a{i}", t) for i, t in enumerate(kind.arg_types))
+            apply = GlobalVar(_fresh(f"apply_{number}", taken))
+            self.families[kind] = _Family(kind, header, apply, params)
+        return self.families[kind]
+
+    def _parts(self, kind: Type) -> _Family:
+        """The family of the type of a function value, as it was inferred."""
+        assert isinstance(kind, FuncType), f"expected a function, got {kind}"
+        args = tuple(map(self.type, kind.arg_types))
+        return self._family(FuncType(args, self.type(kind.ret_type)))
+
+    def _data(self, data: Node) -> Node:
+        assert isinstance(data, TypeData)
+        made = []
+        for each in data.constructors:
+            inputs = tuple(map(self.type, each.inputs))
+            new = each if inputs == each.inputs else each.with_fields(inputs=inputs)
+            self.constructors[each] = new
+            made.append(new)
+        return data.with_fields(constructors=tuple(made))
+
+    def _function(self, function: Function) -> Function:
+        """A global function; only what is inside of it are function values."""
+        new: dict[RelayExpr, RelayExpr] = {}
+        own = {e.value: e.var for e in post_order(function, True) if isinstance(e, Let)}
+        for expr in post_order(function, into_functions=True):
+            if expr is not function:
+                new[expr] = self._rewrite(expr, new, own)
+        params = [new[p] for p in function.params]
+        made = rebuild(function, [*params, self._value(function.body, new)])
+        assert isinstance(made, Function)
+        kind = function.checked_type
+        assert isinstance(kind, FuncType)
+        return made.with_fields(ret_type=self.type(kind.ret_type))
+
+    def _value(self, expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
+        """What stands for an expression that is used as a value."""
+        if not isinstance(expr, GlobalVar):
+            return new[expr]
+        if expr not in self._globals:
+            callee = self.module[expr]
+            family = self._parts(callee.checked_type)
+            self._globals[expr] = family.add((), lambda fields: Call(expr, family.params))
+        return Call(self._globals[expr], ())
+
+    def _rewrite(
+        self,
+        expr: RelayExpr,
+        new: Mapping[RelayExpr, RelayExpr],
+        own: Mapping[RelayExpr, Var],
+    ) -> RelayExpr:
+        match expr:
+            case Var(name_hint=hint):
+                known = expr.checked_type_or_none() or expr.type_annotation
+                return Var(hint, None if known is None else self.type(known), span=expr.span)
+            case Constructor():
+                return self.constructors.get(expr, expr)
+            case Function() if is_atom(expr):
+                return expr
+            case Function():
+                return self._closure(expr, new, own.get(expr))
+            case Call(op=callee, args=args):
+                values = tuple(self._value(a, new) for a in args)
+                if isinstance(callee, (Op, GlobalVar, Constructor)) or (is_atom(callee) and (
+                    isinstance(callee, Function)
+                )):  # fmt: skip
+                    target = new.get(callee, callee)
+                    return Call(target, values, expr.attrs, span=expr.span)
+                family = self._parts(callee.checked_type)
+                return Call(family.apply, (self._value(callee, new), *values), span=expr.span)
+            case Match():
+                clauses = tuple(
+                    Clause(self._pattern(c.lhs, new), self._value(c.rhs, new)) for c in expr.clauses
+                )
+                return Match(self._value(expr.data, new), clauses, expr.complete, span=expr.span)
+            case _:
+                return rebuild(expr, [self._value(c, new) for c in children(expr)])
+
+    def _pattern(self, pattern: Pattern, new: Mapping[RelayExpr, RelayExpr]) -> Pattern:
+        renamed = map_pattern(pattern, {v: new[v] for v in pattern_vars(pattern)})
+        return _with_constructors(renamed, self.constructors)
+
+    def _closure(
+        self, function: Function, new: Mapping[RelayExpr, RelayExpr], own: Var | None
+    ) -> RelayExpr:
+        family = self._parts(function.checked_type)
+        captured = [v for v in free_vars(function) if v is not own]
+        values = [new[v] for v in captured]
+        kinds = [self.type(v.checked_type) for v in captured]
+        number = len(family.constructors)
+
+        def rhs(fields: tuple[Var, ...]) -> RelayExpr:
+            """What the clause for this closure does: the captured values are the constructor's
+            fields, the parameters those of `apply`, and the function itself, where it is recursive,
+            the closure made again from the fields.
+            """
+            within: dict[Var, RelayExpr] = {}
+            for value, one in zip(values, fields, strict=True):
+                assert isinstance(value, Var)
+                within[value] = one
+            for param, given in zip(function.params, family.params, strict=True):
+                inner = new[param]
+                assert isinstance(inner, Var)
+                within[inner] = given
+            if own is not None:
+                itself = new[own]
+                assert isinstance(itself, Var)
+                within[itself] = Call(family.constructors[number], fields)
+            return bind(self._value(function.body, new), within)
+
+        return Call(family.add(kinds, rhs), tuple(values), span=function.span)
+
+
+def _with_constructors(pattern: Pattern, new: Mapping[Constructor, Constructor]) -> Pattern:
+    if isinstance(pattern, (PatternConstructor, PatternTuple)):
+        inner = tuple(_with_constructors(p, new) for p in pattern.patterns)
+        pattern = pattern.with_fields(patterns=inner)
+    if isinstance(pattern, PatternConstructor):
+        made = new.get(pattern.constructor, pattern.constructor)
+        return pattern.with_fields(constructor=made)
+    return pattern
+
+
+@module_pass(name="Defunctionalize", opt_level=0)
+def _defunctionalize(module: IRModule, context: PassContext) -> IRModule:
+    return _Defunctionalizer(monomorphize(module)).run()
+
+
+def Defunctionalize() -> Pass:  # noqa: N802
+    """The pass described at the top of this file, for what `main` reaches."""
+    return Sequential((InferType(), EtaExpand(), InferType(), _defunctionalize), "Defunctionalize")
+
+
+def Defunctionalization(func: Function, mod: IRModule) -> Function:  # noqa: N802
+    """TVM's form of the pass: `func` of first order; `mod` gets the functions and types it needs.
+
+    Raises CompileError when a polymorphic function is used as a value.
+    """
+    done = Defunctionalize()(mod.with_function("main", func))
+    main = done["main"]
+    assert isinstance(main, Function)
+    mod.update(done)
+    return main

@@ -1,0 +1,428 @@
+"""Loop-invariant code motion: compute before a loop what its iterations do not change.
+
+    let %loop = fn (%i, %v) { if (less(%i, 9)) { %loop(add(%i, 1), add(%v, sort(%x))) } else .. };
+->  let %invariant = sort(%x);
+    let %loop = fn (%i, %v) { if (less(%i, 9)) { %loop(add(%i, 1), add(%v, %invariant)) } else .. };
+
+Loops are functions that call themselves, and functions that others call for each element of a list.
+A graph has no places: what only the body of such a function uses is evaluated in the body, each
+time, whether the program was written so or Inline put an argument there. This pass gives it the
+place outside of all functions whose parameters it does not depend on.
+
+What moves has no effect and cannot fail: its data are not refused (`OpDef.refuses`), its shapes are
+proved to fit. So it may be computed before a loop without iterations, and out of a branch that no
+iteration takes, which costs it once at most. A loop inside of a loop moves as a whole, but not out
+of a branch, whose condition may be what ends it; the branch in which the outer function calls
+itself runs in all iterations, except perhaps the last. Tuples and fills cost nothing and stay where
+they are read.
+
+Afterwards what moved is bound by a let, so that no later pass, and no kernel, takes it back into
+the loop. Time is linear, times the depth of nested functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr
+from ekiden.ir.prim import Var as Symbol
+from ekiden.ir.prim_visitor import free_vars as prim_vars
+from ekiden.ir.structural import structural_equal
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import TensorType, Type
+from ekiden.relay.analysis.conditions import has_conditions
+from ekiden.relay.expr import Call, Constant, Function, If, Let, Match, Tuple, TupleGetItem, Var
+from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.lambda_lift import tensors_of
+from ekiden.relay.transform.language.scopes import (
+    Scope,
+    bodies,
+    enclosing_scope,
+    evaluation_order,
+    find_scopes,
+    is_atom,
+    map_functions,
+    needs_place,
+    operands,
+    with_children,
+)
+from ekiden.relay.visitor import pattern_vars, type_post_order
+from ekiden.runtime.late_methods import dataclass
+
+MAX_REGION_VISITS = 16
+"""Visits of an expression, on average, that look for loops and branches which move as a whole;
+beyond that, in programs of very deep nests, they stay where they are."""
+
+
+def hoist_invariants(function: Function) -> Function:
+    """Return the function with what its loops do not change computed before them."""
+    order = evaluation_order(function.body)
+    if not any(isinstance(e, Function) and not is_atom(e) for e in order):
+        return function
+    return function.with_fields(body=_Hoister(function, order).run())
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where an expression may be evaluated at the earliest, and whether it may move there."""
+
+    earliest: Scope
+    moves: bool
+
+
+@dataclass(slots=True)
+class _Scopes:
+    """The scopes of a function's body, and what is known of them."""
+
+    root: Scope
+    where: dict[RelayExpr, Scope] = field(default_factory=dict)
+    body: dict[Scope, Scope | None] = field(default_factory=dict)
+    """Scope -> the body of the innermost function around it, or itself; None where there is none.
+    """
+    certain: dict[Scope, Scope | None] = field(default_factory=dict)
+    """The same, where each call of that function reaches the scope, but perhaps the last."""
+    visible: dict[RelayExpr, Scope] = field(default_factory=dict)
+    """Variable -> the scope from which on it has its value."""
+
+
+class _Hoister:
+    """Moves what is invariant in one global function."""
+
+    def __init__(self, function: Function, order: list[RelayExpr]) -> None:
+        self.order = order
+        scopes = find_scopes(function.body)
+        self.scopes = _Scopes(scopes[0])
+        self.scopes.where = {e: s for s in scopes for e in s.nodes}
+        self._note_variables(function, scopes)
+        self._note_loops(scopes)
+        self.symbols = _symbol_scopes(self.scopes)
+        self.places: dict[RelayExpr, _Place] = {}
+        self.aliases: dict[RelayExpr, RelayExpr] = {}
+        """Variable of a let inside of a loop -> the value that moves, which replaces it."""
+        self.names: dict[RelayExpr, list[Var]] = {}
+        """Value -> the variables that lets bind to it."""
+        for let in order:
+            if isinstance(let, Let):
+                self.names.setdefault(let.value, []).append(let.var)
+        self.visits = 0
+
+    def run(self) -> RelayExpr:
+        """Return the rewritten body."""
+        for expr in self.order:
+            if needs_place(expr):
+                self.places[expr] = self._place(expr)
+                self._note_aliases(expr)
+        moved = self._moved()
+        return self._rebuilt(moved) if moved else self.scopes.root.result
+
+    # Scopes.
+
+    def _note_variables(self, function: Function, scopes: list[Scope]) -> None:
+        visible = self.scopes.visible
+        visible.update(dict.fromkeys(function.params, scopes[0]))
+        for scope in scopes:
+            for opener, inner in scope.inner.items():
+                match opener:
+                    case Let(var=var):
+                        visible[var] = inner[0]
+                    case Function(params=params):
+                        visible.update(dict.fromkeys(params, inner[0]))
+                    case Match(clauses=clauses):
+                        for clause, body in zip(clauses, inner, strict=True):
+                            visible.update(dict.fromkeys(pattern_vars(clause.lhs), body))
+
+    def _note_loops(self, scopes: list[Scope]) -> None:
+        again = self._recursing(scopes)
+        body_of, certain = self.scopes.body, self.scopes.certain
+        body_of[scopes[0]] = certain[scopes[0]] = None
+        for scope in scopes:  # outer before inner
+            for opener, inner in scope.inner.items():
+                for body in inner:
+                    is_function = isinstance(opener, Function) and bool(opener.params)
+                    is_reached = isinstance(opener, Let) or body in again
+                    body_of[body] = body if is_function else body_of[scope]
+                    certain[body] = body if is_function else certain[scope] if is_reached else None
+
+    def _recursing(self, scopes: list[Scope]) -> set[Scope]:
+        """Return the scopes in which a function calls itself, and those between it and them."""
+        bodies_of: dict[RelayExpr, Scope] = {}
+        for scope in scopes:
+            for opener, inner in scope.inner.items():
+                if isinstance(opener, Function):
+                    bodies_of[opener] = inner[0]
+        named = [e for e in self.order if isinstance(e, Let) and e.value in bodies_of]
+        body_of = {e.var: bodies_of[e.value] for e in named}
+        found: set[Scope] = set()
+        for expr, scope in self.scopes.where.items():
+            if isinstance(expr, Call) and isinstance(expr.op, Var) and expr.op in body_of:
+                body = body_of[expr.op]
+                at: Scope | None = scope
+                while at is not None and at is not body and at.depth > body.depth:
+                    if at in found:
+                        break
+                    found.add(at)
+                    at = at.parent
+        return found
+
+    # Places.
+
+    def _place(self, expr: RelayExpr) -> _Place:
+        scope = self.scopes.where[expr]
+        stays = _Place(scope, moves=False)
+        if self.scopes.body[scope] is None:
+            return stays
+        if bodies(expr):
+            return self._region(expr, scope) or stays
+        if not _is_movable(expr):
+            return stays
+        inside = [o for o in operands(expr) if not isinstance(o, Constant)]
+        return self._latest(expr, scope, inside) or stays
+
+    def _latest(self, expr: RelayExpr, scope: Scope, inside: list[RelayExpr]) -> _Place | None:
+        """Return the place of an expression after all that it is made of; None where a dimension in
+        it has its name from somewhere else."""
+        earliest = self.scopes.root
+        for operand in inside:
+            at = self._earliest(operand)
+            if at.depth > earliest.depth:
+                earliest = at
+        for symbol in _symbols_of(expr):
+            named = self.symbols.get(symbol)
+            if named is None or enclosing_scope(scope, named.depth) is not named:
+                return None
+            if named.depth > earliest.depth:
+                earliest = named
+        return _Place(earliest, moves=True)
+
+    def _earliest(self, operand: RelayExpr) -> Scope:
+        if operand in self.aliases:
+            return self.places[self.aliases[operand]].earliest
+        if operand in self.places:
+            return self.places[operand].earliest
+        return self.scopes.visible.get(operand, self.scopes.root)
+
+    def _note_aliases(self, value: RelayExpr) -> None:
+        """Note the names of a value that moves, and their names: all stand for it in what moves
+        with it."""
+        place = self.places.get(self.aliases.get(value, value))
+        if place is None or not place.moves or _is_free(value):
+            return
+        unseen = [value]
+        while unseen:
+            named = unseen.pop()
+            for var in self.names.get(named, ()):
+                kind = var.checked_type_or_none()
+                if kind is None or structural_equal(kind, named.checked_type):
+                    self.aliases[var] = self.aliases.get(named, named)
+                    unseen.append(var)
+
+    def _region(self, expr: RelayExpr, scope: Scope) -> _Place | None:
+        """Return the place of a loop or a branch as a whole; None where it does not move: as the
+        end of a function or a branch, or with an effect inside.
+        """
+        if isinstance(expr, Function) or scope.result is expr:
+            return None
+        inner, nodes = _contents(expr, scope)
+        self.visits += len(nodes)
+        if self.visits > MAX_REGION_VISITS * len(self.order):
+            return None
+        functions = {e.var for e in nodes if isinstance(e, Let) and isinstance(e.value, Function)}
+        if not all(_is_movable(e, functions) for e in nodes):
+            return None
+        read = {o: None for e in nodes for o in (*operands(e), *bodies(e))}
+        for node in nodes:
+            read.pop(node, None)
+        place = self._latest(expr, scope, [o for o in read if not self._is_inside(o, inner)])
+        symbols = {s for e in nodes for s in _symbols_of(e)} if place is not None else set()
+        for named in (self.symbols.get(s) for s in symbols):
+            if place is None or named is None or named in inner:
+                continue
+            if named.depth > place.earliest.depth:
+                place.earliest = named
+        if place is not None and any(isinstance(e, Function) for e in nodes):
+            place.earliest = _target(scope, place.earliest, self.scopes.certain)
+        return place
+
+    def _is_inside(self, operand: RelayExpr, inner: set[Scope]) -> bool:
+        """Whether what a region reads is part of it, or of no scope."""
+        at = self.scopes.where.get(operand) or self.scopes.visible.get(operand)
+        return at is None or at in inner
+
+    # What moves.
+
+    def _moved(self) -> dict[RelayExpr, Scope]:
+        """Return the expressions that move, with the scopes that they move to."""
+        targets: dict[RelayExpr, Scope] = {}
+        for expr, place in self.places.items():
+            scope = self.scopes.where[expr]
+            target = _target(scope, place.earliest, self.scopes.body) if place.moves else scope
+            if target is not scope:
+                targets[expr] = target
+        return targets
+
+    def _bound(self, moved: Mapping[RelayExpr, Scope]) -> dict[RelayExpr, RelayExpr]:
+        """Return a variable for each expression that is read elsewhere than where it moves to."""
+        read: dict[RelayExpr, None] = {}
+        for expr in self.order:
+            target = None if _is_free(expr) else moved.get(expr)
+            for operand in (*operands(expr), *bodies(expr)):
+                value = self.aliases.get(operand, operand)
+                if value in moved and not _is_free(value) and moved[value] is not target:
+                    read[value] = None
+        names: dict[RelayExpr, RelayExpr] = {}
+        for expr in read:
+            variable = Var("invariant", span=expr.span)
+            variable.set_checked_type(expr.checked_type)
+            names[expr] = variable
+        return names
+
+    def _rebuilt(self, moved: dict[RelayExpr, Scope]) -> RelayExpr:
+        names = self._bound(moved)
+        new: dict[RelayExpr, RelayExpr] = {}
+        bindings: dict[Scope, list[Binding]] = {}
+        for expr in self.order:
+            place = self.scopes.where.get(expr)
+            given: dict[RelayExpr, RelayExpr] = {}
+            for operand in operands(expr):
+                given[operand] = self._replaced(operand, names, new)
+            for body in place.inner.get(expr, ()) if place is not None else ():
+                result = self._replaced(body.result, names, new)
+                given[body.result] = let_chain(bindings.pop(body, []), result)
+            if isinstance(expr, Let):  # its body may be its variable, which an alias replaces
+                new[expr] = _with_parts(expr, given[expr.value], given[expr.body])
+            else:
+                new[expr] = with_children(expr, given) if given else expr
+            if expr in names:
+                variable = names[expr]
+                assert isinstance(variable, Var)
+                bindings.setdefault(moved[expr], []).append((variable, new[expr]))
+        root = self.scopes.root
+        return let_chain(bindings.pop(root, []), self._replaced(root.result, names, new))
+
+    def _replaced(
+        self,
+        expr: RelayExpr,
+        names: Mapping[RelayExpr, RelayExpr],
+        new: Mapping[RelayExpr, RelayExpr],
+    ) -> RelayExpr:
+        """Return what stands for an expression where it is read."""
+        value = self.aliases.get(expr, expr)
+        return names[value] if value in names else new.get(expr, expr)
+
+
+def _with_parts(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
+    """Return a let with another value and body, of the type that it had."""
+    if value is let.value and body is let.body:
+        return let
+    made = Let(let.var, value, body, let.span)
+    if (kind := let.checked_type_or_none()) is not None:
+        made.set_checked_type(kind)
+    return made
+
+
+def _target(scope: Scope, earliest: Scope, body_of: Mapping[Scope, Scope | None]) -> Scope:
+    """Return the outermost scope that is reached by leaving bodies of functions, and not before
+    what an expression is made of has its value.
+    """
+    best = scope
+    body = body_of[scope]
+    while body is not None and body.parent is not None and body.parent.depth >= earliest.depth:
+        best = body.parent
+        body = body_of[best]
+    return best
+
+
+def _contents(expr: RelayExpr, scope: Scope) -> tuple[set[Scope], list[RelayExpr]]:
+    """Return the scopes inside of an expression, with those of a function that it binds, and all
+    expressions that are evaluated there, itself included.
+    """
+    nodes = [expr]
+    if isinstance(expr, Let) and isinstance(expr.value, Function):
+        nodes.append(expr.value)
+    stack = [inner for each in nodes for inner in scope.inner.get(each, ())]
+    inside: set[Scope] = set()
+    while stack:
+        body = stack.pop()
+        inside.add(body)
+        nodes.extend(body.nodes)
+        stack.extend(s for opened in body.inner.values() for s in opened)
+    return inside, nodes
+
+
+def _is_movable(expr: RelayExpr, functions: set[Var] | None = None) -> bool:
+    """Whether an expression has no effect and cannot fail: operators, and in a region that moves as
+    a whole calls of the functions that it binds.
+    """
+    match expr:
+        case Call(op=Op() as op):
+            row = op.definition
+            return not (row.stateful or row.refuses or row.fence or has_conditions(expr))
+        case Call(op=Var() as name):
+            return functions is not None and name in functions
+        case Tuple() | TupleGetItem():
+            return True
+        case Match(complete=complete):
+            return complete and functions is not None
+        case Let() | If() | Function():
+            return functions is not None
+    return False
+
+
+def _is_free(expr: RelayExpr) -> bool:
+    """Whether an expression costs nothing where it is read: a tuple, a fill."""
+    if isinstance(expr, Call) and isinstance(expr.op, Op):
+        return expr.op.definition.fills is not None
+    return isinstance(expr, Tuple)
+
+
+def _symbol_scopes(scopes: _Scopes) -> dict[Symbol, Scope]:
+    """Return the outermost scope in which the type of a variable shows each named dimension."""
+    found: dict[Symbol, Scope] = {}
+    for variable, scope in scopes.visible.items():
+        kind = variable.checked_type_or_none()
+        for symbol in () if kind is None else _shown(kind):
+            if symbol not in found or scope.depth < found[symbol].depth:
+                found[symbol] = scope
+    return found
+
+
+def _shown(kind: Type) -> Iterator[Symbol]:
+    for tensor in tensors_of(kind):
+        yield from (d for d in tensor.shape if isinstance(d, Symbol))
+
+
+def _symbols_of(expr: RelayExpr) -> set[Symbol]:
+    """Return the named dimensions in the type and the attributes of an expression."""
+    found: set[Symbol] = set()
+    kind = expr.checked_type_or_none()
+    for tensor in () if kind is None else type_post_order(kind):
+        if isinstance(tensor, TensorType):
+            found.update(_open(tensor.shape))
+    if isinstance(expr, Call) and isinstance(expr.attrs, Attrs):
+        found.update(_open(tuple(expr.attrs[name] for name in expr.attrs)))
+    return found
+
+
+def _open(values: tuple[object, ...]) -> Iterator[Symbol]:
+    stack: list[object] = list(values)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, (tuple, list)):
+            stack.extend(value)
+        elif isinstance(value, PrimExpr) and not isinstance(value, (IntImm, AnyDim)):
+            yield from prim_vars(value)
+
+
+def HoistInvariants() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        return map_functions(module, hoist_invariants)
+
+    return Pass("HoistInvariants", transform, 0, (InferType(),))

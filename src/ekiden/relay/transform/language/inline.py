@@ -1,0 +1,164 @@
+"""Put the bodies of global functions where they are called.
+
+    def @twice(%y, Inline=1) { add(%y, %y) }    def @main(%x) { @twice(nn.relu(%x)) }
+->  def @main(%x) { %0 = nn.relu(%x); add(%0, %0) }
+
+Functions with the attribute Inline are inlined, unless they are recursive or polymorphic; one that
+was inlined everywhere goes away. An argument that is more than a name stays evaluated once: as
+a shared value where it is pure; bound by a let where it is not, or where a function inside of the
+callee reads it, as a loop would evaluate it in each iteration. What is one kernel stays whole and
+is called in place: a function for an external compiler, and one that is marked Primitive.
+
+Callees first, so that each body is copied with what was inlined into it; the program may grow to
+the product of calls along a path, as with any inlining. No variable is bound twice afterwards: each
+copy has variables of its own, and the names of dimensions that its arguments have. Declared sizes
+stay checked (MatchDeclaredShapes). Recursion is not unrolled (PartialEvaluate does, where it ends).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import PrimExpr
+from ekiden.ir.prim import Var as Symbol
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.relay.analysis.call_graph import CallGraph
+from ekiden.relay.expr import Call, Constant, Function, Var
+from ekiden.relay.transform.language.chains import let_chain
+from ekiden.relay.transform.language.dead_code_elimination import is_pure
+from ekiden.relay.transform.language.instantiate import (
+    dims_of_call,
+    instantiate,
+    with_types_of_cells,
+)
+from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
+from ekiden.relay.transform.language.scopes import (
+    captured_vars,
+    evaluation_order,
+    is_atom,
+    map_functions,
+    rewrite_graph,
+)
+from ekiden.relay.unify import substitute_dims
+from ekiden.relay.visitor import fresh_copy
+
+
+def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> IRModule:
+    """The module with calls of the wanted functions replaced by their bodies."""
+    graph = CallGraph(module)
+    recursive = {name for group in graph.cycles() for name in group}
+    inlined: dict[GlobalVar, Function] = {}
+    done: dict[GlobalVar, BaseFunc] = dict(module.functions)
+    for name in (name for group in graph.components() for name in group):  # callees first
+        function = done[name]
+        if not isinstance(function, Function):
+            continue
+        is_part = is_kernel(function)  # of which those that it calls are parts
+        body = _with_bodies(function.body, inlined, is_part)
+        done[name] = function = function.with_fields(body=body)
+        if name not in recursive and not function.type_params and wanted(name, function):
+            inlined[name] = function
+    used = {name for name in inlined if graph.ref_count(name)}
+    return _without_unused(module.with_functions(done), used)
+
+
+def _with_bodies(
+    body: RelayExpr, functions: Mapping[GlobalVar, Function], is_part: bool
+) -> RelayExpr:
+    """`body` with calls of these functions replaced; used as values they become function values. In
+    what `is_part` of a kernel no kernel stays whole.
+    """
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call becomes the body over its arguments; a name used as a value a copy with variables
+        of its own, as no variable may be bound twice. A kernel stays whole; as a value it is a
+        function that calls it.
+        """
+        if isinstance(old, GlobalVar) and old in functions:
+            return _value_of(functions[old])
+        if isinstance(old, Call) and isinstance(old.op, GlobalVar) and old.op in functions:
+            assert isinstance(new, Call)
+            callee = functions[old.op]
+            if is_part or not is_kernel(callee):
+                return apply(callee, new, dims_of_call(callee, old.args))
+            made = new.with_fields(op=_marked(callee))
+            known = old.checked_type_or_none()
+            if known is not None:
+                made.set_checked_type(known)
+            return made
+        return new
+
+    return rewrite_graph(body, rewrite)
+
+
+def _marked(kernel: Function) -> Function:
+    return kernel if kernel.attr("Primitive") else kernel.with_attr("Primitive", 1)
+
+
+def _value_of(function: Function) -> Function:
+    copy = fresh_copy(function)
+    assert isinstance(copy, Function)
+    if not is_kernel(copy):
+        return copy
+    kernel = _marked(copy)
+    params = tuple(Var(p.name_hint, p.type_annotation) for p in kernel.params)
+    return Function(params, Call(kernel, params))
+
+
+def apply(
+    function: Function, call: Call, dims: Mapping[Symbol, PrimExpr] | None = None
+) -> RelayExpr:
+    """The body of a function over the arguments of a call, with variables of its own; `dims` are
+    the names of dimensions that are others there.
+
+    Raises ValueError when their numbers differ.
+    """
+    captured = captured_vars(evaluation_order(function.body))
+    within: dict[Var, RelayExpr] = {}
+    bindings: list[tuple[Var, RelayExpr]] = []
+    for param, arg in zip(function.params, call.args, strict=True):
+        is_shared = param not in captured or isinstance(arg, Constant) or is_atom(arg)
+        if is_shared and is_pure(arg) and not isinstance(arg, Function):
+            within[param] = arg
+            continue
+        kind = param.type_annotation
+        fresh = Var(param.name_hint, None if kind is None else substitute_dims(kind, dims or {}))
+        within[param] = fresh
+        bindings.append((fresh, arg))
+    return let_chain(bindings, instantiate(function.body, dims or {}, within))
+
+
+def _without_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
+    """The module without those of these functions that nothing refers to."""
+    graph = CallGraph(module)
+    return module.with_functions(
+        {g: f for g, f in module.functions.items() if g not in names or graph.ref_count(g)}
+    )
+
+
+def is_kernel(function: Function) -> bool:
+    """Return whether a function is one kernel, which stays whole."""
+    return bool(function.attr("Compiler") or function.attr("Primitive"))
+
+
+def _is_wanted(function: BaseFunc) -> bool:
+    return isinstance(function, Function) and (bool(function.attr("Inline")) or is_kernel(function))
+
+
+@module_pass(name="Inline", opt_level=1)
+def _inline(module: IRModule, context: PassContext) -> IRModule:
+    wanted = [f for f in module.functions.values() if _is_wanted(f)]
+    if not wanted:
+        return module
+    if not all(
+        isinstance(f, Function) and is_kernel(f) for f in wanted
+    ):  # whose checks go with them, and whose sizes are others
+        module = map_functions(MatchDeclaredShapes()(module), with_types_of_cells)
+    return inline(module, lambda name, function: _is_wanted(function))
+
+
+def Inline() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _inline

@@ -1,0 +1,224 @@
+"""Turn function values into global functions, so that every function has a number the VM can call.
+
+    let %f = fn (%y) { add(%y, %x) }; %f(%z)
+->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }   and   let %f = @lifted_f(%x); %f(%z)
+
+What shows a named dimension that the function uses is captured too. In a program of several devices
+the attributes of the global say where what it captures is, so that functions are one only if that
+is too.
+
+A function that captures nothing becomes a plain global; one that captures becomes a global over
+what it captures, marked Closure, that gives the function. A function that calls itself through its
+let variable calls the global again. Inner functions are lifted before outer ones. Equal functions
+become one.
+
+After: no function value is left but what a global function marked Closure gives, whose body is that
+function alone: passes over bodies look into it (`on_body`). A closure at run time is a function's
+number and the values captured, in the order of parameters. Symbols of dimensions are captured by
+tensors that show them, as a kernel inside has only tensors to read sizes from: n follows from a
+tensor of n * 2 rows, not from one of (n + 1) // 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import IntImm
+from ekiden.ir.prim import Var as PrimVar
+from ekiden.ir.prim_visitor import free_vars as dim_vars
+from ekiden.ir.structural import structural_digest
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Function, Let, Var
+from ekiden.relay.transform.devices.device_domains import Domains
+from ekiden.relay.transform.devices.plan_devices import device_table
+from ekiden.relay.transform.language.chains import unchain
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    bodies,
+    evaluation_order,
+    is_atom,
+    map_functions,
+    with_children,
+)
+from ekiden.relay.visitor import bind, free_vars, post_order, type_post_order
+from ekiden.runtime.late import Late
+from ekiden.target.virtual_device import PARAM_PLACES, all_on_host
+
+if TYPE_CHECKING:
+    from ekiden.arith import detect
+else:
+    detect = Late("ekiden.arith.detect")
+
+
+class _Lifter:
+    """Lifts the functions inside one global function. `domains` are those of a module planned for
+    several devices."""
+
+    def __init__(self, taken: set[str], domains: Domains | None) -> None:
+        self.taken, self.domains = taken, domains
+        self.lifted: dict[GlobalVar, BaseFunc] = {}
+        self.names: dict[str, GlobalVar] = {}
+        """Digest of a lifted function -> its name."""
+
+    def lift(self, root: Function) -> Function:
+        """`root` with every function value inside replaced."""
+        new: dict[RelayExpr, RelayExpr] = {}
+        own_names = self._let_names(root.body)
+        around = _params_around(root)
+        for inner, lets in _lets_around(root).items():
+            around[inner] = [*around[inner], *lets]
+        for expr in evaluation_order(root.body):
+            rebuilt = with_children(expr, new)
+            if isinstance(rebuilt, Function) and not is_atom(rebuilt):
+                rebuilt = self._lift_one(rebuilt, own_names.get(expr), around[expr])
+            new[expr] = rebuilt
+        return root.with_fields(body=new[root.body])
+
+    @staticmethod
+    def _let_names(body: RelayExpr) -> dict[RelayExpr, Var]:
+        return {
+            e.value: e.var
+            for e in evaluation_order(body)
+            if isinstance(e, Let) and isinstance(e.value, Function)
+        }
+
+    def _fresh(self, hint: str) -> GlobalVar:
+        name, count = f"lifted_{hint}", 0
+        while name in self.taken:
+            count += 1
+            name = f"lifted_{hint}_{count}"
+        self.taken.add(name)
+        return GlobalVar(name)
+
+    def _lift_one(
+        self, function: Function, own_name: Var | None, around: Sequence[Var]
+    ) -> RelayExpr:
+        captured = [v for v in free_vars(function) if v is not own_name]
+        captured += _witnesses(function, captured, around)
+        name = self._fresh(own_name.name_hint if own_name else "fn")
+        fresh = {v: Var(v.name_hint, v.checked_type) for v in captured}
+        within: dict[Var, RelayExpr] = dict(fresh)
+        if own_name is not None:
+            within[own_name] = _closure(name, tuple(fresh.values()))
+        inner = bind(function, within)
+        assert isinstance(inner, Function)
+        if captured:
+            marked = inner.with_fields(attrs={**(inner.attrs or {}), "Closure": 1})
+            kind = function.checked_type_or_none()  # said, so that it may call itself in any size
+            attrs = {"Closure": 1, **self._places(captured)}
+            inner = Function(tuple(fresh.values()), marked, kind, (), attrs)
+        return _closure(self._keep(name, inner), tuple(captured))
+
+    def _places(self, captured: Sequence[Var]) -> dict[str, object]:
+        """Where what is captured is, unless all is on the host."""
+        if self.domains is None:
+            return {}
+        found = tuple(self.domains.said(self.domains.of(v), v.checked_type) for v in captured)
+        return {} if all_on_host(found) else {PARAM_PLACES: found}
+
+    def _keep(self, name: GlobalVar, function: Function) -> GlobalVar:
+        """The name of a lifted function: of the first one that is the same."""
+        known = self.names.setdefault(structural_digest(function), name)
+        if known is name:
+            self.lifted[name] = function
+        return known
+
+
+def _params_around(root: Function) -> dict[RelayExpr, list[Var]]:
+    """Function inside root -> the parameters of the functions around it."""
+    around: dict[RelayExpr, list[Var]] = {}
+    for outer in (root, *_functions(root.body)):
+        for inner in _functions(outer.body):
+            around.setdefault(inner, []).extend(outer.params)
+    return around
+
+
+def _lets_around(root: Function) -> dict[RelayExpr, list[Var]]:
+    """Function that a let binds inside root -> the variables of lets around it that were the first
+    to show a dimension.
+    """
+    around: dict[RelayExpr, list[Var]] = {}
+    stack: list[tuple[RelayExpr, list[Var], set[PrimVar]]] = [(root.body, [], set())]
+    while stack:
+        body, lets, shown = stack.pop()
+        chain = unchain(body)
+        for variable, value in chain.bindings:
+            if isinstance(value, Function) and not is_atom(value):
+                around[value] = list(lets)
+            stack.extend((each, list(lets), set(shown)) for each in bodies(value))
+            new = _shown((variable.checked_type_or_none(),)) - shown
+            if new:
+                lets.append(variable)
+                shown |= new
+        if chain.result is not None:
+            stack.extend((each, list(lets), set(shown)) for each in bodies(chain.result))
+    return around
+
+
+def _functions(body: RelayExpr) -> list[Function]:
+    return [e for e in evaluation_order(body) if isinstance(e, Function) and not is_atom(e)]
+
+
+def _witnesses(function: Function, captured: Sequence[Var], around: Sequence[Var]) -> list[Var]:
+    """Variables around a function that show the named dimensions it uses and is not given."""
+    given = _shown(v.checked_type for v in (*function.params, *captured))
+    inside = post_order(function.body, into_functions=True)
+    missing = _symbols(e.checked_type_or_none() for e in inside) - given
+    found: list[Var] = []
+    for param in around:
+        shown = _shown((param.checked_type,))
+        if missing & shown and param not in captured:
+            found.append(param)
+            missing -= shown
+    return found
+
+
+def _symbols(kinds: Iterable[Type | None]) -> set[PrimVar]:
+    """The named dimensions in types."""
+    tensors = (t for k in kinds if k is not None for t in type_post_order(k))
+    shapes = (t.shape for t in tensors if isinstance(t, TensorType))
+    return {v for s in shapes for d in s if not isinstance(d, IntImm) for v in dim_vars(d)}
+
+
+def _shown(kinds: Iterable[Type | None]) -> set[PrimVar]:
+    """The named dimensions that follow from the shapes of tensors: n from `n * 2`, not from
+    `(n + 1) // 2`, neither from `n + m`. Tensors in data structures show none, as there may be no
+    element.
+    """
+    dims = (d for k in kinds if k is not None for t in tensors_of(k) for d in t.shape)
+    each = ((d, dim_vars(d)) for d in dims if not isinstance(d, IntImm))
+    alone = ((d, symbols[0]) for d, symbols in each if len(symbols) == 1)
+    return {n for d, n in alone if d is n or detect.detect_linear_equation(d, [n])}
+
+
+def tensors_of(kind: Type) -> Iterator[TensorType]:
+    """Yield the tensors that a value of a type has for certain: itself, or fields of tuples."""
+    stack = [kind]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, TupleType):
+            stack.extend(each.fields)
+        elif isinstance(each, TensorType):
+            yield each
+
+
+def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:
+    """The function value that a lifted function stands for."""
+    return Call(name, captured) if captured else name
+
+
+@module_pass(name="LambdaLift", opt_level=1, required=(InferType(),))
+def _lambda_lift(module: IRModule, context: PassContext) -> IRModule:
+    domains = Domains(module) if len(device_table(module)) > 1 else None
+    lifter = _Lifter({g.name_hint for g in module}, domains)
+    lifted = map_functions(module, lifter.lift)
+    return lifted.with_functions({**lifted.functions, **lifter.lifted})
+
+
+def LambdaLift() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _lambda_lift

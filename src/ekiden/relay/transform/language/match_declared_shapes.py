@@ -1,0 +1,361 @@
+"""Check sizes that are not known where a value enters a place whose type declares them.
+
+    let %y: Tensor[(n, 3), float32] = @g(%x);             @g gives Tensor[(?, 3), float32]
+ -> let %y: Tensor[(n, 3), float32] = vm.match_shape(@g(%x), shape=[n, 3]);
+
+Type inference lets `?`, and sizes of which nothing says that they differ, enter a place of a known
+size: it is sound only with these checks. The places are variables of lets and patterns, results of
+functions, branches and clauses, arguments of calls (of functions, closures and constructors), and
+cells. A name that a place declares and nothing bound before is bound by its first value. A function
+value whose parameters declare more than its place does is wrapped in one that checks:
+
+    let %f: fn (Tensor[(?, 3), float32]) -> Tensor[(?, 3), float32] = %relu_of_n;
+ -> let %f = fn (%p0: Tensor[(?, 3), float32]) { %relu_of_n(vm.match_shape(%p0, shape=[n, 3])) };
+
+Functions that main gives are called by whoever runs the program: their parameters are checked, too.
+Elements of data types are checked where they are put in. A value of a data type, or a cell, that
+exists already is not taken apart: where its place says more of the sizes inside, or for a cell
+less, it is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ekiden.arith import prove_equal
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar
+from ekiden.ir.prim import Var as Symbol
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.span import Span
+from ekiden.ir.text import type_text
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.type import FuncType, RelayRefType, TensorType, TupleType, Type, TypeCall
+from ekiden.relay.adjoint_type import definition
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constructor,
+    Function,
+    If,
+    Let,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    RefCreate,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.op.vm import match_shape
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import infer_here, is_atom, map_functions, rewrite_graph
+from ekiden.relay.unify import Unifier, match_dims, size_vars, substitute_dims
+from ekiden.relay.visitor import map_type, type_post_order
+from ekiden.runtime.errors import TypeInferenceError
+
+Place = tuple[str, Span | None]
+"""What declares a shape, for messages, and where it is in the model."""
+
+
+def _is_known(declared: PrimExpr, known: PrimExpr) -> bool:
+    if declared is known or isinstance(declared, AnyDim):
+        return True
+    if isinstance(declared, IntImm) and isinstance(known, IntImm):
+        return declared.value == known.value
+    return not isinstance(known, AnyDim) and prove_equal(declared, known)
+
+
+def call_dims(
+    params: Sequence[Type], args: Sequence[Type], bound: set[SizeVar]
+) -> dict[Symbol, PrimExpr]:
+    """Return what the names of dimensions in a callee's parameters are in one call.
+
+    A name that no argument shows and several dimensions share is a new one, which the check of the
+    first argument binds. Names in `bound` are those of the caller, and not the callee's to choose.
+    """
+    dims: dict[Symbol, PrimExpr] = {}
+    flexible = set(size_vars(params)) - bound
+    for param, arg in zip(params, args, strict=True):
+        match_dims(param, arg, flexible, dims)
+    tensors = [t for p in params for t in type_post_order(p) if isinstance(t, TensorType)]
+    uses = Counter(v for t in tensors for d in t.shape for v in free_vars(d))
+    for symbol, dim in dims.items():
+        if isinstance(dim, AnyDim) and uses[symbol] > 1:
+            dims[symbol] = SizeVar(symbol.name)
+    return {symbol: dim for symbol, dim in dims.items() if symbol is not dim}
+
+
+class _Checker:
+    """The places of one global function."""
+
+    def __init__(self, module: IRModule, root: Function) -> None:
+        self.module, self.root = module, root
+        self.bound = set(size_vars(p.checked_type for p in root.params))
+
+    def run(self) -> Function:
+        """Return the function with checks; itself where it needs none."""
+        body = rewrite_graph(self.root.body, self._rewrite)
+        body = self._result(self.root, body)
+        kind = self.root.ret_type
+        if kind is not None and self._name() == "main":
+            kind = self._for_anybody(kind)
+            place = "a function that @main gives", self.root.body.span or self.root.span
+            body = self._coerced(body, self.root.ret_type or kind, kind, place)
+        if body is self.root.body:
+            return self.root
+        return self.root.with_fields(body=body, ret_type=kind)
+
+    def _name(self) -> str:
+        names = [g.name_hint for g, f in self.module.functions.items() if f is self.root]
+        return names[0] if names else ""
+
+    def _for_anybody(self, kind: Type) -> Type:
+        """Return a result type whose functions take any size where they know a name of main's."""
+        if isinstance(kind, TupleType):
+            return TupleType(tuple(map(self._for_anybody, kind.fields)))
+        if not isinstance(kind, FuncType):
+            return kind
+        args = tuple(map_type(arg, self._without_bound) for arg in kind.arg_types)
+        return FuncType(args, kind.ret_type, kind.type_params, kind.type_constraints)
+
+    def _without_bound(self, kind: Type) -> Type:
+        """Return a tensor type whose sizes are unknown where they depend on names of main's."""
+        if not isinstance(kind, TensorType):
+            return kind
+        dims = (d if self.bound.isdisjoint(free_vars(d)) else AnyDim() for d in kind.shape)
+        return TensorType(tuple(dims), kind.dtype)
+
+    def _rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        known = old.checked_type_or_none()
+        made = self._checked(old, new)
+        if made is not new and known is not None:
+            made.set_checked_type(known)
+        return made
+
+    def _checked(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Return what stands for an expression whose parts have been rewritten."""
+        match old, new:
+            case Let(), Let():
+                what = f"let %{old.var.name_hint}", old.value.span or old.span
+                value = self._entered(new.value, old.value, old.var.checked_type, what)
+                return new if value is new.value else new.with_fields(value=value)
+            case RefWrite(), RefWrite():
+                kind = old.ref.checked_type
+                assert isinstance(kind, RelayRefType)
+                value = self._entered(new.value, old.value, kind.value, ("ref_write", old.span))
+                return new if value is new.value else new.with_fields(value=value)
+            case If(), If():
+                branches = {
+                    name: self._entered(getattr(new, name), getattr(old, name), old.checked_type,
+                                        ("if: a branch", old.span))
+                    for name in ("true_branch", "false_branch")
+                }  # fmt: skip
+                same = all(getattr(new, name) is value for name, value in branches.items())
+                return new if same else new.with_fields(**branches)
+            case Match(), Match():
+                return self._match(old, new)
+            case Function(), Function() if not is_atom(old):
+                body = self._result(old, new.body)
+                return new if body is new.body else new.with_fields(body=body)
+            case Call(), Call() if not isinstance(old.op, Op):
+                return self._call(old, new)
+        return new
+
+    def _result(self, function: Function, body: RelayExpr) -> RelayExpr:
+        if function.ret_type is None:
+            return body
+        place = "the result of a function", function.body.span or function.span
+        if function is self.root:
+            place = f"the result of @{self._name()}", place[1]
+        return self._entered(body, function.body, function.ret_type, place)
+
+    def _call(self, old: Call, new: Call) -> RelayExpr:
+        callee = self._callee(old)
+        if callee is None or len(callee.arg_types) != len(old.args):
+            return new
+        kinds = [a.checked_type for a in old.args]
+        own = set() if isinstance(old.op, GlobalVar) else self.bound
+        dims = call_dims(callee.arg_types, kinds, own)
+        name = getattr(old.op, "name_hint", "a function")
+        args = tuple(
+            self._entered(arg, before, substitute_dims(kind, dims),
+                          (f"argument {at} of {name}", old.span))
+            for at, (arg, before, kind) in enumerate(
+                zip(new.args, old.args, callee.arg_types, strict=True)
+            )
+        )  # fmt: skip
+        same = all(a is b for a, b in zip(args, new.args, strict=True))
+        return new if same else new.with_fields(args=args)
+
+    def _callee(self, call: Call) -> FuncType | None:
+        """Return the type of what is called, in this use of it."""
+        if isinstance(call.op, Constructor):
+            data = definition(self.module, call.op.belong_to)
+            assert data is not None, "the type checker has looked it up"
+            result = TypeCall(call.op.belong_to, data.type_vars)
+            kind: Type | None = FuncType(call.op.inputs, result, data.type_vars)
+        else:
+            kind = call.op.checked_type_or_none()
+        if not isinstance(kind, FuncType) or len(kind.type_params) != len(call.type_args):
+            return None
+        return Unifier().instantiate(kind, call.type_args)
+
+    def _match(self, old: Match, new: Match) -> RelayExpr:
+        clauses = []
+        for before, clause in zip(old.clauses, new.clauses, strict=True):
+            place = "match: a clause", before.rhs.span or old.span
+            rhs = self._entered(clause.rhs, before.rhs, old.checked_type, place)
+            lhs = clause.lhs
+            for var, kind in self._pattern_types(before.lhs, old.data.checked_type):
+                if self._declares_more(var.checked_type, kind):
+                    taken = Var(var.name_hint, kind)
+                    taken.set_checked_type(kind)
+                    lhs = _renamed(lhs, var, taken)
+                    place = f"match: %{var.name_hint}", old.span
+                    value = self._coerced(taken, kind, var.checked_type, place)
+                    result = rhs.checked_type
+                    rhs = Let(var, value, rhs)
+                    rhs.set_checked_type(result)
+            same = rhs is clause.rhs and lhs is clause.lhs
+            clauses.append(clause if same else Clause(lhs, rhs))
+        same = all(a is b for a, b in zip(clauses, new.clauses, strict=True))
+        return new if same else new.with_fields(clauses=tuple(clauses))
+
+    def _pattern_types(self, pattern: Pattern, kind: Type) -> Iterator[tuple[Var, Type]]:
+        """Yield the variables of a pattern with the types of what they take from a value of a
+        type."""
+        waiting = [(pattern, kind)]
+        while waiting:
+            at, known = waiting.pop()
+            match at, known:
+                case PatternVar(var=var), _:
+                    yield var, known
+                case PatternTuple(patterns=inner), TupleType(fields=fields):
+                    waiting.extend(zip(inner, fields, strict=True))
+                case PatternConstructor(constructor=made, patterns=inner), TypeCall(args=args):
+                    data = definition(self.module, made.belong_to)
+                    assert data is not None, "the type checker has looked it up"
+                    whole = FuncType(made.inputs, known, data.type_vars)
+                    one = Unifier().instantiate(whole, args)
+                    waiting.extend(zip(inner, one.arg_types, strict=True))
+
+    def _declares_more(self, declared: Type, known: Type) -> bool:
+        """Return whether a tensor, or one in a tuple or in a function's type, has a declared extent
+        that is not known to be that of the value."""
+        if declared is known:
+            return False
+        match declared, known:
+            case TensorType(), TensorType():
+                return not all(map(_is_known, declared.shape, known.shape))
+            case TupleType(), TupleType():
+                return any(map(self._declares_more, declared.fields, known.fields))
+            case FuncType(), FuncType():
+                dims = call_dims(known.arg_types, declared.arg_types, self.bound)
+                params = [substitute_dims(kind, dims) for kind in known.arg_types]
+                return any(map(self._declares_more, params, declared.arg_types)) or (
+                    self._declares_more(declared.ret_type, substitute_dims(known.ret_type, dims))
+                )
+            case TypeCall(), TypeCall():
+                return any(map(self._declares_more, declared.args, known.args))
+            case RelayRefType(), RelayRefType():
+                one, other = declared.value, known.value
+                return self._declares_more(one, other) or self._declares_more(other, one)
+        return False
+
+    def _entered(self, value: RelayExpr, old: RelayExpr, declared: Type, place: Place) -> RelayExpr:
+        """Return what enters a place of a declared type for a value, which stands for `old`."""
+        if value is old and type(old) in (GlobalVar, Constructor):
+            return value  # of which each call is checked
+        return self._coerced(value, old.checked_type, declared, place)
+
+    def _coerced(self, value: RelayExpr, known: Type, declared: Type, place: Place) -> RelayExpr:
+        """Return a value of a known type as one of the declared type; itself if it is one."""
+        if not self._declares_more(declared, known):
+            return value
+        match declared, known:
+            case TensorType(), TensorType():
+                self.bound.update(size_vars((declared,)))
+                call = match_shape(value, declared.shape, place[0]).with_fields(span=place[1])
+                return infer_here(call)
+            case TupleType(), TupleType():
+                fields = []
+                for at, (inner, own) in enumerate(zip(declared.fields, known.fields, strict=True)):
+                    if isinstance(value, Tuple):
+                        part = value.fields[at]
+                    else:
+                        part = TupleGetItem(value, at)
+                        part.set_checked_type(own)
+                    fields.append(self._coerced(part, own, inner, place))
+                made = Tuple(tuple(fields), value.span)
+                made.set_checked_type(declared)
+                return made
+            case RelayRefType(), RelayRefType() if isinstance(value, RefCreate):
+                cell = RefCreate(
+                    self._coerced(value.value, known.value, declared.value, place), value.span
+                )
+                cell.set_checked_type(declared)
+                return cell
+        if not isinstance(declared, FuncType) or not isinstance(known, FuncType):
+            kinds = f"expected {type_text(declared)}, got {type_text(known)}"
+            where = f" ({place[1]})" if place[1] else ""
+            raise TypeInferenceError(
+                f"{place[0]}{where}: {kinds}: sizes inside of a value that exists already are not"
+                " checked; declare them where it is made",
+                place[1],
+            )
+        return self._wrapped(value, known, declared, place)
+
+    def _wrapped(
+        self, value: RelayExpr, known: FuncType, declared: FuncType, place: Place
+    ) -> RelayExpr:
+        """Return a function of the declared type that calls a value of another one."""
+        callee = Var("f", known)
+        callee.set_checked_type(known)
+        params = [Var(f"p{at}", kind) for at, kind in enumerate(declared.arg_types)]
+        for param, kind in zip(params, declared.arg_types, strict=True):
+            param.set_checked_type(kind)
+        dims = call_dims(known.arg_types, declared.arg_types, self.bound)
+        args = [
+            self._coerced(p, of, substitute_dims(kind, dims), place)
+            for p, of, kind in zip(params, declared.arg_types, known.arg_types, strict=True)
+        ]
+        result = Call(callee, tuple(args), None, span=place[1])
+        kind = substitute_dims(known.ret_type, dims)
+        result.set_checked_type(kind)
+        body = self._coerced(result, kind, declared.ret_type, place)
+        made = Function(tuple(params), body, declared.ret_type, declared.type_params)
+        made.set_checked_type(declared)
+        whole = Let(callee, value, made)
+        whole.set_checked_type(declared)
+        return whole
+
+
+def _renamed(pattern: Pattern, old: Var, new: Var) -> Pattern:
+    """Return a pattern with another variable in the place of one."""
+    match pattern:
+        case PatternVar(var=var):
+            return PatternVar(new) if var is old else pattern
+        case PatternConstructor(patterns=inner) | PatternTuple(patterns=inner):
+            made = tuple(_renamed(p, old, new) for p in inner)
+            same = all(a is b for a, b in zip(made, inner, strict=True))
+            return pattern if same else pattern.with_fields(patterns=made)
+    return pattern
+
+
+@module_pass(name="MatchDeclaredShapes", required=(InferType(),))
+def _match_declared_shapes(module: IRModule, context: PassContext) -> IRModule:
+    checked = map_functions(module, lambda function: _Checker(module, function).run())
+    same = all(checked[name] is f for name, f in module.functions.items())
+    return module if same else checked
+
+
+def MatchDeclaredShapes() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _match_declared_shapes

@@ -1,0 +1,514 @@
+"""Compute now what does not depend on the arguments: calls, branches, matches, loops on known data.
+
+    def @power(%n: Nat, %x) { match (%n) { Z => 1f, S(%m) => multiply(%x, @power(%m, %x)) } }
+    @power(S(S(Z)), %x)   ->   let %v0 = multiply(%x, 1f); multiply(%x, %v0)
+
+Values are kept as far as they are known: constants, tuples, data constructors and functions. What
+is not known becomes a let of the result, in the order of evaluation, so effects keep theirs; what
+turns out unused is dropped. A recursive function is unrolled while an argument that it takes apart
+gets smaller or its steps are decided by known values; otherwise it is called as it is. References
+stay.
+
+Before: any typed module, which is brought into A-normal form. After: A-normal form, not smaller as
+text where loops were unrolled, at most MAX_DEPTH calls deep. What decides whether to go on
+unrolling:
+
+    a data argument got smaller than in the last call of this function     @power: it ends
+    an argument is a known number, and no unknown If lies between          for i in 0..n, n known
+
+The first is size-change termination in its simplest form (Lee, Jones and Ben-Amram 2001); the
+second may not end, hence the limit. A branch on an unknown condition is specialised both ways, and
+calls inside count as undecided.
+
+After N. Jones, C. Gomard, P. Sestoft, Partial Evaluation and Automatic Program Generation, 1993,
+chapter 5 (an online specialiser).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import ChainMap
+from collections.abc import Generator, Sequence
+from dataclasses import field
+from typing import cast
+
+import numpy as np
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Array, Op
+from ekiden.ir.prim import IntImm, SizeVar
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.type import TensorType, Type, TypeVar
+from ekiden.relay.evaluate_call import evaluate_call
+from ekiden.relay.expr import (
+    Call,
+    Clause,
+    Constant,
+    Constructor,
+    Function,
+    If,
+    Let,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+    PatternWildcard,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.transform.graph.fold_constant import can_compute
+from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.dead_code_elimination import drop_unused_bindings
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.instantiate import dims_of_call, has_unknown_size, instantiate
+from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
+from ekiden.relay.transform.language.scopes import map_functions, on_body
+from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
+from ekiden.relay.unify import size_vars
+from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order
+from ekiden.runtime.errors import IndexRangeError, LinAlgError
+from ekiden.runtime.late_methods import dataclass
+
+MAX_DEPTH = 5_000
+"""Calls that are unrolled inside each other, before the rest is left as it is."""
+
+MAX_ELEMENTS = 1 << 16
+"""Results of operators that are computed now; larger ones would make the program larger."""
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """What is known of a value.
+
+    `known`: an Array, the fields of a tuple, Data, Closure, or None. `expr`: an atom that stands
+    for it in the result, made when it is first needed, with the scope where it is bound.
+    """
+
+    known: Array | tuple[Value, ...] | Data | Closure | None = None
+    expr: RelayExpr | None = None
+    scope: Scope | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Data:
+    """A constructor applied to its fields."""
+
+    constructor: Constructor
+    fields: tuple[Value, ...]
+    size: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class Closure:
+    """A function with what it captures: a global one with its name, one that calls itself with the
+    variable it does so by.
+    """
+
+    function: Function
+    env: ChainMap[Var, Value]
+    name: GlobalVar | None = None
+    own_var: Var | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """The bindings of the result made so far in one scope, inside of another."""
+
+    parent: Scope | None
+    bindings: list[Binding] = field(default_factory=list)
+    decided: bool = True
+    """Whether it is certain that this scope is entered whenever the one around the call is."""
+
+    def is_around(self, other: Scope | None) -> bool:
+        """Whether what is bound here is visible in another scope."""
+        while other is not None and other is not self:
+            other = other.parent
+        return other is self
+
+    def bind(self, expr: RelayExpr, hint: str = "v", kind: Type | None = None) -> Var:
+        """A new variable for an expression, of a type where that says less than its own."""
+        variable = Var(hint, kind)
+        self.bindings.append((variable, expr))
+        return variable
+
+    def wrap(self, result: RelayExpr) -> RelayExpr:
+        """The bindings around a result, without those that nothing uses."""
+        return let_chain(drop_unused_bindings(self.bindings, result), result)
+
+
+@dataclass(slots=True, eq=False)
+class Activation:
+    """One unrolled call in progress, with the sizes of the data among its arguments."""
+
+    function: Function
+    sizes: tuple[int | None, ...]
+    scope: Scope
+
+
+Step = Generator["Step", Value, Value]
+"""An evaluation in progress, which yields those it waits for."""
+
+
+def _run(first: Step) -> Value:
+    """Evaluate with a stack of our own, so that deep programs do not need Python's."""
+    stack = [first]
+    value: Value | None = None
+    while stack:
+        try:
+            inner = next(stack[-1]) if value is None else stack[-1].send(value)
+        except StopIteration as stop:
+            stack.pop()
+            value = stop.value
+        else:
+            stack.append(inner)
+            value = None
+    assert value is not None
+    return value
+
+
+Env = ChainMap[Var, Value]
+
+
+class _Specializer:
+    """Evaluates the functions of one module, all in A-normal form."""
+
+    def __init__(self, module: IRModule) -> None:
+        self.module = module
+        self.active: list[Activation] = []
+        self.bound: set[SizeVar] = set()
+        """Names of dimensions that a function inside of another may share with it."""
+
+    def function(self, name: GlobalVar, function: Function) -> Function:
+        """A global function, its arguments unknown."""
+        scope = Scope(None)
+        env = Env({p: Value(expr=p, scope=scope) for p in function.params})
+        self.bound = set(size_vars(p.checked_type for p in function.params))
+        self.active = [Activation(function, (None,) * len(function.params), scope)]
+        result = _run(self._finish(function.body, env, scope))
+        assert result.expr is not None
+        return function.with_fields(body=result.expr)
+
+    def _finish(self, body: RelayExpr, env: Env, scope: Scope) -> Step:
+        """The whole of a scope as an expression."""
+        value = yield self._evaluate(body, env, scope)
+        atom = yield self._reify(value, scope)
+        assert atom.expr is not None
+        return Value(expr=scope.wrap(atom.expr))
+
+    def _evaluate(self, expr: RelayExpr, env: Env, scope: Scope) -> Step:
+        while isinstance(expr, Let):
+            if isinstance(expr.value, Function) and not expr.value.attr("Primitive"):
+                env[expr.var] = Value(Closure(expr.value, env, own_var=expr.var))
+            else:
+                env[expr.var] = yield self._evaluate(expr.value, env, scope)
+            expr = expr.body
+        match expr:
+            case Var():
+                return env.get(expr) or Value(expr=expr)
+            case Constant(data=data):
+                return Value(data, expr)
+            case GlobalVar():
+                return Value(self._global(expr), expr)
+            case Function() if not expr.attr("Primitive"):
+                return Value(Closure(expr, env))
+            case Tuple(fields=fields):
+                return Value((yield from self._all(fields, env, scope)))
+            case TupleGetItem(tuple_value=inner, index=index):
+                value = yield self._evaluate(inner, env, scope)
+                if isinstance(value.known, tuple):
+                    return value.known[index]
+                atom = yield self._reify(value, scope)
+                return self._bind(TupleGetItem(_expr(atom), index, span=expr.span), scope)
+            case Call():
+                return (yield self._call(expr, env, scope))
+            case If():
+                return (yield self._if(expr, env, scope))
+            case Match():
+                return (yield self._match(expr, env, scope))
+            case RefCreate() | RefRead() | RefWrite():
+                return (yield self._reference(expr, env, scope))
+            case _:
+                return Value(expr=expr)
+
+    def _global(self, name: GlobalVar) -> Closure | None:
+        function = self.module.functions.get(name)
+        is_known = isinstance(function, Function) and function.attr("Compiler") is None
+        return Closure(function, Env(), name) if is_known else None  # type: ignore[arg-type]
+
+    def _bind(self, expr: RelayExpr, scope: Scope) -> Value:
+        return Value(expr=scope.bind(expr), scope=scope)
+
+    def _all(
+        self, exprs: Sequence[RelayExpr], env: Env, scope: Scope
+    ) -> Generator[Step, Value, tuple[Value, ...]]:
+        found = []
+        for each in exprs:
+            found.append((yield self._evaluate(each, env, scope)))
+        return tuple(found)
+
+    def _atoms(
+        self, values: Sequence[Value], scope: Scope
+    ) -> Generator[Step, Value, tuple[RelayExpr, ...]]:
+        found = []
+        for each in values:
+            found.append(_expr((yield self._reify(each, scope))))
+        return tuple(found)
+
+    # Making an expression of what is known.
+
+    def _reify(self, value: Value, scope: Scope) -> Step:
+        """A value that has an atom visible in a scope."""
+        if value.expr is not None and (value.scope is None or value.scope.is_around(scope)):
+            return value
+        known = value.known
+        if isinstance(known, np.ndarray):
+            value.expr, value.scope = Constant(known), None
+            return value
+        if isinstance(known, tuple):
+            made: RelayExpr = Tuple((yield from self._atoms(known, scope)))
+        elif isinstance(known, Data):
+            made = Call(known.constructor, (yield from self._atoms(known.fields, scope)))
+        else:
+            assert isinstance(known, Closure), "a value that is neither known nor named"
+            return (yield self._reify_closure(value, known, scope))
+        value.expr, value.scope = scope.bind(made), scope
+        return value
+
+    def _reify_closure(self, value: Value, closure: Closure, scope: Scope) -> Step:
+        """A function value as a function of the result: its body specialised to what it captures,
+        with its parameters unknown. The name is known before the body, which may mention it; what
+        it captures is bound in the scopes around, so that no copy of a binding is made.
+        """
+        function = closure.function
+        name = Var(closure.own_var.name_hint if closure.own_var else "f")
+        value.expr, value.scope = name, scope
+        inner = Scope(scope, decided=False)
+        own_types = set(function.type_params)
+        params = [
+            Var(p.name_hint, _closed(p.type_annotation, own_types), span=p.span)
+            for p in function.params
+        ]
+        env = Env({}, *closure.env.maps)
+        env.update(
+            {p: Value(expr=n, scope=inner) for p, n in zip(function.params, params, strict=True)}
+        )
+        if closure.own_var is not None:
+            env[closure.own_var] = Value(expr=name, scope=scope)
+        body = yield self._finish(function.body, env, inner)
+        ret_type = _closed(function.ret_type, own_types)
+        made = function.with_fields(params=tuple(params), body=body.expr, ret_type=ret_type)
+        scope.bindings.append((name, made))
+        return value
+
+    # Calls.
+
+    def _call(self, call: Call, env: Env, scope: Scope) -> Step:
+        args = yield from self._all(call.args, env, scope)
+        if isinstance(call.op, Constructor):
+            size = 1 + sum(a.known.size for a in args if isinstance(a.known, Data))
+            return Value(Data(call.op, args, size))
+        if isinstance(call.op, Op):
+            folded = _fold(call, args)
+            return (
+                folded if folded is not None else (yield self._residual(call, call.op, args, scope))
+            )
+        callee = yield self._evaluate(call.op, env, scope)
+        if isinstance(callee.known, Closure) and self._may_unroll(callee.known, args, scope):
+            return (yield self._unroll(callee.known, call, args, scope))
+        atom = yield self._reify(callee, scope)
+        return (yield self._residual(call, _expr(atom), args, scope))
+
+    def _residual(self, call: Call, callee: RelayExpr, args: Sequence[Value], scope: Scope) -> Step:
+        """The call itself, in the result."""
+        if isinstance(call.op, Op) and call.op.definition.variadic:
+            fields = args[0].known
+            if isinstance(fields, tuple):
+                inside = yield from self._atoms(fields, scope)
+                made = Call(callee, (Tuple(inside),), call.attrs, span=call.span)
+                return self._bind(made, scope)
+        atoms = yield from self._atoms(args, scope)
+        return self._bind(Call(callee, atoms, call.attrs, span=call.span), scope)
+
+    def _may_unroll(self, closure: Closure, args: Sequence[Value], scope: Scope) -> bool:
+        """Whether a call becomes its body: once always, again only while it comes nearer to an end
+        (see the top of this file)."""
+        if closure.function.attr("SkipOptimization") or len(self.active) > MAX_DEPTH:
+            return False
+        last = next((a for a in reversed(self.active) if a.function is closure.function), None)
+        if last is None:
+            return True
+        sizes = zip(_sizes(args), last.sizes, strict=True)
+        if any(new is not None and old is not None and new < old for new, old in sizes):
+            return True
+        is_counted = any(isinstance(a.known, np.ndarray) for a in args)
+        return is_counted and _is_decided(scope, last.scope)
+
+    def _unroll(self, closure: Closure, call: Call, args: Sequence[Value], scope: Scope) -> Step:
+        function = closure.function
+        dims = dims_of_call(function, call.args, () if closure.name else self.bound)
+        if dims:
+            self.bound.update(size_vars(a.checked_type for a in call.args))
+            self.bound.update(d for d in dims.values() if isinstance(d, SizeVar))
+            function = cast("Function", instantiate(function, dims))
+        env = Env({}, *closure.env.maps)
+        env.update(zip(function.params, args, strict=True))
+        if closure.own_var is not None:
+            env[closure.own_var] = Value(closure)
+        self.active.append(Activation(closure.function, _sizes(args), scope))
+        value = yield self._evaluate(function.body, env, scope)
+        self.active.pop()
+        return value
+
+    # Choices.
+
+    def _if(self, expr: If, env: Env, scope: Scope) -> Step:
+        cond = yield self._evaluate(expr.cond, env, scope)
+        if isinstance(cond.known, np.ndarray):
+            taken = expr.true_branch if bool(cond.known) else expr.false_branch
+            return (yield self._evaluate(taken, env.new_child(), scope))
+        atom = yield self._reify(cond, scope)
+        branches = []
+        for branch in (expr.true_branch, expr.false_branch):
+            inner = Scope(scope, decided=False)
+            branches.append(_expr((yield self._finish(branch, env.new_child(), inner))))
+        taken, other = branches
+        return self._bind(If(_expr(atom), taken, other, span=expr.span), scope)
+
+    def _match(self, expr: Match, env: Env, scope: Scope) -> Step:
+        data = yield self._evaluate(expr.data, env, scope)
+        for clause in expr.clauses:
+            found: dict[Var, Value] = {}
+            fits = _fits(clause.lhs, data, found)
+            if fits is None:
+                break
+            if fits:
+                return (yield self._evaluate(clause.rhs, env.new_child(found), scope))
+        atom = yield self._reify(data, scope)
+        clauses = []
+        for clause in expr.clauses:
+            inner = Scope(scope, decided=False)
+            new: dict[RelayExpr, RelayExpr] = {
+                v: Var(v.name_hint) for v in pattern_vars(clause.lhs)
+            }
+            bound = {v: Value(expr=n, scope=inner) for v, n in new.items() if isinstance(v, Var)}
+            body = yield self._finish(clause.rhs, env.new_child(bound), inner)
+            clauses.append(Clause(map_pattern(clause.lhs, dict(new.items())), _expr(body)))
+        made = Match(_expr(atom), tuple(clauses), expr.complete, span=expr.span)
+        return self._bind(made, scope)
+
+    def _reference(self, expr: RefCreate | RefRead | RefWrite, env: Env, scope: Scope) -> Step:
+        inside = children(expr)
+        values = yield from self._all(inside, env, scope)
+        atoms = yield from self._atoms(values, scope)
+        known = expr.checked_type_or_none()
+        kind = known if isinstance(expr, RefCreate) and has_unknown_size(known) else None
+        return Value(expr=scope.bind(rebuild(expr, atoms), kind=kind), scope=scope)
+
+
+def _closed(kind: Type | None, own: set[TypeVar]) -> Type | None:
+    """A type, unless it names a type parameter of a function around, which is no longer there."""
+    parts = [] if kind is None else type_post_order(kind)
+    return None if any(isinstance(t, TypeVar) and t not in own for t in parts) else kind
+
+
+def _expr(value: Value) -> RelayExpr:
+    assert value.expr is not None
+    return value.expr
+
+
+def _sizes(args: Sequence[Value]) -> tuple[int | None, ...]:
+    return tuple(a.known.size if isinstance(a.known, Data) else None for a in args)
+
+
+def _is_decided(scope: Scope | None, outer: Scope) -> bool:
+    """Whether nothing unknown was branched on since an outer scope."""
+    while scope is not None and scope is not outer:
+        if not scope.decided:
+            return False
+        scope = scope.parent
+    return True
+
+
+def _arrays(value: Value) -> Array | tuple[Array, ...] | None:
+    if isinstance(value.known, np.ndarray):
+        return value.known
+    if isinstance(value.known, tuple):
+        fields = [f.known for f in value.known]
+        arrays = tuple(f for f in fields if isinstance(f, np.ndarray))
+        return arrays if len(arrays) == len(fields) else None
+    return None
+
+
+def _fold(call: Call, args: Sequence[Value]) -> Value | None:
+    """The value of an operator call whose arguments are known, unless it is large or has state."""
+    assert isinstance(call.op, Op)
+    arrays = [a for a in map(_arrays, args) if a is not None]
+    if len(arrays) < len(args) or not can_compute(call.op, call.attrs) or _is_large(call):
+        return None
+    try:
+        value = evaluate_call(call.op, call.attrs, arrays)
+    except (IndexRangeError, LinAlgError):  # of a program that fails, if it comes here at all
+        return None
+    parts = value if isinstance(value, tuple) else (value,)
+    if sum(p.size for p in parts) > MAX_ELEMENTS:
+        return None
+    return Value(tuple(map(Value, value))) if isinstance(value, tuple) else Value(value)
+
+
+def _is_large(call: Call) -> bool:
+    """Whether the type of a result says that it is too large: memory for it is not asked for."""
+    kind = call.checked_type_or_none()
+    tensors = (
+        [] if kind is None else [t for t in type_post_order(kind) if isinstance(t, TensorType)]
+    )
+    sizes = [[d.value for d in t.shape if isinstance(d, IntImm)] for t in tensors]
+    return sum(map(math.prod, sizes)) > MAX_ELEMENTS
+
+
+def _fits(pattern: Pattern, value: Value, found: dict[Var, Value]) -> bool | None:
+    """Whether a value fits a pattern, None if it is not known; `found` gets its variables."""
+    match pattern:
+        case PatternWildcard():
+            return True
+        case PatternVar(var=var):
+            found[var] = value
+            return True
+        case PatternTuple(patterns=patterns) if isinstance(value.known, tuple):
+            return _all_fit(patterns, value.known, found)
+        case PatternConstructor(constructor=constructor, patterns=patterns):
+            if not isinstance(value.known, Data):
+                return None
+            if value.known.constructor.tag != constructor.tag:
+                return False
+            return _all_fit(patterns, value.known.fields, found)
+        case _:
+            return None
+
+
+def _all_fit(
+    patterns: Sequence[Pattern], values: Sequence[Value], found: dict[Var, Value]
+) -> bool | None:
+    results = [_fits(p, v, found) for p, v in zip(patterns, values, strict=True)]
+    return False if False in results else None if None in results else True
+
+
+@module_pass(name="PartialEvaluate", opt_level=1, required=(InferType(),))
+def _partial_evaluate(module: IRModule, context: PassContext) -> IRModule:
+    normal = map_functions(MatchDeclaredShapes()(module), on_body(to_a_normal_form))
+    specializer = _Specializer(normal)
+    done: dict[GlobalVar, BaseFunc] = {}
+    for name, f in normal.functions.items():
+        is_own = isinstance(f, Function) and f.attr("Compiler") is None
+        done[name] = specializer.function(name, f) if is_own else f  # type: ignore[arg-type]
+    return InferType()(normal.with_functions(done))
+
+
+def PartialEvaluate() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _partial_evaluate

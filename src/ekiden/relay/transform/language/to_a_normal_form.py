@@ -1,0 +1,120 @@
+"""Give every intermediate value a name, in the order of evaluation.
+
+    add(nn.relu(%x), %y)   ->   let %v0 = nn.relu(%x); let %v1 = add(%v0, %y); %v1
+
+Constants, names and primitive functions stay in place; an expression shared by two scopes is bound
+in the innermost scope around both.
+
+After: a function body, branch or right side is a chain of lets that ends in an atom, and operands
+are atoms. Sharing is by variables, so that from here on a pass sees a list of steps in the order in
+which they run (`chains.py`), and effects have a place. A value shared by two branches is computed
+before the If even if the branch taken does not need it: pure, so it costs time and never changes a
+result. Linear; nested lets are copied once, from the inner list to the outer one.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.relay.expr import Let, Var
+from ekiden.relay.transform.language.chains import Binding, Chain
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    Scope,
+    find_scopes,
+    map_functions,
+    on_body,
+    operands,
+    with_children,
+)
+
+Names = dict[RelayExpr, RelayExpr]
+
+
+def to_a_normal_form(root: RelayExpr) -> RelayExpr:
+    """A-normal form of an expression. Needs checked types."""
+    scopes = find_scopes(root)
+    names = _name_all(scopes)
+    chains: dict[Scope, Chain] = {}
+    for scope in reversed(scopes):  # inner scopes first: what opens a scope needs its finished body
+        chains[scope] = _bind(scope, names, chains)
+    return _wrapped(chains[scopes[0]])
+
+
+def _name_all(scopes: list[Scope]) -> Names:
+    """A variable for each expression; a value that a `Let` binds in its scope keeps that name."""
+    names: Names = {}
+    lets: list[Let] = []
+    for scope in scopes:
+        own = [e for e in scope.nodes if isinstance(e, Let)]
+        given = {e.value: e.var for e in reversed(own) if not isinstance(e.value, Let)}
+        for expr in scope.nodes:
+            if not isinstance(expr, Let):
+                names[expr] = given.get(expr) or _fresh(len(names), expr)
+        lets.extend(own)
+    for let in lets:
+        _name_let(let, names)
+    return names
+
+
+def _name_let(let: Let, names: Names) -> None:
+    """The value of a `Let` is that of its body; one that is shared may stand further out."""
+    chain: list[Let] = []
+    at: RelayExpr = let
+    while isinstance(at, Let) and at not in names:
+        chain.append(at)
+        at = at.body
+    name = names.get(at, at)
+    names.update((each, name) for each in chain)
+
+
+def _fresh(number: int, expr: RelayExpr) -> Var:
+    variable = Var(f"v{number}")
+    variable.set_checked_type(expr.checked_type)
+    return variable
+
+
+def _bind(scope: Scope, names: Names, chains: dict[Scope, Chain]) -> Chain:
+    """The bindings of a scope.
+
+    They are gathered from the last to the first, in the list of the `Let` that ends the scope if
+    one does: then a chain of lets is copied once.
+    """
+    nodes = scope.nodes[::-1]
+    backwards: list[Binding] = []
+    if nodes and isinstance(let := nodes[0], Let):
+        backwards = chains[scope.inner[let][0]].bindings
+        backwards.extend(_alias(let, names))
+        nodes = nodes[1:]
+    for expr in nodes:
+        if isinstance(expr, Let):
+            backwards.extend(chains[scope.inner[expr][0]].bindings)
+            backwards.extend(_alias(expr, names))
+        else:
+            inside = {o: names.get(o, o) for o in operands(expr)}
+            inside |= {s.result: _wrapped(chains[s]) for s in scope.inner.get(expr, ())}
+            variable = names[expr]
+            assert isinstance(variable, Var)
+            backwards.append((variable, with_children(expr, inside)))
+    return Chain(backwards, names.get(scope.result, scope.result))
+
+
+def _alias(let: Let, names: Names) -> list[Binding]:
+    """The binding of a `Let`, unless its value has that name already."""
+    value = names.get(let.value, let.value)
+    return [] if value is let.var else [(let.var, value)]
+
+
+def _wrapped(backwards: Chain) -> RelayExpr:
+    return Chain(backwards.bindings[::-1], backwards.result).wrap()
+
+
+@module_pass(name="ToANormalForm", opt_level=1, required=(InferType(),))
+def _to_a_normal_form(module: IRModule, context: PassContext) -> IRModule:
+    return map_functions(module, on_body(to_a_normal_form))
+
+
+def ToANormalForm() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _to_a_normal_form

@@ -1,0 +1,80 @@
+"""Bind by lets what several scopes share, in the innermost scope around them; leave the rest a
+graph.
+
+    if (%c) { add(%0, %0) } else { %0 }  with %0 = exp(%x)
+->  let %v0 = exp(%x); if (%c) { add(%v0, %v0) } else { %v0 }
+
+Each branch is then a basic block: a graph over names bound outside of it.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.relay.expr import Let, Var
+from ekiden.relay.transform.language.chains import Binding, let_chain
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    Scope,
+    bodies,
+    find_scopes,
+    map_functions,
+    needs_place,
+    on_body,
+    operands,
+    with_children,
+)
+
+
+def to_basic_block_normal_form(root: RelayExpr) -> RelayExpr:
+    """Basic-block normal form of an expression. Needs checked types."""
+    scopes = find_scopes(root)
+    shared = _used_further_in(scopes)
+    names: dict[RelayExpr, RelayExpr] = {}
+    for number, expr in enumerate(shared):
+        names[expr] = variable = Var(f"v{number}")
+        variable.set_checked_type(expr.checked_type)
+    done: dict[RelayExpr, RelayExpr] = {}
+    for scope in reversed(scopes):
+        done[scope.result] = _finish(scope, names, done)
+    return done[root]
+
+
+def _used_further_in(scopes: list[Scope]) -> list[RelayExpr]:
+    """Expressions that a scope inside of their own uses or gives as its result."""
+    where = {expr: scope for scope in scopes for expr in scope.nodes}
+    found: dict[RelayExpr, None] = {}
+    for scope in scopes:
+        uses = [o for e in scope.nodes for o in operands(e)]
+        for expr in (*uses, scope.result):
+            if needs_place(expr) and where[expr] is not scope and not isinstance(expr, Let):
+                found[expr] = None
+    return list(found)
+
+
+def _finish(
+    scope: Scope, names: dict[RelayExpr, RelayExpr], done: dict[RelayExpr, RelayExpr]
+) -> RelayExpr:
+    """The result of a scope: its graph, with lets in front for what inner scopes use."""
+    inside: dict[RelayExpr, RelayExpr] = {}
+    bindings: list[Binding] = []
+    for expr in scope.nodes:
+        new = {o: names.get(o, inside.get(o, o)) for o in operands(expr)}
+        new |= {body: done.get(body, body) for body in bodies(expr)}
+        inside[expr] = with_children(expr, new)
+        name = names.get(expr)
+        if isinstance(name, Var):
+            bindings.append((name, inside[expr]))
+    result = scope.result
+    return let_chain(bindings, names.get(result, inside.get(result, result)))
+
+
+@module_pass(name="ToBasicBlockNormalForm", opt_level=1, required=(InferType(),))
+def _to_basic_block_normal_form(module: IRModule, context: PassContext) -> IRModule:
+    return map_functions(module, on_body(to_basic_block_normal_form))
+
+
+def ToBasicBlockNormalForm() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _to_basic_block_normal_form

@@ -1,0 +1,60 @@
+"""Put values in place of the names of lets: the inverse of A-normal form.
+
+    let %a = nn.relu(%x); add(%a, %a)   ->   %0 = nn.relu(%x); add(%0, %0)
+
+A let stays where its value has an effect, refers to itself, or is used inside of a function value,
+which would compute it at each call.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.relay.expr import Let
+from ekiden.relay.transform.language.dead_code_elimination import is_pure
+from ekiden.relay.transform.language.scopes import (
+    captured_vars,
+    map_functions,
+    on_body,
+    with_children,
+)
+from ekiden.relay.visitor import children, post_order
+
+
+def to_graph_normal_form(root: RelayExpr) -> RelayExpr:
+    """The graph of an expression. Shared stays shared; iterative."""
+    order = post_order(root, into_functions=True)
+    kept = captured_vars(order)
+    dropped: dict[RelayExpr, RelayExpr] = {
+        e.var: e.value
+        for e in order
+        if isinstance(e, Let) and e.var not in kept and is_pure(e.value)
+    }
+    new: dict[RelayExpr, RelayExpr] = {}
+    for expr in order:
+        if isinstance(expr, Let) and expr.var in dropped:
+            new[expr] = _meaning(expr.body, dropped, new)
+        else:
+            inside = {c: _meaning(c, dropped, new) for c in children(expr)}
+            new[expr] = with_children(expr, inside)
+    return _meaning(root, dropped, new)
+
+
+def _meaning(
+    expr: RelayExpr, dropped: dict[RelayExpr, RelayExpr], new: dict[RelayExpr, RelayExpr]
+) -> RelayExpr:
+    """What stands for an expression: for a name that is dropped, its value."""
+    while expr in dropped:
+        expr = dropped[expr]
+    return new.get(expr, expr)
+
+
+@module_pass(name="ToGraphNormalForm", opt_level=1)
+def _to_graph_normal_form(module: IRModule, context: PassContext) -> IRModule:
+    return map_functions(module, on_body(to_graph_normal_form))
+
+
+def ToGraphNormalForm() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _to_graph_normal_form

@@ -1,0 +1,1 @@
+"""Layouts of tensors: the order of their axes, and packed weights."""

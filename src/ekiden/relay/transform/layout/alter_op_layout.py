@@ -1,0 +1,117 @@
+"""Put weights into the order in which the target's kernels read them.
+
+    nn.dense(%x, W)               ->  the operator of a packed weight, which is W in panels
+    nn.conv2d(%x, W, NHWC, OIHW)  ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
+
+What else reads such a weight and can read it packed (a table of tokens that is the last layer too)
+does, so that it is there once. Each operator has a rule (relay/packing), which asks the families of
+kernels how they want it. The packing itself is an operator, which FoldConstant does where the
+weight is constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OP_ATTRS, Op
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.relay.expr import Call, Constant
+from ekiden.relay.op.strategy import version_of
+from ekiden.relay.packing import reader_of, rule_of
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.runtime.late import Late
+from ekiden.target import Target
+
+if TYPE_CHECKING:
+    from ekiden.relay.transform.layout import layout_rewriter
+else:
+    layout_rewriter = Late("ekiden.relay.transform.layout.layout_rewriter")
+
+ATTRIBUTE = "FTVMAlterOpLayout"
+
+
+def is_own(call: Call) -> bool:
+    """Whether a user says how an operator is computed, and so how its weights lie."""
+    return isinstance(call.op, Op) and version_of(call.op.name) is not None
+
+
+def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
+    """Pack the weights below root for a target. Needs checked types."""
+    packed: list[tuple[Constant, Call]] = []
+    readers: list[Call] = []
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call with the weight packed by the rule of its operator; one that has an implementation
+        of the user's own stays, as that reads the weight as it is. The type does not change.
+        """
+        if not isinstance(new, Call):
+            return new
+        new.set_checked_type(old.checked_type)
+        if reader_of(new) is not None:
+            readers.append(new)
+        rule = rule_of(new)
+        if rule is None or is_own(new):
+            return new
+        made = rule(new, target)
+        made.set_checked_type(old.checked_type)
+        if isinstance(made, Call) and made is not new:
+            packed.extend((w, made) for w in new.args[1:2] if isinstance(w, Constant))
+        return made
+
+    def share(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call that reads a weight as it is, out of the packed one where that lies beside it."""
+        if not isinstance(new, Call) or (found := reader_of(new)) is None or is_own(new):
+            return new
+        for weight, product in packed:
+            if _same(weight, found[0]) and (made := found[1](new, product)) is not new:
+                made.set_checked_type(old.checked_type)
+                return made
+        return new
+
+    made = rewrite_graph(root, rewrite)
+    return rewrite_graph(made, share) if packed and readers else made
+
+
+def _same(weight: Constant, other: RelayExpr) -> bool:
+    """Whether both are the same numbers."""
+    if not isinstance(other, Constant):
+        return False
+    one, two = weight.data, other.data
+    return weight is other or (one.shape == two.shape and np.array_equal(one, two))
+
+
+def _registered(call: Call, attrs: Attrs | None, args: Sequence[RelayExpr]) -> RelayExpr | None:
+    """The call that a user's alteration gives; None where there is none."""
+    assert isinstance(call.op, Op)
+    own: Any = OP_ATTRS.get(ATTRIBUTE, {}).get(call.op.name)
+    if own is None:
+        return None
+    infos = layout_rewriter.tensor_infos([a.checked_type for a in call.args])
+    return own(attrs, list(args), infos, call.checked_type)  # type: ignore[no-any-return]
+
+
+def _as_registered(body: RelayExpr) -> RelayExpr:
+    return layout_rewriter.Rewriter(_registered, ATTRIBUTE).run(body)
+
+
+def AlterOpLayout(target: Target | None = None) -> Pass:  # noqa: N802
+    """The pass described at the top of this file. Without a target, calls become what users say by
+    `relay.op.register_alter_op_layout`, and others follow their layouts (TVM's pass).
+    """
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module for the target; without one the passes of TVM's name run instead, which may
+        change types, so that these are inferred again.
+        """
+        if target is None:
+            return InferType()(map_functions(module, on_body(_as_registered)))
+        return map_functions(module, on_body(lambda body: alter_op_layout(body, target)))
+
+    return Pass("AlterOpLayout", transform, 3, (InferType(),))

@@ -1,0 +1,157 @@
+"""ConvertLayout to the layouts that a user asks for, operator by operator.
+
+    ConvertLayout({"nn.conv2d": ["NHWC", "OHWI"], "nn.max_pool2d": ["NHWC"]})
+
+The layouts are those of the data, then of the weight; "default" is that which goes with the data's.
+Calls of these operators are changed, all others follow (see layout_rewriter). A call whose axes a
+layout cannot split, as three channels by 8, stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar
+
+from ekiden.arith import prove_equal
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OP_ATTRS, Op, get
+from ekiden.ir.prim import const, is_const
+from ekiden.ir.type import TensorType
+from ekiden.relay.expr import Call
+from ekiden.relay.transform.infer_layout_utils import factor_of, place_of
+from ekiden.relay.transform.language.scopes import map_functions, on_body
+from ekiden.relay.transform.layout.layout_rewriter import Rewriter, tensor_infos
+from ekiden.runtime.errors import CompileError
+from ekiden.topi.layout import axis, parse
+
+ATTRIBUTE = "FTVMConvertOpLayout"
+Desired = Mapping[str, Sequence[str]]
+
+
+class LayoutConfig:
+    """While it is entered, ConvertLayout leaves the convolutions whose number, in the order of the
+    program, is in `skip_layers` (TVM's name).
+    """
+
+    current: ClassVar[LayoutConfig | None] = None
+
+    def __init__(self, skip_layers: Sequence[int] | None = None) -> None:
+        self.skip_counter = 0
+        self.skip_layers = tuple(skip_layers or ())
+        self._around: LayoutConfig | None = None
+
+    def check_skip(self) -> bool:
+        """Whether the next convolution is left."""
+        self.skip_counter += 1
+        return self.skip_counter - 1 in self.skip_layers
+
+    def reset(self) -> None:
+        """Begin to count anew, with nothing to leave."""
+        self.skip_counter, self.skip_layers = 0, ()
+
+    def __enter__(self) -> LayoutConfig:
+        self._around, LayoutConfig.current = LayoutConfig.current, self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        LayoutConfig.current = self._around
+
+
+def _weight_layout(call: Call, attrs: Any, data: str) -> str:  # noqa: ANN401
+    assert isinstance(call.op, Op)
+    known = call.op.definition.weight_layouts
+    if data not in known:
+        names = " or ".join(known)
+        raise CompileError(
+            f"ConvertLayout: {call.op.name}: the default weight layout is known for {names},"
+            f" got {data!r}; name one"
+        )
+    found = known[data]
+    is_depthwise = found == "HWIO" and "I" in attrs.kernel_layout and _is_depthwise(call, attrs)
+    return "HWOI" if is_depthwise and not hasattr(attrs, "output_padding") else found
+
+
+def _is_depthwise(call: Call, attrs: Any) -> bool:  # noqa: ANN401
+    """Whether each channel has a window of its own."""
+    kind = call.args[0].checked_type
+    assert isinstance(kind, TensorType)
+    channels = kind.shape[axis(attrs.data_layout, "C")]
+    return attrs.groups > 1 and is_const(channels, attrs.groups)
+
+
+def _wanted(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # noqa: ANN401
+    """The attributes of a call for the desired layouts."""
+    assert isinstance(call.op, Op)
+    name, data = call.op.name, str(layouts[0])
+    if data == "default":
+        raise CompileError(f"ConvertLayout: {name}: the layout of the data cannot be 'default'")
+    if call.op.definition.weight_layouts:
+        if len(layouts) != 2:
+            raise CompileError(
+                f"ConvertLayout: {name}: expected layouts of data and weight, got {list(layouts)}"
+            )
+        weight = str(layouts[1])
+        if weight == "default":
+            weight = _weight_layout(call, attrs, data)
+        return attrs.with_fields(data_layout=data, kernel_layout=weight)
+    changes = {"layout": data, **({"out_layout": data} if hasattr(attrs, "out_layout") else {})}
+    return attrs.with_fields(**changes)
+
+
+def _splits(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN401
+    """Whether what the new layouts split has whole parts: a picture's three channels have none of
+    8, and its convolution stays as it is.
+    """
+    fields = [each for each in ("layout", "data_layout", "kernel_layout") if hasattr(after, each)]
+    for arg, field in zip(call.args, fields, strict=False):
+        kind, old = arg.checked_type, getattr(before, field)
+        assert isinstance(kind, TensorType)
+        for letter, size in parse(getattr(after, field)):
+            at = place_of(old, letter.upper())
+            if letter.isupper() or at < 0:
+                continue
+            extent = kind.shape[at] * (factor_of(old, letter) or 1)
+            if not prove_equal(extent % size, const(0)):
+                return False
+    return True
+
+
+def convert_to(module: IRModule, desired: Desired) -> IRModule:
+    """The module with the calls of the operators that `desired` names in those layouts. Raises
+    CompileError for an operator that has no layout."""
+    known = OP_ATTRS.get(ATTRIBUTE, {})
+    for name in desired:
+        row = get(name).definition
+        fields = getattr(row.attrs, "__dataclass_fields__", {})
+        if name not in known and not row.weight_layouts and "layout" not in fields:
+            raise CompileError(f"ConvertLayout: {name} has no layout")
+
+    def change(call: Call, attrs: Any, args: Sequence[RelayExpr]) -> RelayExpr | None:  # noqa: ANN401
+        """The call in the wanted layouts; None leaves it: for another operator, and where a user's
+        LayoutConfig says to skip it. A user's own converter is asked before.
+        """
+        assert isinstance(call.op, Op)
+        name = call.op.name
+        if name not in desired:
+            return None
+        layouts = list(map(str, desired[name]))
+        own: Any = known.get(name)
+        if own is not None:
+            infos = tensor_infos([a.checked_type for a in call.args])
+            return own(attrs, list(args), infos, layouts)  # type: ignore[no-any-return]
+        wanted = _wanted(call, attrs, layouts)
+        if not _splits(call, attrs, wanted):
+            return None
+        config = LayoutConfig.current
+        if config is not None and call.op.definition.weight_layouts and config.check_skip():
+            return None
+        return Call(call.op, tuple(args), wanted, span=call.span)
+
+    return map_functions(module, on_body(lambda body: Rewriter(change, ATTRIBUTE).run(body)))

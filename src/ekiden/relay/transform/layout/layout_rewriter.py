@@ -1,0 +1,204 @@
+"""Change the layouts of some calls and let the others follow: what ConvertLayout and AlterOpLayout
+share.
+
+    nn.relu(nn.conv2d(%x, %w))                                            NCHW, and NHWC is wanted
+->  layout_transform(nn.relu(nn.conv2d(layout_transform(%x), ..)))        from NHWC, to NHWC
+
+Each value remembers the layout that it had and the one it has now (`Moved`); a call is asked
+(infer_layout_utils) what it took before, is changed, and asked what it takes now. Where that is not
+what its inputs have, they are transformed, each at most once. A call that does not know gets its
+inputs as they were.
+
+The same transformation of a value is made once (`moves`), so that of two convolutions that read one
+tensor both get one copy. The result of the whole has the layout that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field
+from typing import Any
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.op import OP_ATTRS, Op
+from ekiden.ir.prim import is_const
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
+from ekiden.relay.transform.infer_layout_utils import Layout, infer_layouts, primal
+from ekiden.relay.transform.language.scopes import evaluation_order
+from ekiden.relay.visitor import children, rebuild
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
+from ekiden.te import Tensor, placeholder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moved:
+    """A value in a layout, and the layout that it had."""
+
+    value: RelayExpr
+    old: Layout = None
+    new: Layout = None
+
+
+Change = Callable[[Call, Any, Sequence[RelayExpr]], RelayExpr | None]
+"""(call before, attributes for the layouts before, new arguments) -> the call in other layouts;
+None leaves it."""
+Made = RelayExpr | Moved | list["Made"]
+"""What stands for an expression: itself, a value in another layout, the fields of a tuple."""
+
+
+@dataclass(slots=True)
+class Rewriter:
+    """Rewrites one expression with checked types."""
+
+    change: Change
+    alters: str
+    """The attribute of operators whose call is changed though they have no rule."""
+    made: dict[RelayExpr, Made] = field(default_factory=dict)
+    moves: dict[tuple[RelayExpr, Layout, Layout], RelayExpr] = field(default_factory=dict)
+    realized: dict[int, tuple[object, RelayExpr]] = field(default_factory=dict)
+
+    def run(self, root: RelayExpr) -> RelayExpr:
+        """The expression, in the layouts that it had."""
+        for expr in evaluation_order(root):
+            self.made[expr] = self.rewrite(expr)
+        return self.plain(self.made[root])
+
+    def rewrite(self, expr: RelayExpr) -> Made:
+        """What stands for an expression whose parts are rewritten."""
+        match expr:
+            case Call(op=Op()):
+                found = self.call(expr)
+                return found if found is not None else self.as_before(expr)
+            case Tuple(fields=fields) if any(isinstance(self.made[f], Moved) for f in fields):
+                return [self.made[f] for f in fields]
+            case TupleGetItem(tuple_value=value, index=index):
+                whole = self.made[value]
+                if isinstance(whole, list):
+                    return whole[index]
+                if isinstance(whole, Tuple):
+                    return whole.fields[index]
+        return self.as_before(expr)
+
+    def as_before(self, expr: RelayExpr) -> RelayExpr:
+        """The expression on inputs in the layouts that they had."""
+        given = [self.plain(self.made[c]) if c in self.made else c for c in children(expr)]
+        return rebuild(expr, given)
+
+    def plain(self, made: Made) -> RelayExpr:
+        """A value in the layout that it had."""
+        if isinstance(made, RelayExpr):
+            return made
+        if id(made) not in self.realized:
+            if isinstance(made, Moved):
+                found = self.move(made.value, made.new, made.old)
+            else:
+                found = Tuple(tuple(map(self.plain, made)))
+            self.realized[id(made)] = (made, found)
+        return self.realized[id(made)][1]
+
+    def move(self, value: RelayExpr, source: Layout, target: Layout) -> RelayExpr:
+        """A value from one layout to another, in which it may have more axes."""
+        if source == target or source is None or target is None:
+            return value
+        key = (value, source, target)
+        if key not in self.moves:
+            self.moves[key] = self._moved(value, source, target)
+        return self.moves[key]
+
+    def _moved(self, value: RelayExpr, source: str, target: str) -> RelayExpr:
+        missing = len(primal(target)) - len(primal(source))
+        if missing > 0:
+            if _is_scalar(value):
+                return value
+            have = primal(source)
+            source = "".join(a for a in primal(target) if a not in have)[:missing] + source
+            value = op.expand_dims(value, 0, missing)
+        return value if source == target else op.layout_transform(value, source, target)
+
+    def call(self, before: Call) -> Made | None:
+        """A call of an operator in its new layouts; None to leave it. Raises CompileError for a
+        call of a function."""
+        assert isinstance(before.op, Op)
+        inputs: list[Moved] = []
+        args: list[RelayExpr] = []
+        for arg in before.args:
+            args.append(self._argument(arg, inputs))
+        types = [a.checked_type for a in before.args]
+        olds, news = [i.old for i in inputs], [i.new for i in inputs]
+        first = infer_layouts(before.op, before.attrs, None, olds, types)
+        if first is None:
+            return self._without_rule(before)
+        wanted = list(first.input_layouts)
+        if len(wanted) != len(inputs):
+            return None
+        changed = self.change(before, first.new_attrs, args)
+        after = changed if changed is not None else Call(before.op, tuple(args), first.new_attrs)
+        if not isinstance(after, Call) or not isinstance(after.op, Op):
+            raise CompileError(f"layout of {before.op.name}: expected a call of an operator")
+        now = [n if n is not None else w for n, w in zip(news, wanted, strict=True)]
+        then = [o if o is not None else w for o, w in zip(olds, wanted, strict=True)]
+        second = infer_layouts(after.op, after.attrs, now, then, types)
+        if second is None or len(second.input_layouts) != len(inputs):
+            return None
+        flows = iter(zip(olds, wanted, news, second.input_layouts, strict=True))
+        given = [self._flow(a, flows) for a in after.args]
+        result = Call(after.op, tuple(given), second.new_attrs, after.type_args, span=before.span)
+        return self._results(before, result, first.output_layouts, second.output_layouts)
+
+    def _argument(self, arg: RelayExpr, inputs: list[Moved]) -> RelayExpr:
+        """The value of an argument; adds its layouts, or those of its fields."""
+        made = self.made.get(arg, arg)
+        if isinstance(made, (list, Tuple)):
+            fields = made if isinstance(made, list) else list(made.fields)
+            return Tuple(tuple(self._one(f, inputs) for f in fields))
+        return self._one(made, inputs)
+
+    def _one(self, made: Made, inputs: list[Moved]) -> RelayExpr:
+        if not isinstance(made, Moved):
+            made = Moved(self.plain(made))
+        inputs.append(made)
+        return made.value
+
+    def _without_rule(self, before: Call) -> Made | None:
+        assert isinstance(before.op, Op)
+        if before.op.name not in OP_ATTRS.get(self.alters, {}):
+            return None
+        args = [self.plain(self.made.get(a, a)) for a in before.args]
+        return self.change(before, before.attrs, args)
+
+    def _flow(self, arg: RelayExpr, flows: Iterator[tuple[Layout, ...]]) -> RelayExpr:
+        if isinstance(arg, Tuple):
+            return Tuple(tuple(self._flow(f, flows) for f in arg.fields))
+        old, wanted, new, target = next(flows)
+        if old == wanted:  # one change, not one back and one there
+            return self.move(arg, new, target)
+        if old is not None:
+            arg = self.move(arg, new, old)
+        return self.move(arg, wanted, target)
+
+    def _results(
+        self, before: Call, result: Call, olds: Sequence[Layout], news: Sequence[Layout]
+    ) -> Made:
+        if len(olds) != len(news):
+            raise CompileError(f"layout of {before}: expected as many results as before")
+        if not isinstance(before.checked_type, TupleType):
+            return Moved(result, olds[0], news[0])
+        fields = range(len(before.checked_type.fields))
+        return [Moved(TupleGetItem(result, i), olds[i], news[i]) for i in fields]
+
+
+def _is_scalar(value: RelayExpr) -> bool:
+    """Whether a value has one element, which broadcasts in any layout."""
+    if isinstance(value, Constant):
+        return value.data.size == 1
+    kind = value.checked_type_or_none()
+    return isinstance(kind, TensorType) and all(is_const(d, 1) for d in kind.shape)
+
+
+def tensor_infos(types: Sequence[Type]) -> list[Tensor]:
+    """Tensors of the types of a call's arguments, as TVM's rules get them."""
+    flat = [f for t in types for f in (t.fields if isinstance(t, TupleType) else (t,))]
+    return [placeholder(t.shape, t.dtype) for t in flat if isinstance(t, TensorType)]

@@ -1,0 +1,1 @@
+"""Allocation: lifetimes, places in arenas, results in the bytes of their inputs."""

@@ -1,0 +1,145 @@
+"""Say of each call of a kernel how many bytes of tensors are alive while it runs.
+
+    let %a = fn (%p, Primitive=1) {..}(%x); let %b = fn (%q, Primitive=1) {..}(%x); concatenate(..)
+->  let %a = fn (%p, Primitive=1, used_memory=[240]) {..}(%x); ...         x and a
+    let %b = fn (%q, Primitive=1, used_memory=[360]) {..}(%x); ...         x, a and b
+
+In A-normal form, of `main`: `used_memory` has a number for each call of a function, in order, and
+`io_used_memory` of `main` the bytes of its parameters and its result. What a call reads is alive in
+it, and its result; constants are not counted. TVM's pass of this name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from ekiden.ir import dtype as dt
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import IntImm
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Function, Var
+from ekiden.relay.transform.language.chains import Chain, unchain
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import bodies, evaluation_order, operands, with_children
+from ekiden.runtime.errors import PassError
+from ekiden.runtime.late_methods import dataclass
+
+Roots = frozenset[Var]
+"""Variables whose tensors a value has: itself, or those that a tuple or a field stands for."""
+
+
+def tensor_bytes(kind: Type) -> int:
+    """Bytes of the tensors of a type; of what is no tensor, 0. Raises PassError for a size that is
+    known when it runs only."""
+    total, stack = 0, [kind]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, TupleType):
+            stack.extend(at.fields)
+        elif isinstance(at, TensorType):
+            size = dt.itemsize(at.dtype)
+            for dim in at.shape:
+                if not isinstance(dim, IntImm):
+                    raise PassError(f"AnnotateUsedMemory does not support dynamic shapes: {at}")
+                size *= dim.value
+            total += size
+    return total
+
+
+@dataclass(slots=True)
+class _Annotator:
+    """Goes through the chains of `main`, outer ones first."""
+
+    roots: dict[RelayExpr, Roots] = field(default_factory=dict)
+    used: dict[Function, list[int]] = field(default_factory=dict)
+
+    def block(
+        self, chain: Chain, alive_after: Roots, alive: Roots
+    ) -> list[tuple[RelayExpr, Roots]]:
+        """One chain, with what is alive before and after it; gives the bodies in it, each with what
+        is alive after that."""
+        assert chain.result is not None
+        reads = [self._reads(variable, value) for variable, value in chain.bindings]
+        last: dict[Var, int] = {}
+        for at, read in enumerate([*reads, self._of(chain.result) | alive_after]):
+            last.update(dict.fromkeys(read, at))
+        now = {v for v in alive if v in last}
+        total = sum(tensor_bytes(v.checked_type) for v in now)
+        ending: dict[int, list[Var]] = {}
+        for variable, at in last.items():
+            ending.setdefault(at, []).append(variable)
+        inner: list[tuple[RelayExpr, Roots]] = []
+        for at, (variable, value) in enumerate(chain.bindings):
+            is_own = self.roots[variable] == {variable}
+            size = tensor_bytes(variable.checked_type) if is_own else 0
+            if isinstance(value, Call) and isinstance(value.op, Function):
+                self.used.setdefault(value.op, []).append(total + size)
+            gone = [v for v in ending.get(at, ()) if v in now]
+            now.difference_update(gone)
+            total -= sum(tensor_bytes(v.checked_type) for v in gone)
+            inner += [(body, frozenset(now)) for body in bodies(value)]
+            if is_own and last.get(variable, -1) > at:
+                now.add(variable)
+                total += size
+        return inner
+
+    def _reads(self, variable: Var, value: RelayExpr) -> Roots:
+        """What a binding reads; says what its variable stands for."""
+        exprs = [value, *(e for body in bodies(value) for e in evaluation_order(body))]
+        read = frozenset(r for e in exprs for o in operands(e) for r in self._of(o))
+        is_alias = not isinstance(value, Call) and not bodies(value)
+        self.roots[variable] = self._of(value) if is_alias else frozenset((variable,))
+        return read if not is_alias else frozenset()
+
+    def outside(self, body: RelayExpr) -> Roots:
+        """What a body reads of what is around it."""
+        inside = {v for v, _ in unchain(body).bindings}
+        exprs = evaluation_order(body)
+        return frozenset(r for e in exprs for o in operands(e) for r in self._of(o)) - inside
+
+    def _of(self, expr: RelayExpr) -> Roots:
+        if isinstance(expr, Var):
+            return self.roots.setdefault(expr, frozenset((expr,)))
+        if isinstance(expr, (Call, Function)):
+            return frozenset()
+        return frozenset(r for o in operands(expr) for r in self._of(o))
+
+
+def _annotate(main: Function) -> Function:
+    kinds = [*(p.checked_type for p in main.params), main.body.checked_type]
+    total = sum(map(tensor_bytes, kinds))
+    annotator = _Annotator()
+    stack: list[tuple[RelayExpr, Roots, Roots]] = [(main.body, frozenset(), frozenset(main.params))]
+    while stack:
+        body, after, before = stack.pop()
+        for inner, alive in annotator.block(unchain(body), after, before):
+            stack.append((inner, alive, alive | annotator.outside(inner)))
+    new: dict[RelayExpr, RelayExpr] = {
+        f: f.with_attr("used_memory", tuple(sizes)) for f, sizes in annotator.used.items()
+    }
+    for expr in evaluation_order(main.body):
+        if expr in new:
+            continue
+        if isinstance(expr, Call) and expr.op in new:
+            args = tuple(new.get(a, a) for a in expr.args)
+            made: RelayExpr = expr.with_fields(op=new[expr.op], args=args)
+            made.set_checked_type(expr.checked_type)
+            new[expr] = made
+        else:
+            new[expr] = with_children(expr, new)
+    body = new[main.body]
+    return main.with_fields(body=body).with_attr("io_used_memory", total)
+
+
+def AnnotateUsedMemory() -> Pass:  # noqa: N802
+    """The pass described at the top of this file. Raises PassError for dynamic shapes."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with the attribute in `main`. Raises PassError for dynamic shapes."""
+        main = module["main"]
+        assert isinstance(main, Function)
+        return module.with_function("main", _annotate(main))
+
+    return Pass("AnnotateUsedMemory", transform, 0, (InferType(),))

@@ -1,0 +1,465 @@
+"""Let kernels write the parts of a concatenation where they belong, which leaves nothing to copy.
+
+    let %a = memory.alloc_tensor(%s0, offset=0, shape=(4, 16)); invoke(f, (%x,), (%a,));
+    let %b = memory.alloc_tensor(%s1, offset=0, shape=(8, 16)); invoke(g, (%x,), (%b,));
+    let %y = memory.alloc_tensor(%s2, offset=0, shape=(12, 16)); invoke(join, (%a, %b), (%y,))
+->  let %a = memory.alloc_tensor(%s2, offset=0, shape=(4, 16)); invoke(f, (%x,), (%a,));
+    let %b = memory.alloc_tensor(%s2, offset=256, shape=(8, 16)); invoke(g, (%x,), (%b,));
+    let %y = memory.alloc_tensor(%s2, offset=0, shape=(12, 16));
+
+So it is where no axis before the concatenated one has more than one element. Along the last axis
+(the channels of NHWC), parts lie in rows of the result: their kernels get a tensor of its shape
+that begins where the part does, and write its first channels alone (`vm.part`); what else reads
+such a part takes these channels of it (`vm.prefix`). The storage is longer by how far the last part
+begins behind the first:
+
+    let %a = alloc_tensor(%s2, offset=0, shape=(9, 9, 48)); invoke(vm.part(f), (%x,), (%a,));
+    let %b = alloc_tensor(%s2, offset=64, shape=(9, 9, 48)); invoke(vm.part(g), (%x,), (%b,));
+
+A part may be a concatenation itself. One that is no kernel's only result, or lies elsewhere already
+(a parameter, a constant, a part of another concatenation, twice the same), or that others read who
+cannot take channels, is copied to its place; where these are the greater part, all stays as it is.
+
+Parts begin at multiples of a cache line: a kernel whose rows begin within one writes lines that its
+neighbour writes too, and its vectors cross them. Concatenations are decided from the last to the
+first, so that a part that is a concatenation itself is known to have a place already when its own
+parts are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op, OpPattern
+from ekiden.ir.prim import IntImm, PrimExpr, const, is_const
+from ekiden.ir.prim import Var as Symbol
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import FuncType, TensorType
+from ekiden.kernels.families import strided
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Function, Tuple, Var
+from ekiden.relay.op.join import ConcatenateAttrs
+from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, alloc_tensor
+from ekiden.relay.op.vm import InvokeAttrs, invoke_tvm_op, part, prefix
+from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.language.scopes import (
+    evaluation_order,
+    infer_here,
+    on_body,
+    operands,
+    with_children,
+)
+from ekiden.relay.transform.memory_plan import known_at_entry
+from ekiden.runtime.late_methods import dataclass
+
+LINE = 64
+"""Where a part begins is a multiple of this many bytes, as are rows that it lies in: vectors stay
+within cache lines."""
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """A call of a kernel with one result, by its place in the chain."""
+
+    at: int
+    function: Function
+    inputs: tuple[RelayExpr, ...]
+    output: Var
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """Where a tensor lies: in the storage of `root`, `offset` bytes from its start, in rows of
+    `row` elements; None where it is contiguous.
+    """
+
+    root: Var
+    offset: PrimExpr
+    row: PrimExpr | None = None
+
+
+@dataclass(slots=True)
+class _Root:
+    """A concatenation that is no part of another one: by how many bytes its storage is longer than
+    its result, and before which binding it is made.
+    """
+
+    first: int
+    slack: int = 0
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What a chain does with its tensors."""
+
+    chain: Chain
+    storages: dict[Var, int] = field(default_factory=dict)
+    """Storage -> its binding."""
+    tensors: dict[Var, int] = field(default_factory=dict)
+    """Tensor that is the only one of a storage of the chain -> its binding."""
+    kernels: dict[Var, _Kernel] = field(default_factory=dict)
+    """Tensor -> what writes it."""
+    users: dict[RelayExpr, list[int]] = field(default_factory=dict)
+    """Variable -> the bindings that it occurs in, as often as it does; -1 is the result."""
+
+    def __post_init__(self) -> None:
+        for at, (variable, value) in enumerate(self.chain.bindings):
+            for each in _mentions(value):
+                self.users.setdefault(each, []).append(at)
+            if isinstance(value, Call):
+                self._note(at, variable, value)
+        assert self.chain.result is not None
+        for each in _mentions(self.chain.result):
+            self.users.setdefault(each, []).append(-1)
+        single = {t: at for t, at in self.tensors.items() if self._is_only_one(at)}
+        self.tensors = single
+
+    def _note(self, at: int, variable: Var, value: Call) -> None:
+        if isinstance(value.attrs, AllocStorageAttrs) and not value.attrs.arena:
+            self.storages[variable] = at
+        elif isinstance(value.attrs, AllocTensorAttrs):
+            self.tensors[variable] = at
+        elif isinstance(value.attrs, InvokeAttrs):
+            function, inputs, outputs, *scratch = value.args
+            assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
+            if not isinstance(function, Function) or scratch or len(outputs.fields) != 1:
+                return
+            (output,) = outputs.fields
+            assert isinstance(output, Var)
+            self.kernels[output] = _Kernel(at, function, inputs.fields, output)
+
+    def _is_only_one(self, at: int) -> bool:
+        value = self.chain.bindings[at][1]
+        assert isinstance(value, Call) and isinstance(value.attrs, AllocTensorAttrs)
+        storage = value.args[0]
+        alone = storage in self.storages and self.users[storage] == [at]
+        return alone and is_const(value.attrs.offset, 0)
+
+    def device(self, tensor: Var) -> int:
+        """The device that the storage of a tensor is on."""
+        alloc = self.chain.bindings[self.tensors[tensor]][1]
+        assert isinstance(alloc, Call) and isinstance(alloc.args[0], Var)
+        made = self.chain.bindings[self.storages[alloc.args[0]]][1]
+        assert isinstance(made, Call) and isinstance(made.attrs, AllocStorageAttrs)
+        return made.attrs.device
+
+
+def _mentions(value: RelayExpr) -> Iterator[Var]:
+    """The variables in a value, each time that it occurs; in the bodies of branches once."""
+    if not isinstance(value, Call):
+        yield from (e for e in evaluation_order(value) if isinstance(e, Var))
+        return
+    for each in operands(value):
+        for leaf in each.fields if isinstance(each, Tuple) else (each,):
+            if isinstance(leaf, Var):
+                yield leaf
+            elif not isinstance(leaf, Function):
+                yield from (e for e in evaluation_order(leaf) if isinstance(e, Var))
+
+
+def _shape(value: RelayExpr) -> tuple[PrimExpr, ...]:
+    kind = value.checked_type
+    assert isinstance(kind, TensorType)
+    return kind.shape
+
+
+def concatenated_axis(function: Function) -> int | None:
+    """The axis along which a function joins its parameters, in order, if it does nothing else."""
+    body = function.body
+    if not (isinstance(body, Call) and isinstance(body.attrs, ConcatenateAttrs)):
+        return None
+    (given,) = body.args
+    if not isinstance(given, Tuple) or given.fields != function.params:
+        return None
+    return body.attrs.axis % len(_shape(body))
+
+
+def _does_only(function: Function, writes_rows: bool = False) -> bool:
+    """Whether the operators of a function are injective, or such whose kernels write rows of any
+    length."""
+    if function.attr("Compiler") is not None:
+        return False
+    calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
+    return all(
+        isinstance(c.op, Op)
+        and (
+            c.op.definition.pattern <= OpPattern.INJECTIVE
+            or (writes_rows and strided(c.op.definition.kernels))
+        )
+        for c in calls
+    )
+
+
+def _function(params: tuple[Var, ...], body: RelayExpr, like: Function) -> Function:
+    kind = body.checked_type
+    made = Function(params, body, kind, (), like.attrs, span=like.span)
+    made.set_checked_type(FuncType(tuple(p.checked_type for p in params), kind))
+    return made
+
+
+def _writing_part(function: Function, shape: tuple[PrimExpr, ...]) -> Function:
+    """The function with its result as a part of a tensor of a shape."""
+    return _function(function.params, infer_here(part(function.body, shape)), function)
+
+
+def _reading_parts(function: Function, shapes: Mapping[int, tuple[PrimExpr, ...]]) -> Function:
+    """The function with some parameters, by number, as parts of tensors of these shapes."""
+    params = list(function.params)
+    new: dict[RelayExpr, RelayExpr] = {}
+    for number, shape in shapes.items():
+        old = params[number]
+        kind = old.checked_type
+        assert isinstance(kind, TensorType)
+        params[number] = _tensor(old.name_hint, shape, kind.dtype)
+        new[old] = infer_here(prefix(params[number], kind.shape))
+    for expr in evaluation_order(function.body):
+        if expr not in new:
+            new[expr] = with_children(expr, new)
+    return _function(tuple(params), new[function.body], function)
+
+
+def _tensor(name: str, shape: tuple[PrimExpr, ...], dtype: str) -> Var:
+    kind = TensorType(shape, dtype)
+    made = Var(name, kind)
+    made.set_checked_type(kind)
+    return made
+
+
+def _copying(kind: TensorType, like: Function) -> Function:
+    """A function that copies a tensor."""
+    param = _tensor("p0", kind.shape, kind.dtype)
+    return _function((param,), infer_here(op.copy(param)), like)
+
+
+class _Chain:
+    """Rewrites one chain."""
+
+    def __init__(self, chain: Chain, known: set[Symbol]) -> None:
+        self.facts = _Facts(chain)
+        self.known = known
+        self.homes: dict[Var, _Home] = {}
+        self.roots: dict[Var, _Root] = {}
+        self.copies: dict[int, list[tuple[Var, _Home, Function]]] = {}
+        """Binding of a concatenation that is no kernel any more -> what is still to be copied."""
+
+    def rewritten(self) -> Chain:
+        """The chain, with what can be in place in place."""
+        for kernel in sorted(self.facts.kernels.values(), key=lambda k: -k.at):
+            axis = concatenated_axis(kernel.function)
+            if axis is not None:
+                self._concatenation(kernel, axis)
+        return self._written() if self.roots else self.facts.chain
+
+    # Decisions.
+
+    def _concatenation(self, kernel: _Kernel, axis: int) -> None:
+        """Decide where the parts of one concatenation lie."""
+        shape, own = _shape(kernel.output), self.homes.get(kernel.output)
+        home = own or self._new_home(kernel.output)
+        if home is None or any(not isinstance(p, Var) for p in kernel.inputs):
+            return
+        is_last = axis == len(shape) - 1
+        row: PrimExpr | None = home.row
+        if all(is_const(d, 1) for d in shape[:axis]) and row is None:
+            pass
+        elif is_last and isinstance(shape[-1], IntImm):
+            row = shape[-1] if row is None else row
+        else:
+            return
+        starts = self._starts(kernel, axis, row is not None)
+        if starts is None:
+            return
+        moved = [p for p in kernel.inputs if self._may_move(kernel, p, row is not None)]
+        left = sum(map(_weight, kernel.inputs)) - sum(map(_weight, moved))
+        if 2 * left > sum(map(_weight, kernel.inputs)):
+            return
+        root = self.roots.setdefault(home.root, _Root(self.facts.tensors[home.root]))
+        self.copies[kernel.at] = []
+        for each, start in zip(kernel.inputs, starts, strict=True):
+            assert isinstance(each, Var)
+            place = _Home(home.root, simplify(home.offset + start), row)
+            if row is not None:
+                assert isinstance(place.offset, IntImm)
+                root.slack = max(root.slack, place.offset.value)
+            if each in moved:
+                self.homes[each] = place
+                root.first = min(root.first, self.facts.tensors[each])
+            else:
+                self.copies[kernel.at].append((each, place, kernel.function))
+
+    def _new_home(self, output: Var) -> _Home | None:
+        """The storage of a concatenation, where it can be made earlier."""
+        known = output in self.facts.tensors and all(
+            self.known.issuperset(free_vars(d)) for d in _shape(output)
+        )
+        return _Home(output, const(0)) if known else None
+
+    def _starts(self, kernel: _Kernel, axis: int, in_rows: bool) -> list[PrimExpr] | None:
+        """Where each part begins, in bytes behind the first; None where one begins within a cache
+        line.
+        """
+        kind = kernel.output.checked_type
+        assert isinstance(kind, TensorType)
+        unit: PrimExpr = const(dt.itemsize(kind.dtype))
+        for dim in kind.shape[axis + 1 :]:
+            unit = unit * dim
+        starts: list[PrimExpr] = []
+        at: PrimExpr = const(0)
+        for each in kernel.inputs:
+            extent = _shape(each)[axis]
+            size = simplify(extent * unit)
+            is_whole = is_const(simplify(size % LINE), 0)
+            if not (is_whole or (each is kernel.inputs[-1] and not in_rows)):
+                return None
+            if is_const(size, 0) or (in_rows and not isinstance(size, IntImm)):
+                return None
+            starts.append(at)
+            at = simplify(at + size)
+        return starts
+
+    def _may_move(self, kernel: _Kernel, value: RelayExpr, in_rows: bool) -> bool:
+        """Whether a part of a concatenation can be written in its place."""
+        facts = self.facts
+        if not isinstance(value, Var) or value not in facts.tensors or value in self.homes:
+            return False
+        writer = facts.kernels.get(value)
+        if writer is None or kernel.inputs.count(value) != 1 or value in self.roots:
+            return False
+        if facts.device(value) != facts.device(kernel.output):
+            return False
+        if not in_rows:
+            return True
+        if not _does_only(writer.function, writes_rows=True):
+            return False
+        readers = [k for k in facts.kernels.values() if k is not kernel and value in k.inputs]
+        others = set(facts.users[value]) - {writer.at, kernel.at} - {r.at for r in readers}
+        return not others and all(_does_only(r.function) for r in readers)
+
+    # The new chain.
+
+    def _written(self) -> Chain:
+        chain = self.facts.chain
+        replaced: dict[Var, Var] = {}
+        for each, home in self.homes.items():
+            kind = each.checked_type
+            assert isinstance(kind, TensorType)
+            if home.row is not None:
+                shape = (*kind.shape[:-1], home.row)
+                replaced[each] = _tensor(each.name_hint, shape, kind.dtype)
+        made_at: dict[int, list[Binding]] = {}
+        dropped = {self._storage(t) for t in (*self.homes, *self.roots)}
+        for output, root in self.roots.items():
+            made_at.setdefault(root.first, []).append(self._grown(output, root))
+        bindings: list[Binding] = []
+        for at, binding in enumerate(chain.bindings):
+            bindings += made_at.get(at, ())
+            if at in self.copies:
+                bindings += [b for c in self.copies[at] for b in self._copy(*c, replaced)]
+            elif binding[0] not in dropped:
+                bindings.append(self._binding(binding, replaced))
+        return Chain(bindings, chain.result)
+
+    def _storage(self, tensor: Var) -> Var:
+        alloc = self.facts.chain.bindings[self.facts.tensors[tensor]][1]
+        assert isinstance(alloc, Call) and isinstance(alloc.args[0], Var)
+        return alloc.args[0]
+
+    def _grown(self, output: Var, root: _Root) -> Binding:
+        storage = self._storage(output)
+        value = self.facts.chain.bindings[self.facts.storages[storage]][1]
+        assert isinstance(value, Call) and isinstance(value.attrs, AllocStorageAttrs)
+        attrs = value.attrs.with_fields(size=simplify(value.attrs.size + root.slack))
+        return storage, value.with_fields(attrs=attrs)
+
+    def _copy(
+        self, value: Var, home: _Home, like: Function, replaced: Mapping[Var, Var]
+    ) -> list[Binding]:
+        """Copy a part to its place."""
+        kind = value.checked_type
+        assert isinstance(kind, TensorType)
+        function = _copying(kind, like)
+        shape = kind.shape
+        if home.row is not None:
+            shape = (*shape[:-1], home.row)
+            function = _writing_part(function, shape)
+        to = _tensor("part", shape, kind.dtype)
+        invoke = invoke_tvm_op(function, (value,), (to,), self.facts.device(home.root))
+        alloc = alloc_tensor(self._storage(home.root), home.offset, shape, kind.dtype)
+        invoke = self._invoke(invoke.with_fields(span=like.span), replaced)
+        return [(to, alloc), (Var("_"), invoke)]
+
+    def _binding(self, binding: Binding, replaced: Mapping[Var, Var]) -> Binding:
+        variable, value = binding
+        home = self.homes.get(variable)
+        if home is not None:
+            new = replaced.get(variable, variable)
+            kind = new.checked_type
+            assert isinstance(kind, TensorType)
+            storage = self._storage(home.root)
+            return new, alloc_tensor(storage, home.offset, kind.shape, kind.dtype)
+        if isinstance(value, Call) and isinstance(value.attrs, InvokeAttrs):
+            return variable, self._invoke(value, replaced)
+        return binding
+
+    def _invoke(self, call: Call, replaced: Mapping[Var, Var]) -> Call:
+        """A call of a kernel some of whose tensors lie in rows of others."""
+        function, inputs, outputs = call.args[:3]
+        assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
+        if not any(isinstance(e, Var) and e in replaced for e in (*inputs.fields, *outputs.fields)):
+            return call
+        assert isinstance(function, Function)
+        shapes = {
+            n: _shape(replaced[e])
+            for n, e in enumerate(inputs.fields)
+            if isinstance(e, Var) and e in replaced
+        }
+        if shapes:
+            function = _reading_parts(function, shapes)
+        (output,) = outputs.fields
+        if output in replaced:
+            assert isinstance(output, Var)
+            function = _writing_part(function, _shape(replaced[output]))
+        given = Tuple(tuple(_new(e, replaced) for e in inputs.fields))
+        made = Tuple((_new(output, replaced),))
+        return call.with_fields(args=(function, given, made, *call.args[3:]))
+
+
+def _new(value: RelayExpr, replaced: Mapping[Var, Var]) -> RelayExpr:
+    return replaced.get(value, value) if isinstance(value, Var) else value
+
+
+def _weight(value: RelayExpr) -> int:
+    """Elements of a tensor, where symbols count one."""
+    total = 1
+    for dim in _shape(value):
+        total *= dim.value if isinstance(dim, IntImm) else 1
+    return total
+
+
+def ConcatenateInPlace() -> Pass:  # noqa: N802
+    """The pass described at the top of this file. Follows ManifestAlloc, before MemoryPlan."""
+
+    def rewrite(function: Function) -> Function:
+        """One function; sizes are known where its parameters name them."""
+        known = known_at_entry(function)
+
+        def each(chain: Chain, _: bool) -> Chain:
+            return _Chain(chain, known).rewritten()
+
+        return on_body(lambda body: map_chains(body, each))(function)
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module, function by function: kernels are functions in expressions, and stay."""
+        functions = dict(module.functions.items())
+        for name, function in functions.items():
+            if isinstance(function, Function):
+                functions[name] = rewrite(function)
+        return module.with_functions(functions)
+
+    return Pass("ConcatenateInPlace", transform)

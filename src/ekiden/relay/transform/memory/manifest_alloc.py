@@ -1,0 +1,144 @@
+"""Make memory explicit: every kernel writes into tensors that were allocated for it.
+
+    let %y = fn (%p0, Primitive=1) { nn.relu(%p0) }(%x);
+->  let %storage = memory.alloc_storage(size=40, alignment=64);
+    let %y = memory.alloc_tensor(%storage, offset=0, shape=(1, 10), dtype="float32");
+    let %_ = vm.invoke_tvm_op(fn ..., (%x,), (%y,));
+
+Functions that only change a shape become vm.reshape_tensor. Sizes and shapes are expressions on the
+symbols of the function's parameters. Storages and kernels have the device that the planned module
+puts them on. Needs A-normal form and checked types.
+
+After: kernels are calls for their effect on tensors that are bound before; each tensor begins a
+storage of its own, of exactly its bytes. What shares memory is decided by passes behind, over this
+form. A result without a name for one of its dimensions is an error here: BindDimensions gives them
+names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.arith import simplify
+from ekiden.ir import dtype as dt
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import AnyDim, PrimExpr, const
+from ekiden.ir.span import Span
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.type import StorageType, TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Function, Tuple, Var
+from ekiden.relay.op.memory import alloc_storage, alloc_tensor
+from ekiden.relay.op.vm import invoke_tvm_op, reshape_tensor
+from ekiden.relay.transform.devices.device_domains import Domains
+from ekiden.relay.transform.devices.plan_devices import device_table
+from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.language.scopes import map_functions, on_body
+from ekiden.runtime.errors import CompileError
+
+ALIGNMENT = 64
+
+DeviceOf = Callable[[Call], int]
+
+
+def size_in_bytes(kind: TensorType) -> PrimExpr:
+    """Bytes of a tensor, as an expression on its dimensions."""
+    size: PrimExpr = const(dt.itemsize(kind.dtype))
+    for dim in kind.shape:
+        size = size * dim
+    return simplify(size)
+
+
+def tensor_types(kind: Type) -> list[TensorType]:
+    """The tensors in a type, left to right."""
+    if isinstance(kind, TensorType):
+        return [kind]
+    assert isinstance(kind, TupleType), f"a kernel cannot give a {type(kind).__name__}"
+    return [t for f in kind.fields for t in tensor_types(f)]
+
+
+def primitive_of(value: RelayExpr) -> Function | None:
+    """The primitive function that a value calls, if it is such a call."""
+    if isinstance(value, Call) and isinstance(value.op, Function) and value.op.attr("Primitive"):
+        return value.op
+    return None
+
+
+def _check_known(kind: TensorType, span: Span | None) -> None:
+    if any(isinstance(d, AnyDim) for d in kind.shape):
+        where = f" of {span}" if span else ""
+        raise CompileError(
+            f"allocating the result{where}: its shape depends on data, which is not supported yet"
+        )
+
+
+def _allocate(tensor: Var, kind: TensorType, device: int) -> list[Binding]:
+    storage = Var("storage")
+    storage.set_checked_type(StorageType())
+    return [
+        (storage, alloc_storage(size_in_bytes(kind), ALIGNMENT, device=device)),
+        (tensor, alloc_tensor(storage, const(0), kind.shape, kind.dtype)),
+    ]
+
+
+def _lower_binding(variable: Var, value: RelayExpr, device_of: DeviceOf) -> list[Binding]:
+    function = primitive_of(value)
+    if function is None:
+        return [(variable, value)]
+    assert isinstance(value, Call)
+    kind = value.checked_type
+    for each in tensor_types(kind):
+        _check_known(each, value.span)
+    if function.attr("relay.reshape_only"):
+        assert isinstance(kind, TensorType)
+        return [(variable, reshape_tensor(value.args[0], kind.shape))]
+    device = device_of(value)
+    single = isinstance(kind, TensorType)
+    outputs = [variable] if single else [_tensor(each) for each in tensor_types(kind)]
+    pairs = zip(outputs, tensor_types(kind), strict=True)
+    allocations = [b for o, k in pairs for b in _allocate(o, k, device)]
+    invoke = invoke_tvm_op(function, value.args, outputs, device).with_fields(span=value.span)
+    if single:
+        return [*allocations, (Var("_"), invoke)]
+    return [*allocations, (Var("_"), invoke), (variable, _as_value(outputs, kind))]
+
+
+def _tensor(kind: TensorType) -> Var:
+    made = Var("t")
+    made.set_checked_type(kind)
+    return made
+
+
+def _as_value(tensors: list[Var], kind: Type) -> RelayExpr:
+    """The tensors, from the left, in the shape of a tuple type."""
+    left = iter(tensors)
+
+    def build(at: Type) -> RelayExpr:
+        return Tuple(tuple(map(build, at.fields))) if isinstance(at, TupleType) else next(left)
+
+    return build(kind)
+
+
+def _devices(module: IRModule) -> DeviceOf:
+    """Where each kernel of a module runs, as a number of its table of devices."""
+    numbers = {each.device: at for at, each in enumerate(device_table(module))}
+    if len(numbers) == 1:
+        return lambda call: 0
+    domains = Domains(module)
+    return lambda call: numbers[domains.worker(call)]
+
+
+@module_pass(name="ManifestAlloc")
+def _manifest_alloc(module: IRModule, context: PassContext) -> IRModule:
+    device_of = _devices(module)
+
+    def lower(chain: Chain, is_function_body: bool) -> Chain:
+        lowered = [b for v, value in chain.bindings for b in _lower_binding(v, value, device_of)]
+        return Chain(lowered, chain.result)
+
+    return map_functions(module, on_body(lambda body: map_chains(body, lower)))
+
+
+def ManifestAlloc() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _manifest_alloc

@@ -1,0 +1,56 @@
+"""Forget variables after their last use, so that what they hold can be reused while the function
+goes on.
+
+    let %y = @f(%x); let %z = @g(%y); %z
+->  let %y = @f(%x); let %z = @g(%y); let %_ = memory.kill(%y); %z
+
+Variables whose value is used by a later alias (a view, a tuple) die with the last alias.
+"""
+
+from __future__ import annotations
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.relay.expr import Call, Var
+from ekiden.relay.op.memory import kill, unit_relation
+from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.language.scopes import evaluation_order, map_functions, on_body
+
+
+def _variables(value: RelayExpr) -> set[Var]:
+    """Variables that occur in a value, at any depth."""
+    return {e for e in evaluation_order(value) if isinstance(e, Var)}
+
+
+def _kill_chain(chain: Chain, is_function_body: bool) -> Chain:
+    assert chain.result is not None
+    own = {v: at for at, (v, _) in enumerate(chain.bindings)}
+    alive = _variables(chain.result)
+    backwards: list[Binding] = []
+    for variable, value in reversed(chain.bindings):
+        used = {v for v in _variables(value) if v in own}
+        dying = sorted(used - alive, key=own.__getitem__)
+        if variable not in alive and not _is_effect(value):
+            dying.append(variable)
+        backwards.extend((Var("_"), kill(v)) for v in reversed(dying))
+        backwards.append((variable, value))
+        alive |= used | {variable}
+    return Chain(backwards[::-1], chain.result)
+
+
+def _is_effect(value: RelayExpr) -> bool:
+    """Whether a value is computed for its effect: its unit result holds nothing."""
+    is_operator = isinstance(value, Call) and isinstance(value.op, Op)
+    return is_operator and value.op.definition.relation is unit_relation  # type: ignore[attr-defined]
+
+
+@module_pass(name="ManifestLifetimes")
+def _manifest_lifetimes(module: IRModule, context: PassContext) -> IRModule:
+    return map_functions(module, on_body(lambda body: map_chains(body, _kill_chain)))
+
+
+def ManifestLifetimes() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _manifest_lifetimes

@@ -1,0 +1,97 @@
+"""Give each result of a program memory of its own, where its frontend asks for that.
+
+    def @main(%x) { let %y = f(%x); (%x, %y, %y) }
+->  def @main(%x) { let %y = f(%x); let %a = memory.own(%x); let %b = memory.own(%y);
+                    let %c = memory.own(%y); (%a, %b, %c) }
+
+A functional program may give an input, a constant, or one tensor twice; passes make more of such
+results, as they drop copies and merge equal values. Who may write into results (a user of PyTorch)
+must see no other tensor change by it. `memory.own` decides by counts of references when the
+program runs: a result that nothing else refers to is given as it is, others are copied. Follows
+MemoryPlan, as UpdateInPlace does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import TensorType
+from ekiden.relay.expr import Constant, Function, Tuple, Var
+from ekiden.relay.op.memory import own
+from ekiden.relay.transform.devices.plan_devices import device_table
+from ekiden.relay.transform.language.chains import Binding, Chain, let_chain, unchain
+from ekiden.relay.transform.language.scopes import on_body
+from ekiden.runtime import Device
+from ekiden.target.virtual_device import RESULT_PLACE, VirtualDevice
+
+OWNS_RESULTS = "owns_results"
+"""The attribute of a module whose `main` gives memory of its own alone."""
+
+
+def OwnResults() -> Pass:  # noqa: N802
+    """The pass described at the top of this file: of `main` of a module with the attribute."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module; as it is where nobody asks."""
+        if not module.attrs.get(OWNS_RESULTS):
+            return module
+        numbers = {place.device: at for at, place in enumerate(device_table(module))}
+        functions: dict[GlobalVar | str, BaseFunc] = dict(module.functions.items())
+        entry = module.get_global_var("main")
+        main = functions[entry]
+        assert isinstance(main, Function)
+        functions[entry] = _owning(main, numbers)
+        return IRModule(functions, module.type_definitions, module.attrs)
+
+    return Pass("OwnResults", transform)
+
+
+def _owning(main: Function, numbers: Mapping[Device, int]) -> Function:
+    """Return `main` with owned results; `numbers` of devices are those of the module's table."""
+    place = main.attr(RESULT_PLACE)
+    places = place if isinstance(place, tuple) else None
+
+    def number(at: int) -> int:
+        """Return the device of a result."""
+        one = places[at] if places is not None else place
+        return numbers[one.device] if isinstance(one, VirtualDevice) else 0
+
+    def rewrite(body: RelayExpr) -> RelayExpr:
+        """Own each tensor that the body gives."""
+        chain = unchain(body)
+        values = dict(chain.bindings)
+        result = chain.result
+        whole = values.get(result) if isinstance(result, Var) else result
+        if isinstance(whole, Tuple):
+            owned = [_owned(chain, field, number(at)) for at, field in enumerate(whole.fields)]
+            made: RelayExpr = whole.with_fields(fields=tuple(owned))
+            variable = Var("results")
+        else:
+            assert result is not None
+            return let_chain(chain.bindings, _owned(chain, result, number(0)))
+        made.set_checked_type(whole.checked_type)
+        variable.set_checked_type(whole.checked_type)
+        kept = [b for b in chain.bindings if b[0] is not result]
+        return let_chain([*kept, (variable, made)], variable)
+
+    return on_body(rewrite)(main)
+
+
+def _owned(chain: Chain, value: RelayExpr, device: int) -> RelayExpr:
+    """Bind an owned tensor in the chain; what is no tensor stays."""
+    kind = value.checked_type
+    if not isinstance(value, (Var, Constant)) or not isinstance(kind, TensorType):
+        return value
+    call = own(value, device)
+    variable = Var("owned")
+    for each in (call, variable):
+        each.set_checked_type(kind)
+    binding: Binding = (variable, call)
+    chain.bindings.append(binding)
+    return variable
+
+
+__all__ = ["OWNS_RESULTS", "OwnResults"]

@@ -1,0 +1,87 @@
+"""How much memory the tensors of a planned program need at once, where that is known before a run.
+
+Not a pass: it looks at what MemoryPlan has made. The peak is the greatest sum of storages alive at
+a position, with each call of a function of the module as a point at which its own peak is added;
+callees come first, so that every function is looked at once. Branches of one value have positions
+of their own, so that the greater of them counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.ir.expr import GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.prim import IntImm
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.relay.analysis.call_graph import CallGraph
+from ekiden.relay.expr import Constructor, Function
+from ekiden.relay.transform.devices.plan_devices import device_table
+from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes
+from ekiden.relay.transform.memory.storage_places import round_up
+from ekiden.runtime.late_methods import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Bytes of a call: the most at once, and what lives on in its result."""
+
+    peak: int
+    kept: int
+
+
+def predict_peak(module: IRModule) -> int | None:
+    """The most bytes that arenas, storages and results of a run of `main` take at once.
+
+    Inputs, constants and the scratch memory of kernels are not counted; of branches, the one that
+    needs most. None where it depends on dimensions or data (symbolic sizes, recursion, closures),
+    and for several devices.
+    """
+    if len(device_table(module)) > 1:
+        return None  # copies between devices are made as they come
+    needs: dict[str, _Need | None] = {}
+    for group in CallGraph(module).components():
+        names = [g.name_hint for g in group]
+        function = module[names[0]]
+        is_plain = len(group) == 1 and isinstance(function, Function)
+        needs[names[0]] = _need(function, needs) if is_plain else None  # type: ignore[arg-type]
+        needs.update(dict.fromkeys(names[1:]))
+    found = needs.get("main")
+    return None if found is None else found.peak
+
+
+def _need(function: Function, callees: Mapping[str, _Need | None]) -> _Need | None:
+    """What a function needs; None if that is not known, as of one that calls itself."""
+    if function.attr("Closure") is not None:
+        return None
+    lifetimes = Lifetimes(function.body, lambda callee: False)
+    changes: list[tuple[int, int]] = []
+    kept = 0
+    for storage, request in lifetimes.requests.items():
+        if free_vars(request.size):
+            return None  # not asked of the simplifier: an arena's size may be a long expression
+        size = round_up(request.size)
+        if not isinstance(size, IntImm):
+            return None
+        for first, last in request.spans():
+            changes += [(first, size.value), (last + 1, -size.value)]
+        kept += size.value if storage in lifetimes.escaped else 0
+    for at, call in lifetimes.calls:
+        if isinstance(call.op, (Op, Constructor)):
+            continue
+        need = callees.get(call.op.name_hint) if isinstance(call.op, GlobalVar) else None
+        if need is None:
+            return None
+        kept += need.kept
+        changes += [(at, need.peak), (at + 1, need.kept - need.peak)]
+    return _Need(_highest(changes), kept)
+
+
+def _highest(changes: list[tuple[int, int]]) -> int:
+    """The most bytes at once; at one position, what ends goes first."""
+    now = highest = 0
+    for _, change in sorted(changes):
+        now += change
+        highest = max(highest, now)
+    return highest

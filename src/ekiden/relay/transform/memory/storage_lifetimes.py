@@ -1,0 +1,313 @@
+"""When the storages of a function are alive, through its branches.
+
+All bindings of a function stand in one order, that of evaluation, in which the branches of an `If`
+or `Match` follow each other. A storage is alive in spans of that order:
+
+    let %a = ...;                     0    %a: 0-1, 2-3 (only one branch reads it, nothing after)
+    let %y = if (%c) {                1
+      let %b = f(%a); %b              2-4  %b: 2-4, 8-9 (the result of its branch)
+    } else {
+      let %d = f(%x); %d              5-7  %d: 5-7, 8-9: %b and %d may have the same bytes
+    };                                8
+    let %z = f(%y);                   9
+
+Branches that exclude each other thus share bytes like tensors that follow each other.
+
+Positions are one number for the whole function, so that lifetimes are intervals of integers, and a
+planner need not know of branches. A storage that is made outside and read in one branch is alive
+there and not in the other: hence several spans. What leaves the function (`escaped`) has no end
+here, and is not planned. Linear in bindings, but for spans of storages that many branches read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import field
+
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.op import Memory, Op
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay.expr import Call, If, Match, Tuple, TupleGetItem, Var
+from ekiden.relay.op.memory import AllocStorageAttrs
+from ekiden.relay.transform.language.chains import Chain, unchain
+from ekiden.relay.transform.language.scopes import bodies, evaluation_order, operands
+from ekiden.relay.visitor import pattern_vars
+from ekiden.runtime.late_methods import dataclass
+
+Span = tuple[int, int]
+"""The first position and the last."""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A chain of bindings, and where they stand."""
+
+    chain: Chain
+    root: RelayExpr
+    parent: Block | None = None
+    index: int = 0
+    """Of the binding of the parent that opens it."""
+    opened: int = 0
+    """Position of that binding."""
+    joined: int = 0
+    """Position after all bodies of that binding."""
+    positions: list[int] = field(default_factory=list)
+    end: int = 0
+    barriers: list[int] = field(default_factory=list)
+    """Indices of bindings that no arena may outlive, ascending."""
+
+    def begin(self) -> int:
+        """The position of its first binding, or of its result."""
+        return self.positions[0] if self.positions else self.end
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A storage: its size in bytes, where it is made, and when it is alive."""
+
+    storage: Var
+    size: PrimExpr
+    block: Block
+    index: int
+    first: int
+    device: int = 0
+    uses: dict[Block, int] = field(default_factory=dict)
+    """The last use in each block."""
+    shares: list[Request] = field(default_factory=list)
+    """Storages that follow this one in its very bytes."""
+
+    def spans(self) -> list[Span]:
+        """When it, or one that shares its bytes, is alive: apart from each other, ascending."""
+        found: list[Span] = []
+        for first, last in sorted(s for r in (self, *self.shares) for s in _spans(r)):
+            if found and first <= found[-1][1]:
+                found[-1] = found[-1][0], max(found[-1][1], last)
+            else:
+                found.append((first, last))
+        return found
+
+    def is_dead_after(self, position: int) -> bool:
+        """Whether no use comes after a position, in any block."""
+        return all(last <= position for last in self.uses.values())
+
+
+def exclude_each_other(a: Request, b: Request) -> bool:
+    """Whether no run makes both: they, and what shares their bytes, are made in different branches
+    of one value.
+    """
+    return all(_diverge(x.block, y.block) for x in (a, *a.shares) for y in (b, *b.shares))
+
+
+def _diverge(a: Block, b: Block) -> bool:
+    """Whether two blocks are, or stand in, different branches of one `If` or `Match`: walk outwards
+    to the first block around both, and see whether they came there by branches of one binding."""
+    if a is b:
+        return False
+    ways: dict[Block | None, Block] = {}
+    at: Block | None = a
+    while at is not None:
+        ways[at.parent] = at
+        if at is b:
+            return False
+        at = at.parent
+    at = b
+    while at is not None and at.parent not in ways:
+        at = at.parent
+    if at is None or at.parent is None or at is a:
+        return False
+    other = ways[at.parent]
+    return at is not other and at.opened == other.opened
+
+
+class Lifetimes:
+    """The storages of a function, and which of them may be kept by someone else."""
+
+    def __init__(self, body: RelayExpr, is_barrier: Callable[[GlobalVar], bool]) -> None:
+        self.blocks: list[Block] = []
+        self.requests: dict[Var, Request] = {}
+        self.home: dict[RelayExpr, frozenset[Var]] = {}
+        """Variable -> the storages that its value may lie in."""
+        self.escaped: set[Var] = set()
+        self.invocations: list[tuple[int, Call]] = []
+        """Calls of kernels with their positions."""
+        self.calls: list[tuple[int, Call]] = []
+        """All other calls."""
+        self._is_barrier = is_barrier
+        self._now = 0
+        root = Block(unchain(body), body)
+        self._walk(root)
+        assert root.chain.result is not None
+        self.escaped |= self._used(root.chain.result)
+
+    def _tick(self) -> int:
+        self._now += 1
+        return self._now - 1
+
+    def _walk(self, root: Block) -> None:
+        self.blocks.append(root)
+        stack: list[tuple[Block, int, list[Block]]] = [(root, 0, [])]
+        while stack:
+            block, index, opened = stack.pop()
+            if opened:
+                self._join(block, index, opened)
+                index += 1
+            if index == len(block.chain.bindings):
+                block.end = self._tick()
+                assert block.chain.result is not None
+                self._use(self._used(block.chain.result), block.end, block)
+                continue
+            at = self._tick()
+            block.positions.append(at)
+            self._visit(block, index, at)
+            inner = self._open(block, index, at)
+            stack.append((block, index if inner else index + 1, inner))
+            stack.extend((each, 0, []) for each in reversed(inner))
+
+    def _open(self, block: Block, index: int, at: int) -> list[Block]:
+        """The blocks of the bodies of a value."""
+        value = block.chain.bindings[index][1]
+        if not isinstance(value, (If, Match)):
+            return []
+        inner = [Block(unchain(body), body, block, index, at) for body in bodies(value)]
+        self.blocks.extend(inner)
+        if isinstance(value, Match):
+            data = self._used(value.data)
+            variables = [v for c in value.clauses for v in pattern_vars(c.lhs)]
+            self.home.update((v, data) for v in variables)
+        return inner
+
+    def _join(self, block: Block, index: int, opened: list[Block]) -> None:
+        at = self._tick()
+        found: frozenset[Var] = frozenset()
+        for each in opened:
+            each.joined = at
+            assert each.chain.result is not None
+            found |= self._used(each.chain.result)
+        self.home[block.chain.bindings[index][0]] = found
+
+    def _visit(self, block: Block, index: int, at: int) -> None:
+        variable, value = block.chain.bindings[index]
+        if isinstance(value, Call) and isinstance(value.attrs, AllocStorageAttrs):
+            self.requests[variable] = Request(
+                variable, value.attrs.size, block, index, at, value.attrs.device
+            )
+            self.home[variable] = frozenset((variable,))
+            return
+        used = self._used(value)
+        self._use(used, at, block)
+        if is_alias(value):
+            self.home[variable] = used
+        elif isinstance(value, Call):
+            self._visit_call(block, index, at, value, used)
+        elif not isinstance(value, (If, Match)):  # references, closures: they keep what they get
+            self.escaped |= used
+            for each in evaluation_order(value) if bodies(value) else ():
+                self.escaped |= self.home.get(each, frozenset())
+
+    def _visit_call(
+        self, block: Block, index: int, at: int, value: Call, used: frozenset[Var]
+    ) -> None:
+        name = op_name(value)
+        if name == "vm.invoke_tvm_op":
+            self.invocations.append((at, value))
+        else:
+            self.calls.append((at, value))
+            if _memory_of(value) is not Memory.READS:
+                self.escaped |= used
+        if isinstance(value.op, GlobalVar) and self._is_barrier(value.op):
+            self._mark_barrier(block, index)
+
+    @staticmethod
+    def _mark_barrier(block: Block, index: int) -> None:
+        """A binding that may call this function again; in every block around it, the binding that
+        it is inside of is one too. Each block notes a binding once: the last one it has is the
+        greatest so far, as bindings are met in order."""
+        at: Block | None = block
+        while at is not None and (not at.barriers or at.barriers[-1] != index):
+            at.barriers.append(index)
+            index = at.index
+            at = at.parent
+
+    def _use(self, storages: frozenset[Var], at: int, block: Block) -> None:
+        for storage in storages:
+            self.requests[storage].uses[block] = at
+
+    def _used(self, value: RelayExpr) -> frozenset[Var]:
+        """The storages that a value, or what it is computed from, may lie in."""
+        used = self.home.get(value, frozenset())
+        for operand in operands(value):
+            for each in operand.fields if isinstance(operand, Tuple) else (operand,):
+                used |= self.home.get(each, frozenset())
+        return used
+
+
+def op_name(value: RelayExpr) -> str:
+    """The name of the operator a value calls; empty if it calls none."""
+    return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
+
+
+def _memory_of(value: RelayExpr) -> Memory:
+    is_operator = isinstance(value, Call) and isinstance(value.op, Op)
+    return value.op.definition.memory if is_operator else Memory.KEEPS  # type: ignore[attr-defined]
+
+
+def is_alias(value: RelayExpr) -> bool:
+    """Whether a value lies where its operands lie."""
+    return isinstance(value, (Var, Tuple, TupleGetItem)) or _memory_of(value) is Memory.VIEWS
+
+
+def run_of(block: Block, index: int) -> tuple[Block, int]:
+    """The stretch of bindings without a barrier, as far out as there is one, that holds a binding:
+    its block, and how many barriers stand before it.
+    """
+    found = block, bisect_left(block.barriers, index)
+    at: Block | None = block
+    while at is not None:
+        count = bisect_left(at.barriers, index)
+        if count == len(at.barriers) or at.barriers[count] != index:
+            found = at, count
+        index = at.index
+        at = at.parent
+    return found
+
+
+def _spans(request: Request) -> list[Span]:
+    """Outwards from where the storage is made as long as it is used further out, then inwards to
+    its last uses.
+    """
+    found: list[Span] = []
+    block, start = request.block, request.first
+    last = max(request.uses.values(), default=start)
+    while last > block.end:
+        found.append((start, block.end))
+        assert block.parent is not None
+        start, block = block.joined, block.parent
+    inner = _last_uses(request, block)
+    stack = [(block, start)]
+    while stack:
+        block, start = stack.pop()
+        last, children = inner.get(block, (start, []))
+        ends = [c for c in children if c.begin() <= last <= c.end]
+        found.append((start, ends[0].opened if ends else max(last, start)))
+        if ends:
+            stack.extend((c, c.begin()) for c in children if c.opened == ends[0].opened)
+    return found
+
+
+def _last_uses(request: Request, outer: Block) -> dict[Block, tuple[int, list[Block]]]:
+    """For the blocks in `outer` that use a storage: the last use in or below each, and the blocks
+    below it that use it.
+    """
+    found: dict[Block, tuple[int, list[Block]]] = {}
+    for block, last in request.uses.items():
+        at, child = block, None
+        while True:
+            known, children = found.setdefault(at, (last, []))
+            found[at] = max(known, last), children
+            if child is not None and child not in children:
+                children.append(child)
+            if at is outer or at.parent is None:
+                break
+            at, child = at.parent, at
+    return found

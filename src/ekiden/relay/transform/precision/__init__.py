@@ -1,0 +1,1 @@
+"""In which floating-point type each product is computed."""

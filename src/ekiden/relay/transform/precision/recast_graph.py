@@ -1,0 +1,94 @@
+"""Run chosen operators in another dtype, with casts around each.
+
+    recast(f, "int8", "int32")
+    nn.conv2d(%x, %w)   ->   cast(nn.conv2d(cast(%x, "int8"), cast(%w, "int8"), out_dtype="int32"),
+                                  "float32")
+
+The casts cut values off: this is for measuring operators, not for using what they give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import count
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import Op
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Expr, Function, Tuple
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
+from ekiden.runtime.errors import CompileError
+
+CHOSEN = ("nn.conv2d",)
+
+
+def recast(
+    expr: Expr | Function | IRModule,
+    dtype: str,
+    out_dtype: str,
+    ops: Sequence[str] | None = None,
+    skip_layers: Sequence[int] | None = None,
+) -> Expr | IRModule:
+    """An expression, function or module (its `main`) in which operators of `ops` take `dtype` and,
+    where they have an attribute for it, give `out_dtype`.
+
+    skip_layers: which of them stay as they are, by their number in the order of evaluation, from
+    the end where it is negative. Raises CompileError for a number that there is not.
+    """
+    if isinstance(expr, IRModule):
+        main = recast(expr["main"], dtype, out_dtype, ops, skip_layers)
+        assert isinstance(main, Function)
+        return InferType()(expr.with_function("main", main))
+    typed = InferType()(IRModule.from_expr(expr))["main"]
+    assert isinstance(typed, Function)
+    body = _recast(typed.body, dtype, out_dtype, set(ops or CHOSEN), skip_layers or ())
+    if isinstance(expr, Function):
+        return typed.with_fields(body=body, ret_type=expr.ret_type)
+    return body
+
+
+def _recast(
+    root: RelayExpr, dtype: str, out_dtype: str, ops: Collection[str], skipped: Sequence[int]
+) -> RelayExpr:
+    chosen = [e for e in evaluation_order(root) if _name(e) in ops]
+    if wrong := [n for n in skipped if not -len(chosen) <= n < len(chosen)]:
+        raise CompileError(f"recast: there are {len(chosen)} layers of {', '.join(sorted(ops))}, "
+                           f"none has the number {wrong[0]}")  # fmt: skip
+    left = {n % len(chosen) for n in skipped}
+    numbers = count()
+
+    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """A call of the operators within casts. Calls are numbered in the order of the walk, those
+        of `skipped` are left.
+        """
+        if _name(old) not in ops or next(numbers) in left:
+            return new
+        assert isinstance(new, Call)
+        return _around(new, old, dtype, out_dtype)
+
+    return rewrite_graph(root, rewrite)
+
+
+def _name(expr: RelayExpr) -> str:
+    return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else ""
+
+
+def _around(call: Call, old: RelayExpr, dtype: str, out_dtype: str) -> RelayExpr:
+    """A call on arguments that are cast, its result cast back."""
+    kind, attrs = old.checked_type, call.attrs
+    if attrs is not None and "out_dtype" in attrs.keys():  # noqa: SIM118 - values iterate
+        attrs = attrs.with_fields(out_dtype=out_dtype)
+    made = Call(call.op, tuple(_cast(a, dtype) for a in call.args), attrs)
+    return op.cast(made, kind.dtype) if isinstance(kind, TensorType) else made
+
+
+def _cast(arg: RelayExpr, dtype: str) -> RelayExpr:
+    if isinstance(arg, Tuple):
+        return Tuple(tuple(op.cast(field, dtype) for field in arg.fields))
+    return op.cast(arg, dtype)
+
+
+__all__ = ["recast"]

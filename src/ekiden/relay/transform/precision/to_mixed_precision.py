@@ -1,0 +1,231 @@
+"""Compute in a smaller floating-point type where it pays, and stay exact where it matters.
+
+    nn.softmax(nn.dense(%x, %w))
+->  nn.softmax(cast(nn.dense(cast(%x, "float16"), cast(%w, "float16"), out_dtype="float16"),
+                    "float32"))
+
+The column `precision` of the operator table decides: operators of ALWAYS take the smaller type in
+the place of float32 (kernels add up in float32 and round the sum once), those of FOLLOW take it
+when all floating-point numbers that are computed for them have it, and all others never do (or,
+with missing_op_mode 0, always). An operator whose attributes the smaller type has no numbers for
+does not. Casts of one value are made once; a variable that a let binds has the type of its value.
+
+Before it, types are inferred; after it, no expression but functions keeps a type that it had, since
+each may have become narrower: they are inferred again. Bodies of functions and branches are cast
+back at their ends, so that what holds them has the types it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ml_dtypes
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OPS, Op, Precision
+from ekiden.ir.pass_context import KEEP_OUTPUT
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import TensorType, TupleType
+from ekiden.relay import op
+from ekiden.relay.expr import Call, Constant, Function, Let, Tuple, TupleGetItem, Var
+from ekiden.relay.op.elementwise import ClipAttrs
+from ekiden.relay.transform.graph.calls import typed
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import (
+    bodies,
+    evaluation_order,
+    is_atom,
+    map_functions,
+    with_children,
+)
+from ekiden.relay.transform.mixed_precision import said_of
+from ekiden.relay.visitor import children, rebuild
+from ekiden.runtime.errors import PassError
+
+WIDE = "float32"
+
+
+class _Mixer:
+    """Rewrites one function body; remembers the casts it has made."""
+
+    def __init__(self, small: str, missing_op_mode: int) -> None:
+        self.small = small
+        self.mode = missing_op_mode
+        self.new: dict[RelayExpr, RelayExpr] = {}
+        self._casts: dict[tuple[RelayExpr, str], RelayExpr] = {}
+        self._bound: dict[Var, RelayExpr] = {}
+        """Variable -> the value that a let gives it."""
+        self.missing: dict[str, None] = {}
+
+    def run(self, root: RelayExpr) -> RelayExpr:
+        """The rewritten expression."""
+        order = evaluation_order(root)
+        for expr in order:
+            if isinstance(expr, Let):
+                self._bound[expr.var] = expr.value
+        for expr in order:
+            self.new[expr] = self._rewrite(expr)
+        return self.new[root]
+
+    def _at(self, expr: RelayExpr) -> RelayExpr:
+        """What stands for an expression that has been rewritten; for a variable that a let binds,
+        one of the type of its value."""
+        if expr not in self.new and isinstance(expr, Var) and expr in self._bound:
+            value = self._at(self._bound[expr])
+            kind = value.checked_type_or_none()
+            if kind is not None and kind != expr.checked_type_or_none():
+                self.new[expr] = Var(expr.name_hint, kind, span=expr.span)
+                self.new[expr].set_checked_type(kind)
+        return self.new.get(expr, expr)
+
+    def _rewrite(self, expr: RelayExpr) -> RelayExpr:
+        if is_atom(expr) or isinstance(expr, Constant):
+            return self._at(expr)
+        if isinstance(expr, Let) and not isinstance(expr.value, Function):
+            var, value, body = map(self._at, (expr.var, expr.value, expr.body))
+            made = rebuild(expr, [var, value, body])
+            made.set_checked_type(body.checked_type)
+            return made
+        if isinstance(expr, Call) and isinstance(expr.op, Op):
+            return self._call(expr, [*map(self._at, expr.args)])
+        if isinstance(expr, (Tuple, TupleGetItem)):
+            below = children(expr)
+            return typed(rebuild(expr, [*map(self._at, below)]))
+        inside = set(bodies(expr))
+        wide = {
+            c: self.cast_like(self._at(c), c)
+            for c in children(expr)
+            if not is_atom(c) or c in inside
+        }
+        return with_children(expr, wide)
+
+    def cast_like(self, value: RelayExpr, original: RelayExpr) -> RelayExpr:
+        """A value with the type that the original expression had."""
+        kind, have = original.checked_type, value.checked_type
+        if isinstance(kind, TensorType) and isinstance(have, TensorType):
+            return value if kind.dtype == have.dtype else self._cast(value, kind.dtype)
+        if isinstance(kind, TupleType) and isinstance(have, TupleType) and kind != have:
+            fields = []
+            for i, field in enumerate(kind.fields):
+                part = (
+                    value.fields[i] if isinstance(value, Tuple) else typed(TupleGetItem(value, i))
+                )
+                same = part.checked_type == field
+                assert isinstance(field, TensorType), "tuples of tensors alone are cast"
+                fields.append(part if same else self._cast(part, field.dtype))
+            return typed(Tuple(tuple(fields)))
+        return value
+
+    def _cast(self, value: RelayExpr, dtype: str) -> RelayExpr:
+        key = (value, dtype)
+        if key not in self._casts:
+            self._casts[key] = typed(op.cast(value, dtype))
+        return self._casts[key]
+
+    def _call(self, call: Call, args: Sequence[RelayExpr]) -> RelayExpr:
+        assert isinstance(call.op, Op)
+        name = call.op.name
+        if self._is_small(call, name, args):
+            return self._small_call(call, [self._to(a, self.small) for a in args])
+        wide = [self.cast_like(a, old) for a, old in zip(args, call.args, strict=True)]
+        return typed(_over(call, wide))
+
+    def _is_small(self, call: Call, name: str, args: Sequence[RelayExpr]) -> bool:
+        said = said_of(call, name, self.small)
+        precision = said[0] if said is not None else OPS[name].precision
+        if not self._has_numbers_of(call):
+            return False
+        if precision is Precision.ALWAYS:
+            return _is_of_floats(call, self.small)
+        if precision is Precision.NEVER:
+            return False
+        if precision is Precision.UNKNOWN:
+            self.missing[name] = None
+            if self.mode == 2:
+                raise PassError(f"ToMixedPrecision: operator {name!r} has no colour")
+            return self.mode == 0
+        # A bias or a mask that is given follows what it meets; were it asked, one constant of
+        # float32 would end a region and cost a cast there and one back.
+        leaves = [d for a, old in zip(args, call.args, strict=True) if not self._is_given(old)
+                  for d in _dtypes(a)]  # fmt: skip
+        return all(d == self.small for d in leaves if "float" in d)
+
+    def _is_given(self, expr: RelayExpr) -> bool:
+        """Whether an operand is not computed: a constant or a parameter, which can be cast."""
+        return isinstance(expr, Constant) or (isinstance(expr, Var) and expr not in self._bound)
+
+    def _has_numbers_of(self, call: Call) -> bool:
+        """Whether the smaller type has the bounds that attributes say."""
+        if not isinstance(call.attrs, ClipAttrs):
+            return True
+        largest = float(ml_dtypes.finfo(self.small).max)
+        return max(abs(call.attrs.a_min), abs(call.attrs.a_max)) <= largest
+
+    def _to(self, value: RelayExpr, dtype: str) -> RelayExpr:
+        """A float32 tensor, or the float32 fields of a tuple, in another type."""
+        kind = value.checked_type
+        if isinstance(kind, TensorType):
+            return self._cast(value, dtype) if kind.dtype == WIDE else value
+        if isinstance(kind, TupleType) and isinstance(value, Tuple):
+            return typed(Tuple(tuple(self._to(f, dtype) for f in value.fields)))
+        return value
+
+    def _small_call(self, call: Call, args: Sequence[RelayExpr]) -> RelayExpr:
+        assert isinstance(call.op, Op)
+        said = said_of(call, call.op.name, self.small)
+        is_sum = said is not None or call.op.definition.precision is Precision.ALWAYS
+        if not is_sum or not hasattr(call.attrs, "out_dtype"):
+            return typed(_over(call, args))
+        assert call.attrs is not None
+        attrs = call.attrs.with_fields(out_dtype=self.small if said is None else said[1])
+        return typed(Call(call.op, tuple(args), attrs, span=call.span))
+
+
+def _is_of_floats(call: Call, small: str) -> bool:
+    """Whether a call takes and gives float32 or the smaller type alone: sums of integers would
+    overflow in it, and float64 is there for its digits."""
+    return all(d in (WIDE, small) for each in (*call.args, call) for d in _dtypes(each))
+
+
+def _dtypes(expr: RelayExpr) -> list[str]:
+    kind = expr.checked_type
+    fields = kind.fields if isinstance(kind, TupleType) else [kind]
+    return [f.dtype for f in fields if isinstance(f, TensorType)]
+
+
+def _over(call: Call, args: Sequence[RelayExpr]) -> Call:
+    """The call over other arguments, its type to be found anew where one has changed."""
+    if all(new is old for new, old in zip(args, call.args, strict=True)):
+        return call
+    return Call(call.op, tuple(args), call.attrs, call.type_args, span=call.span)
+
+
+def ToMixedPrecision(  # noqa: N802
+    mixed_precision_type: str = "float16", missing_op_mode: int = 1
+) -> Pass:
+    """The pass described at the top of this file.
+
+    missing_op_mode: operators of no colour take the smaller type (0), keep theirs (1), or raise
+    PassError (2).
+    """
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module; with the option KEEP_OUTPUT, results of functions are cast to what they
+        were."""
+        keeps = bool(context.option(KEEP_OUTPUT))
+
+        def one(function: Function) -> Function:
+            """One function, whose result's type is inferred again."""
+            mixer = _Mixer(mixed_precision_type, missing_op_mode)
+            body = mixer.run(function.body)
+            if keeps:
+                body = mixer.cast_like(body, function.body)
+            return Function(
+                function.params, body, None, function.type_params, function.attrs,
+                span=function.span,
+            )  # fmt: skip
+
+        return InferType()(map_functions(module, one))
+
+    return Pass("ToMixedPrecision", transform, 0, (InferType(),))

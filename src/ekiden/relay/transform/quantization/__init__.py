@@ -1,0 +1,1 @@
+"""Integers in the place of floats that they stand for."""

@@ -1,0 +1,217 @@
+"""Compute in integers what a model computes on numbers that were integers and become integers.
+
+    qnn.quantize(nn.relu(qnn.dequantize(%x, 2f, 0)), 2f, 0)   ->   maximum(%x, 0i8)
+
+A region lies between dequantize and quantize and has a rule for each of its operators. A rule,
+`relay.op.register_fake_quantization_to_integer`, gets a call whose arguments are integers already
+and what each stands for (`TensorAffineType`), and gives the call on integers and what that stands
+for.
+
+Some results follow from their inputs (a sum of products has the product of the scales). Others need
+a scale to be chosen: they take that of the quantize below, which a rule finds under its own call,
+if all between only moves or picks values (`keeps`). Where that is not so, or a rule fails, the
+region is left as it was.
+
+With `use_qat`, operators of regions that were left, and of those without a quantize below, become
+one by one integer operators followed by a dequantize, where their result needs no choice (`alone`):
+
+    exp(nn.dense(qnn.dequantize(%x, ..), qnn.dequantize(%w, ..)))
+->  exp(qnn.dequantize(qnn.dense(%x, %w, ..), ..))
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ekiden.ir.affine_type import AffineType, TensorAffineType, TupleAffineType
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OP_ATTRS, get
+from ekiden.ir.structural import structural_equal
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import TensorType
+from ekiden.relay import op
+from ekiden.relay.analysis.fake_quantized import fake_quantized_region, inputs_within
+from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
+from ekiden.relay.op.op import ALONE, KEEPS, OPTIONAL, RULES
+from ekiden.relay.transform.graph.calls import typed
+from ekiden.relay.transform.graph.div_to_mul import DivToMul
+from ekiden.relay.transform.graph.fold_scale_axis import op_of
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.visitor import children, rebuild
+from ekiden.runtime.errors import CompileError
+
+LOG = logging.getLogger(__name__)
+
+
+class _Rules:
+    """The rules that one run of the pass may use."""
+
+    def __init__(self, optional: Iterable[str]) -> None:
+        more = OP_ATTRS.get(OPTIONAL, {})
+        self.of = {name: more[name] for name in optional if name in more}
+        self.of |= OP_ATTRS.get(RULES, {})
+
+    def has(self, expr: RelayExpr) -> bool:
+        return op_of(expr) in self.of
+
+    def apply(self, call: Call, types: dict[RelayExpr, AffineType]) -> RelayExpr:
+        """The call on integers; notes what it stands for."""
+        rule = self.of[op_of(call)]
+        assert callable(rule)
+        made, kind = rule(call, types)
+        # of the call itself the table has what is wanted of it
+        known = None if made is call else types.get(made)
+        if known is not None and not structural_equal(known, kind):
+            made = op.copy(made)  # the same integers, which stand for other numbers here
+        types[typed(made)] = kind
+        return made  # type: ignore[no-any-return]
+
+
+def _affine(call: Call, quantised: RelayExpr) -> TensorAffineType:
+    """What a quantize gives, or a dequantize takes."""
+    kind = quantised.checked_type
+    assert isinstance(kind, TensorType)
+    return TensorAffineType(call.args[1], call.args[2], kind.dtype, getattr(call.attrs, "axis", -1))
+
+
+def _in_scale_of(root: Call, order: Sequence[RelayExpr]) -> set[RelayExpr]:
+    """The expressions whose values all uses only move or pick, down to the quantize."""
+    keeps = OP_ATTRS.get(KEEPS, {})
+    others: set[RelayExpr] = set()
+    for expr in reversed(order):
+        passes = isinstance(expr, TupleGetItem) or bool(keeps.get(op_of(expr)))
+        if expr is not root and (expr in others or not passes):
+            others.update(inputs_within(expr) or ())
+    return {expr for expr in order if expr not in others}
+
+
+def _on(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
+    """The expression on new children; without a type if there are any."""
+    return rebuild(expr, [new.get(c, c) for c in children(expr)])
+
+
+def _in_integers(root: Call, order: Sequence[RelayExpr], rules: _Rules) -> RelayExpr:
+    """The region below a quantize, on integers."""
+    wanted = _in_scale_of(root, order)
+    result = _affine(root, root)
+    types: dict[RelayExpr, AffineType] = {}
+    new: dict[RelayExpr, RelayExpr] = {}
+    for expr in order:
+        made = expr if op_of(expr) == "qnn.dequantize" else _on(expr, new)
+        new[expr] = made
+        match made:
+            case Call():
+                if op_of(expr) == "qnn.dequantize":
+                    types[made] = _affine(made, made.args[0])
+                elif expr in wanted:
+                    types[made] = result
+                new[expr] = rules.apply(made, types)
+            case Tuple(fields=fields):
+                types[made] = TupleAffineType(tuple(types[f] for f in fields))  # type: ignore[misc]
+            case TupleGetItem(tuple_value=value, index=index):
+                whole = types[value]
+                assert isinstance(whole, TupleAffineType)
+                types[made] = whole.types[index]
+    return new[root]
+
+
+def _attempt(make: Callable[[], RelayExpr], old: RelayExpr, hard_fail: bool) -> RelayExpr:
+    """What `make` gives; where it fails, `old`, or an error."""
+    try:
+        return make()
+    except Exception as error:  # rules may be a user's
+        if hard_fail:
+            raise CompileError(f"fake quantization of {op_of(old)} to integers: {error}") from error
+        LOG.debug("left a region of %s: %s", op_of(old), error)
+        return old
+
+
+def _without_rule(order: Sequence[RelayExpr], rules: _Rules) -> str:
+    """The first operator without a rule; empty if all have one."""
+    calls = (e for e in order if isinstance(e, Call))
+    return next((op_of(e) or "a function" for e in calls if not rules.has(e)), "")
+
+
+def _quantize(new: RelayExpr, rules: _Rules, hard_fail: bool) -> RelayExpr:
+    if op_of(new) != "qnn.quantize":
+        return new
+    assert isinstance(new, Call)
+    order = fake_quantized_region(new)
+    if order is None:
+        return new
+    missing = _without_rule(order, rules)
+    if not missing:
+        return _attempt(lambda: _in_integers(new, order, rules), new, hard_fail)
+    if hard_fail:
+        raise CompileError(f"fake quantization to integers: no rule for {missing}")
+    LOG.debug("left a region: no rule for %s", missing)
+    return new
+
+
+def _is_dequantized(expr: RelayExpr) -> bool:
+    return op_of(expr) == "qnn.dequantize"
+
+
+def _alone(new: RelayExpr, rules: _Rules) -> RelayExpr:
+    """f(dequantize(x)) -> dequantize(f'(x))"""
+    if not rules.has(new) or not OP_ATTRS.get(ALONE, {}).get(op_of(new)):
+        return new
+    assert isinstance(new, Call)
+    operands = [e for a in new.args for e in (a.fields if isinstance(a, Tuple) else (a,))]
+    if not any(map(_is_dequantized, operands)):
+        return new
+    if not all(_is_dequantized(e) or isinstance(e, Constant) for e in operands):
+        return new
+
+    def make() -> RelayExpr:
+        """The call in integers, of the type that the call of floats has."""
+        made = _one_in_integers(new, rules)
+        made.set_checked_type(new.checked_type)
+        return made
+
+    return _attempt(make, new, hard_fail=False)
+
+
+def _one_in_integers(call: Call, rules: _Rules) -> Call:
+    types: dict[RelayExpr, AffineType] = {}
+    new: dict[RelayExpr, RelayExpr] = {}
+    for arg in call.args:
+        for each in arg.fields if isinstance(arg, Tuple) else (arg,):
+            if isinstance(each, Call):
+                types[each] = _affine(each, each.args[0])
+                new[each] = rules.apply(each, types)
+        if isinstance(arg, Tuple):
+            new[arg] = _on(arg, new)
+            types[new[arg]] = TupleAffineType(tuple(types[f] for f in new[arg].fields))  # type: ignore[attr-defined, misc]
+    made = rules.apply(_on(call, new), types)  # type: ignore[arg-type]
+    kind = types[made]
+    assert isinstance(kind, TensorAffineType)
+    dequantize = get("qnn.dequantize")
+    attrs: Any = dequantize.definition.attrs
+    return Call(dequantize, (made, kind.scale, kind.zero_point), attrs(axis=kind.axis))
+
+
+def FakeQuantizationToInteger(  # noqa: N802
+    hard_fail: bool = False, use_qat: bool = False, optional_qnn_ops: Sequence[str] = ()
+) -> Pass:
+    """The pass described at the top of this file. With `hard_fail` a region that is left is a
+    CompileError that says why.
+    """
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module; with `use_qat` single operators behind a rounding are looked at again
+        afterwards.
+        """
+        rules = _Rules(optional_qnn_ops)
+
+        def rewrite(body: RelayExpr) -> RelayExpr:
+            made = rewrite_graph(body, lambda old, new: _quantize(new, rules, hard_fail))
+            return rewrite_graph(made, lambda old, new: _alone(new, rules)) if use_qat else made
+
+        return map_functions(module, on_body(rewrite))
+
+    return Pass("FakeQuantizationToInteger", transform, 0, (InferType(), DivToMul()))

@@ -1,0 +1,1 @@
+"""Passes that name dimensions, compute them where they are known, and carry them along."""

@@ -1,0 +1,61 @@
+"""Give inputs of a network another batch.
+
+ChangeBatch({x: 0}, 8)
+def @main(%x: Tensor[(1, 3), float32]) -> Tensor[(1, 3), float32] { nn.relu(%x) }
+->  def @main(%x: Tensor[(8, 3), float32]) -> Tensor[(8, 3), float32] { nn.relu(%x) }
+
+Types are inferred anew; what says the batch besides, as the shape of a reshape does, stays, and is
+then an error of types. A dimension with a name is any batch at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import const
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import TensorType
+from ekiden.relay.expr import Function, Var
+from ekiden.relay.transform.language.infer_type import InferType
+from ekiden.relay.transform.language.scopes import map_functions
+from ekiden.relay.visitor import bind
+from ekiden.runtime.errors import CompileError
+
+
+def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa: N802
+    """The pass described at the top of this file: parameters -> which axis of each is the batch.
+
+    Raises CompileError for a parameter that no function has, or without such an axis.
+    """
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module. Raises CompileError for a parameter that is left over."""
+        left = dict(data)
+
+        def change(function: Function) -> Function:
+            """A function whose parameters have the new batch; types are inferred again behind
+            it."""
+            moved = {v: _changed(v, left.pop(v), batch_size) for v in function.params if v in left}
+            if not moved:
+                return function
+            params = tuple(moved.get(v, v) for v in function.params)
+            return function.with_fields(
+                params=params, body=bind(function.body, moved), ret_type=None
+            )
+
+        made = map_functions(module, change)
+        if left:
+            raise CompileError(f"ChangeBatch: no function has the parameter {next(iter(left))}")
+        return InferType()(made)
+
+    return Pass("ChangeBatch", transform, 0, (InferType(),))
+
+
+def _changed(var: Var, axis: int, batch: int) -> Var:
+    kind = var.type_annotation
+    if not isinstance(kind, TensorType) or not 0 <= axis < len(kind.shape):
+        got = "no annotation" if kind is None else str(kind)
+        raise CompileError(f"ChangeBatch: %{var.name_hint}: a tensor with axis {axis}, got {got}")
+    shape = (*kind.shape[:axis], const(batch, "int64"), *kind.shape[axis + 1 :])
+    return Var(var.name_hint, TensorType(shape, kind.dtype), var.span)

@@ -1,0 +1,146 @@
+"""Give parameters the names of dimensions that their function gives them at its beginning.
+
+fn (%x: Tensor[(?, 2), float32]) { let %y = vm.match_shape(%x, shape=(x_0, 2)); nn.relu(%y) }
+-> fn (%x: Tensor[(x_0, 2), float32]) { nn.relu(%x) }
+
+So all that depends on them is known at entry. What the type of a parameter says already stays: a
+match that names a dimension which has a name or is a number, or gives it the name or number that
+something else has, checks it, and is left where it is. The types of the
+callers stay as they are: this comes after the last type inference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar
+from ekiden.ir.transform import Pass, PassContext, module_pass
+from ekiden.ir.type import TensorType, TupleType, Type
+from ekiden.relay.expr import Call, Function, TupleGetItem, Var
+from ekiden.relay.op.vm import MatchShapeAttrs
+from ekiden.relay.transform.language.chains import Binding, let_chain, unchain
+from ekiden.relay.transform.language.scopes import map_functions, rewrite_graph
+from ekiden.relay.transform.memory.storage_lifetimes import op_name
+from ekiden.relay.unify import size_vars
+from ekiden.topi.shape import equal
+
+Place = tuple[Var, tuple[int, ...]]
+"""A parameter, and the fields of tuples that lead to a tensor in it."""
+
+
+def _at(kind: Type, path: tuple[int, ...]) -> TensorType:
+    for index in path:
+        assert isinstance(kind, TupleType)
+        kind = kind.fields[index]
+    assert isinstance(kind, TensorType)
+    return kind
+
+
+def _named(
+    own: Sequence[PrimExpr], said: Sequence[PrimExpr], known: set[SizeVar]
+) -> tuple[PrimExpr, ...] | None:
+    """A shape whose unknown dimensions are those of another; None where that says something else
+    of a dimension that is known, or of an unknown one that it is anything but a new name."""
+    pairs = tuple(zip(own, said, strict=True))
+    if any(not (isinstance(o, AnyDim) or isinstance(s, AnyDim) or equal(o, s)) for o, s in pairs):
+        return None
+    new = [s for o, s in pairs if isinstance(o, AnyDim) and not isinstance(s, AnyDim)]
+    if len(set(new)) < len(new) or any(s in known or not isinstance(s, SizeVar) for s in new):
+        return None
+    return tuple(s if isinstance(o, AnyDim) else o for o, s in pairs)
+
+
+def _refined(kind: Type, path: tuple[int, ...], shape: tuple[PrimExpr, ...]) -> Type:
+    if isinstance(kind, TupleType):
+        first, *rest = path
+        fields = list(kind.fields)
+        fields[first] = _refined(fields[first], tuple(rest), shape)
+        return TupleType(tuple(fields))
+    assert isinstance(kind, TensorType)
+    return TensorType(shape, kind.dtype)
+
+
+class _Hoist:
+    """The names that one function gives to its parameters."""
+
+    def __init__(self, params: tuple[Var, ...], body: RelayExpr) -> None:
+        self.places: dict[RelayExpr, Place] = {p: (p, ()) for p in params}
+        self.kinds: dict[Var, Type] = {p: p.checked_type for p in params}
+        self.done: set[Place] = set()
+        self.known = set(size_vars(self.kinds.values()))
+        self.chain = unchain(body)
+        self.chain.bindings = [(v, self._binding(v, value)) for v, value in self.chain.bindings]
+
+    def _binding(self, variable: Var, value: RelayExpr) -> RelayExpr:
+        """The value of a binding, noting what it says of a parameter."""
+        if isinstance(value, TupleGetItem) and value.tuple_value in self.places:
+            param, path = self.places[value.tuple_value]
+            self.places[variable] = (param, (*path, value.index))
+        if op_name(value) != "vm.match_shape":
+            kind = variable.checked_type_or_none()
+            self.known.update(size_vars(() if kind is None else (kind,)))
+            return value
+        assert isinstance(value, Call) and isinstance(value.attrs, MatchShapeAttrs)
+        place = self.places.get(value.args[0])
+        if place is None or place in self.done:
+            return value
+        param, path = place
+        shape = _named(_at(self.kinds[param], path).shape, value.attrs.shape, self.known)
+        if shape is None:
+            self.known.update(d for d in value.attrs.shape if isinstance(d, SizeVar))
+            return value
+        self.known.update(d for d in shape if isinstance(d, SizeVar))
+        self.done.add(place)
+        self.kinds[param] = _refined(self.kinds[param], path, shape)
+        return value.args[0]
+
+    def rewritten(self) -> tuple[dict[RelayExpr, RelayExpr], RelayExpr]:
+        """The new parameters by the old ones, and the body."""
+        new: dict[RelayExpr, RelayExpr] = {}
+        for param in {p for p, _ in self.done}:
+            made = Var(param.name_hint, self.kinds[param], param.span)
+            made.set_checked_type(self.kinds[param])
+            new[param] = made
+        kept: list[Binding] = []
+        for variable, value in self.chain.bindings:
+            if isinstance(value, Var) and value in new:
+                new[variable] = new[value]
+            else:
+                kept.append((variable, value))
+        assert self.chain.result is not None
+        body = let_chain(kept, self.chain.result)
+        return new, rewrite_graph(body, lambda old, made: new.get(old, made))
+
+
+def _hoist(function: Function) -> Function:
+    inner = function.body
+    if function.attr("Closure") is not None and isinstance(inner, Function):
+        new, body = _rewritten((*function.params, *inner.params), inner.body)
+        inner = inner.with_fields(params=_renamed(inner.params, new), body=body)
+        return function.with_fields(params=_renamed(function.params, new), body=inner)
+    new, body = _rewritten(function.params, inner)
+    return function.with_fields(params=_renamed(function.params, new), body=body)
+
+
+def _rewritten(
+    params: tuple[Var, ...], body: RelayExpr
+) -> tuple[dict[RelayExpr, RelayExpr], RelayExpr]:
+    hoist = _Hoist(params, body)
+    return hoist.rewritten() if hoist.done else ({}, body)
+
+
+def _renamed(params: tuple[Var, ...], new: dict[RelayExpr, RelayExpr]) -> tuple[Var, ...]:
+    found = (new.get(p, p) for p in params)
+    return tuple(v for v in found if isinstance(v, Var))
+
+
+@module_pass(name="HoistDimensions")
+def _hoist_dimensions(module: IRModule, context: PassContext) -> IRModule:
+    return map_functions(module, _hoist)
+
+
+def HoistDimensions() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+    return _hoist_dimensions

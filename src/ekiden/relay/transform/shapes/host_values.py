@@ -1,0 +1,149 @@
+"""Find the control values of a program: integers that are better computed on the host.
+
+    @loop(%i, %x) { if (less(%i, 10)) { @loop(add(%i, 1), exp(%x)) } else { %x } }
+->  %i, add(%i, 1) and less(%i, 10) are on the host, %x and exp(%x) where the program runs
+
+Branches and sizes are decided on the host. A value that one of them reads is copied there from
+where it is computed, which waits for the device. So whatever leads to a decision and does not come
+from the device's own work is computed on the host instead. A place qualifies if it holds a few
+integers alone, all kernels that give them are cheap, and each of these reads places that qualify,
+constants or shapes; it is on the host if a decision reads it, or kernels that give what one reads.
+A decision that combines such a place with a few integers of the device, as the test of a loop with
+both a counter and a tolerance does, is taken on the host too: that copies no more than its result
+would, and starts fewer kernels. So is a place into which nothing but values of the host go.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
+from enum import Enum
+from math import prod
+from typing import TYPE_CHECKING
+
+from ekiden.ir.op import Op, OpPattern
+from ekiden.ir.prim import IntImm
+from ekiden.ir.type import RelayRefType, TensorType, TupleType, Type
+from ekiden.relay.expr import Call
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target.virtual_device import HOST
+
+if TYPE_CHECKING:
+    from ekiden.relay.transform.devices.device_domains import Place
+
+
+class HostReason(Enum):
+    """Why an operator runs on the host of a program that has other devices."""
+
+    CONTROL = "decides what runs next or how large a tensor is"
+    SHAPE = "reads shapes, which the host has"
+    REFUSED = "the device has no code for it"
+    FUNCTION = "is a function of the host"
+    ENGINE = "runs in an engine, which takes memory of the host"
+    PLACED = "is placed there"
+    DEFAULT = "no mark places it elsewhere"
+
+
+MAX_CONTROL_ELEMENTS = 16
+"""Twice the dimensions of any tensor of a usual model: a shape, or padding at both ends of each."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """A call of a kernel: the places of its results and of its arguments that are no constants, and
+    whether the host computes it as fast as it starts a kernel."""
+
+    results: tuple[Place, ...]
+    arguments: tuple[Place, ...]
+    is_cheap: bool
+
+
+def is_few_integers(kind: Type) -> bool:
+    """Return whether a type, or what a reference of it holds, is integers or booleans of at most
+    MAX_CONTROL_ELEMENTS known elements."""
+    while isinstance(kind, RelayRefType):
+        kind = kind.value
+    if isinstance(kind, TupleType):
+        return all(map(is_few_integers, kind.fields))
+    if not isinstance(kind, TensorType) or not kind.dtype.startswith(("int", "uint", "bool")):
+        return False
+    sizes = [d.value for d in kind.shape if isinstance(d, IntImm)]
+    return len(sizes) == len(kind.shape) and prod(sizes) <= MAX_CONTROL_ELEMENTS
+
+
+def is_cheap(call: Call) -> bool:
+    """Return whether a kernel is elementwise, moves elements or reduces: no product, no sort."""
+    return not isinstance(call.op, Op) or call.op.definition.pattern <= OpPattern.COMM_REDUCE
+
+
+def host_places(
+    every: Iterable[Place], steps: Sequence[Step], needs: Iterable[Place], entry: Iterable[Place]
+) -> list[Place]:
+    """Return the places that go to the host, of `every` one that is nowhere yet. `needs` are places
+    that the host reads, `entry` those of what the program's caller gives."""
+    makers: dict[Place, list[Step]] = defaultdict(list)
+    readers: dict[Place, list[Step]] = defaultdict(list)
+    for step in steps:
+        for place in step.results:
+            makers[place].append(step)
+        for place in step.arguments:
+            readers[place].append(step)
+    given = {place.root() for place in entry}
+    wanted = [place.root() for place in needs]
+    qualified = {p: None for p in every if _may_qualify(p, p in makers or p in given)}
+
+    def is_unfit(step: Step) -> bool:
+        """Whether it is not cheap, or reads what is computed on a device."""
+        return not step.is_cheap or any(
+            p not in qualified and not _is_on_host(p) for p in step.arguments
+        )
+
+    waiting = [step for step in steps if is_unfit(step)]
+    while waiting:
+        for place in waiting.pop().results:
+            if place in qualified:
+                del qualified[place]
+                waiting += (step for step in readers[place] if is_unfit(step))
+    pinned = {p: None for p in qualified if p.reads_pinned and p not in makers and p not in given}
+    visited: set[Place] = set()
+    while wanted:
+        place = wanted.pop()
+        given_by = makers.get(place, [])
+        if place in visited or not (place in qualified or _is_decision(place, given_by, qualified)):
+            continue
+        visited.add(place)
+        pinned[place] = None
+        wanted += (p for step in given_by for p in step.arguments)
+    return list(pinned)
+
+
+def _is_decision(place: Place, steps: Sequence[Step], qualified: Container[Place]) -> bool:
+    """Return whether integers are computed from few integers alone, some of them of the host."""
+    arguments = [p for step in steps for p in step.arguments]
+    return (
+        place.where is None
+        and place.is_small
+        and all(step.is_cheap for step in steps)
+        and all(p.is_small or _is_on_host(p) for p in arguments)
+        and any(p in qualified or _is_on_host(p) for p in arguments)
+    )
+
+
+def _may_qualify(place: Place, is_computed: bool) -> bool:
+    """Return whether a place has no device yet and holds integers, or values of the host alone."""
+    is_copy = place.reads_pinned and not is_computed
+    return place.where is None and (place.is_small or is_copy)
+
+
+def _is_on_host(place: Place) -> bool:
+    return place.where == HOST.where
+
+
+__all__ = [
+    "MAX_CONTROL_ELEMENTS",
+    "HostReason",
+    "Step",
+    "host_places",
+    "is_cheap",
+    "is_few_integers",
+]

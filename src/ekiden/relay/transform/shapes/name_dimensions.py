@@ -1,0 +1,106 @@
+"""Name the unknown dimensions of the parameters of `main`, so that shapes made from them are known.
+
+def @main(%x: Tensor[(?, 2), float32]) { nn.relu(%x) }
+-> def @main(%x: Tensor[(x_0, 2), float32]) { nn.relu(%x) }
+
+Nothing is named in a program that does not take every size: where two of the dimensions must be one
+number, as in an addition of two unknown shapes, or one a multiple of 4, as in a reshape. Whether it
+does is found by inferring the types for sizes that are different primes. Nor is anything in a
+program with function values and data structures, where tensors of several shapes have one type.
+What stays unknown, BindDimensions names inside of the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ekiden.ir.module import IRModule
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar
+from ekiden.ir.transform import Pass, PassContext
+from ekiden.ir.type import FuncType, TensorType, Type
+from ekiden.relay.expr import Constructor, Expr, Function, Match, Var
+from ekiden.relay.transform.language.scopes import evaluation_order, is_atom
+from ekiden.relay.type_infer import infer_type
+from ekiden.relay.visitor import fresh_copy, map_type, type_post_order
+from ekiden.runtime.errors import TypeInferenceError
+
+PRIMES = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009)
+"""The sizes that are tried; a program of more unknown dimensions stays as it is."""
+
+Make = Callable[[str, int], PrimExpr]
+"""The dimension along an axis of the parameter of that name."""
+
+
+def NameDimensions() -> Pass:  # noqa: N802
+    """The pass described at the top of this file."""
+
+    def transform(module: IRModule, context: PassContext) -> IRModule:
+        """The module with `main` over named dimensions, x_0 for the first of parameter x, and its
+        types as they follow; as it was where it has none, too many, or does not type for names. It
+        is tried with a prime for each name first: what types for them needs no equal sizes.
+        """
+        main = next((f for g, f in module.functions.items() if g.name_hint == "main"), None)
+        if not isinstance(main, Function):
+            return module
+        unknown = sum(_count(p.type_annotation) for p in main.params)
+        if not 0 < unknown <= len(PRIMES) or _has_structure(main):
+            return module
+        sizes = iter(PRIMES)
+        try:
+            infer_type(
+                module.with_function("main", _filled(main, lambda name, axis: IntImm(next(sizes))))
+            )
+            made = _filled(main, lambda name, axis: SizeVar(f"{name}_{axis}"))
+            return infer_type(module.with_function("main", made))
+        except TypeInferenceError:
+            return module
+
+    return Pass("NameDimensions", transform)
+
+
+def _has_structure(main: Function) -> bool:
+    return any(
+        isinstance(e, (Function, Constructor, Match)) or (isinstance(e, Var) and _is_function(e))
+        for e in evaluation_order(main.body)
+        if not (isinstance(e, Function) and is_atom(e))
+    )
+
+
+def _is_function(var: Var) -> bool:
+    return isinstance(var.checked_type_or_none(), FuncType)
+
+
+def _count(kind: Type | None) -> int:
+    """How many unknown dimensions a type has."""
+    parts = type_post_order(kind) if kind is not None else []
+    shapes = [t.shape for t in parts if isinstance(t, TensorType)]
+    return sum(isinstance(d, AnyDim) for shape in shapes for d in shape)
+
+
+def _filled(function: Function, make: Make) -> Function:
+    """A copy of the function with other dimensions for the unknown ones of its parameters."""
+    params = tuple(Var(p.name_hint, _fill(p, make), p.span) for p in function.params)
+    ret = function.ret_type if not _count(function.ret_type) else None
+    new: dict[Var, Expr] = dict(zip(function.params, params, strict=True))
+    body = fresh_copy(function.body, new)
+    return Function(params, body, ret, function.type_params, function.attrs, function.span)
+
+
+def _fill(param: Var, make: Make) -> Type | None:
+    kind = param.type_annotation
+    if kind is None:
+        return None
+
+    def replace(each: Type) -> Type:
+        """A tensor type with each unknown dimension named by its axis; nested ones are walked by
+        `map_type`.
+        """
+        if not isinstance(each, TensorType):
+            return each
+        dims = (
+            make(param.name_hint, axis) if isinstance(d, AnyDim) else d
+            for axis, d in enumerate(each.shape)
+        )
+        return TensorType(tuple(dims), each.dtype)
+
+    return map_type(kind, replace)

@@ -1,0 +1,1 @@
+"""The file of a compiled program: frame, sections, constants, metadata."""

@@ -1,0 +1,326 @@
+"""Values as JSON, and back: every object once, children before parents, arrays in base64.
+
+    {"ekiden": "1", "root": REF,
+     "nodes": [["myns.MyExpr", {"value": 3, ...}], ...],
+     "arrays": [[dtype, shape, base64], ...]}
+
+A value is a JSON scalar, a list (tuple), or an object with one key: {"node": 3}, {"array": 0},
+{"tensor": 0}, {"list": [...]}, {"map": [[k, v], ...]}, {"adt": [tag, fields]}, {"shape": [...]},
+{"dtype": "int8"}, {"device": [1, 0]}, {"bytes": base64}, {"error": [kind, message]},
+{"enum": "NAME"}, {"float": "inf"}.
+
+What becomes a node is open: a family of classes says how its objects are taken apart and made again
+(`register_family`). Objects of the runtime are one, by the fields their types were defined with;
+the compiler adds the nodes of its languages.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ekiden.runtime.binding._core import (
+    ADT,
+    DataType,
+    Device,
+    Executable,
+    Object,
+    Shape,
+    Tensor,
+    error_from,
+    fields_of,
+    is_defined,
+    is_node_type,
+    kind_of_error,
+    make_node,
+    tensor,
+)
+from ekiden.runtime.errors import LoadError
+
+FORMAT = "1"
+Fields = list[tuple[str, object]]
+Decode = Callable[[object, type[Enum] | None], object]
+
+
+class Family(NamedTuple):
+    """How the objects of some classes become nodes."""
+
+    classes: tuple[type, ...]
+    take_apart: Callable[[Any], tuple[str, Fields]]
+    """Type key and fields of an object; TypeError if it cannot be saved."""
+    has_key: Callable[[str], bool]
+    make: Callable[[str, Mapping[str, object], Decode], object]
+    """The object of a key and encoded fields, which the function decodes."""
+
+
+FAMILIES: list[Family] = []
+"""Asked in order; the first whose classes match takes an object."""
+
+
+def register_family(family: Family) -> None:
+    """Let the objects of more classes be saved and loaded."""
+    FAMILIES.append(family)
+
+
+FOREIGN: list[Callable[[Mapping[str, Any]], object]] = []
+"""What reads documents of TVM, if anything does."""
+
+
+def register_foreign(read: Callable[[Mapping[str, Any]], object]) -> None:
+    """Let `load_json` read documents of TVM, by a function of the whole document."""
+    FOREIGN[:] = [read]
+
+
+def save_json(value: object) -> str:
+    """An object or node, or a scalar, array or container of those, as JSON text.
+
+    The same value always gives the same text. Raises TypeError for what cannot be saved (functions,
+    machines, types without fields), and ValueError for objects that contain themselves.
+    """
+    writer = _Writer()
+    root = writer.write(value)
+    document = {"ekiden": FORMAT, "root": root, "nodes": writer.nodes, "arrays": writer.arrays}
+    return json.dumps(document, separators=(",", ":"))
+
+
+def load_json(text: str | bytes) -> object:
+    """What `save_json` saved; of what TVM's did, programs (relay/tvm_json.py), where `ekiden.relay`
+    is imported. Raises LoadError for anything else; for TVM's with what to do.
+    """
+    try:
+        document = json.loads(text)
+        if _is_of_tvm(document):
+            return _read_tvm(document)
+        if document["ekiden"] != FORMAT:
+            raise LoadError(f"JSON of format {document['ekiden']!r}, expected {FORMAT!r}")
+        return _Reader(document).read()
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise LoadError(f"not a saved node: {type(error).__name__}: {error}") from error
+
+
+def _is_of_tvm(document: object) -> bool:
+    return isinstance(document, dict) and "ekiden" not in document and "nodes" in document
+
+
+def _read_tvm(document: Mapping[str, Any]) -> object:
+    if FOREIGN and "root" in document:
+        return FOREIGN[0](document)
+    attrs = document.get("attrs")
+    version = attrs.get("tvm_version", "?") if isinstance(attrs, dict) else "?"
+    raise LoadError(
+        f"this is JSON of TVM (version {version}), but no program that can be read here; save a"
+        " module there by tvm.ir.save_json(mod), or as text, mod.astext(), which"
+        " ekiden.relay.parse reads"
+    )
+
+
+def _family_of(value: object) -> Family | None:
+    if isinstance(value, Tensor):
+        return None
+    return next((family for family in FAMILIES if isinstance(value, family.classes)), None)
+
+
+def _parts(value: object) -> Iterator[object]:
+    """The objects that become nodes directly inside a value."""
+    if isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _parts(each)
+    elif isinstance(value, Mapping) and _family_of(value) is None:
+        for key, each in value.items():
+            yield from _parts(key)
+            yield from _parts(each)
+    elif _family_of(value) is not None:
+        yield value
+
+
+def _identity(value: object) -> object:
+    """What tells objects apart: handles of the runtime are equal when their objects are one."""
+    return value if isinstance(value, Object) else id(value)
+
+
+class _Writer:
+    """The nodes written so far."""
+
+    def __init__(self) -> None:
+        self.nodes: list[list[object]] = []
+        self.arrays: list[list[object]] = []
+        self.numbers: dict[object, int] = {}
+        """Identity of a node or array -> its number."""
+        self._alive: list[object] = []
+        """What has a number by its id, kept so that nothing else gets that id."""
+
+    def write(self, root: object) -> object:
+        """The reference to a value, after everything in it is written."""
+        stack: list[tuple[object, list[object] | None]] = [
+            (part, None) for part in reversed(list(_parts(root)))
+        ]
+        begun: set[object] = set()
+        while stack:
+            at, record = stack.pop()
+            identity = _identity(at)
+            if record is not None:
+                record[1] = {name: self._encode(value) for name, value in record[1]}  # type: ignore[attr-defined]
+                self.nodes.append(record)
+                self.numbers[identity] = len(self.nodes) - 1
+                self._alive.append(at)
+            elif identity not in self.numbers:
+                if identity in begun:
+                    raise ValueError(f"save_json: an object of {type(at).__name__} contains itself")
+                begun.add(identity)
+                stack.extend(self._begin(at))
+        return self._encode(root)
+
+    def _begin(self, at: object) -> list[tuple[object, list[object] | None]]:
+        """The work that an object asks for: itself, then what is in it."""
+        family = _family_of(at)
+        assert family is not None, "only what has a family becomes a node"
+        key, fields = family.take_apart(at)
+        inside = [part for _, value in fields for part in _parts(value)]
+        return [(at, [key, fields]), *((part, None) for part in reversed(inside))]
+
+    def _encode(self, value: object) -> object:
+        match value:
+            case DataType():
+                return {"dtype": str(value)}
+            case Enum():
+                return {"enum": value.name}
+            case None | bool() | str() | int():
+                return value
+            case float():
+                return value if math.isfinite(value) else {"float": repr(value)}
+            case Tensor():
+                return {"tensor": self._array(value, value.numpy())}
+            case Device():
+                return {"device": list(value)}
+            case Shape():
+                return {"shape": list(value)}
+            case ADT():
+                return {"adt": [value.tag, [self._encode(v) for v in value]]}
+            case tuple():
+                return [self._encode(v) for v in value]
+            case list():
+                return {"list": [self._encode(v) for v in value]}
+            case bytes():
+                return {"bytes": base64.b64encode(value).decode()}
+            case np.ndarray() | np.generic():
+                return {"array": self._array(value, np.asarray(value))}
+            case BaseException():
+                return {"error": list(kind_of_error(value))}
+        if _identity(value) in self.numbers:
+            return {"node": self.numbers[_identity(value)]}
+        if isinstance(value, Mapping):
+            return {"map": [[self._encode(k), self._encode(v)] for k, v in value.items()]}
+        raise TypeError(f"save_json: cannot save a {type(value).__name__}: {value!r}")
+
+    def _array(self, owner: object, value: NDArray[Any]) -> int:
+        found = self.numbers.setdefault(_identity(owner), len(self.arrays))
+        if found == len(self.arrays):
+            self._alive.append(owner)
+            content = base64.b64encode(value.tobytes()).decode()
+            self.arrays.append([str(value.dtype), list(value.shape), content])
+        return found
+
+
+class _Reader:
+    """The nodes read so far. A reference can only go backwards: a cycle cannot be written."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+        self.arrays = [_read_array(*record) for record in document["arrays"]]
+        self.nodes: list[object] = []
+        self.tensors: dict[int, Tensor] = {}
+
+    def read(self) -> object:
+        """The root."""
+        for key, fields in self.document["nodes"]:
+            self.nodes.append(self._node(key, fields))
+        return self._decode(self.document["root"])
+
+    def _node(self, key: str, fields: Mapping[str, object]) -> object:
+        for family in FAMILIES:
+            if family.has_key(key):
+                return family.make(key, fields, self._decode)
+        raise LoadError(f"no node type {key!r}")
+
+    def _tensor(self, number: int) -> Tensor:
+        """The tensor of an array, which can be written and is one wherever it is referred to."""
+        if number not in self.tensors:
+            self.tensors[number] = tensor(self.arrays[number].copy())
+        return self.tensors[number]
+
+    def _decode(self, value: object, enum: type[Enum] | None = None) -> object:
+        if isinstance(value, list):
+            return tuple(self._decode(v, enum) for v in value)
+        if not isinstance(value, dict):
+            return value
+        ((key, inside),) = value.items()
+        match key:
+            case "node":
+                if not 0 <= inside < len(self.nodes):
+                    raise LoadError(
+                        f"node {len(self.nodes)} refers to {inside}, which does not come before it"
+                    )
+                return self.nodes[inside]
+            case "array":
+                return self.arrays[inside]
+            case "list":
+                return [self._decode(v, enum) for v in inside]
+            case "map":
+                return {self._decode(k): self._decode(v) for k, v in inside}
+            case "adt":
+                return ADT(inside[0], [self._decode(v) for v in inside[1]])
+            case "enum" if enum is not None:
+                return enum[inside]
+            case _ if key in _SCALARS:
+                return _SCALARS[key](inside)
+            case "tensor":
+                return self._tensor(inside)
+        raise LoadError(f"unexpected {key!r}")
+
+
+_SCALARS: dict[str, Callable[[Any], object]] = {
+    "float": float,
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "dtype": DataType,
+    "device": lambda pair: Device(*pair),
+    "shape": Shape,
+    "error": lambda pair: error_from(*pair),
+}
+"""Values that need nothing else -> how they are read."""
+
+
+def _read_array(dtype: str, shape: list[int], content: str) -> NDArray[Any]:
+    known = np.dtype(DataType(dtype).numpy_dtype)
+    return np.frombuffer(base64.b64decode(content, validate=True), known).reshape(shape)
+
+
+def _take_apart(value: Object) -> tuple[str, Fields]:
+    if isinstance(value, Executable):
+        return value.type_key, [("file", value.to_bytes())]
+    if not is_defined(value.type_key):
+        raise TypeError(f"save_json: objects of {value.type_key} have no fields that can be saved")
+    return value.type_key, list(fields_of(value).items())
+
+
+def _make(key: str, fields: Mapping[str, object], decode: Decode) -> object:
+    values = {name: decode(value, None) for name, value in fields.items()}
+    if key == "ek.Executable":
+        return Executable.from_bytes(values["file"])  # type: ignore[arg-type]
+    return make_node(key, **values)
+
+
+register_family(
+    Family(
+        (Object,),
+        _take_apart,
+        lambda key: key == "ek.Executable" or (is_defined(key) and not is_node_type(key)),
+        _make,
+    )
+)

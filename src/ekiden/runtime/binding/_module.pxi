@@ -1,0 +1,301 @@
+# Modules: what gives functions by name.
+
+cdef class Module(Object):
+    """A collection of functions: a shared library, native code in memory, an executable.
+
+    A function keeps its module alive. `sources` is None, or what `get_source` reads.
+    """
+
+    cdef public object sources
+
+    def get_function(self, str name not None, bint query_imports=True):
+        """The function of that name, here or in an imported module; else an AttributeError.
+
+        Imported modules are always asked; `query_imports` is there for programs that say so.
+        """
+        found = _find_function(self, name)
+        if found is None:
+            raise AttributeError(f"module: no function named {name!r}; there are "
+                                 f"{', '.join(self.names()) or 'none that can be listed'}")
+        return found
+
+    def __getitem__(self, name):
+        return self.get_function(name)
+
+    def __contains__(self, str name not None):
+        return _find_function(self, name) is not None
+
+    def implements_function(self, name, bint query_imports=True):
+        """Whether there is a function of that name, here or in an imported module."""
+        return name in self
+
+    @property
+    def entry_name(self):
+        """The name of the function that calling the module calls: its only one, or `main`."""
+        names = self.names()
+        return names[0] if len(names) == 1 else "main"
+
+    @property
+    def entry_func(self):
+        """The function that calling the module calls."""
+        return self[self.entry_name]
+
+    def __call__(self, *arguments):
+        return self.entry_func(*arguments)
+
+    def get_source(self, str fmt not None=""):
+        """The text the module was made from, in a format of `sources`; the first by default. One of
+        a device's kernels has their code.
+
+        A ValueError lists the formats there are.
+        """
+        if self.sources is None and self.kind == "device":
+            self.sources = _device_code().texts(self.to_bytes())
+        formats = self.sources or {}
+        chosen = fmt or next(iter(formats), "")
+        if chosen not in formats:
+            raise ValueError(f"get_source: the module has no source {fmt!r}; there are "
+                             f"{', '.join(formats) or 'none'}")
+        text = formats[chosen]
+        return text() if callable(text) else text
+
+    def save(self, path, str fmt not None=""):
+        """Write what a compiler or a reader takes: an object (`.o`), C, or the text of a format of
+        `get_source` (`.ll`, `.s`). `fmt` says which where the suffix does not.
+
+        `contrib.cc.create_shared` makes a library of an object. Raises ExportError.
+        """
+        importlib.import_module("ekiden.compiler.export.library").save_module(self, path, fmt)
+
+    @property
+    def kind(self):
+        """The kind of module: "library", "image", "executable" or a third party's."""
+        return _module_part(self, EK_MODULE_KIND)
+
+    @property
+    def format(self):
+        """The kind of module; TVM's name."""
+        return self.kind
+
+    @property
+    def type_key(self):
+        """What made the code, as TVM has it: "llvm" or "c" for native code in memory, the kind of
+        device ("cuda") for its kernels; of others their kind.
+        """
+        if self.kind == "device":
+            return _device_code().kind_of(self.to_bytes())
+        if self.kind == "image":
+            return "c" if "c" in (self.sources or {}) else "llvm"
+        return self.kind
+
+    def __repr__(self):
+        if self.handle == NULL:
+            return _repr_object(self, 0)
+        return f"Module({self.type_key}, {<size_t>self.handle:x})"
+
+    def names(self):
+        """Names of the functions of this module alone; empty where the kind cannot list them."""
+        return _module_part(self, EK_MODULE_NAMES)
+
+    def to_bytes(self):
+        """This module without what it imports, as bytes that `ek_module_from_bytes` reads. A
+        ValueError for a kind that cannot be saved, such as a shared library.
+        """
+        return _module_part(self, EK_MODULE_BYTES)
+
+    def export_library(self, path, *, cc=None, options=(), fcompile=None, name=""):
+        """Write the module, with all that it imports, as one shared library (`.so`), an object, C
+        or sources with a Makefile (`.o`, `.c`, `.tar`); needs a C compiler.
+
+        `load_module` gives it back, with its imports. Raises ExportError.
+        """
+        # The writer stands on a higher floor, and is loaded when it is first used.
+        importlib.import_module("ekiden.compiler.export.library").export_library(
+            self, path, cc=cc, options=options, fcompile=fcompile, name=name)
+
+    @property
+    def imported_modules(self):
+        """The modules that are asked for functions this one does not have, in order."""
+        return _module_part(self, EK_MODULE_IMPORTS)
+
+    def import_module(self, Module module not None):
+        """Look for functions also in another module, after those imported before.
+
+        A module that reaches this one is a ValueError.
+        """
+        _check(ek_module_import(self.handle, module.handle))
+
+    def clear_imports(self):
+        """Ask no other module any more."""
+        _check(ek_module_import(self.handle, NULL))
+
+    def time_evaluator(self, func_name, dev=None, int number=10, int repeat=1, int min_repeat_ms=0,
+                       int limit_zero_time_iterations=100, int cooldown_interval_ms=0,
+                       int repeats_to_cooldown=1, Py_ssize_t cache_flush_bytes=0, f_preproc=""):
+        """What measures a function of this module; calling it with arguments gives times.
+
+        Runs once to warm up, then `repeat` times `number` calls in a row, without Python's lock;
+        `number` grows until a repeat takes `min_repeat_ms`. Before each repeat as many bytes are
+        written as `cache_flush_bytes`, to empty the caches, and the global function `f_preproc`
+        is called. A time ends when `dev` and the devices of what the last call was given and gave
+        have done what was queued.
+        """
+        if number < 1 or repeat < 1 or repeats_to_cooldown < 1:
+            raise ValueError("time_evaluator: number, repeat and repeats_to_cooldown must be "
+                             f"positive, got {number}, {repeat}, {repeats_to_cooldown}")
+        where = None if dev is None else device(dev)
+        if where is not None and not where.exist:
+            raise ValueError(f"time_evaluator: expected a device that is here, got {where}")
+        function = self.get_function(func_name)
+        return importlib.import_module("ekiden.runtime.profile.timing").Evaluator(
+            lambda args, count: _time_calls(function, args, count, cache_flush_bytes, where),
+            get_global_func(f_preproc) if f_preproc else None, number, repeat, min_repeat_ms,
+            limit_zero_time_iterations, cooldown_interval_ms, repeats_to_cooldown)
+
+
+cdef object _device_code():
+    """What reads the kernels of devices, which few programs do."""
+    return importlib.import_module("ekiden.runtime.artifact.device_code")
+
+
+cdef object _find_function(Module self, str name):
+    cdef ek_object *found = NULL
+    _check(ek_module_get(self.handle, name.encode(), &found))
+    return None if found == NULL else _wrap(PackedFunc, found)
+
+
+cdef object _module_part(Module self, int32_t part):
+    cdef ek_value value = ek_value_none()
+    _check(ek_module_part(self.handle, part, &value))
+    return _move_out(&value)
+
+
+cdef extern from "<time.h>" nogil:
+    cdef struct timespec:
+        long tv_sec
+        long tv_nsec
+    int CLOCK_MONOTONIC
+    int clock_gettime(int clock, timespec *out)
+
+
+cdef double _now() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <double>now.tv_sec + <double>now.tv_nsec * 1e-9
+
+
+cdef object _time_calls(PackedFunc function, tuple args, int64_t count, Py_ssize_t flush, where):
+    """Seconds of so many calls, one after the other, and of what they left running on devices."""
+    cdef Arguments arguments = Arguments(args)
+    cdef ek_value result = ek_value_none()
+    cdef int status = 0
+    cdef double begin
+    cdef int64_t i
+    cdef bytearray dirt = bytearray(flush)
+    cdef char *memory = dirt
+    with nogil:
+        for i in range(0, flush, 64):
+            (<volatile char *>memory)[i] = 1
+        begin = _now()
+        for i in range(count):
+            status = ek_function_call(function.handle, arguments.call.values, arguments.count,
+                                      &result)
+            if status != 0:
+                break
+            if i + 1 < count:
+                ek_value_release(&result)
+    _check(status)
+    wait_for((_move_out(&result), args, where))
+    return _now() - begin
+
+
+_CLASSES[EK_MODULE] = Module
+
+
+def load_image(data):
+    """The module of a native code image. Damaged bytes are a LoadError."""
+    cdef const unsigned char[::1] view = memoryview(data).cast("B")
+    cdef ek_object *out = NULL
+    cdef const void *start = &view[0] if view.shape[0] else NULL
+    cdef size_t size = view.shape[0]
+    _check(ek_image_load(start, size, &out))
+    return _wrap(Module, out)
+
+
+def module_from_bytes(data):
+    """The module that bytes hold, with what it imports: an executable, native code, or several
+    modules as an exported library has them. They stay as they are, and begin at a multiple of 64,
+    as long as the process. Damaged ones are a LoadError.
+    """
+    cdef const unsigned char[::1] view = memoryview(data).cast("B")
+    cdef ek_object *out = NULL
+    cdef const void *start = &view[0] if view.shape[0] else NULL
+    _check(ek_module_from_bytes(start, view.shape[0], &out))
+    return _wrap(Module, out)
+
+
+def load_device_code(data):
+    """The module of kernels for devices, from bytes as an artifact has them. Damaged bytes are a
+    LoadError.
+    """
+    cdef const unsigned char[::1] view = memoryview(data).cast("B")
+    cdef ek_object *out = NULL
+    if bytes(view[:6]) != b"EKDEVC":
+        raise errors.LoadError("load code of devices: its bytes are damaged")
+    _check(ek_module_from_bytes(&view[0], view.shape[0], &out))
+    return _wrap(Module, out)
+
+
+def load_module(path):
+    """The module in a file, by the suffix of its name.
+
+    `.so` is a shared library whose functions are exported as `__tvm_ffi_<name>`, or one that
+    `export_library` made; `.eki` an executable; for any other, what the global function
+    `ek.module.load.<suffix>` makes of the path. Raises OSError, LoadError, or ValueError for a
+    suffix that nobody knows.
+    """
+    cdef ek_object *out = NULL
+    cdef bytes name = os.fsencode(path)
+    cdef const char *text = name
+    cdef int status
+    with nogil:
+        status = ek_module_load(text, &out)
+    _check(status)
+    return _wrap(Module, out)
+
+
+def service_address(str name not None):
+    """Address of a service of the runtime to compiled code, such as 'ek_parallel_for'."""
+    cdef ek_address address = ek_service(name.encode())
+    if address == NULL:
+        raise ValueError(f"service_address: the runtime has no service {name!r}")
+    return <size_t>address
+
+
+def num_threads(n=0):
+    """Number of threads that share a parallel loop; first set to n if that is positive."""
+    cdef int result
+    cdef int number = <int>min(max(operator.index(n), 0), INT_MAX)
+    with nogil:
+        result = ek_num_threads(number)
+    if result < 0:
+        _raise_pending()
+    return result
+
+
+def allocation_count():
+    """How often the runtime asked the system for memory since the process began."""
+    return ek_pool_get_stats().system_allocations
+
+
+def _pool_stats():
+    """The fields of ek_pool_stats in their order; runtime.memory_stats names them."""
+    cdef ek_pool_stats stats = ek_pool_get_stats()
+    return (stats.system_allocations, stats.bytes_held, stats.bytes_free, stats.bytes_in_use,
+            stats.bytes_peak, stats.bytes_limit)
+
+
+def trim_pools():
+    """Give memory that is kept for reuse back to the system."""
+    with nogil:
+        ek_pool_trim()

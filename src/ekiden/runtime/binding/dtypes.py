@@ -1,0 +1,67 @@
+"""Data types as DLPack numbers them."""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy
+
+from ekiden.runtime.binding.layout import DTypeCode
+from ekiden.runtime.errors import InternalError
+
+KINDS = {
+    name: int(DTypeCode[name.upper()])
+    for name in ("int", "uint", "float", "bfloat", "complex", "bool")
+}
+SMALL_FLOATS = {
+    "float8_e4m3fn": (int(DTypeCode.FLOAT8_E4M3FN), 8),
+    "float8_e4m3fnuz": (int(DTypeCode.FLOAT8_E4M3FNUZ), 8),
+    "float8_e5m2": (int(DTypeCode.FLOAT8_E5M2), 8),
+    "float8_e5m2fnuz": (int(DTypeCode.FLOAT8_E5M2FNUZ), 8),
+    "float8_e8m0fnu": (int(DTypeCode.FLOAT8_E8M0FNU), 8),
+    "float4_e2m1fn": (int(DTypeCode.FLOAT4_E2M1FN), 4),
+}
+"""Floats whose name says more than their bits: (code, bits)."""
+_KIND_NAMES = {code: name for name, code in KINDS.items()}
+_SMALL_NAMES = {code: name for name, (code, _) in SMALL_FLOATS.items()}
+
+
+def dtype_code(dtype: str) -> tuple[int, int, int]:
+    """(code, bits, lanes) of a scalar dtype in NumPy's spelling; InternalError for others."""
+    if dtype == "bool":
+        return KINDS["bool"], 8, 1
+    if dtype in SMALL_FLOATS:
+        return (*SMALL_FLOATS[dtype], 1)
+    kind = dtype.rstrip("0123456789")
+    if kind not in KINDS or kind == dtype:
+        raise InternalError(f"a dtype such as 'float32' expected, got {dtype!r}")
+    return KINDS[kind], int(dtype[len(kind) :]), 1
+
+
+def dtype_name(code: int, bits: int, lanes: int) -> str:
+    """The dtype in NumPy's spelling; vectors add 'xN'."""
+    name = _KIND_NAMES.get(code, f"dtype{code}_")
+    scalar = _SMALL_NAMES.get(code) or (name if name == "bool" else f"{name}{bits}")
+    return scalar if lanes == 1 else f"{scalar}x{lanes}"
+
+
+def numpy_type(name: str) -> object | None:
+    """NumPy's scalar type of a dtype's name, its own or of ml_dtypes, which has those of bfloat16
+    and of fewer than 16 bits, and which a deployment may be without; None where neither has it.
+    """
+    found: object | None = getattr(numpy, name, None)
+    return getattr(_ml_dtypes(), name, None) if found is None else found
+
+
+@functools.cache
+def _ml_dtypes() -> object | None:
+    return import_module("ml_dtypes") if find_spec("ml_dtypes") else None
+
+
+def no_numpy_dtype(name: str) -> str:
+    """What to say where NumPy has no dtype of this name, and what would help."""
+    small = name in SMALL_FLOATS or name in ("bfloat16", "int2", "int4", "uint2", "uint4")
+    help_text = "; pip install ml_dtypes" if small and _ml_dtypes() is None else ""
+    return f"numpy: no such dtype in NumPy: {name}{help_text}"

@@ -1,0 +1,1 @@
+"""To look into a program: disassembly, runs instruction by instruction."""

@@ -1,0 +1,130 @@
+"""Print an executable's bytecode, an instruction a line, as TVM's virtual machine prints it."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ekiden.runtime.binding.opcodes import BY_NAME
+from ekiden.runtime.debug.instructions import Instruction, Operand, decode, dtype_name
+
+__all__ = ["disassemble", "disassemble_function", "print_instruction"]
+
+
+class Program(Protocol):
+    """The part of `runtime.Executable` that is printed."""
+
+    @property
+    def globals(self) -> list[str]:
+        """Names of the functions."""
+
+    @property
+    def primitives(self) -> list[str]:
+        """Names of the primitives."""
+
+    def code(self, name: str) -> tuple[int, list[int]]:
+        """Number of registers, and words."""
+
+    def params(self, name: str) -> list[str]:
+        """Names of the parameters."""
+
+
+def disassemble(executable: Program) -> str:
+    """All functions of an executable, in the order of their indices, then the primitives' names."""
+    texts = []
+    for index, name in enumerate(executable.globals):
+        n_registers, words = executable.code(name)
+        head = f"VMFunc[{index}]: {name}({', '.join(executable.params(name))})"
+        texts.append(disassemble_function(head, n_registers, decode(words)))
+    names = [f"PackedFunc[{i}]: {name}" for i, name in enumerate(executable.primitives)]
+    return "\n\n".join([*texts, "\n".join(names)] if names else texts) + "\n"
+
+
+def disassemble_function(head: str, n_registers: int, code: Sequence[Instruction]) -> str:
+    """A heading, the function's size, and a line per instruction: its index and printed form."""
+    lines = [head, f"  # {n_registers} registers, {len(code)} instructions"]
+    width = len(str(max(len(code) - 1, 0)))
+    for pc, instruction in enumerate(code):
+        lines.append(
+            f"  {pc:>{width}}: {print_instruction(instruction)}{_targets(instruction, pc)}"
+        )
+    return "\n".join(lines)
+
+
+def print_instruction(instruction: Instruction) -> str:
+    """The printed form of one instruction, without its jump targets."""
+    opcode = BY_NAME[instruction.name]
+    letters = opcode.format.replace("n", "")
+    shown = {
+        name: _SHOW.get(letter, str)(value)
+        for name, letter, value in zip(opcode.operands, letters, instruction.operands, strict=True)
+    }
+    if instruction.has("kernel"):
+        shown |= _inputs_and_outputs(instruction)
+    return opcode.text.format(**shown)
+
+
+def _inputs_and_outputs(instruction: Instruction) -> dict[str, str]:
+    """The arguments of a kernel in their two parts."""
+    args, output_size = instruction["args"], instruction["output_size"]
+    assert isinstance(args, tuple) and isinstance(output_size, int)
+    split = len(args) - output_size
+    return {"inputs": _registers(args[:split]), "outputs": _registers(args[split:])}
+
+
+def _targets(instruction: Instruction, pc: int) -> str:
+    """'  # to 5, 7' for an instruction that jumps."""
+    opcode = BY_NAME[instruction.name]
+    letters = opcode.format.replace("n", "")
+    offsets: list[int] = []
+    for letter, value in zip(letters, instruction.operands, strict=True):
+        if letter in "jJ":
+            offsets += value if isinstance(value, tuple) else [value]
+    return f"  # to {', '.join(str(pc + each) for each in offsets)}" if offsets else ""
+
+
+def _register(value: Operand) -> str:
+    return f"${value}"
+
+
+def _registers(value: Operand) -> str:
+    assert isinstance(value, tuple)
+    return ", ".join(f"${each}" for each in value)
+
+
+def _moved(value: Operand) -> str:
+    """A register that is read, or with `~` one that is read and forgotten."""
+    assert isinstance(value, int)
+    return f"${value}" if value >= 0 else f"~${-1 - value}"
+
+
+def _values(value: Operand) -> str:
+    assert isinstance(value, tuple)
+    return ", ".join(map(_moved, value))
+
+
+def _list(value: Operand) -> str:
+    assert isinstance(value, tuple)
+    return ", ".join(map(str, value))
+
+
+def _dtype(value: Operand) -> str:
+    assert isinstance(value, tuple)
+    return dtype_name(*value)
+
+
+_SHOW: dict[str, Callable[[Operand], str]] = {
+    "w": _register,
+    "r": _register,
+    "e": _register,
+    "E": _register,
+    "R": _registers,
+    "u": _moved,
+    "v": _moved,
+    "V": _values,
+    "J": _list,
+    "L": _list,
+    "t": _dtype,
+    "f": "VMFunc[{}]".format,
+    "F": "VMFunc[{}]".format,
+    "p": "PackedFunc[{}]".format,
+    "k": "Const[{}]".format,
+}

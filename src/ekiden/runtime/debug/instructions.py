@@ -1,0 +1,182 @@
+"""Instructions of the virtual machine, as values and as words.
+
+An `Instruction` is its name and one operand for each name in its row of `OPCODES`: an int, or a
+tuple of ints for a list; a dtype is the tuple (code, bits, lanes). Lengths of lists are implied.
+Its words are what the C runtime reads: the opcode, then the operands, 64-bit ones as two words, low
+first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import field
+from typing import TypeAlias
+
+from ekiden.runtime.binding.dtypes import dtype_code, dtype_name
+from ekiden.runtime.binding.opcodes import BY_NAME, OPCODES, Opcode, operand_words
+from ekiden.runtime.errors import InternalError, LoadError
+from ekiden.runtime.late_methods import dataclass
+
+__all__ = ["Instruction", "decode", "dtype_code", "dtype_name", "encode", "make"]
+
+Operand: TypeAlias = int | tuple[int, ...]
+
+LISTS = "RVJL"
+"""The letters of operands that are lists, of which an instruction has at most one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction; `Instruction("Move", (dst, src))`. `make` takes operands by name."""
+
+    name: str
+    operands: tuple[Operand, ...] = ()
+    source: str = field(default="", compare=False)
+    """What it was made from: a node of the model or a place in a text; no part of the words."""
+    checks: tuple[str, ...] = field(default=(), compare=False)
+    """Of a call of a kernel: what each of its operators is called that may refuse an index."""
+
+    def __getitem__(self, operand: str) -> Operand:
+        """The operand of that name; ValueError if the instruction has none."""
+        return self.operands[BY_NAME[self.name].operands.index(operand)]
+
+    def has(self, property: str) -> bool:
+        """Whether instructions of its kind have a property of runtime/src/vm_opcodes.def."""
+        return property in BY_NAME[self.name].properties
+
+
+def make(name: str, **operands: int | str | Sequence[int]) -> Instruction:
+    """An instruction from operands by name; a dtype may be a string such as "float32". Raises
+    InternalError for other operands than the opcode's."""
+    expected = BY_NAME[name].operands
+    if set(operands) != set(expected):
+        raise InternalError(
+            f"{name}: expected the operands {', '.join(expected)}, got {', '.join(operands)}"
+        )
+    return Instruction(name, tuple(_operand(operands[each]) for each in expected))
+
+
+def _operand(value: int | str | Sequence[int]) -> Operand:
+    if isinstance(value, str):
+        return dtype_code(value)
+    return value if isinstance(value, int) else tuple(int(each) for each in value)
+
+
+def encode(instruction: Instruction) -> list[int]:
+    """The instruction's words, each as a signed 32-bit integer. Raises InternalError for another
+    number of operands than the opcode's."""
+    opcode = BY_NAME[instruction.name]
+    if len(instruction.operands) != len(opcode.operands):
+        raise InternalError(
+            f"{instruction.name}: expected {len(opcode.operands)} operands"
+            f" ({', '.join(opcode.operands)}), got {len(instruction.operands)}"
+        )
+    operands = dict(zip(_letters(opcode), instruction.operands, strict=True))
+    words = [opcode.number]
+    values = iter(instruction.operands)
+    for letter in opcode.format:
+        if letter == "n":
+            (items,) = (operands[each] for each in LISTS if each in operands)
+            words.append(len(_tuple(items, instruction)))
+        else:
+            words += _operand_words(letter, next(values), instruction)
+    return words
+
+
+def _letters(opcode: Opcode) -> str:
+    """The format without 'n': a letter for each operand that has a name."""
+    return opcode.format.replace("n", "")
+
+
+def _operand_words(letter: str, value: Operand, instruction: Instruction) -> list[int]:
+    match letter:
+        case "R" | "V" | "J":
+            return [_word(each, instruction) for each in _tuple(value, instruction)]
+        case "L":
+            return [w for each in _tuple(value, instruction) for w in _pair(each, instruction)]
+        case "t":
+            dtype = _tuple(value, instruction)
+            if len(dtype) != 3:
+                raise InternalError(f"{instruction}: a dtype is (code, bits, lanes), got {dtype}")
+            return [_word(each, instruction) for each in dtype]
+        case "I":
+            return _pair(value, instruction)
+        case _:
+            return [_word(value, instruction)]
+
+
+def _tuple(value: Operand | None, instruction: Instruction) -> tuple[int, ...]:
+    if not isinstance(value, tuple):
+        raise InternalError(f"{instruction}: a tuple expected where the operand is {value}")
+    return value
+
+
+def _word(value: Operand, instruction: Instruction) -> int:
+    if isinstance(value, tuple) or not -(2**31) <= value < 2**31:
+        raise InternalError(
+            f"{instruction}: a 32-bit integer expected where the operand is {value}"
+        )
+    return int(value)
+
+
+def _pair(value: Operand, instruction: Instruction) -> list[int]:
+    """The low and high word of a 64-bit integer."""
+    if isinstance(value, tuple) or not -(2**63) <= value < 2**63:
+        raise InternalError(
+            f"{instruction}: a 64-bit integer expected where the operand is {value}"
+        )
+    return [_signed(value), _signed(value >> 32)]
+
+
+def _signed(value: int) -> int:
+    """The low 32 bits as a signed integer."""
+    return (value + 2**31) % 2**32 - 2**31
+
+
+def decode(words: Sequence[int]) -> list[Instruction]:
+    """The instructions that words stand for; LoadError where they stand for none."""
+    instructions = []
+    at = 0
+    while at < len(words):
+        number = words[at]
+        if not 0 <= number < len(OPCODES):
+            raise LoadError(
+                f"decoding word {at}: an opcode below {len(OPCODES)} expected, got {number}"
+            )
+        instruction, at = _decode_one(OPCODES[number], words, at + 1)
+        instructions.append(instruction)
+    return instructions
+
+
+def _decode_one(opcode: Opcode, words: Sequence[int], at: int) -> tuple[Instruction, int]:
+    """The instruction whose operands start at `at`, and where the next one starts."""
+    operands: list[Operand] = []
+    count = 0
+    for letter in opcode.format:
+        length = operand_words(letter, count)
+        taken = [_signed(word) for word in words[at : at + length]]
+        at += length
+        if len(taken) != length:
+            raise LoadError(f"decoding {opcode.name}: {at} words expected, got {len(words)}")
+        if letter == "n":
+            count = taken[0]
+            if count < 0:
+                raise LoadError(f"decoding {opcode.name}: a list length >= 0 expected, got {count}")
+        else:
+            operands.append(_decode_operand(letter, taken))
+    return Instruction(opcode.name, tuple(operands)), at
+
+
+def _decode_operand(letter: str, words: list[int]) -> Operand:
+    match letter:
+        case "R" | "V" | "J" | "t":
+            return tuple(words)
+        case "L":
+            return tuple(map(_join, words[::2], words[1::2]))
+        case "I":
+            return _join(*words)
+        case _:
+            return words[0]
+
+
+def _join(low: int, high: int) -> int:
+    """The signed 64-bit integer of two words."""
+    return (low & 0xFFFFFFFF) | high << 32

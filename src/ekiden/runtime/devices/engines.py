@@ -1,0 +1,146 @@
+"""Engines of others that run regions of a program: what an artifact needs of them, and loading it.
+
+An artifact names the engine of each such region and has the region's code, bytes that the engine's
+side made. When the region is linked, the global function ek.external.<engine> makes a kernel of
+these bytes; without one the runtime opens the library libekiden_<engine>.so, as it does in programs
+without Python (section 9 of runtime.h).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, cast
+
+from ekiden.runtime.artifact import engine_artifact
+from ekiden.runtime.binding._core import get_global_func, register_func
+from ekiden.runtime.errors import EkidenError, LoadError, RunError
+from ekiden.runtime.late import Late
+
+if TYPE_CHECKING:
+    import base64
+    import pathlib
+else:
+    base64 = Late("base64")
+    pathlib = Late("pathlib")
+
+__all__ = [
+    "ENGINES", "folder_of", "guarded", "kept_for", "load_region", "missing", "register_loader",
+    "text_of",
+]  # fmt: skip
+
+Loader = Callable[[str, bytes], Callable[..., None]]
+"""From a region's name and code to what runs it: called with its inputs, then the tensors that it
+writes."""
+
+
+def _in_package(package: str, folder: str) -> str:
+    """A folder of an installed package, which is not imported; empty where it is not installed."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return ""
+    return str(pathlib.Path(spec.origin).parent / folder)
+
+
+def _in_environment(library: str) -> str:
+    """The folder of libraries of this Python's environment, or of another that it imports packages
+    from, where packages of C libraries put theirs; empty where none has this one.
+    """
+    sites = [pathlib.Path(each) for each in sys.path if each.endswith("site-packages")]
+    for folder in (pathlib.Path(sys.prefix) / "lib", *(each.parent.parent for each in sites)):
+        if (folder / library).exists():
+            return str(folder)
+    return ""
+
+
+ENGINES: dict[str, Callable[[], str]] = {
+    "onednn": partial(_in_environment, "libdnnl.so.3"),
+    "onnxruntime": partial(_in_package, "onnxruntime", "capi"),
+    "openvino": partial(_in_package, "openvino", "libs"),
+}
+"""Those that Ekiden has libraries for, by the name in artifacts: where their packages have theirs,
+if these are installed. The runtime looks in EKIDEN_ENGINES and where the system looks besides."""
+
+
+def folder_of(engine: str) -> str:
+    """The folder with an engine's own library, as EKIDEN_ENGINES names it for programs in C; empty
+    for one that no package here has, or that is none of the table.
+    """
+    return ENGINES[engine]() if engine in ENGINES else ""
+
+
+def text_of(code: bytes) -> str:
+    """Code as an artifact's metadata has it."""
+    return base64.b64encode(code).decode()
+
+
+def kept_for(symbol: str, metadata: str) -> str:
+    """What the metadata of an artifact keep of a region."""
+    kept: str = json.loads(metadata)["external"][symbol][1]
+    return kept
+
+
+def guarded(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
+    """Return what runs a region, whose errors that are not ours become RunErrors which name engine
+    and region. Raises LoadError where `kernel` cannot be called.
+    """
+    if not callable(kernel):
+        what = f"it gave a {type(kernel).__name__} of what runs a region"
+        raise LoadError(f"load '{symbol}': engine '{engine}': {what}")
+
+    def run(*tensors: object) -> None:
+        try:
+            kernel(*tensors)
+        except EkidenError:
+            raise
+        except Exception as error:  # of code that is not ours
+            what = f"{type(error).__name__}: {error}"
+            raise RunError(f"run '{symbol}': engine '{engine}': {what}") from error
+
+    return run
+
+
+def register_loader(engine: str, load: Loader) -> None:
+    """Have the regions of an engine loaded by this function from now on; its own errors become
+    LoadErrors which name engine and region."""
+
+    def make(symbol: str, metadata: str) -> Callable[..., None]:
+        try:
+            return load(symbol, base64.b64decode(kept_for(symbol, metadata)))
+        except EkidenError:
+            raise
+        except Exception as error:  # of code that is not ours
+            what = f"{type(error).__name__}: {error}"
+            raise LoadError(f"load '{symbol}': engine '{engine}': {what}") from error
+
+    register_func(f"ek.external.{engine}", make, override=True)
+
+
+def missing(engine: str) -> str:
+    """Why an engine of the table is not here, with what installs it; empty where it is here, or is
+    none of the table.
+    """
+    if engine not in ENGINES:
+        return ""
+    try:
+        get_global_func("ek.engine.open")(engine, folder_of(engine))
+    except LoadError as error:
+        return str(error)
+    return ""
+
+
+def load_region(engine: str, symbol: str, code: bytes) -> Callable[..., None]:
+    """What runs a region, by the library of an engine, which calls no Python.
+
+    Raises LoadError where the engine is not here, with what installs it, or refuses the code.
+    """
+    made = get_global_func("ek.engine.load")(engine, folder_of(engine), symbol, code)
+    return cast("Callable[..., None]", made)
+
+
+for _name in ENGINES:
+    register_loader(_name, partial(load_region, _name))
+register_loader("ccompiler", engine_artifact.load)

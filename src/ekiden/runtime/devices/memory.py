@@ -1,0 +1,201 @@
+"""How much memory compiled programs use in this process, and how much they may."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+from ekiden.runtime.binding._core import _pool_stats, get_global_func
+from ekiden.runtime.errors import MemoryLimitError
+from ekiden.runtime.forks import Lock
+
+
+class MemoryStats(NamedTuple):
+    """What the pools of the process hold, in bytes."""
+
+    allocations: int
+    """Requests to the system since the process began."""
+    held: int
+    """From the system, in use or not; mapped files do not count."""
+    free: int
+    """Of these, kept for reuse."""
+    in_use: int
+    """Of buffers: data of tensors, arenas of programs (also those that rest), scratch memory."""
+    peak: int
+    """The most that was in use at once, since `reset_peak_memory`."""
+    limit: int
+    """The most that may be held; 0 for no limit."""
+
+
+def memory_stats() -> MemoryStats:
+    """The numbers of now, of all programs and threads together."""
+    return MemoryStats(*_pool_stats())
+
+
+def reset_peak_memory() -> None:
+    """Count the peak from what is in use now."""
+    _call("ek.runtime.reset_peak")
+
+
+@contextmanager
+def within_free_memory() -> Iterator[None]:
+    """While this is entered, a run that needs more memory than is free raises MemoryLimitError,
+    where the system would end the process. A limit that was set stays.
+    """
+    free = free_memory()
+    is_bounded = memory_limit() != 0 or free is None
+    with nullcontext() if is_bounded else bounded_memory(memory_stats().held + (free or 0)):
+        yield
+
+
+class _Bounds:
+    """The bounds that are in force, in whatever order they begin and end."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.active: list[int] = []
+        self.before = 0
+        """The limit without them."""
+
+    def change(self, change: Callable[[], None]) -> None:
+        """Begin or end one, and set the least of all as the limit."""
+        with self.lock:
+            if not self.active:
+                self.before = memory_limit()
+            change()
+            memory_limit(min(filter(None, (self.before, *self.active)), default=0))
+
+
+_BOUNDS = _Bounds()
+
+
+@contextmanager
+def bounded_memory(most: int) -> Iterator[None]:
+    """While this is entered programs hold at most so many bytes, and no more than a limit that was
+    set before; in several threads the least bound of all holds.
+    """
+    _BOUNDS.change(lambda: _BOUNDS.active.append(most))
+    try:
+        yield
+    finally:
+        _BOUNDS.change(lambda: _BOUNDS.active.remove(most))
+
+
+class _HostArrays:
+    """Bytes of the arrays that a compiler holds: constants of programs, and what is made of them.
+
+    The limit of compiled programs holds them too. Files that are mapped do not count, nor does what
+    is smaller than COUNTED_BYTES.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._sizes: dict[int, int] = {}
+        """Identity of the array that owns memory -> its bytes."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(list(self._sizes.values()))
+
+    def hold(self, array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
+        """Count an array as long as it lives. Raises MemoryLimitError where that is too much."""
+        owner = _owner(array)
+        if owner is None:
+            return
+        key = id(owner)
+        with self._lock:
+            if key in self._sizes:
+                return
+            self._sizes[key] = 0
+        weakref.finalize(owner, self._sizes.pop, key, None).atexit = False
+        check_room(owner.nbytes, "a constant")
+        self._sizes[key] = owner.nbytes
+
+
+def _owner(array: Any) -> Any:  # noqa: ANN401  # NumPy need not be imported here
+    """Return the array whose memory another one shows; None for memory of a mapped file."""
+    kind = type(array).__mro__[-2]  # ndarray, of which some have classes of their own
+    while isinstance(array.base, kind):
+        array = array.base
+    memory = array.base
+    if isinstance(memory, memoryview):
+        memory = memory.obj
+    return None if isinstance(memory, mmap.mmap) else array
+
+
+COUNTED_BYTES = 1 << 16
+"""Bytes of the smallest array that counts."""
+_HOST_ARRAYS = _HostArrays()
+
+
+def hold_array(array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
+    """Count an array of a program that is compiled, as long as it lives.
+
+    Raises MemoryLimitError where such arrays and what runs hold would pass the limit.
+    """
+    if array.nbytes >= COUNTED_BYTES:
+        _HOST_ARRAYS.hold(array)
+
+
+def check_room(size: int, what: str) -> None:
+    """Raises MemoryLimitError where `size` more bytes, of `what`, would pass the limit."""
+    if size < COUNTED_BYTES:
+        return
+    limit = memory_limit()
+    held = _HOST_ARRAYS.total + memory_stats().held
+    if limit and held + size > limit:
+        raise MemoryLimitError(
+            f"compile: {what} takes {size} bytes beside {held} that are held, and the limit is"
+            f" {limit} (EKIDEN_MEMORY_LIMIT)"
+        )
+
+
+def free_memory() -> int | None:
+    """Bytes that this process may still take before the system ends it, swap included, by what
+    the kernel and the control group say; None where neither does.
+    """
+    found = [_available(), _left_of_group()]
+    return min((n for n in found if n is not None), default=None)
+
+
+def _available() -> int | None:
+    rows = dict(line.split(":", 1) for line in _lines("/proc/meminfo") if ":" in line)
+    found = [rows[n].split()[0] for n in ("MemAvailable", "SwapFree") if n in rows]
+    return sum(map(int, found)) << 10 if found else None
+
+
+def _left_of_group() -> int | None:
+    """What a container may still take (cgroup v2)."""
+    limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    if not limit or not used or not limit[0].isdigit():
+        return None
+    return max(0, int(limit[0]) - int(used[0]))
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path) as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def memory_limit(limit: int | None = None) -> int:
+    """The most bytes that may be held, 0 for no limit; then set to `limit` where one is given.
+
+    A run that needs more raises MemoryLimitError, after memory kept for reuse, that of idle
+    programs too, was given back. `EKIDEN_MEMORY_LIMIT` is the initial one.
+    """
+    found = _call("ek.runtime.memory_limit", *(() if limit is None else (limit,)))
+    assert isinstance(found, int)
+    return found
+
+
+def _call(name: str, *args: int) -> object:
+    function = get_global_func(name)
+    assert function is not None
+    return function(*args)

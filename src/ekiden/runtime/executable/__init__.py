@@ -1,0 +1,1 @@
+"""A compiled program, ready to run: inputs by name, results, state, callers."""

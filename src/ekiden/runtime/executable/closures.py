@@ -1,0 +1,60 @@
+"""Functions that a program gives: Python functions for its closures, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.runtime.artifact.metadata import CALL_CLOSURE
+from ekiden.runtime.errors import RunError
+from ekiden.runtime.executable.callers import Machines
+
+__all__ = ["Closure", "plain", "with_functions"]
+
+
+class Closure:
+    """A function that a program gave. It can be an argument of that program's functions."""
+
+    def __init__(self, machine: Machines, value: object) -> None:
+        self.machine = machine
+        self.value = value
+
+    def __call__(self, *args: object) -> object:
+        """Call it with arrays, tensors, data or functions that the program gave.
+
+        Raises RunError for another number of arguments than its type says.
+        """
+        name = f"{CALL_CLOSURE} {len(args)}"
+        if name not in self.machine.executable.globals:
+            raise RunError(f"call: no function that the program gives takes {len(args)} arguments")
+        return with_functions(
+            self.machine.invoke(name, self.value, *map(plain, args)), self.machine
+        )
+
+
+def plain(value: object) -> object:
+    """An argument as the virtual machine takes it."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return runtime.tensor(value)
+    return value.value if isinstance(value, Closure) else value
+
+
+def with_functions(root: object, machine: Machines) -> object:
+    """A result with a function for each closure in it; however deep it is."""
+    made: dict[int, object] = {}
+    stack = [root]
+    while stack:
+        value = stack[-1]
+        inner = value if isinstance(value, tuple) else ()
+        if missing := [each for each in inner if id(each) not in made]:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        made[id(value)] = _converted(value, [made[id(each)] for each in inner], machine)
+    return made[id(root)]
+
+
+def _converted(value: object, fields: list[object], machine: Machines) -> object:
+    if isinstance(value, tuple):
+        return runtime.ADT(value.tag, fields) if isinstance(value, runtime.ADT) else tuple(fields)
+    return Closure(machine, value) if getattr(value, "type_key", "") == "ek.Closure" else value

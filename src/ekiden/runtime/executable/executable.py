@@ -1,0 +1,705 @@
+"""A compiled model, ready to run. Importing this needs no compiler."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, cast, overload
+
+import numpy as np
+
+from ekiden import runtime
+from ekiden.runtime.artifact import late_bound
+from ekiden.runtime.artifact.metadata import (
+    ANY_OBJECT,
+    ANY_RANK,
+    CALL_CLOSURE,
+    INITIAL,
+    MAPS,
+    SEQUENCE,
+    TEXT,
+    TensorInfo,
+    peak_memory,
+    placement_text,
+    tensor_infos,
+    variants,
+)
+from ekiden.runtime.compiler import compiler_module
+from ekiden.runtime.devices.named import without_driver
+from ekiden.runtime.errors import (
+    EkidenError,
+    ExportError,
+    InputError,
+    MissingSymbolError,
+    RunError,
+)
+from ekiden.runtime.executable.callers import Machines, executor_of, start
+from ekiden.runtime.executable.closures import plain, with_functions
+from ekiden.runtime.executable.formats import ARTIFACT, KINDS
+from ekiden.runtime.executable.nested import Nesting
+from ekiden.runtime.executable.outputs import BoundRun, places_of, write_results
+from ekiden.runtime.executable.sequences import from_list, held, to_list, to_maps
+from ekiden.runtime.executable.state import kept_values
+from ekiden.runtime.files import File, PathName, write_to
+from ekiden.runtime.late import Late, cached_property, import_late
+from ekiden.runtime.text import decode, encode
+
+if TYPE_CHECKING:
+    import pathlib
+    from concurrent.futures import Future
+
+    from ekiden.runtime.artifact import frame
+    from ekiden.runtime.debug import disassemble
+    from ekiden.runtime.executable import placing
+    from ekiden.runtime.executable.placing import Place
+    from ekiden.runtime.executable.upgrade import Upgrade
+    from ekiden.runtime.profile import html
+    from ekiden.runtime.profile import report as profiling
+else:
+    disassemble = Late("ekiden.runtime.debug.disassemble")
+    placing = Late("ekiden.runtime.executable.placing")
+    frame = Late("ekiden.runtime.artifact.frame")
+    pathlib = Late("pathlib")
+    html = Late("ekiden.runtime.profile.html")
+    profiling = Late("ekiden.runtime.profile.report")
+
+
+class Program:
+    """What runs: an executable, its machines, and where its results are made."""
+
+    def __init__(self, raw: runtime.Executable) -> None:
+        self.raw = raw
+        self._sites: tuple[int | None, ...] | None = None
+
+    @cached_property
+    def machines(self) -> Machines:
+        """Those that run it. Raises LoadError where anything is missing."""
+        return Machines(self.raw, executor_of(self.raw))
+
+    def sites(self, count: int) -> tuple[int | None, ...]:
+        """As `placing.result_sites`, of so many results."""
+        if self._sites is None:
+            self._sites = placing.result_sites(self.raw, count)
+        return self._sites
+
+
+class Held:
+    """The program that an executable, and its sessions, run now."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def follow(self, upgrade: Upgrade) -> None:
+        """Take what an upgrade makes; it ends when nobody holds this any more."""
+        known = weakref.ref(self)
+
+        def become(raw: runtime.Executable) -> None:
+            """The faster program takes the place of this one, if anybody still holds it: the
+            upgrade's thread must not keep it alive.
+            """
+            found = known()
+            if found is not None:
+                found._replace(raw)
+
+        upgrade.begin(become)
+        weakref.finalize(self, upgrade.stop)
+
+    def _replace(self, raw: runtime.Executable) -> None:
+        _keep_threads(self.program.raw, raw)
+        program = Program(raw)
+        program.machines  # noqa: B018  # before any call needs them
+        self.program = program
+
+
+def _keep_threads(old: runtime.Executable, new: runtime.Executable) -> None:
+    """What was set of the threads of one executable holds for the one in its place."""
+    threads = runtime.get_global_func("ek.executable.num_threads")
+    if own := threads(old):
+        threads(new, own)
+
+
+class Executable:
+    """A compiled model: call it with arrays, save it, look into it.
+
+    Arguments are NumPy arrays, anything with DLPack, or ekiden.Tensor, and where the inputs are
+    parts of arguments (`params['w']`) what holds them; the result is one Tensor, or a tuple of
+    them. Any threads may call it at once: each call has a machine of its own, and they
+    share the threads of the pool and what `memory_limit` allows.
+    """
+
+    def __init__(self, raw: runtime.Executable, upgrade: Upgrade | None = None) -> None:
+        """`upgrade` is what compiles the kernels that are general for now."""
+        self._held = Held(Program(raw))
+        self.inputs, self.outputs = tensor_infos(raw.metadata, raw.source)
+        self._kept = kept_values(raw.metadata, lambda: self._machines.invoke(INITIAL))
+        if self._kept is not None:
+            count = len(self._kept.names)
+            self.inputs, self.outputs = self.inputs[:-count], self.outputs[:-count]
+        self._positions = {info.name: i for i, info in enumerate(self.inputs)}
+        self._nesting = Nesting.of([info.name for info in self.inputs])
+        self._takes_tensors = not any(_is_object(i) or i.dtype == ANY_OBJECT for i in self.inputs)
+        self._gives_objects = any(_is_object(o) for o in self.outputs)
+        self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
+        if not late_bound.missing(raw) and not without_driver(raw.devices):
+            with suppress(MissingSymbolError):  # it may be exported, and linked there
+                self._program.machines  # noqa: B018  # links it now, and says what is missing
+        self._upgrade = upgrade
+        if upgrade is not None:
+            self._held.follow(upgrade)
+
+    @property
+    def raw(self) -> runtime.Executable:
+        """The program that runs; another one when all kernels have their own code (`wait`)."""
+        return self._program.raw
+
+    @property
+    def _program(self) -> Program:
+        return self._held.program
+
+    @property
+    def _machines(self) -> Machines:
+        return self._program.machines
+
+    @property
+    def tiers(self) -> dict[str, str]:
+        """Name of each kernel -> "general" for one that runs by a kernel for any sizes until its
+        own code is compiled, "compiled" for its own code.
+        """
+        if self._upgrade is None:
+            return dict.fromkeys(self.raw.primitives, "compiled")
+        return self._upgrade.tiers
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until each kernel has its own code (`compile(..., tier="quick")`), for so many
+        seconds at most; the executable is then what it would have been without tiers.
+
+        Raises TimeoutError, and what compiling in the background raised: the general kernels go on
+        then.
+        """
+        if self._upgrade is not None:
+            self._upgrade.wait(timeout)
+
+    def _whole(self) -> runtime.Executable:
+        """The program with the code of all kernels."""
+        self.wait()
+        return self.raw
+
+    def __call__(
+        self, *args: object, out: object = None, timeout: object = None, **named: object
+    ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
+        """Run `main`. An input or output that is a sequence is a list of tensors, one that is a
+        tensor of strings an array of str, a sequence of maps a list of dictionaries.
+
+        `out` is an array or tensor where the result is to stand, and then what is given back; of
+        several outputs a sequence or a mapping by name of such, None for those that are dropped.
+        The last kernels write there, and nothing is copied, where it is contiguous and apart from
+        the arguments; what stands there after an error is not said.
+
+        `timeout` is in seconds: the run is stopped then, before its next kernel, with a
+        RunLimitError, and the executable is as it was. Inputs of these two names come first.
+
+        Raises InputError for a wrong name, number, dtype, rank or dimension, RunError if the run
+        fails.
+        """
+        if timeout is not None and "timeout" in self._positions:
+            named, timeout = {**named, "timeout": timeout}, None
+        if out is not None:
+            return self._run_into(args, named, out, timeout)
+        result = self._run(self._values(args, named), timeout)
+        return result  # type: ignore[return-value]  # also lists, functions and data
+
+    def _run_into(
+        self, args: tuple[object, ...], named: dict[str, object], out: object, timeout: object
+    ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
+        """A call with `out`; which is an argument as others where an input has that name."""
+        if "out" in self._positions:
+            values = self._values(args, {**named, "out": out})
+            return self._run(values, timeout)  # type: ignore[return-value]
+        places = places_of(self.outputs, out)
+        values = self._values(args, named)
+        program = self._program
+        direct = self._direct(program, places, values)
+        result = self._run(values, timeout, direct, program)
+        return write_results(self.outputs, result, places, out)  # type: ignore[return-value]
+
+    def _direct(
+        self, program: Program, places: Sequence[Place | None], values: Sequence[object]
+    ) -> list[object]:
+        """The places that kernels of a program write themselves; see `Machines.invoke`."""
+        if self._kept is not None or self._gives_objects or self._gives_functions:
+            return []
+        return placing.direct_places(program.sites(len(self.outputs)), places, values)
+
+    def bind(self, *args: object, out: object = None, **named: object) -> BoundRun:
+        """A run that reads the arrays given here whenever it is called, and writes to `out`.
+
+        Checks everything once. Raises InputError as a call does, and for an array that cannot be
+        read where it stands: one that is not contiguous or aligned.
+        """
+        if self._kept is not None:
+            raise InputError("bind: the program keeps values between runs: call it")
+        read = self._values(args, named)
+        values = [runtime.tensor(v) if isinstance(v, np.ndarray) else v for v in read]
+        given = self._arrange(args, named)
+        for info, value, source in zip(self.inputs, values, given, strict=True):
+            if isinstance(value, runtime.Tensor) and not _is_shared(value, source):
+                wanted = "a contiguous array, which each run can read where it stands"
+                raise InputError(f"bind: input '{info.name}': expected {wanted}")
+        runtime.get_global_func("ek.executable.check")(self.raw, self.raw.index("main"), *values)
+        places = None if out is None else places_of(self.outputs, out)
+        known: list[tuple[Program, list[object]]] = []
+
+        def call() -> object:
+            """A run; results that are written to their places are planned again after an upgrade,
+            as another program may hold its results elsewhere.
+            """
+            program = self._program
+            if not known or known[0][0] is not program:
+                direct = [] if places is None else self._direct(program, places, values)
+                known[:] = [(program, direct)]
+            result = self._run(values, places=known[0][1], program=program)
+            return result if places is None else write_results(self.outputs, result, places, out)
+
+        names = [info.name for info in self.inputs]
+        return BoundRun(call, dict(zip(names, values, strict=True)))
+
+    def _values(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
+        """The arguments of a run as the machine takes them, checked."""
+        given = self._arrange(args, named) if named or self._nesting is not None else args
+        if len(given) != len(self.inputs):
+            wanted = f"expected {len(self.inputs)} inputs ({self._names()})"
+            raise InputError(f"run: {wanted}, got {len(given)}")
+        if self._takes_tensors:
+            try:
+                return runtime.run_arguments(given)
+            except (TypeError, ValueError, RuntimeError, BufferError):
+                pass  # what is wrong is said of the input below
+        return [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
+
+    def _run(
+        self,
+        values: Sequence[object],
+        timeout: object = None,
+        places: Sequence[object] = (),
+        program: Program | None = None,
+    ) -> object:
+        """What `main` gives for them, as Python has it. `places` are those of `program`."""
+        machines = (program or self._held.program).machines
+        if self._kept is None:
+            result = machines.run(values, timeout, places)
+        else:
+            result = self._kept.run(machines.run, values, timeout)
+        if self._gives_objects:
+            result = self._with_objects(result)
+        if self._gives_functions:
+            result = with_functions(result, machines)
+        return result
+
+    @property
+    def state(self) -> dict[str, runtime.Tensor]:
+        """What the program keeps between runs, by name, as it is now; most keep nothing.
+
+        Runs of a program that keeps something wait for each other.
+        """
+        return {} if self._kept is None else self._kept.now()
+
+    def set_state(self, values: Mapping[str, object]) -> None:
+        """Let the next run go on from values that `state` gave, here or in another process.
+
+        Raises InputError for other names, shapes or dtypes than it has, and then changes nothing.
+        """
+        if self._kept is not None:
+            self._kept.put(values)
+        elif values:
+            raise InputError("state: the program keeps nothing between runs")
+
+    def session(self) -> Executable:
+        """The same program with values of its own to keep: runs of it and of this one do not see
+        each other's. Code, weights and machines are shared.
+        """
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._kept = None if self._kept is None else self._kept.another()
+        return made
+
+    def reset_state(self) -> None:
+        """Let the next run begin as the first one did."""
+        if self._kept is not None:
+            self._kept.reset()
+
+    def run_async(self, *args: object, **named: object) -> Future[object]:
+        """Begin a run; arguments as for a call, and they stay as they are until it has ended.
+
+        `.result()` of what is returned waits for it, and gives or raises what the call would;
+        `asyncio.wrap_future` awaits it. As many run at once as the pool has threads.
+        """
+        return start(lambda: self(*args, **named))
+
+    def _with_objects(self, result: object) -> object:
+        """The outputs with sequences as lists, and strings as arrays."""
+        outputs = result if len(self.outputs) > 1 else (result,)
+        if not isinstance(outputs, tuple) or len(outputs) != len(self.outputs):
+            raise RunError(f"run: {len(self.outputs)} outputs expected, as METADATA has them")
+        made = [_result(info, v) for info, v in zip(self.outputs, outputs, strict=True)]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _names(self) -> str:
+        return ", ".join(f"'{i.name}'" for i in self.inputs)
+
+    def _arrange(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
+        """Return the inputs in their order, those too that are parts of arguments; what is given by
+        position alone is as many as it is.
+        """
+        if self._nesting is not None and self._nesting.is_meant(args, named):
+            return self._nesting.flat(args, named)
+        if not named:
+            return list(args)
+        values: dict[int, object] = dict(enumerate(args))
+        for name, value in named.items():
+            if name not in self._positions:
+                raise InputError(f"run: no input is named '{name}'; there are {self._names()}")
+            position = self._positions[name]
+            if position in values:
+                raise InputError(f"run: input '{name}' is given twice")
+            values[position] = value
+        missing = [i.name for position, i in enumerate(self.inputs) if position not in values]
+        if missing:
+            names = ", ".join(f"'{m}'" for m in missing)
+            raise InputError(f"run: input {names} is missing; there are {self._names()}")
+        return [values[i] for i in range(len(values))]
+
+    def profile(self, *args: object, peak: bool = True, **named: object) -> profiling.Report:
+        """Run `main` and report where the time went; arguments as for a run.
+
+        With `peak` the report says what share of the machine's measured limits each kernel
+        reaches; measuring takes 0.3 s and the compiler, and is left out where that is missing.
+        """
+        given = self._arrange(args, named)
+        self(*given)
+        values = [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
+        values += [] if self._kept is None else self._kept.now().values()
+        tiers = self.tiers if self._upgrade is not None else {}
+        return profiling.profile(
+            self.raw, "main", values, peak=_peak() if peak else None, tiers=tiers
+        )
+
+    def jit(self, calls: int = 0) -> None:
+        """Have native code made of the bytecode in this process, as `executor="aot"` does in the
+        artifact: of all functions now, or of each when it has been called `calls` times.
+
+        Needs the compiler. Machines of this executable that run go on as they are.
+        """
+        compiler = compiler_module("ekiden.backend.aot.jit", "jit")
+        whole = self._whole()
+        if calls == 0:
+            compiler.compile_now(whole, whole.globals)
+        else:
+            compiler.compile_when_hot(whole, calls)
+
+    @overload
+    def save(self, path: File) -> None: ...
+
+    @overload
+    def save(self) -> tuple[bytearray, runtime.Module]: ...
+
+    def save(self, path: File | None = None) -> tuple[bytearray, runtime.Module] | None:
+        """Write one file that `ekiden.load` reads: at a path, where it appears whole or not at all,
+        or into a file that is open for bytes. Raises ExportError for the suffix of another kind.
+
+        Without a path, as in TVM: the bytecode alone and the module that has its kernels, for
+        `runtime.vm.Executable.load_exec`.
+        """
+        if path is None:
+            whole = late_bound.whole(self._whole())
+            number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
+            return bytearray(frame.without_kernels(whole, number)), self.module
+        suffix = pathlib.Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
+        if suffix in KINDS and suffix != ARTIFACT:
+            kinds = f"save writes an artifact (.eki); export_library writes {KINDS[suffix]}"
+            raise ExportError(f"save '{path}': {kinds}")
+        program = self._whole()
+        write_to(path, lambda file: late_bound.write(program, file))
+        return None
+
+    def move_late_bound_consts(self, path: PathName, byte_limit: int = 0) -> None:
+        """Write the constants of `byte_limit` bytes and more to a file, and wait for them from now
+        on: what is saved then is the bytecode without them. They can be moved once; LoadError.
+        """
+        runtime.save_params(path, self.get_late_bound_consts(byte_limit))
+
+    def get_late_bound_consts(self, byte_limit: int = 0) -> dict[str, runtime.Tensor]:
+        """The same, but give the constants by name."""
+        whole = self._whole()
+        raw, moved = late_bound.split(whole, byte_limit)
+        _keep_threads(whole, raw)
+        self._held = Held(Program(raw))
+        return moved
+
+    def load_late_bound_consts(self, path: PathName) -> None:
+        """Take the constants that are waited for from a file, which is mapped.
+
+        Raises LoadError where names are missing or unknown; ValueError for another shape or dtype.
+        """
+        self.raw.load_late_bound_consts(path)
+
+    def load_late_bound_consts_from_map(self, constants: Mapping[str, object]) -> None:
+        """The same, from arrays or tensors by name."""
+        self.raw.load_late_bound_consts_from_map(constants)
+
+    def export_library(
+        self,
+        path: PathName,
+        *,
+        cc: str | None = None,
+        options: Sequence[str] = (),
+        fcompile: object = None,
+        name: str = "",
+    ) -> None:
+        """Write one shared library with the model and the runtime inside, for programs in any
+        language; see ekiden.compiler.export.library.export_library. Needs the compiler's
+        package, and raises MissingCompilerError without.
+        """
+        library = compiler_module("ekiden.compiler.export.library", "export_library")
+        library.export_library(
+            self._whole(), path, cc=cc, options=options, fcompile=fcompile, name=name
+        )
+
+    @property
+    def num_threads(self) -> int:
+        """How many threads a run has at most, the caller's own with them: what
+        `runtime.num_threads` says, unless it is set. Setting it raises ValueError for what is no
+        number from 1 to 256.
+        """
+        return self.raw.num_threads
+
+    @num_threads.setter
+    def num_threads(self, number: int) -> None:
+        self.raw.num_threads = number
+
+    @property
+    def target(self) -> str:
+        """What the code that runs was compiled for."""
+        return str(self.raw.metadata.get("target", ""))
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The targets that the artifact has code for, the best first: `target` is one of them."""
+        return variants(self.raw.metadata)
+
+    @property
+    def placement(self) -> str:
+        """One line that says how many kernels run on which device, and of those of the host why
+        they do, by operator; "" where the program has no other device than the host."""
+        return placement_text(self.raw.metadata)
+
+    @property
+    def weight_bytes(self) -> tuple[int | None, int]:
+        """Bytes of the weights in the model, None where the artifact does not say, and of the
+        constants that are there once it is loaded: kernels take some in a larger form, in which
+        they are faster.
+        """
+        known = self.raw.metadata.get("weights")
+        held = sum(c.nbytes for c in self.raw.constants if c is not None)
+        return (known if isinstance(known, int) else None), held
+
+    @property
+    def stored_weight_bytes(self) -> int:
+        """Bytes of the constants in the artifact: others are made of these when it is loaded
+        (`size="small"`)."""
+        constants = frame.read_constants(frame.file_of(self._whole()))
+        return sum(c.nbytes for c in constants if not c.is_made)
+
+    @property
+    def peak_memory(self) -> int | None:
+        """The most bytes that the tensors of a run take at once, as the compiler predicts for
+        static programs, the working memory of kernels with them; inputs and weights are not
+        counted.
+
+        None where it depends on the run. `runtime.memory_stats` has what was needed.
+        """
+        return peak_memory(self.raw.metadata)
+
+    @property
+    def globals(self) -> list[str]:
+        """Names of the functions. TVM's name, as those of the next two."""
+        return self.raw.globals
+
+    @property
+    def primitive_ops(self) -> list[str]:
+        """Names of the primitives."""
+        return self.raw.primitives
+
+    @property
+    def module(self) -> runtime.Module:
+        """The functions and kernels of the executable by name."""
+        found = runtime.get_global_func("ek.executable.module")(self._whole())
+        assert isinstance(found, runtime.Module)
+        return found
+
+    @property
+    def lib(self) -> runtime.Module:
+        """The module with the kernels."""
+        return self.module
+
+    @property
+    def mod(self) -> Executable:
+        """What `export_library` is called on in TVM."""
+        return self
+
+    def get_function_params(self, func_name: str) -> list[str]:
+        """Names of a function's parameters."""
+        return self.raw.params(func_name)
+
+    @property
+    def constants(self) -> str:
+        """A line for each constant: its dtype and shape."""
+        found = enumerate(self.raw.constants)
+        return "\n".join(f"Const[{i}]: {_constant_text(c)}" for i, c in found)
+
+    @property
+    def stats(self) -> str:
+        """What is in it, as text: constants, functions and primitives by number."""
+        tables = (("globals", self.globals), ("primitives", self.primitive_ops))
+        lists = [
+            f"{what} (#{len(names)}): " + ", ".join(f"{n}[{i}]" for i, n in enumerate(names))
+            for what, names in tables
+        ]
+        return "\n".join([f"constants (#{len(self.raw.constants)}):", self.constants, *lists])
+
+    @property
+    def bytecode(self) -> str:
+        """The bytecode as text."""
+        return self.disassemble()
+
+    def disassemble(self) -> str:
+        """The bytecode as text."""
+        return disassemble.disassemble(self.raw)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled and copied as its artifact; `num_threads` is no part of that."""
+        return _unpickled, (type(self), bytes(late_bound.whole(self._whole())))
+
+    def __repr__(self) -> str:
+        inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
+        return f"Executable(({inputs}) -> ({outputs}))"
+
+    def _repr_html_(self) -> str:
+        ports = [("input", i) for i in self.inputs] + [("output", o) for o in self.outputs]
+        rows = [(w, i.name, i.dtype, ", ".join(map(str, i.shape))) for w, i in ports]
+        shown = html.table(("", "name", "dtype", "shape"), rows, f"Executable for {self.target}")
+        return shown + html.folded("bytecode", html.preformatted(self.disassemble()))
+
+
+@cache
+def _peak() -> profiling.Peak | None:
+    try:
+        module = import_late("ekiden.compiler.peak")
+    except ImportError:  # a machine that only runs models
+        return None
+    return cast("profiling.Peak", module.measure_peak())
+
+
+def _words(value: object) -> object:
+    """Return the words of random keys of JAX, which are no numbers to others; else the value."""
+    if type(value).__name__ != "PRNGKeyArray" or "jax" not in sys.modules:
+        return value
+    words: object = sys.modules["jax"].random.key_data(value)
+    return words
+
+
+def _argument(info: TensorInfo, value: object) -> object:
+    """The value as a tensor; anything at all where no tensor is declared."""
+    if info.dtype == ANY_OBJECT:
+        return plain(value)
+    if info.dtype.startswith(SEQUENCE):
+        if not isinstance(value, (list, tuple)):
+            wanted = f"a list of tensors, got {type(value).__name__}"
+            raise InputError(f"input '{info.name}': expected {wanted}")
+        return from_list(value, lambda at, each: _element(info, at, each))
+    if info.dtype == TEXT:
+        return _text(info, value)
+    try:
+        value = _words(value)
+        tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
+    except (TypeError, ValueError, BufferError) as error:
+        dtype = getattr(value, "dtype", None)
+        got = type(value).__name__ if dtype is None else f"one of {dtype}"
+        reason = f": {error}" if isinstance(error, BufferError) else ""  # it is one, and is kept
+        if isinstance(value, Mapping):
+            reason = "; inputs by name are keywords: executable(**inputs)"
+        wanted = f"an array of {info.dtype}, got {got}{reason}"
+        raise InputError(f"input '{info.name}': expected {wanted}") from error
+    except EkidenError:
+        raise
+    except RuntimeError as error:  # what a framework says of a tensor that it cannot share
+        reason = str(error).partition("\n")[0]
+        wanted = f"an array of {info.dtype} that can be read, got {type(value).__name__}: {reason}"
+        raise InputError(f"input '{info.name}': expected {wanted}") from error
+    return tensor
+
+
+def _is_object(info: TensorInfo) -> bool:
+    return info.dtype == TEXT or info.dtype.startswith((SEQUENCE, MAPS, ANY_RANK))
+
+
+def _result(info: TensorInfo, value: object) -> object:
+    """An output as Python has it. Raises RunError where the program gave what is none such."""
+    if info.dtype.startswith(SEQUENCE):
+        return to_list(value)
+    if info.dtype.startswith(ANY_RANK):
+        return held(value)
+    if info.dtype != TEXT and not info.dtype.startswith(MAPS):
+        return value
+    if not isinstance(value, runtime.Tensor):
+        raise RunError(f"output '{info.name}': a tensor expected, got {type(value).__name__}")
+    if info.dtype != TEXT:
+        return to_maps(value.numpy(), info.keys)
+    if value.dtype != "uint8" or not value.shape:
+        raise RunError(f"output '{info.name}': bytes expected, got {value.dtype}{value.shape}")
+    return decode(value.numpy())
+
+
+def _text(info: TensorInfo, value: object) -> runtime.Tensor:
+    try:
+        found = runtime.tensor(encode(value))
+    except TypeError as error:
+        raise InputError(f"input '{info.name}': expected an array of str: {error}") from error
+    rank = len(found.shape) - 1  # behind the last axis of the text are its bytes
+    if rank != len(info.shape):
+        wanted = f"{len(info.shape)} dimensions ({', '.join(map(str, info.shape))})"
+        raise InputError(f"input '{info.name}': expected {wanted} of str, got {rank}")
+    return found
+
+
+def _element(info: TensorInfo, position: int, value: object) -> object:
+    """One element of a sequence, which has the rank and the known dimensions of all."""
+    name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE)
+    tensor = _argument(TensorInfo(name, info.shape, dtype), value)
+    assert isinstance(tensor, runtime.Tensor)
+    fits = len(tensor.shape) == len(info.shape) and all(
+        isinstance(d, str) or d == got for d, got in zip(info.shape, tensor.shape, strict=True)
+    )
+    if not fits or tensor.dtype != dtype:
+        wanted = f"Tensor[({', '.join(map(str, info.shape))}), {dtype}]"
+        got = f"({', '.join(map(str, tensor.shape))}) {tensor.dtype}"
+        raise InputError(f"input '{name}': expected {wanted}, got {got}")
+    return tensor
+
+
+def _constant_text(constant: runtime.Tensor | None) -> str:
+    if constant is None:
+        return "late-bound"
+    return f"{constant.dtype}[{', '.join(map(str, constant.shape))}]"
+
+
+def _is_shared(tensor: runtime.Tensor, source: object) -> bool:
+    """Whether a tensor is the array it was made from, not a copy."""
+    return tensor.nbytes == 0 or np.may_share_memory(tensor.numpy(), np.asarray(source))
+
+
+def _unpickled(kind: type[Executable], data: bytes) -> Executable:
+    return kind(runtime.Executable.from_bytes(data))

@@ -1,0 +1,12 @@
+"""The kinds of files that a compiled model is written as; `compiler.export.library` writes them."""
+
+ARTIFACT = ".eki"
+
+KINDS = {
+    ARTIFACT: "the artifact, which ekiden.load maps",
+    ".so": "a shared library with the runtime inside",
+    ".o": "an object to link with libekiden_runtime.a",
+    ".c": "the same as C",
+    ".tar": "sources of model and runtime with a Makefile",
+}
+"""Suffix -> what it is."""

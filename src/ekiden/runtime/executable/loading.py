@@ -1,0 +1,85 @@
+"""load(): executables from files, libraries and bytes. Importing this needs no compiler."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+from ekiden import runtime
+from ekiden.runtime.errors import LoadError
+from ekiden.runtime.executable.executable import Executable
+from ekiden.runtime.files import PathName, named
+from ekiden.runtime.late import Late, import_late
+
+if TYPE_CHECKING:
+    import pathlib
+    from pathlib import Path
+
+    from ekiden.runtime.artifact import frame
+else:
+    pathlib = Late("pathlib")
+    frame = Late("ekiden.runtime.artifact.frame")
+
+__all__ = ["Reader", "load"]
+
+
+class Reader(Protocol):
+    """A file that is open for bytes."""
+
+    def read(self) -> bytes:
+        """All that is left of it."""
+
+
+def load(
+    file: PathName | bytes | bytearray | memoryview | Reader, *, num_threads: int | None = None
+) -> Executable:
+    """An executable from a file that `save` wrote, mapped into memory, or from a library or an
+    archive (`.tar`) that `export_library` wrote; also from the bytes of an artifact, or a file that
+    is open for bytes.
+
+    `num_threads` is how many threads a run has at most; else `runtime.num_threads` says it.
+
+    Raises LoadError for anything else, OSError for a file that cannot be read, ValueError for what
+    is no number of threads.
+    """
+    if isinstance(file, (str, os.PathLike)):
+        raw = _loaded(pathlib.Path(file))
+    else:
+        data = file if isinstance(file, (bytes, bytearray, memoryview)) else _read(file)
+        raw = runtime.Executable.from_bytes(data)
+    if num_threads is not None:
+        raw.num_threads = num_threads
+    return Executable(raw)
+
+
+def _read(file: object) -> bytes:
+    read = getattr(file, "read", None)
+    data = read() if callable(read) else None
+    if isinstance(data, bytes):
+        return data
+    wanted = "a path, bytes or a file open for bytes"
+    kind = type(file).__name__ + " open for text" * isinstance(data, str)
+    raise TypeError(f"load: expected {wanted}, got {kind}")
+
+
+def _loaded(path: Path) -> runtime.Executable:
+    with named("load", path), open(path, "rb") as file:
+        start = file.read(len(frame.MAGIC))
+    if start.startswith(b"\x7fELF") or path.suffix == ".tar":
+        module = runtime.load_module(path)
+        if "get_executable" not in module:
+            raise LoadError(f"load '{path}': it holds no model that Ekiden exported")
+        found = module["get_executable"]()
+        assert isinstance(found, runtime.Executable)
+        return found
+    if start != frame.MAGIC and _is_model(path):
+        raise LoadError(f"load '{path}': it is a model, which ekiden.compile takes")
+    return runtime.Executable.load(os.fspath(path))
+
+
+def _is_model(path: Path) -> bool:
+    """Whether the compiler takes it; without the compiler, no file is a model."""
+    if find_spec("ekiden.frontend") is None:
+        return False
+    return bool(import_late("ekiden.frontend.table").is_model_file(path))

@@ -1,0 +1,80 @@
+"""A program of another machine, behind the face of a virtual machine: what it calls, it calls
+there, and what that gives stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, cast
+
+import numpy as np
+
+from ekiden.runtime.binding._core import ADT, Device, Tensor, tensor
+from ekiden.runtime.devices.named import FarDevice
+from ekiden.runtime.errors import InputError, UnsupportedError
+from ekiden.runtime.executor import FarProgram
+from ekiden.runtime.profile.timing import BenchmarkResult
+
+_DEEPEST = 64
+"""Containers inside of each other that are looked into; messages take fewer."""
+
+
+class FarExecutable:
+    """In the place of an executable and of its machine."""
+
+    metadata: Mapping[str, object] = MappingProxyType({})
+    source = "program of another machine"
+
+    def __init__(self, program: FarProgram, device: object) -> None:
+        """`device` is one of that machine, or a list of them. Raises InputError."""
+        is_many = isinstance(device, (list, tuple)) and not isinstance(device, Device)
+        many = cast(Sequence[object], device) if is_many else (device,)
+        for each in many:
+            if each is not None and not isinstance(each, FarDevice):
+                raise InputError(
+                    f"VirtualMachine: the program is on another machine, and {each} is not"
+                )
+        self.program = program
+
+    def params(self, name: str) -> list[str]:
+        """The names of the parameters of a function."""
+        return [str(each) for each in self.program["get_input_names"](name)]
+
+    def invoke(self, name: str, *args: object) -> object:
+        """Call a function; arrays and tensors of this machine are sent."""
+        return self.program[name](*map(self._sent, args))
+
+    def _sent(self, value: object, depth: int = 0) -> object:
+        """Return a value whose arrays and tensors are on the other machine, whatever holds them.
+        One that is nested deeper than messages take is left for them to refuse.
+        """
+        if isinstance(value, (tuple, list)) and depth <= _DEEPEST:
+            items = [self._sent(item, depth + 1) for item in value]
+            if isinstance(value, ADT):
+                return ADT(value.tag, items)
+            return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, dict) and depth <= _DEEPEST:
+            return {key: self._sent(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, np.ndarray):
+            value = tensor(value)
+        return self.program.sent(value) if isinstance(value, Tensor) else value
+
+    def limit(self, steps: int | None = None, seconds: float | None = None) -> None:
+        """A session has its own limits. Raises UnsupportedError."""
+        raise UnsupportedError("limit: sessions have time limits: see ekiden.rpc")
+
+    def benchmark(self, name: str, args: tuple[object, ...], **options: Any) -> BenchmarkResult:  # noqa: ANN401
+        """The seconds of a call, by the clock of that machine."""
+        found = self.program.time_evaluator(name, **options)(*map(self._sent, args))
+        assert isinstance(found, BenchmarkResult)
+        return found
+
+
+def far_executable(given: object, device: object) -> FarExecutable | None:
+    """That of a module of another machine; None for anything else."""
+    is_far = hasattr(given, "sent") and hasattr(given, "time_evaluator")
+    return FarExecutable(given, device) if is_far else None  # type: ignore[arg-type]  # has both
+
+
+__all__ = ["FarExecutable", "far_executable"]

@@ -1,0 +1,28 @@
+"""The interface of a compilation that goes on beside a program which runs already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ekiden.runtime.binding._core import Executable
+
+
+class Upgrade(Protocol):
+    """Replaces the kernels of a program by faster ones while it runs; `ekiden.compiler.tiers` has
+    the implementation."""
+
+    @property
+    def tiers(self) -> dict[str, str]:
+        """Name of a kernel -> "general" or "compiled"."""
+
+    def begin(self, become: Callable[[Executable], None]) -> None:
+        """Start the compilation; `become` is called with the final program."""
+
+    def wait(self, timeout: float | None = None) -> Executable:
+        """Return the final program. Raises what compiling raised, and TimeoutError after `timeout`
+        seconds."""
+        ...
+
+    def stop(self) -> None:
+        """End the compilation; the kernels stay as they are."""

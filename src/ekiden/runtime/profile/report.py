@@ -1,0 +1,574 @@
+"""Where the time of a run went: each instruction, each kernel call with its shapes.
+
+report = profile(executable, "main", [x])
+print(report)                     # a table, the slowest kernels first
+report.json(); report.trace()     # for programs, and for chrome://tracing or ui.perfetto.dev
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import field
+from math import prod
+from types import MappingProxyType
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from ekiden.runtime.artifact.expression import evaluate
+from ekiden.runtime.binding._core import Executable, Module, get_global_func, num_threads
+from ekiden.runtime.binding.layout import Event
+from ekiden.runtime.binding.opcodes import OPCODES, Opcode, operand_words
+from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.profile.flame import Bar, flame
+from ekiden.runtime.profile.html import folded, table
+
+MAX_EVENTS = 1 << 22
+"""Words of events that are kept of a run; later calls are counted only."""
+
+_DTYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+
+
+class Peak(NamedTuple):
+    """What the machine reaches at best: operations and bytes in a second.
+
+    levels: (bytes, bytes in a second) of loops that go over so many bytes again and again, in
+    ascending order: the nearer to the cores they fit, the faster. words: operations in a second of
+    products of dtypes that have instructions of their own.
+    """
+
+    flops: float
+    bandwidth: float
+    levels: tuple[tuple[int, float], ...] = ()
+    words: Mapping[str, float] = MappingProxyType({})
+
+    def flops_of(self, dtypes: Collection[str]) -> float:
+        """Operations in a second of a kernel whose arguments have some dtypes."""
+        return max((v for k, v in self.words.items() if k in dtypes), default=self.flops)
+
+    def limit(self, nbytes: int) -> tuple[float, str]:
+        """What can be moved in a second of data of so many bytes, and by what: "cache" or "memory".
+
+        Data lies in a cache at best, so the bound is that of the largest loop that is no larger.
+        """
+        fitting = [speed for size, speed in self.levels if size <= nbytes]
+        if len(fitting) == len(self.levels):
+            return self.bandwidth, "memory"
+        faster = fitting[-1] if fitting else self.levels[0][1]
+        return max(faster, self.bandwidth), "cache"
+
+
+class Argument(NamedTuple):
+    """One argument of a kernel; a number has no shape."""
+
+    dtype: str
+    shape: tuple[int, ...] | None
+    nbytes: int
+
+    def __str__(self) -> str:
+        return self.dtype if self.shape is None else f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One call of a primitive; times in nanoseconds since the run began."""
+
+    function: str
+    instruction: int
+    """-1 of the copy of an argument, before the first one."""
+    name: str
+    source: str
+    """The node of the model it was made from; empty where that is not known."""
+    start: int
+    duration: int
+    arguments: tuple[Argument, ...]
+    flops: int
+    nbytes: int
+    """What it moves at least: its arguments once, of those that it reads in part (a table that
+    rows are taken from) that part."""
+    title: str = ""
+    """The name for tables: the operators, without a digest."""
+    is_scalar: bool = False
+    """Whether its code has no vectors."""
+    is_general: bool = False
+    """Whether it ran by a general kernel, its own code not being compiled yet."""
+    over_floats: str = ""
+    """As in Row."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionTime:
+    """How often an instruction ran, and the nanoseconds in it; without what it calls."""
+
+    function: str
+    instruction: int
+    name: str
+    count: int
+    duration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The calls of one kernel on one set of shapes, together."""
+
+    name: str
+    source: str
+    shapes: str
+    count: int
+    duration: int
+    flops: int
+    nbytes: int
+    title: str = ""
+    is_scalar: bool = False
+    call_nbytes: int = 0
+    """Bytes that the largest call moves: what a cache would have to hold."""
+    is_general: bool = False
+    dtypes: frozenset[str] = frozenset()
+    """Of its arguments."""
+    over_floats: str = ""
+    """How many times as long a product of integers takes as its floats would, by the model of
+    kernels, where it is slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a profiled run gave."""
+
+    calls: tuple[KernelCall, ...]
+    instructions: tuple[InstructionTime, ...]
+    frames: tuple[tuple[str, int, int], ...]
+    """(function, start, end) of each call of a function of the program, innermost first."""
+    result: object = field(repr=False)
+    threads: int = 1
+    peak: Peak | None = None
+    """What the machine reaches on as many threads, where that was measured."""
+    regions: tuple[str, ...] = ()
+    """What was measured of regions in engines of others when it was compiled, a line each."""
+
+    @property
+    def duration(self) -> int:
+        """Nanoseconds in all instructions, and in copying arguments to where they are taken."""
+        placed = sum(call.duration for call in self.calls if call.instruction < 0)
+        return placed + sum(each.duration for each in self.instructions)
+
+    def rows(self, aggregate: bool = True) -> list[Row]:
+        """The kernels, the slowest first; else each call, in order."""
+        if not aggregate:
+            return [_row([call]) for call in self.calls]
+        groups: dict[tuple[object, ...], list[KernelCall]] = defaultdict(list)
+        for call in self.calls:
+            groups[call.name, call.arguments].append(call)
+        return sorted(map(_row, groups.values()), key=lambda row: -row.duration)
+
+    def table(
+        self,
+        sort: bool = True,
+        aggregate: bool = True,
+        col_sums: bool = True,
+        long_names: bool = False,
+    ) -> str:
+        """A line for each kernel, or with `aggregate=False` for each call; with the names of the
+        kernels' symbols if `long_names`.
+        """
+        rows = self.rows(aggregate)
+        if not sort:
+            rows = sorted(rows, key=lambda row: self._first(row.name))
+        lines = [HEADS, *(self.cells(row, long_names) for row in rows)]
+        if col_sums:
+            lines.append(self.sums())
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(
+                c.ljust(w) if i in TEXTS else c.rjust(w)
+                for i, (c, w) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+
+    def cells(self, row: Row, long_names: bool = False) -> tuple[str, ...]:
+        """A row as texts under `HEADS`. A kernel that ran without vectors is marked, and one that
+        is general for now."""
+        return (
+            row.name if long_names or not row.title else row.title,
+            row.source,
+            str(row.count),
+            f"{row.duration / 1e3:.2f}",
+            f"{self._share(row.duration):.1%}",
+            f"{row.flops / max(row.duration, 1):.1f}" if row.flops else "",
+            f"{row.nbytes / max(row.duration, 1):.1f}",
+            self._of_peak(row),
+            row.shapes,
+        )
+
+    def sums(self) -> tuple[str, ...]:
+        """The last line of a table: what is not in kernels, and the sum."""
+        kernels = sum(call.duration for call in self.calls)
+        other = f"other instructions {(self.duration - kernels) / 1e3:.2f} us"
+        count = sum(each.count for each in self.instructions)
+        return "total", other, str(count), f"{self.duration / 1e3:.2f}", "", "", "", "", ""
+
+    def _share(self, duration: int) -> float:
+        return duration / max(self.duration, 1)
+
+    def _of_peak(self, row: Row) -> str:
+        """The share of the limit that is nearer, operations or the cache or memory that its data
+        fits in; and whether there were no vectors.
+        """
+        mark = "general" if row.is_general else "scalar" if row.is_scalar else ""
+        if self.peak is None or row.duration == 0:
+            return mark
+        seconds = row.duration * 1e-9
+        work = row.flops / seconds / self.peak.flops_of(row.dtypes)
+        bandwidth, where = self.peak.limit(row.call_nbytes)
+        traffic = row.nbytes / seconds / bandwidth
+        share = f"{work:.0%} flops" if work >= traffic else f"{traffic:.0%} {where}"
+        return f"{share} {mark}".rstrip()
+
+    def _first(self, name: str) -> int:
+        return next(i for i, call in enumerate(self.calls) if call.name == name)
+
+    def json(self) -> str:
+        """Everything, as JSON: `calls`, `instructions`, `configuration`."""
+        calls = [
+            {
+                "Name": c.name,
+                "Source": c.source,
+                "Function": c.function,
+                "Instruction": c.instruction,
+                "Start (us)": c.start / 1e3,
+                "Duration (us)": c.duration / 1e3,
+                "Percent": 100 * self._share(c.duration),
+                "Argument Shapes": [str(a) for a in c.arguments],
+                "Bytes": c.nbytes,
+                "FLOPs": c.flops,
+                "Vectors": not c.is_scalar,
+                "Tier": "general" if c.is_general else "compiled",
+            }
+            for c in self.calls
+        ]
+        instructions = [
+            {
+                "Function": i.function,
+                "Instruction": i.instruction,
+                "Name": i.name,
+                "Count": i.count,
+                "Duration (us)": i.duration / 1e3,
+            }
+            for i in self.instructions
+        ]
+        configuration: dict[str, object] = {"Executor": "VM", "Number of threads": self.threads}
+        if self.peak is not None:
+            configuration |= {
+                "Peak GFLOP/s": self.peak.flops / 1e9,
+                "Peak GB/s": self.peak.bandwidth / 1e9,
+            }
+        whole = {"calls": calls, "instructions": instructions, "configuration": configuration}
+        if self.regions:
+            whole["regions"] = list(self.regions)
+        if warnings := self.warnings():
+            whole["warnings"] = warnings
+        return json.dumps(whole)
+
+    def csv(self) -> str:
+        """The rows of the table, separated by commas."""
+        rows = [self.cells(row, long_names=True) for row in self.rows()]
+        quoted = [
+            ",".join('"' + cell.replace('"', '""') + '"' for cell in line)
+            for line in [HEADS, *rows]
+        ]
+        return "\n".join(quoted) + "\n"
+
+    def trace(self) -> str:
+        """The run as JSON that chrome://tracing and ui.perfetto.dev show."""
+        spans = [_span(c.name, "kernel", c.start, c.duration, _details(c)) for c in self.calls]
+        spans += [_span(name, "function", at, end - at, {}) for name, at, end in self.frames]
+        return json.dumps({"traceEvents": spans, "displayTimeUnit": "ns"})
+
+    def __str__(self) -> str:
+        return "\n".join([self.table(), *self.regions, *self.warnings()])
+
+    def warnings(self) -> list[str]:
+        """A line for each kernel of integers that the model of kernels has for slower than its
+        floats."""
+        rows = [row for row in self.rows() if row.over_floats]
+        return [
+            f"{row.title or row.name} {row.source}: by the model {row.over_floats} times as long as"
+            f" the same product of floats; leave the layer in floats"
+            for row in rows
+        ]
+
+    def flame(self) -> str:
+        """The run as a flame chart, SVG: time to the right, functions on top of their kernels."""
+        bars = [Bar(name, at, end - at, is_function=True) for name, at, end in self.frames]
+        kernels = (Bar(c.title or c.name, c.start, c.duration, c.source) for c in self.calls)
+        return flame([*bars, *kernels])
+
+    def _repr_html_(self) -> str:
+        rows = [*map(self.cells, self.rows()), self.sums()]
+        shown = table(HEADS, rows, numbers=frozenset(range(len(HEADS))) - TEXTS)
+        return shown + folded("flame chart", self.flame(), is_open=True)
+
+
+HEADS = ("kernel", "source", "calls", "us", "share", "GFLOP/s", "GB/s", "of peak", "arguments")
+TEXTS = frozenset((0, 1, 8))
+"""The columns that hold text."""
+
+
+def _row(calls: Sequence[KernelCall]) -> Row:
+    sources = list(dict.fromkeys(c.source for c in calls if c.source))
+    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+    return Row(
+        calls[0].name,
+        sources[0] + more if sources else "",
+        " ".join(map(str, calls[0].arguments)),
+        len(calls),
+        sum(c.duration for c in calls),
+        sum(c.flops for c in calls),
+        sum(c.nbytes for c in calls),
+        calls[0].title,
+        calls[0].is_scalar,
+        max(c.nbytes for c in calls),
+        any(c.is_general for c in calls),
+        frozenset(a.dtype for a in calls[0].arguments),
+        calls[0].over_floats,
+    )
+
+
+def _span(name: str, kind: str, start: int, duration: int, args: Mapping[str, object]) -> object:
+    times = {"ts": start / 1e3, "dur": duration / 1e3, "pid": 0, "tid": 0}
+    return {"name": name, "cat": kind, "ph": "X", **times, "args": args}
+
+
+def _details(call: KernelCall) -> dict[str, object]:
+    return {
+        "source": call.source,
+        "at": f"{call.function}:{call.instruction}",
+        "arguments": [str(a) for a in call.arguments],
+        "FLOPs": call.flops,
+        "bytes": call.nbytes,
+    }
+
+
+NO_TIERS: Mapping[str, str] = {}
+
+
+def profile(
+    executable: Executable,
+    function: str,
+    arguments: Sequence[object],
+    warm_up: int = 1,
+    peak: Peak | None = None,
+    tiers: Mapping[str, str] = NO_TIERS,
+) -> Report:
+    """Run a function and report where its time went.
+
+    Runs `warm_up` times before, in full. Each instruction is timed, which costs some 50 ns. `tiers`
+    has "general" for kernels that are so for now. Raises what the run raises.
+    """
+    module = get_global_func("ek.executable.module")(executable)
+    assert isinstance(module, Module)
+    for _ in range(warm_up):
+        module[function](*arguments)
+    found = module["profile"](executable.index(function), MAX_EVENTS, *arguments)
+    return report_of(executable, found, num_threads(), peak, tiers)
+
+
+def report_of(
+    executable: Executable,
+    found: object,
+    threads: int,
+    peak: Peak | None = None,
+    tiers: Mapping[str, str] = NO_TIERS,
+) -> Report:
+    """The report of what the function `profile` of an executable's module gave, here or on another
+    machine."""
+    result, counts, events = cast("tuple[object, bytes, bytes]", found)
+    reader = _Reader(executable, tiers)
+    calls, frames = reader.events(np.frombuffer(events, np.int64).tolist())
+    times = reader.instructions(np.frombuffer(counts, np.int64).reshape(-1, 2).tolist())
+    regions = cast("Sequence[str]", executable.metadata.get("regions", ()))
+    return Report(tuple(calls), tuple(times), tuple(frames), result, threads, peak, tuple(regions))
+
+
+class _Reader:
+    """Gives the numbers of a profile their names."""
+
+    def __init__(self, executable: Executable, tiers: Mapping[str, str]) -> None:
+        metadata = executable.metadata
+        self.tiers = tiers
+        self.functions = executable.globals
+        self.params = {name: executable.params(name) for name in self.functions}
+        self.primitives = executable.primitives
+        self.devices = executable.devices
+        self.code = {name: list(instructions(executable.code(name)[1])) for name in self.functions}
+        self.words = {name: executable.code(name)[1] for name in self.functions}
+        self.kernels = cast("dict[str, dict[str, object]]", metadata.get("kernels", {}))
+        self.sources = sources(executable)
+
+    def instructions(self, counts: Sequence[Sequence[int]]) -> Iterator[InstructionTime]:
+        """The counts of all instructions, those that ran."""
+        left = iter(counts)
+        for function, code in self.code.items():
+            for number, (_, opcode) in enumerate(code):
+                count, duration = next(left)
+                if count:
+                    yield InstructionTime(function, number, opcode.name, count, duration)
+
+    def events(self, words: Sequence[int]) -> tuple[list[KernelCall], list[tuple[str, int, int]]]:
+        """The calls of kernels, and the frames of functions."""
+        calls: list[KernelCall] = []
+        frames: list[tuple[str, int, int]] = []
+        open_frames: list[tuple[str, int]] = []
+        at = 0
+        while at < len(words):
+            if words[at] == Event.CALL:
+                call, at = self._call(words, at + 1)
+                calls.append(call)
+                continue
+            if words[at] == Event.PLACE:
+                call, at = self._placed(words, at + 1)
+                calls.append(call)
+                continue
+            name, time = self.functions[words[at + 1]], words[at + 2]
+            if words[at] == Event.ENTER:
+                open_frames.append((name, time))
+            elif open_frames:
+                frames.append((*open_frames.pop(), time))
+            at += 3
+        return calls, frames
+
+    def _call(self, words: Sequence[int], at: int) -> tuple[KernelCall, int]:
+        function, number, start, duration, n = words[at : at + 5]
+        at += 5
+        arguments = []
+        for _ in range(n):
+            argument, at = _argument(words, at)
+            arguments.append(argument)
+        caller = self.functions[function]
+        place, opcode = self.code[caller][number]
+        name = self._name(opcode, self.words[caller][place:])
+        source = self.sources.get((caller, number), "")
+        known = self.kernels.get(name, {})
+        values = _sizes(known, arguments)
+        call = KernelCall(
+            caller, number, name, source, start, duration, tuple(arguments),
+            _evaluated(known.get("flops"), values) or 0,
+            _moved(known, arguments, values),
+            short_name(cast("Sequence[str]", known.get("operators", ()))) or name,
+            known.get("vectors") is False,
+            self.tiers.get(name) == "general",
+            str(known.get("over_floats", "")),
+        )  # fmt: skip
+        return call, at
+
+    def _placed(self, words: Sequence[int], at: int) -> tuple[KernelCall, int]:
+        """An argument that was copied to where the program takes it."""
+        function, index, place, start, duration = words[at : at + 5]
+        argument, at = _argument(words, at + 5)
+        caller = self.functions[function]
+        name = f"device_copy argument -> {self.devices[place]}"
+        source = f"'{self.params[caller][index]}'"
+        call = KernelCall(
+            caller, -1, name, source, start, duration, (argument,), 0, argument.nbytes, name
+        )
+        return call, at
+
+    def _name(self, opcode: Opcode, words: Sequence[int]) -> str:
+        """The primitive that an instruction calls; of a copy, from where to where."""
+        if opcode.name == "DeviceCopy":
+            return f"device_copy {self.devices[words[4]]} -> {self.devices[words[3]]}"
+        return self.primitives[words[1 + opcode.operands.index("packed_index")]]
+
+
+TITLE = 32
+"""Characters of the longest name of a kernel in a table."""
+
+
+def short_name(operators: Sequence[str]) -> str:
+    """A kernel by its operators: `dense_pack+add+relu`, in few characters; empty for none."""
+    names = [name.rpartition(".")[2].removeprefix("contrib_") for name in operators]
+    names = [name.partition("_without_")[0] for name in names]
+    whole = "+".join(names)
+    if len(whole) <= TITLE:
+        return whole
+    left = len(names) - 1
+    shown = names[0][: TITLE - 4]
+    while left and len(f"{shown}+{names[len(names) - left]}+{left - 1}") <= TITLE:
+        shown, left = f"{shown}+{names[len(names) - left]}", left - 1
+    return f"{shown}+{left}" if left else shown
+
+
+def _sizes(known: Mapping[str, object], arguments: Sequence[Argument]) -> dict[str, int]:
+    """The values of the symbols of a kernel, by its arguments."""
+    values: dict[str, int] = {}
+    shapes = cast("Sequence[Sequence[str]]", known.get("params", ()))
+    for dims, argument in zip(shapes, arguments, strict=False):
+        values |= dict(zip(dims, argument.shape or (), strict=False))
+    return values
+
+
+def _evaluated(text: object, values: Mapping[str, int]) -> int | None:
+    """The value of what metadata say of a kernel; None where they say nothing."""
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        return evaluate(text, values)
+    except ValueError:
+        return None
+
+
+def _moved(
+    known: Mapping[str, object], arguments: Sequence[Argument], values: Mapping[str, int]
+) -> int:
+    """Bytes that a kernel moves if it touches once what it reads of its arguments."""
+    if not known:  # a function of shapes: it looks at no element but those that it writes
+        arguments = arguments[-1:]
+    reads = cast("Sequence[str]", known.get("reads", ()))
+    total = 0
+    for index, argument in enumerate(arguments):
+        read = _evaluated(reads[index], values) if index < len(reads) else None
+        count = prod(argument.shape or ())
+        share = 1.0 if read is None or count == 0 else min(1.0, read / count)
+        total += int(argument.nbytes * share)
+    return total
+
+
+def _argument(words: Sequence[int], at: int) -> tuple[Argument, int]:
+    dtype, ndim = words[at], words[at + 1]
+    code, bits = divmod(dtype, 256)
+    name = _DTYPES.get(code, f"dtype{code}_")
+    text = name if name == "bool" else f"{name}{bits}"
+    if ndim < 0:
+        return Argument(text, None, 8), at + 2
+    shape = tuple(words[at + 2 : at + 2 + ndim])
+    return Argument(text, shape, (prod(shape) * bits + 7) // 8), at + 2 + ndim
+
+
+def instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
+    """(first word, kind) of each instruction of a function's code."""
+    at = 0
+    while at < len(words):
+        opcode = OPCODES[words[at]]
+        yield at, opcode
+        at += 1
+        n = 0
+        for letter in opcode.format:
+            if letter == "n":
+                n = words[at]
+            at += operand_words(letter, n)
+
+
+def tensors(executable: Executable) -> dict[str, tuple[str, int]]:
+    """Tensor of the model -> the node that makes it, and which of its outputs it is; of those that
+    are made by an instruction, not inside a kernel.
+    """
+    table = cast("dict[str, list[object]]", executable.metadata.get("tensors", {}))
+    return {name: (str(node), cast(int, at)) for name, (node, at) in table.items()}
+
+
+def sources(executable: Executable) -> dict[tuple[str, int], str]:
+    """(function, instruction) -> the node of the model it was made from, where that is known."""
+    table = cast("dict[str, list[tuple[int, str]]]", executable.metadata.get("sources", {}))
+    return {(function, at): text for function, rows in table.items() for at, text in rows}

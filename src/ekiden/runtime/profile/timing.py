@@ -1,0 +1,115 @@
+"""How long a function takes: repeated runs, and their statistics."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+import numpy as np
+
+GROWTH = 1.618
+"""By how much the number of calls grows at least while a repeat is too short; TVM's constant."""
+LEAST_TURNS = 3
+
+
+class BenchmarkResult(NamedTuple):
+    """Seconds of one call, as measured by each repeat."""
+
+    results: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean of the repeats."""
+        return float(np.mean(self.results))
+
+    @property
+    def median(self) -> float:
+        """The median of the repeats, the figure to quote: interruptions do not move it."""
+        return float(np.median(self.results))
+
+    @property
+    def min(self) -> float:
+        """The fastest repeat."""
+        return min(self.results)
+
+    @property
+    def max(self) -> float:
+        """The slowest repeat."""
+        return max(self.results)
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the repeats."""
+        return float(np.std(self.results))
+
+    def __str__(self) -> str:
+        names = ("mean", "median", "max", "min", "std")
+        heads = "".join(f"{name + ' (ms)':>14}" for name in names)
+        values = "".join(f"{getattr(self, name) * 1e3:14.4f}" for name in names)
+        return f"Execution time summary:\n{heads}\n{values}"
+
+
+def least_in_turns(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+    """The least time of a run of each, in seconds, taken in turns for so many seconds each and
+    LEAST_TURNS at least, after one that is not counted: what slows all slows none more. A run is
+    over when what it gives is there, on whatever device."""
+    wait_for = import_module("ekiden.runtime.binding._core").wait_for  # which imports this file
+    least = [math.inf] * len(runs)
+    for run in runs:
+        wait_for(run())
+    until = time.perf_counter() + seconds * len(runs)
+    count = 0
+    while time.perf_counter() < until or count < LEAST_TURNS:
+        count += 1
+        for at, run in enumerate(runs):
+            start = time.perf_counter()
+            wait_for(run())
+            least[at] = min(least[at], time.perf_counter() - start)
+    return least
+
+
+class Evaluator(NamedTuple):
+    """Measures a function with the arguments it is called with. `Module.time_evaluator` makes it.
+
+    Calls once to warm up, then `repeat` times `number` calls in a row. `number` grows until a
+    repeat takes `min_repeat_ms`.
+    """
+
+    run: Callable[[tuple[object, ...], int], float]
+    """Seconds of so many calls with these arguments."""
+    prepare: Callable[..., object] | None
+    """Called with the arguments before each repeat, outside the time."""
+    number: int
+    repeat: int
+    min_repeat_ms: int
+    limit_zero_time_iterations: int
+    cooldown_interval_ms: int
+    repeats_to_cooldown: int
+
+    def __call__(self, *args: object) -> BenchmarkResult:
+        """Run the function and return the times."""
+        self.run(args, 1)
+        results = []
+        number = self.number
+        for i in range(self.repeat):
+            number, seconds = self._repeat(args, number)
+            results.append(seconds / number)
+            if self.cooldown_interval_ms > 0 and (i + 1) % self.repeats_to_cooldown == 0:
+                time.sleep(self.cooldown_interval_ms / 1e3)
+        return BenchmarkResult(tuple(results))
+
+    def _repeat(self, args: tuple[object, ...], number: int) -> tuple[int, float]:
+        """One repeat: the number of calls it took in the end, and their seconds."""
+        zeros = 0
+        while True:
+            if self.prepare is not None:
+                self.prepare(*args)
+            seconds = self.run(args, number)
+            zeros += seconds == 0
+            if seconds * 1e3 >= self.min_repeat_ms or zeros >= self.limit_zero_time_iterations:
+                return number, seconds
+            wanted = self.min_repeat_ms / 1e3 / (seconds / number) + 1 if seconds > 0 else 0
+            number = int(max(wanted, number * GROWTH + 1))

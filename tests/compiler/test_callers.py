@@ -1,0 +1,149 @@
+"""Many models and many callers in one process: results, memory under a cap, calls waited for
+later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay, runtime
+from ekiden.ir.prim import SizeVar
+from ekiden.relay.expr import Function
+from ekiden.runtime.errors import InputError, MemoryLimitError
+from ekiden.runtime.executable.executable import Executable
+
+CALLERS = 8
+N = SizeVar("n")
+
+
+def model(width: int, executor: str) -> Executable:
+    rng = np.random.default_rng(width)
+    x = relay.var("x", shape=(N, width))
+    ends = []
+    for _ in range(2):
+        y = x
+        for _ in range(3):
+            weight = rng.standard_normal((width, width)).astype("float32") / np.float32(width)
+            y = relay.nn.softmax(relay.nn.dense(y, relay.const(weight)))
+        ends.append(y)
+    module = ekiden.IRModule.from_expr(Function([x], relay.concatenate(ends, axis=0)))
+    return ekiden.compile(module, executor=executor)
+
+
+@pytest.fixture(scope="module")
+def models() -> list[Executable]:
+    return [model(32, "vm"), model(48, "async"), model(64, "vm"), model(80, "async")]
+
+
+@pytest.fixture
+def no_limit_afterwards() -> Iterator[None]:
+    before = runtime.memory_limit()
+    yield
+    runtime.memory_limit(before)
+
+
+def inputs(models: list[Executable], rows: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(rows)
+    widths = [int(each.inputs[0].shape[1]) for each in models]
+    return [rng.standard_normal((rows, width)).astype("float32") for width in widths]
+
+
+def test_threads_share_models(models: list[Executable]) -> None:
+    given = {rows: inputs(models, rows) for rows in (1, 7, 150)}
+    expected = {
+        rows: [m(x).numpy() for m, x in zip(models, xs, strict=True)] for rows, xs in given.items()
+    }
+
+    def call(caller: int) -> None:
+        rng = np.random.default_rng(caller)
+        for _ in range(40):
+            at, rows = int(rng.integers(len(models))), int(rng.choice([1, 7, 150]))
+            got = models[at](given[rows][at])
+            np.testing.assert_array_equal(got.numpy(), expected[rows][at])
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        list(pool.map(call, range(CALLERS)))
+
+
+@pytest.mark.usefixtures("no_limit_afterwards")
+def test_the_cap_holds_for_all_callers(models: list[Executable]) -> None:
+    rows = 3000
+    given = inputs(models, rows)
+    expected = [m(x).numpy() for m, x in zip(models, given, strict=True)]
+    results = max(each.nbytes for each in expected)
+    runtime.trim_pools()
+    limit = runtime.memory_stats().held + 6 * results
+    runtime.memory_limit(limit)
+
+    def call(caller: int) -> tuple[int, int]:
+        done = refused = 0
+        for i in range(12):
+            at = (caller + i) % len(models)
+            try:
+                got = models[at](given[at])
+            except MemoryLimitError:
+                refused += 1
+            else:
+                done += 1
+                np.testing.assert_array_equal(got.numpy(), expected[at])
+                del got
+            assert runtime.memory_stats().held <= limit
+        return done, refused
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        done, refused = np.sum(list(pool.map(call, range(CALLERS))), axis=0)
+    assert done > 0 and done + refused == CALLERS * 12
+    runtime.memory_limit(0)
+    for exe, x, y in zip(models, given, expected, strict=True):
+        np.testing.assert_array_equal(exe(x).numpy(), y)
+
+
+@pytest.mark.usefixtures("no_limit_afterwards")
+def test_a_run_beyond_the_cap_is_an_error_and_the_next_one_is_not(models: list[Executable]) -> None:
+    (_, asynchronous, *_), (_, few, *_) = models, inputs(models, 2)
+    _, many, *_ = inputs(models, 100_000)
+    expected = asynchronous(few).numpy()
+    gc.collect()  # what goes meanwhile would make room
+    runtime.memory_limit(runtime.memory_stats().in_use + 4_000_000)
+    with pytest.raises(MemoryLimitError):
+        asynchronous(many)
+    np.testing.assert_array_equal(asynchronous(few).numpy(), expected)
+
+
+def test_runs_are_waited_for_later(models: list[Executable]) -> None:
+    exe, x = models[0], inputs(models, 5)[0]
+    expected = exe(x).numpy()
+    futures = [exe.run_async(x) for _ in range(20)]
+    for future in futures:
+        np.testing.assert_array_equal(future.result().numpy(), expected)  # type: ignore[attr-defined]
+
+    async def wait() -> object:
+        return await asyncio.wrap_future(exe.run_async(x=x))
+
+    np.testing.assert_array_equal(np.asarray(asyncio.run(wait())), expected)
+    with pytest.raises(InputError, match="expected 1 inputs"):
+        exe.run_async(x, x).result()
+
+
+def test_what_a_program_froze_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python goes through all of it to count it: tens of milliseconds, of each model compiled. What
+    the test run has collected is frozen."""
+    counts: list[int] = []
+    count = gc.get_freeze_count
+
+    def counted() -> int:
+        counts.append(count())
+        return counts[-1]
+
+    monkeypatch.setattr(gc, "get_freeze_count", counted)
+    x = relay.var("x", shape=(3,))
+    for body in (relay.nn.relu(x), relay.exp(x), relay.tanh(x)):
+        ekiden.compile(relay.IRModule.from_expr(Function((x,), body, None)))
+    assert len(counts) <= 1 and count() > 0

@@ -1,0 +1,96 @@
+"""Arguments that hold arrays, found by the names of inputs, without their framework."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import ekiden
+from ekiden import relay
+from ekiden.frontend.common.imported import ImportedModule
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.executable.nested import Leaf, Nesting
+
+NAMES = ("params['n'][2]", "params['w'][0]", "params['w'][1]", "x", "state.step", "state.w")
+
+
+class State(NamedTuple):
+    step: object
+    w: object
+
+
+def executable() -> ekiden.Executable:
+    """Return a program of one number for each of NAMES, which it gives back."""
+    variables = [relay.var(f"v{i}", relay.TensorType((), "float32")) for i in range(len(NAMES))]
+    doubled = [relay.op.add(v, v) for v in variables]
+    module = ekiden.IRModule({"main": relay.Function(variables, relay.Tuple(doubled))})
+    outputs = tuple(f"out{i}" for i in range(len(NAMES)))
+    return ekiden.compile(
+        ImportedModule(module, input_names=NAMES, output_names=outputs).as_module()
+    )
+
+
+def numbers(results: Any) -> list[float]:  # noqa: ANN401
+    return [float(np.asarray(result)) for result in results]
+
+
+def leaf(number: float) -> Any:  # noqa: ANN401
+    return np.float32(number)
+
+
+PARAMS = {"w": [leaf(2), leaf(3)], "n": {2: leaf(1)}}
+STATE = State(leaf(5), leaf(6))
+WANTED = [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
+
+
+def test_arguments_are_taken_apart_by_the_names_of_inputs(tmp_path: Path) -> None:
+    made = executable()
+    made.save(tmp_path / "nested.eki")
+    for each in (made, ekiden.load(tmp_path / "nested.eki")):
+        x = np.asarray(leaf(4))
+        assert numbers(each(PARAMS, x, STATE)) == WANTED
+        assert numbers(each(PARAMS, x, STATE, None)) == WANTED
+        assert numbers(each(PARAMS, {}, x, SimpleNamespace(step=leaf(5), w=leaf(6)))) == WANTED
+        assert numbers(each(PARAMS, state=STATE, x=x)) == WANTED
+        assert numbers(each(*map(leaf, range(1, 7)))) == WANTED
+        assert numbers(each.run_async(PARAMS, x, STATE).result()) == WANTED
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "message"),
+    [
+        ((PARAMS, leaf(4)), {}, r"expected 3 arguments \('params', 'x', 'state'\), got 2"),
+        ((PARAMS, leaf(4), STATE, leaf(1)), {}, r"expected 3 arguments .*, got 4"),
+        (({"w": [leaf(2), leaf(3)]}, leaf(4), STATE), {},
+         r"\"params\['n'\]\[2\]\" is missing: 'params' is a dict without \['n'\]"),
+        (({**PARAMS, "q": leaf(1)}, leaf(4), STATE), {}, r"no input \"params\['q'\]\""),
+        ((PARAMS, leaf(4), STATE), {"y": leaf(1)}, "no argument is named 'y'"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_does_not_fit_is_named(
+    args: tuple[object, ...], named: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        executable()(*args, **named)
+
+
+def test_names_say_places() -> None:
+    assert Leaf.of("a['it''s']") is None or Leaf.of('a["it\'s"]') is not None
+    found = Leaf.of("a['b.c'][0].d")
+    assert found is not None
+    assert [key for _, key in found.steps] == ["b.c", 0, None]
+    for name in ("input.1", "onnx::Add_0", "a[<flat index 0>]x", "x:0", ""):
+        assert Leaf.of(name) is None
+    assert Nesting.of(["x", "y"]) is None
+    assert Nesting.of(["input.1", "p['w']"]) is None
+
+
+def test_names_with_dots_alone_leave_lists_as_they_are() -> None:
+    nesting = Nesting.of(["encoder.ids", "encoder.mask"])
+    assert nesting is not None
+    assert not nesting.is_meant([[1, 2], {"a": 1}], {})
+    assert nesting.is_meant([SimpleNamespace(ids=1, mask=2)], {})
