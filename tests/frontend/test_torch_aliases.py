@@ -31,6 +31,11 @@ def test_random_programs_share_memory_as_eager_does(count: int) -> None:
     assert not {number: found for number, found in finds.items() if found}
 
 
+@pytest.mark.parametrize("number", [609, 1693])
+def test_backward_graphs_compile_whose_sizes_come_as_expressions(number: int) -> None:
+    assert check(2, number) == []
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda x: x.clone(), lambda x: x + 0, lambda x: x.repeat(1), lambda x: x * 1],

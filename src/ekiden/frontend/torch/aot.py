@@ -69,6 +69,7 @@ class _Import(Importer):
         nodes = self.graph.inputs
         inputs = [n for at, n in enumerate(nodes) if at not in frozen]
         self.name_symbols(inputs)
+        self.name_expressions([n for n in inputs if n.users])
         taken: list[Argument] = []
         for at, node in enumerate(nodes):
             if at in frozen:

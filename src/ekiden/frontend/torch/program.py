@@ -109,6 +109,17 @@ class Importer:
                     shown = names.get(symbol, f"{node.name}_dim{axis}_root")
                     self.symbols.known[symbol] = self.scope.symbol(shown)
 
+    def name_expressions(self, nodes: Sequence[torch.fx.Node]) -> None:
+        """Give names to dimensions made of symbols that no input has: `(n + 1) // 2` where a
+        backward graph is not given `n`."""
+        metas = [node.meta.get("val") for node in nodes]
+        given = {plain_name(meta) for meta in metas}  # numbers that are inputs
+        for node, meta in zip(nodes, metas, strict=True):
+            for axis, size in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):
+                if not self.symbols.has(size) and not given.issuperset(self.symbols.names(size)):
+                    shown = f"{node.name}_dim{axis}"
+                    self.symbols.name(size, shown, self.scope.symbol(shown))
+
     def input(self, node: torch.fx.Node, name: str) -> object:
         """What an input stands for: a parameter of main, or a number it was traced with. Raises
         UnsupportedError, which names it, for a type without tensors here."""
@@ -148,14 +159,14 @@ class Importer:
         return self._tensor(name, TensorType(self.symbols.shape(meta.shape), dtype))
 
     def _size(self, name: str, meta: torch.SymInt) -> object:
-        """A size that is an input: that of a tensor where one has it, else the number given."""
-        symbol = plain_name(meta)
-        if symbol is not None and symbol not in self.symbols.known:
+        """A size that is an input: that of a tensor where one has it, else the number given, also
+        for one made of a size that no input has, as backward graphs get `(n + 1) // 2` alone."""
+        if not self.symbols.has(meta):
             value = self.main.tensor(name, TensorType((), "int64"))
             vector = self.scope.spanned(op.reshape(self.scope.expr(value), (1,)))
             found = sizes.dims(self.scope, Value(self.scope.typed(vector), expr=vector))
             assert found is not None
-            self.symbols.known[symbol] = as_dim(found[0])
+            self.symbols.name(meta, name, as_dim(found[0]))
             self.of_data.update(free_vars(as_dim(found[0])))
         return self.symbols.scalar(meta)
 

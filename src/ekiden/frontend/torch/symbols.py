@@ -104,8 +104,9 @@ class Symbols:
 
     def __init__(self) -> None:
         self.known: dict[str, PrimExpr] = {}
-        self.numbers: dict[sympy.Symbol, sympy.Number] = {}
-        """Those that are elements of constants: what is made of them alone is a number."""
+        self.numbers: dict[sympy.Basic, sympy.Basic] = {}
+        """Symbols that are elements of constants: what is made of them alone is a number. And
+        expressions that an input gives as a whole, by the symbol that stands for each."""
 
     def give(self, value: object, number: float) -> bool:
         """Note that a symbol is a number; False for what is no symbol."""
@@ -118,9 +119,21 @@ class Symbols:
         )
         return True
 
+    def name(self, value: int | torch.SymInt, name: str, dim: PrimExpr) -> None:
+        """Let a size, a symbol or made of some, be a dimension from here on."""
+        assert isinstance(value, torch.SymInt)
+        root = value.node.expr
+        symbol = root if isinstance(root, sympy.Symbol) else sympy.Symbol(f"size of {name}")
+        if symbol is not root:
+            self.numbers[root] = symbol
+        self.known[str(symbol)] = dim
+
     def has(self, value: object) -> bool:
-        """Whether all symbols of a size are known."""
-        return all(name in self.known for name in self.names(value))
+        """Whether all symbols of a size are known, but of what has a name as a whole."""
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return True
+        left = value.node.expr.xreplace(self.numbers).free_symbols
+        return all(str(symbol) in self.known for symbol in left)
 
     @staticmethod
     def names(value: object) -> list[str]:
