@@ -21,7 +21,7 @@ CACHED_ANSWER = {
     "ekiden",
     *(f"ekiden.{name}" for name in """
         compiler compiler.cache compiler.cache.artifacts compiler.cache.keys compiler.compile
-        compiler.time_limit
+        compiler.options compiler.time_limit
         frontend frontend.common frontend.common.options frontend.table
         ir ir.cache_layers ir.compiler_digest ir.extensions ir.hashes ir.installed ir.known
         ir.pass_context

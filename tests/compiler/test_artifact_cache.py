@@ -24,7 +24,7 @@ from ekiden.compiler import build
 from ekiden.compiler.cache.artifacts import ArtifactCache
 from ekiden.compiler.cache.keys import Request, file_digest, is_this_machine, request
 from ekiden.compiler.compile import compile_artifact
-from ekiden.frontend.common.options import NO_OPTIONS
+from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.onnx import register
 from ekiden.frontend.onnx.registry import TABLE
 from ekiden.ir import extensions
@@ -191,7 +191,7 @@ def test_a_file_written_meanwhile_is_not_what_was_compiled(
     compiles: Compiles, tmp_path: Path
 ) -> None:
     path = file_of(tmp_path / "a.onnx")
-    wanted = request(path, "llvm", NO_OPTIONS, "vm")
+    wanted = request(path, CompileOptions("llvm"))
     assert wanted is not None
     early = Request(wanted.digest, wanted.path, path.stat().st_mtime_ns - 1)
     assert ArtifactCache.default().put(early, build.compile_to_bytes(model()), ()) is None
@@ -206,9 +206,9 @@ def test_a_path_stays_that_of_the_folder_it_was_given_in(
         (tmp_path / name).mkdir()
         file_of(tmp_path / name / "a.onnx", proto)
     monkeypatch.chdir(tmp_path / "first")
-    wanted = request("a.onnx", "llvm", NO_OPTIONS, "vm")
+    wanted = request("a.onnx", CompileOptions("llvm"))
     monkeypatch.chdir(tmp_path / "second")
-    other = request("a.onnx", "llvm", NO_OPTIONS, "vm")
+    other = request("a.onnx", CompileOptions("llvm"))
     assert wanted is not None and other is not None
     assert wanted.digest() != other.digest()
     assert wanted.key(["a.onnx"]) != other.key(["a.onnx"])
@@ -225,7 +225,7 @@ def test_a_link_that_was_turned_meanwhile_is_not_what_was_compiled(
     end = "/a.onnx" if linked == "file" else ""
     link = tmp_path / "current"
     link.symlink_to(f"old{end}")
-    wanted = request(link if end else link / "a.onnx", "llvm", NO_OPTIONS, "vm")
+    wanted = request(link if end else link / "a.onnx", CompileOptions("llvm"))
     assert wanted is not None and wanted.is_current([])
     link.unlink()
     link.symlink_to(f"new{end}")
@@ -312,7 +312,7 @@ def test_an_artifact_of_more_than_a_quarter_of_the_limit_is_not_kept(tmp_path: P
 
 def test_code_for_other_machines_is_not_kept(compiles: Compiles, tmp_path: Path) -> None:
     for count in (1, 2):
-        made = compile_artifact(model(), "llvm -mcpu=neoverse-n1")
+        made = compile_artifact(model(), CompileOptions("llvm -mcpu=neoverse-n1"))
         assert isinstance(made, memoryview) and compiles.count == count
     assert kept(tmp_path) == []
 
@@ -409,7 +409,7 @@ def test_errors_are_those_of_compiling(
 def test_a_pipe_is_left_to_the_compiler(tmp_path: Path) -> None:
     """What can be read but once is not even opened, which would wait for a writer."""
     os.mkfifo(tmp_path / "pipe")
-    assert request(tmp_path / "pipe", "llvm", NO_OPTIONS, "vm") is None
+    assert request(tmp_path / "pipe", CompileOptions("llvm")) is None
 
 
 def test_a_digest_is_of_all_bytes(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ekiden.backend.graph.graph import Graph
 from ekiden.codegen.cache import KernelCache
 from ekiden.compiler.cache.artifacts import ArtifactCache
 from ekiden.compiler.cache.keys import request
-from ekiden.frontend.common.options import NO_OPTIONS
+from ekiden.compiler.options import CompileOptions
 from ekiden.ir import extensions
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.params import load_param_dict
@@ -102,7 +102,7 @@ def test_a_damaged_list_of_weight_files_is_a_miss(
 ) -> None:
     monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
     (tmp_path / "model.onnx").write_bytes(b"a model")
-    wanted = request(tmp_path / "model.onnx", "llvm", NO_OPTIONS, "vm")
+    wanted = request(tmp_path / "model.onnx", CompileOptions("llvm"))
     assert wanted is not None
     x = relay.var("x", shape=(2,))
     module = relay.IRModule.from_expr(relay.Function([x], x))

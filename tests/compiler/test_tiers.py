@@ -19,11 +19,12 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.kernels.tiers import Tiers
+from ekiden.backend.kernels import build as kernels_build
 from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.task import Task
 from ekiden.codegen.worker_process import Worker
 from ekiden.compiler import tiers
+from ekiden.compiler.build import GeneralProgram
 from ekiden.ir import IRModule
 from ekiden.ir.transfer import encode
 from ekiden.relay.interpreter import Interpreter
@@ -59,13 +60,13 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Kernels are not compiled in the background before this is called."""
-    go, finish = threading.Event(), Tiers.finish
+    go, finish = threading.Event(), GeneralProgram.finish
 
-    def wait(self: Tiers, *arguments: object) -> object:
+    def wait(self: GeneralProgram, *arguments: object) -> object:
         go.wait(NEVER)
         return finish(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Tiers, "finish", wait)
+    monkeypatch.setattr(GeneralProgram, "finish", wait)
     yield go.set
     go.set()
 
@@ -220,7 +221,7 @@ def test_an_error_is_told_by_its_class(
     def fail(*_: object) -> object:
         raise CompileError("no code today")
 
-    monkeypatch.setattr(Tiers, "_compile_rest", fail)
+    monkeypatch.setattr(kernels_build, "compile_rest", fail)
     with caplog.at_level(logging.ERROR):
         exe = quick()
         with pytest.raises(CompileError, match="no code today"):

@@ -16,7 +16,7 @@ from ekiden.backend.kernels.lower import Given
 from ekiden.backend.kernels.ranges import Range, ranges_of
 from ekiden.cli import main
 from ekiden.compiler.build import compile_to_bytes
-from ekiden.compiler.compile import records_config
+from ekiden.compiler.options import records_options
 from ekiden.compiler.tune import extract_tasks, profile_sizes
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import CompileError, EkidenError, InputError, LoadError
@@ -49,7 +49,7 @@ def test_what_was_found_is_what_kernels_are_chosen_by(
 
 
 def artifact(records: Records | None, decisions: dict[str, object] | None = None) -> bytes:
-    config = records_config(records) | {"kernels.decisions": decisions or {}}
+    config = records_options(records) | {"kernels.decisions": decisions or {}}
     with PassContext(config=config):
         return compile_to_bytes(model())
 
@@ -135,10 +135,10 @@ def test_the_environment_names_records(
     path = tmp_path / "r.json"
     found(task).write(path)
     monkeypatch.setenv("EKIDEN_RECORDS", str(path))
-    assert records_config(None)["kernels.records"] == {
+    assert records_options(None)["kernels.records"] == {
         task.key: [[[], "dense_pack", "rows=1 order=row"]]
     }
-    assert records_config(()) == {}
+    assert records_options(()) == {}
     monkeypatch.setenv("EKIDEN_RECORDS", str(tmp_path / "nothing.json"))
     with pytest.raises(FileNotFoundError, match="there are no such records"):
         ekiden.compile(model())

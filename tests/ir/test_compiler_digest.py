@@ -13,7 +13,7 @@ import ekiden
 from ekiden.codegen import cache
 from ekiden.compiler.cache import keys as artifact_key
 from ekiden.compiler.cache.keys import file_digest
-from ekiden.frontend.common.options import NO_OPTIONS
+from ekiden.compiler.options import CompileOptions
 from ekiden.ir import extensions, known
 from ekiden.ir.compiler_digest import compiler_digest, digest_of, sources
 from ekiden.ir.installed import version_of
@@ -84,7 +84,7 @@ def test_both_caches_have_it_in_their_keys(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
 
     def keys() -> tuple[str, str]:
-        made = artifact_key.request(b"a model", None, NO_OPTIONS, "vm")
+        made = artifact_key.request(b"a model", CompileOptions())
         assert made is not None
         return cache.compiler_folder(), made.digest()
 
@@ -134,9 +134,9 @@ def test_versions_are_those_of_the_library(name: str) -> None:
 
 def test_a_current_target_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extensions, "_FOREIGN", [])
-    plain = artifact_key.request(b"a model", None, NO_OPTIONS, "vm")
+    plain = artifact_key.request(b"a model", CompileOptions())
     with Target("llvm -mcpu=x86-64-v3"):
-        other = artifact_key.request(b"a model", None, NO_OPTIONS, "vm")
-    again = artifact_key.request(b"a model", "llvm", NO_OPTIONS, "vm")
+        other = artifact_key.request(b"a model", CompileOptions())
+    again = artifact_key.request(b"a model", CompileOptions("llvm"))
     assert plain is not None and other is not None and again is not None
     assert plain.digest() == again.digest() != other.digest()

@@ -130,7 +130,3 @@ def _said(error: BaseException, command: str) -> str:
         text = f"'{error.filename}': {(error.strerror or '').lower()}"
     notes = "; ".join(getattr(error, "__notes__", ()))
     return text + (f" ({notes})" if notes else "")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

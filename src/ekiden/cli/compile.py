@@ -10,28 +10,24 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 
 from ekiden.cli.micro_library import add_library, is_library, write_library
-from ekiden.cli.options import add_decisions, add_output, add_target, decisions_config, parse_shapes
-from ekiden.compiler.compile import compile_artifact, compile_fastest, records_config
+from ekiden.cli.options import add_decisions, add_output, add_target, decisions_of, parse_shapes
+from ekiden.compiler.compile import compile_artifact, compile_fastest
 from ekiden.compiler.export.library import format_of, write_artifact
+from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.pass_context import (
-    DENORMALS,
     DENORMALS_KINDS,
-    ENGINE,
-    FLOAT_REWRITES,
     FLOAT_REWRITES_KINDS,
-    PRECISION,
-    SIZE,
 )
 from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
-from ekiden.runtime import Device, Executable
+from ekiden.runtime import Device
 from ekiden.runtime.artifact.frame import file_of, metadata_of
 from ekiden.runtime.artifact.metadata import EXECUTORS, placement_text, tensor_infos
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import check_folder, write_text
 from ekiden.target import Target, TargetLike
-from ekiden.target.virtual_device import DeviceLike, Targets, with_bounds
+from ekiden.target.virtual_device import DeviceLike, Targets
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,21 +114,11 @@ def run(options: argparse.Namespace) -> int:
     format_of(options.output).check_compiler(options.output, options.cc)
     check_folder(options.output)
     started = time.perf_counter()
-    asked = ImportOptions(parse_shapes(options.shape) or None)
+    asked = _asked(options)
     timings = _timings(options)
-    config = decisions_config(options) | records_config(options.records)
-    if options.precision != "float32":
-        config[PRECISION] = options.precision
-    if options.size:
-        config[SIZE] = options.size
-    if options.byoc:
-        config[ENGINE] = options.byoc
-    if options.denormals != "keep":
-        config[DENORMALS] = options.denormals
-    if options.float_rewrites != "rounded":
-        config[FLOAT_REWRITES] = options.float_rewrites
-    with PassContext(config=config, instruments=[timings] if timings else []):
-        found = _compiled(options, asked)
+    with PassContext(config=asked.passes(), instruments=[timings] if timings else []):
+        compiled = compile_fastest if asked.devices else compile_artifact
+        found = compiled(options.model, asked)
     made = found if isinstance(found, memoryview) else file_of(found)
     write_artifact(made, options.output, cc=options.cc)
     with beside(options.output):
@@ -152,15 +138,26 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _compiled(options: argparse.Namespace, asked: ImportOptions) -> Executable | memoryview:
-    """The artifact, or what is measured to be the fastest where that is asked for."""
-    if not options.devices:
-        target = with_bounds(options.target or "llvm", options.bounds)
-        return compile_artifact(options.model, target, asked, options.executor)
-    if options.bounds:
+def _asked(options: argparse.Namespace) -> CompileOptions:
+    """Return what is asked of the compilation. Raises CompileError for options that do not go
+    together, or that have no such value."""
+    if options.devices and options.bounds:
         raise CompileError("--devices auto takes no --bounds")
-    devices = _devices_of(options.target or ())
-    return compile_fastest(options.model, devices, asked, options.executor, None)
+    targets = _devices_of(options.target or ()) if options.devices else options.target or "llvm"
+    return CompileOptions(
+        targets,
+        ImportOptions(parse_shapes(options.shape) or None),
+        executor=options.executor,
+        devices=options.devices,
+        bounds=options.bounds,
+        size=options.size,
+        denormals=options.denormals,
+        float_rewrites="" if options.float_rewrites == "rounded" else options.float_rewrites,
+        precision="" if options.precision == "float32" else options.precision,
+        byoc=options.byoc,
+        decisions=decisions_of(options),
+        records=options.records,
+    )
 
 
 def _devices_of(texts: Sequence[str]) -> Targets:

@@ -15,6 +15,7 @@ import ekiden
 from ekiden import rpc
 from ekiden.compiler.compile import compile_artifact
 from ekiden.compiler.export.library import FORMATS
+from ekiden.compiler.options import CompileOptions
 from ekiden.compiler.remote import RemoteExecutable
 from ekiden.frontend.table import is_model_file
 from ekiden.ir.op import Array
@@ -96,7 +97,7 @@ def open_remote(options: argparse.Namespace, path: str) -> RemoteExecutable:
     names.
     """
     if needs_compiling(path, options.target):
-        made = compile_artifact(path, options.target or "llvm")
+        made = compile_artifact(path, CompileOptions(options.target or "llvm"))
         data = made if isinstance(made, memoryview) else file_of(made)
     else:
         with named("read", path):
@@ -237,7 +238,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_decisions(parser: argparse.ArgumentParser) -> None:
-    """The argument `--decide`, as `decisions_config` takes it."""
+    """The argument `--decide`, as `decisions_of` takes it."""
     parser.add_argument(
         "--decide",
         action="append",
@@ -247,8 +248,8 @@ def add_decisions(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def decisions_config(options: argparse.Namespace) -> dict[str, object]:
-    """The options of a PassContext that `--decide` asks for. Raises InputError for a wrong text."""
+def decisions_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return what `--decide` fixes, by family, kernel or node. Raises InputError."""
     found: dict[str, str] = {}
     for text in options.decide:
         name, colon, choices = text.rpartition(":")
@@ -256,6 +257,12 @@ def decisions_config(options: argparse.Namespace) -> dict[str, object]:
             example = "'dense_pack: rows=6 order=row', each name once"
             raise InputError(f"read a decision: expected {example}, got '{text}'")
         found[name.strip()] = choices.strip()
+    return found
+
+
+def decisions_config(options: argparse.Namespace) -> dict[str, object]:
+    """Return the options of a PassContext that `--decide` asks for. Raises as `decisions_of`."""
+    found = decisions_of(options)
     return {DECISIONS: found} if found else {}
 
 

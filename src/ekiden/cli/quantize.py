@@ -12,6 +12,7 @@ import numpy as np
 from ekiden.cli.options import add_output
 from ekiden.compiler.compile import compile_artifact
 from ekiden.compiler.export.library import format_of, write_artifact
+from ekiden.compiler.options import CompileOptions
 from ekiden.compiler.quantize import quantize
 from ekiden.ir.op import Array
 from ekiden.quantization.plan import KINDS, QuantPlan, Recipe
@@ -95,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     if is_onnx:
         found.save(options.output)
     else:
-        made = compile_artifact(found.model, "llvm")
+        made = compile_artifact(found.model, CompileOptions("llvm"))
         written = made if isinstance(made, memoryview) else file_of(made)
         write_artifact(written, options.output, cc=options.cc)
     if options.plan_out:

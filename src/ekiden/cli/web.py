@@ -9,6 +9,7 @@ from pathlib import Path
 from ekiden.cli.options import FILE, is_artifact, parse_shapes
 from ekiden.compiler.compile import compile_artifact
 from ekiden.compiler.export.web import RUNTIME, THREADED, package_files, web_targets, write_site
+from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.runtime.artifact.frame import file_of
 from ekiden.runtime.errors import InputError
@@ -44,7 +45,9 @@ def run(options: argparse.Namespace) -> int:
             data = memoryview(Path(options.file).read_bytes())
     else:
         asked = ImportOptions(parse_shapes(options.shape) or None)
-        made = compile_artifact(options.file, web_targets(options.target or ()), asked)
+        made = compile_artifact(
+            options.file, CompileOptions(web_targets(options.target or ()), asked)
+        )
         data = made if isinstance(made, memoryview) else file_of(made)
     write_site(data, options.output, cc=options.cc)
     folder = Path(options.output)

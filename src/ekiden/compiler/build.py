@@ -6,17 +6,16 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, TypeAlias, cast
 
 from ekiden.backend.external import External, register_compiler
 from ekiden.backend.kernels.build import flush_asked
-from ekiden.backend.kernels.tiers import Tiers
+from ekiden.backend.kernels.tiers import Finishing, OnKernel
 from ekiden.backend.vm.compile import compile_variants
-from ekiden.backend.vm.module_kernels import ModuleKernels
-from ekiden.backend.vm.pipeline import optimize, with_own_kernels
+from ekiden.backend.vm.pipeline import Lowered, lower, lower_again
 from ekiden.codegen.build import generator_of
-from ekiden.codegen.parallel import Progress
+from ekiden.codegen.parallel import Cancellation, Progress
+from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.common.sum_value import is_sum
@@ -47,22 +46,17 @@ from ekiden.runtime.artifact.metadata import (
     TEXT,
     Dim,
 )
-from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.devices.engines import text_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import Writer
 from ekiden.runtime.late import import_late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.terminal import stderr_is_terminal
-from ekiden.target.virtual_device import Targets, compilation_config
+from ekiden.target.virtual_device import CompilationConfig, Targets, compilation_config
 
 Model: TypeAlias = str | os.PathLike[str] | bytes | IRModule | Function | Any
 """A path, bytes, a module, a function of Relay, or an object that a row of the table of frontends
 takes."""
-
-EXECUTORS = ("vm", "aot", "async")
-"""How an executable runs: its bytecode is interpreted, has native code beside it, or is interpreted
-with independent kernels at the same time."""
 
 
 def module_of(program: IRModule | Function) -> IRModule:
@@ -128,6 +122,8 @@ class Compiled:
     loaded and not kept."""
     files: mapped.Files
     """What weights are read from, to be checked when they were."""
+    general: GeneralProgram | None = None
+    """What is left to compile, where kernels are general."""
 
     def __len__(self) -> int:
         return self.artifact.size
@@ -148,14 +144,37 @@ class Compiled:
         self.files.check("compile")
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class GeneralProgram:
+    """A program with general kernels, which answers while their own code is compiled."""
+
+    forms: Mapping[str, bytes]
+    """The general forms, by the names of their kernels."""
+    lowered: Lowered
+    metadata: dict[str, object]
+    executor: str
+    files: mapped.Files
+
+    def finish(self, on_kernel: OnKernel, cancellation: Cancellation) -> Compiled:
+        """Return the artifact in which every kernel has its own code; `on_kernel` is given that of
+        each as soon as it is compiled. Raises what compiling raises, and CancelledError."""
+        code = self.lowered.kernels.kernels.code
+        finishing = Finishing(on_kernel, cancellation, code)
+        own = lower_again(self.lowered, finishing, self.executor == "async")
+        linked = compile_variants([(own, self.metadata)], is_native=self.executor == "aot")
+        cancellation.check()
+        return Compiled(linked.file, (), {}, self.files)
+
+
 def compile_to_bytes(
     model: Model,
     target: Targets = None,
     options: ImportOptions = NO_OPTIONS,
     executor: str = "vm",
 ) -> bytes:
-    """The bytes of the artifact that `compile` makes and `Executable.save` writes."""
-    return bytes(compile_model(model, target, options, executor).joined())
+    """Return the bytes of the artifact that `compile` makes and `Executable.save` writes."""
+    asked = CompileOptions(target, options, executor=executor)
+    return bytes(compile_model(model, asked).joined())
 
 
 REGION_MARKS = ("Compiler", "Primitive", "Inline", "global_symbol")
@@ -172,94 +191,64 @@ def _region_in_c(region: Function) -> str:
 register_compiler("ccompiler", External(_region_in_c))
 
 
-def compile_model(
-    model: Model,
-    target: Targets,
-    options: ImportOptions,
-    executor: str,
-    in_place: bool = True,
-    progress: Progress | None = None,
-    mod_name: str = "",
-    tiers: Tiers | None = None,
-) -> Compiled:
-    """Compile; arguments and errors are those of `compile`, `in_place` as in `pipeline`. `mod_name`
-    is the name of the factory of graph executors, "default" by default. With `tiers` kernels may be
-    general at first: `tiers.compile_own` then gives the artifact with their own code.
+def compile_model(model: Model, options: CompileOptions) -> Compiled:
+    """Compile, under the PassContext that `options.context` enters; errors are those of `compile`.
+    Of tier "quick" kernels may be general: `general` of what is returned gives them their own code.
     """
-    if executor not in EXECUTORS:
-        kinds = ", ".join(map(repr, EXECUTORS))
-        raise CompileError(f"compile: executor one of {kinds} expected, got {shown(executor)}")
-    config = compilation_config(target)
+    config = compilation_config(options.targets)
     for each in (*config.primitive_targets, *config.device_targets):
         generator_of(each, "compile")
     flushes = [flush_asked(each) for each in config.primitive_targets]
     with mapped.lending() as files:
-        module = import_model(model, options)
+        module = import_model(model, options.inputs)
     imported = ImportedModule.of(module)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
     module = _with_conditions(NameDimensions()(InferType()(module)))
-    described = describe(module)
-    targets = config.primitive_targets
-    regions: list[str] = []
+    metadata: dict[str, object] = {"executor": options.executor, "main": describe(module)}
     if PassContext.current().config.get(ENGINE):
-        module, regions = import_late("ekiden.compiler.engines").with_engine(module, target, config)
-    metadata: dict[str, object] = {
-        "executor": executor,
-        "weights": _weight_bytes(module),
-        "main": described,
-        "producer": f"ekiden {version_of('ekiden')}",
-    }
-    if regions:
-        metadata["regions"] = regions
-    if any(flushes):
-        metadata["denormals"] = "flush"
-    if mod_name:
-        metadata["mod_name"] = mod_name
-    if imported.states:
-        metadata["states"] = list(imported.states)
-    if imported.tensors:
-        metadata["tensors"] = {name: [node, at] for name, node, at in imported.tensors}
-    if config.device_targets:
-        metadata["device_targets"] = list(map(str, config.device_targets))
-    if len(targets) > 1:
-        metadata["variants"] = list(map(str, targets))
-    concurrent = executor == "async"
-    with _bar() if progress is None else nullcontext(progress) as bar:
-        kernels = [
-            ModuleKernels(t, bar, devices=config.device_targets_by(t), tiers=tiers) for t in targets
-        ]
-        prepared = (
+        with_engine = import_late("ekiden.compiler.engines").with_engine
+        module, regions = with_engine(module, options.targets, config)
+        metadata |= {"regions": regions} if regions else {}
+    metadata |= _about(module, imported, config, options)
+    metadata |= {"denormals": "flush"} if any(flushes) else {}
+    concurrent = options.executor == "async"
+    with _bar() if options.progress is None else nullcontext(options.progress) as bar:
+        variants = (
             (
-                optimize(module, made.target, config, in_place=in_place and not concurrent,
-                         kernels=made, concurrent=concurrent),
-                {**metadata, "target": str(made.target)},
-                made,
+                lower(module, target, config, in_place=options.in_place and not concurrent,
+                      concurrent=concurrent, tier=options.tier, progress=bar),
+                {**metadata, "target": str(target)},
             )
-            for made in kernels
+            for target in config.primitive_targets
         )  # fmt: skip
-        rows = prepared if tiers is None else list(prepared)  # which says whether any is general
-        is_general = tiers is not None and tiers.is_general
-        apart: dict[int, Array] = {}
-        code = compile_variants(
-            rows,
-            is_native=executor == "aot" and not is_general,
-            apart=apart if is_general else None,
-        )
-    if tiers is not None and is_general:
-        ((_, about, general),) = rows
-        tiers.compile_own = partial(_own_code, general, about, executor, files)
-    return Compiled(code, imported.weight_files, apart, files)
+        # one that may have general kernels is one variant, and is kept for their own code
+        kept = list(variants) if options.tier == "quick" else []
+        general = kept[0][0].kernels.kernels.general if kept else {}
+        is_native = options.executor == "aot" and not general
+        linked = compile_variants(kept or variants, is_native=is_native)
+    left: GeneralProgram | None = None
+    if linked.general:
+        ((lowered, about),) = kept
+        left = GeneralProgram(linked.general, lowered, about, options.executor, files)
+    return Compiled(linked.file, imported.weight_files, linked.apart, files, left)
 
 
-def _own_code(
-    general: ModuleKernels, metadata: dict[str, object], executor: str, files: mapped.Files
-) -> Compiled:
-    """The artifact of what was made with general kernels, with their own code."""
-    own = ModuleKernels(general.target, devices=general.devices, tiers=general.tiers)
-    module = with_own_kernels(general, own, concurrent=executor == "async")
-    made = compile_variants([(module, metadata, own)], is_native=executor == "aot")
-    return Compiled(made, (), {}, files)
+def _about(
+    module: IRModule, imported: ImportedModule, config: CompilationConfig, options: CompileOptions
+) -> dict[str, object]:
+    """Return what an artifact says of itself beside its inputs and outputs."""
+    found: dict[str, object] = {
+        "weights": _weight_bytes(module),
+        "producer": f"ekiden {version_of('ekiden')}",
+        "mod_name": options.mod_name,
+        "states": list(imported.states),
+        "tensors": {name: [node, at] for name, node, at in imported.tensors},
+        "device_targets": list(map(str, config.device_targets)),
+    }
+    if len(config.primitive_targets) > 1:
+        found["variants"] = list(map(str, config.primitive_targets))
+    return {key: value for key, value in found.items() if value or key == "weights"}
 
 
 def _with_conditions(module: IRModule) -> IRModule:

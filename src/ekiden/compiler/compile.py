@@ -10,29 +10,16 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ekiden import runtime
 from ekiden.compiler.cache.artifacts import ArtifactCache
 from ekiden.compiler.cache.keys import Request, is_this_machine, request
-from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
+from ekiden.compiler.options import DEFAULTS, CompileOptions
+from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.table import frontend_of
-from ekiden.ir.pass_context import (
-    DEBUG,
-    DECISIONS,
-    DENORMALS,
-    DENORMALS_KINDS,
-    ENGINE,
-    FLOAT_REWRITES,
-    FLOAT_REWRITES_KINDS,
-    INFO,
-    RECORDS,
-    SIZE,
-    PassContext,
-    phase,
-    with_options,
-)
+from ekiden.ir.pass_context import DEBUG, INFO, phase
 from ekiden.runtime import Device, environment
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.metadata import placement_text
@@ -48,7 +35,6 @@ LOG = LateLog(__name__)
 
 if TYPE_CHECKING:
     from ekiden import target as target_values
-    from ekiden.backend.kernels.tiers import Tiers
     from ekiden.codegen import worker_process
     from ekiden.codegen.parallel import Progress
     from ekiden.compiler import time_limit, unranked
@@ -154,71 +140,54 @@ def compile(
     LoadError where this machine cannot run the code, or has drivers and fewer devices than are
     asked for; `ekiden compile` and `export` write it all the same.
     """
-    _check_texts(
-        signature=signature, executor=executor, bounds=bounds, size=size, denormals=denormals,
-        tier=tier, byoc=byoc, devices=devices, float_rewrites=float_rewrites,
-    )  # fmt: skip
     target, example_inputs = _placed(model, given, target, example_inputs)
-    if tier not in TIERS:
-        raise CompileError(f"compile: tier 'full' or 'quick' expected, got {shown(tier)}")
-    if devices not in DEVICES:
-        raise CompileError(f"compile: devices 'auto' or '' expected, got {shown(devices)}")
-    if devices and (bounds or tier == "quick"):
-        raise CompileError("compile: devices 'auto' takes neither bounds nor tier 'quick'")
-    seconds = _time_limit(timeout)
-
-    def executable(shapes: Shapes | None) -> Executable:
-        """The executable for these shapes of inputs."""
-        asked = ImportOptions(shapes, example_inputs, example_kwargs, dynamic_shapes, signature)
-        upgrade: Upgrade | None = None
-        made: memoryview | runtime.Executable
-        with _chosen(size, denormals, decisions, records, byoc, float_rewrites):
-            to = virtual_device.with_bounds(target, bounds) if bounds else target
-            if not devices and not is_this_machine(to):  # `devices` says itself what is not here
-                check_here(each.device for each in virtual_device.compilation_config(to).devices)
-            if devices:
-                made = time_limit.call_within(
-                    seconds, lambda: compile_fastest(model, target, asked, executor, progress)
-                )
-            elif tier == "quick":
-                made, upgrade = time_limit.call_within(
-                    seconds, lambda: compile_quick(model, to, asked, executor, progress)
-                )
-            else:
-                made = compile_artifact(model, to, asked, executor, progress, seconds)
-        found = made if isinstance(made, runtime.Executable) else frame.executable_of(made)
-        try:
-            if num_threads is not None:
-                found.num_threads = num_threads
-            compiled = Executable(found, upgrade)
-            if compiled.placement:
-                LOG.log(INFO, "compile: %s", compiled.placement)
-            return compiled
-        except BaseException:
-            if upgrade is not None:
-                upgrade.stop()
-            raise
-
+    options = CompileOptions(
+        target, ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature),
+        executor=executor, tier=tier, devices=devices, bounds=bounds, size=size,
+        denormals=denormals, float_rewrites=float_rewrites, byoc=byoc, decisions=decisions,
+        records=records, num_threads=num_threads, timeout_s=timeout, progress=progress,
+    )  # fmt: skip
     try:
-        return executable(shape)
+        return _executable(model, options)
     except UnrankedInputError as error:
-        return unranked.UnrankedExecutable(
-            error.model_inputs,
-            error.model_outputs,
-            lambda ranks: executable({**(shape or {}), **ranks}),
-        )
+
+        def of_ranks(ranks: Shapes) -> Executable:
+            """The executable for shapes that say the ranks of all inputs."""
+            inputs = replace(options.inputs, shape={**(shape or {}), **ranks})
+            return _executable(model, replace(options, inputs=inputs))
+
+        return unranked.UnrankedExecutable(error.model_inputs, error.model_outputs, of_ranks)
 
 
-def _time_limit(timeout: float | None) -> float | None:
-    """Return the most seconds of a compilation, None for any. Raises CompileError for what is no
-    number above 0."""
-    seconds = environment.compile_timeout() if timeout is None else timeout
-    if seconds is None:
-        return None
-    given: object = seconds  # whatever the caller's types say
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
-        raise CompileError(f"compile: timeout: seconds above 0 expected, got {seconds!r}")
-    return float(seconds)
+def _executable(model: Model, options: CompileOptions) -> Executable:
+    """Return the executable that `compile` gives."""
+    upgrade: Upgrade | None = None
+    made: memoryview | runtime.Executable
+    with options.context():
+        targets = options.targets
+        # what `devices` measures says itself what is not here
+        if not options.devices and not is_this_machine(targets):
+            check_here(each.device for each in virtual_device.compilation_config(targets).devices)
+        if options.devices:
+            made = time_limit.call_within(options.limit_s, lambda: compile_fastest(model, options))
+        elif options.tier == "quick":
+            made, upgrade = time_limit.call_within(
+                options.limit_s, lambda: _compile_quick(model, options)
+            )
+        else:
+            made = compile_artifact(model, options)
+    program = made if isinstance(made, runtime.Executable) else frame.executable_of(made)
+    try:
+        if options.num_threads is not None:
+            program.num_threads = options.num_threads
+        compiled = Executable(program, upgrade)
+        if compiled.placement:
+            LOG.log(INFO, "compile: %s", compiled.placement)
+        return compiled
+    except BaseException:
+        if upgrade is not None:
+            upgrade.stop()
+        raise
 
 
 def export(
@@ -247,27 +216,23 @@ def export(
     arguments are those of `compile` and of `Executable.export_library`; an executable is written
     as it is. Raises ExportError for another suffix, before anything is compiled, and what they do.
     """
-    _check_texts(signature=signature, executor=executor, size=size, denormals=denormals)
+    asked = CompileOptions(
+        target, ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature),
+        executor=executor, size=size, denormals=denormals, float_rewrites=float_rewrites,
+        records=records, progress=progress,
+    )  # fmt: skip
     library.format_of(path)
     check_folder(path)
     if isinstance(model, Executable):
         model.wait()
         data: Bytes = late_bound.whole(model.raw)
     else:
-        asked = ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature)
-        with _chosen(size, denormals, records=records, float_rewrites=float_rewrites):
-            found = compile_artifact(model, target, asked, executor, progress)
-        data = frame.file_of(found) if isinstance(found, runtime.Executable) else found
+        with asked.context():
+            made = compile_artifact(model, asked)
+        data = frame.file_of(made) if isinstance(made, runtime.Executable) else made
         if placement := placement_text(frame.metadata_of(data)):
             LOG.log(INFO, "compile: %s", placement)
     library.write_artifact(data, path, cc=cc, options=options)
-
-
-def _check_texts(**options: object) -> None:
-    """Raise CompileError for an option that is no text."""
-    for name, value in options.items():
-        if not isinstance(value, str):
-            raise CompileError(f"compile: {name}: a text expected, got {shown(value)}")
 
 
 def _placed(
@@ -325,58 +290,6 @@ def _says_targets(each: object) -> bool:
         return all(map(_says_targets, each))
     targets = (target_values.Target, Device, target_values.VirtualDevice)
     return isinstance(each, (str, int, float, *targets, type(None)))
-
-
-SIZES = ("", "small")
-DEVICES = ("", "auto")
-TIERS = ("full", "quick")
-"""What a model is ready with: the code of its own of every kernel, or general kernels."""
-
-
-def _chosen(
-    size: str,
-    denormals: str,
-    decisions: Mapping[str, object] | None = None,
-    records: RecordsLike = None,
-    byoc: str = "",
-    float_rewrites: str = "",
-) -> AbstractContextManager[object]:
-    """The current context, with the options for the size of weights and for kernels."""
-    if size not in SIZES:
-        raise CompileError(f"compile: size 'small' or '' expected, got {shown(size)}")
-    if denormals not in DENORMALS_KINDS:
-        kinds = " or ".join(map(repr, DENORMALS_KINDS))
-        raise CompileError(f"compile: denormals {kinds} expected, got {shown(denormals)}")
-    if float_rewrites not in ("", *FLOAT_REWRITES_KINDS):
-        kinds = ", ".join(map(repr, FLOAT_REWRITES_KINDS))
-        raise CompileError(
-            f"compile: float_rewrites one of {kinds} expected, got {shown(float_rewrites)}"
-        )
-    config: dict[str, object] = {SIZE: size} if size else {}
-    if float_rewrites:
-        config[FLOAT_REWRITES] = float_rewrites
-    if denormals != "keep":
-        config[DENORMALS] = denormals
-    if byoc:
-        config[ENGINE] = byoc
-    if decisions is not None and not isinstance(decisions, Mapping):
-        raise CompileError(f"compile: decisions: a mapping expected, got {shown(decisions)}")
-    if decisions:
-        config[DECISIONS] = dict(decisions)
-    config |= records_config(records)
-    return with_options(config) if config else nullcontext()
-
-
-def records_config(records: RecordsLike) -> dict[str, object]:
-    """The options that records are; those of the environment where there are none given. Raises
-    OSError, LoadError, InputError for what holds none."""
-    if records is None:
-        if RECORDS in PassContext.current().config or not (given := environment.records()):
-            return {}
-        records = list(given)
-    reader = import_late("ekiden.tune.records")
-    found = reader.records_of(records).by_sizes()
-    return {RECORDS: found} if found else {}
 
 
 WORKER_MODULES = (
@@ -468,75 +381,46 @@ def _compiler() -> Any:  # noqa: ANN401
 
 
 def compile_artifact(
-    model: Model,
-    target: Targets,
-    options: ImportOptions = NO_OPTIONS,
-    executor: str = "vm",
-    progress: Progress | None = None,
-    seconds: float | None = None,
+    model: Model, options: CompileOptions = DEFAULTS
 ) -> memoryview | runtime.Executable:
-    """What `compile` makes: as it was found in the cache, or the bytes of the artifact, which need
-    not be for this machine. Raises CompileLimitError after `seconds`, or as many as the environment
-    says.
+    """Return what `compile` makes: as it was in the cache, or the bytes of the artifact, which need
+    not be for this machine. Raises CompileLimitError after `options.limit_s`.
     """
-    if seconds is None:
-        seconds = environment.compile_timeout()
-    return time_limit.call_within(
-        seconds, lambda: _artifact_of(model, target, options, executor, progress)
-    )
+    return time_limit.call_within(options.limit_s, lambda: _artifact_of(model, options))
 
 
-def _artifact_of(
-    model: Model,
-    target: Targets,
-    options: ImportOptions,
-    executor: str,
-    progress: Progress | None,
-) -> memoryview | runtime.Executable:
-    cache, wanted, found = _cached(model, target, options, executor)
-    if found is not None:
-        return found
+def _artifact_of(model: Model, options: CompileOptions) -> memoryview | runtime.Executable:
+    cache, wanted, cached = _cached(model, options)
+    if cached is not None:
+        return cached
     started = time.perf_counter()
-    made = _compiled(model, target, options, executor, progress)
-    return _kept(cache, wanted, made, started)
+    return _stored(cache, wanted, _compiled(model, options), started)
 
 
-def compile_fastest(
-    model: Model,
-    target: Targets,
-    options: ImportOptions,
-    executor: str,
-    progress: Progress | None,
-) -> runtime.Executable:
-    """What `compile` makes for the devices on which it runs fastest, as measured here."""
+def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable:
+    """Return what `compile` makes for the devices on which it runs fastest, as measured here."""
     auto = import_late("ekiden.compiler.auto_devices")
 
     def compiled(targets: Targets) -> runtime.Executable:
         """The executable for some targets, whose times are compared."""
-        made = compile_artifact(model, targets, options, executor, progress)
-        if isinstance(made, runtime.Executable):
-            return made
-        return frame.executable_of(made)
+        made = compile_artifact(model, replace(options, target=targets, devices=""))
+        return made if isinstance(made, runtime.Executable) else frame.executable_of(made)
 
-    found = auto.fastest(auto.candidates(target, model), compiled)
-    assert isinstance(found, runtime.Executable)
-    return found
+    fastest = auto.fastest(auto.candidates(options.target, model), compiled)
+    assert isinstance(fastest, runtime.Executable)
+    return fastest
 
 
-def compile_quick(
-    model: Model,
-    target: Targets,
-    options: ImportOptions,
-    executor: str,
-    progress: Progress | None,
+def _compile_quick(
+    model: Model, options: CompileOptions
 ) -> tuple[runtime.Executable | memoryview, Upgrade | None]:
-    """What `compile` makes with general kernels, and what follows the compilation of their own
-    code; None where there is none to be made. Raises CompileError for several targets, and for one
-    whose code this machine cannot run."""
-    cache, wanted, found = _cached(model, target, options, executor)
-    if found is not None:
-        return found, None
-    targets = virtual_device.compilation_config(target).primitive_targets
+    """Return what `compile` makes with general kernels, and what follows the compilation of their
+    own code; None where there is none to be made. Raises CompileError for several targets, and for
+    one whose code this machine cannot run."""
+    cache, wanted, cached = _cached(model, options)
+    if cached is not None:
+        return cached, None
+    targets = virtual_device.compilation_config(options.targets).primitive_targets
     if len(targets) != 1:
         raise CompileError(f"compile: tier 'quick' takes one target, got {len(targets)}")
     if not targets[0].code_host.serves(target_values.Target.host()):
@@ -544,11 +428,10 @@ def compile_quick(
             f"compile: tier 'quick' answers on this machine, which cannot run code for {targets[0]}"
         )
     _compiler()  # as a phase of its own, and without looking for garbage
-    tiers = import_late("ekiden.backend.kernels.tiers").Tiers()
     started = time.perf_counter()
-    made = _compiled(model, target, options, executor, progress, tiers)
-    if not tiers.is_general:
-        return _kept(cache, wanted, made, started), None
+    made = _compiled(model, options)
+    if made.general is None:
+        return _stored(cache, wanted, made, started), None
 
     def store(final: Compiled) -> runtime.Executable:
         """Return the final program, from the cache where that keeps it."""
@@ -559,51 +442,42 @@ def compile_quick(
     made.files.check("compile")
     _log_made(len(made), started)
     upgrade = import_late("ekiden.compiler.tiers").Upgrade
-    return raw, upgrade(raw, tiers, targets[0], store, WORKER_MODULES)
+    return raw, upgrade(raw, made.general, targets[0], store, WORKER_MODULES)
 
 
 def _cached(
-    model: Model, target: Targets, options: ImportOptions, executor: str
+    model: Model, options: CompileOptions
 ) -> tuple[ArtifactCache, Request | None, runtime.Executable | None]:
-    """The cache, what is asked of it, and what it has."""
-    shape: object = options.shape
+    """Return the cache, what is asked of it, and what it has."""
+    shape: object = options.inputs.shape
     kind = type(shape)
     if shape is not None and not issubclass(kind, Mapping):
         wanted_shape = "a mapping of names of inputs to shapes"
         raise CompileError(f"compile: shape: expected {wanted_shape}, got {kind.__name__}")
     cache = ArtifactCache.default()
-    wanted = request(model, target, options, executor) if cache.is_used else None
-    found = cache.get(wanted) if wanted is not None else None
-    if found is not None:
+    wanted = request(model, options) if cache.is_used else None
+    cached = cache.get(wanted) if wanted is not None else None
+    if cached is not None:
         LOG.log(INFO, "compile: the artifact is in the cache")
-    return cache, wanted, found
+    return cache, wanted, cached
 
 
-def _compiled(
-    model: Model,
-    target: Targets,
-    options: ImportOptions,
-    executor: str,
-    progress: Progress | None,
-    tiers: Tiers | None = None,
-) -> Compiled:
-    """What the compiler makes."""
-    if tiers is None and environment.compile_jobs() > 1:
+def _compiled(model: Model, options: CompileOptions) -> Compiled:
+    """Return what the compiler makes."""
+    if options.tier == "full" and environment.compile_jobs() > 1:
         worker_process.prepare(WORKER_MODULES)
     with _RARELY:
-        build = _compiler()
-        made = build.compile_model(model, target, options, executor, progress=progress, tiers=tiers)
-    return cast("Compiled", made)
+        return cast("Compiled", _compiler().compile_model(model, options))
 
 
-def _kept(
+def _stored(
     cache: ArtifactCache, wanted: Request | None, made: Compiled, started: float
 ) -> memoryview | runtime.Executable:
-    """An artifact as the cache has it from now on, or in memory."""
-    found = None if wanted is None else cache.put(wanted, made, made.weight_files)
-    whole = made.joined() if found is None else found
+    """Return an artifact as the cache has it from now on, or in memory."""
+    kept = None if wanted is None else cache.put(wanted, made, made.weight_files)
+    artifact = made.joined() if kept is None else kept
     _log_made(len(made), started)
-    return whole
+    return artifact
 
 
 def _log_made(size: int, started: float) -> None:

@@ -24,8 +24,7 @@ from ekiden.runtime.late import LateLog
 from ekiden.target import Target
 
 if TYPE_CHECKING:
-    from ekiden.backend.kernels.tiers import Tiers
-    from ekiden.runtime.files import Written
+    from ekiden.compiler.build import Compiled, GeneralProgram
 
 LOG = LateLog(__name__)
 GENERAL, COMPILED = "general", "compiled"
@@ -36,7 +35,7 @@ of well below a second. Such a thread must not be inside the runtime when that g
 FIRST_ANSWER_S = 0.05
 """Seconds that the work waits for, in which the program has its first answer: a thread that is busy
 in Python takes the interpreter from it for 5 ms at a time."""
-Store = Callable[["Written"], runtime.Executable]
+Store = Callable[["Compiled"], runtime.Executable]
 """Puts an artifact into the cache, where there is one, and returns its program."""
 
 
@@ -48,18 +47,18 @@ class Upgrade:
     def __init__(
         self,
         raw: runtime.Executable,
-        tiers: Tiers,
+        general: GeneralProgram,
         target: Target,
         store: Store,
         worker_modules: Sequence[str] = (),
     ) -> None:
         """`worker_modules` are what processes that compile import first."""
         self._raw = raw
-        self._finish = tiers.finish
+        self._finish = general.finish
         self._target = target
         self._store = store
         self._worker_modules = worker_modules
-        self._tiers = _tiers_of(raw, tiers.general)
+        self._tiers = _tiers_of(raw, general.forms)
         self._cancellation = Cancellation()
         self._owner = os.getpid()
         self.error: BaseException | None = None
@@ -67,7 +66,7 @@ class Upgrade:
         self.done = threading.Event()
         self._thread: threading.Thread | None = None
         swap = runtime.get_global_func("ek.executable.swap")
-        for name, form in tiers.general.items():
+        for name, form in general.forms.items():
             swap(raw, name, general_function(form))
         self._swap = swap
 

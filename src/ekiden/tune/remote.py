@@ -13,8 +13,7 @@ from typing import cast
 
 from ekiden import rpc
 from ekiden.backend.vm.compile import compile_variants
-from ekiden.backend.vm.module_kernels import ModuleKernels
-from ekiden.backend.vm.pipeline import optimize
+from ekiden.backend.vm.pipeline import lower
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import RECORDS, with_options
 from ekiden.relay.expr import Call, Function, Var
@@ -85,10 +84,9 @@ def _artifact(source: Source, candidate: Candidate, target: Target, key: str) ->
     config = compilation_config(target)
     (only,) = config.primitive_targets
     with with_options({RECORDS: {key: [[[], candidate.rule, candidate.choice]]}}):
-        kernels = ModuleKernels(only, None, devices=config.device_targets_by(only))
-        made = optimize(module, only, config, kernels=kernels)
+        lowered = lower(module, only, config)
         metadata: dict[str, object] = {"executor": "vm", "target": str(only)}
-        return bytes(compile_variants([(made, metadata, kernels)]).joined())
+        return bytes(compile_variants([(lowered, metadata)]).file.joined())
 
 
 def run(head: Head, parts: list[bytes], tell: Callable[[Head], None]) -> Message:

@@ -126,7 +126,7 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
     compiled.
     """
     config = compilation_config(target)
-    optimized = optimize(module, target, config, kernels=None)
+    optimized = optimize(module, target, config)
     targets = {
         n: config.by_kind.get(d.device_type_int) for n, d in enumerate(device_table(optimized))
     }

@@ -24,7 +24,13 @@ from ekiden.backend.kernels.lower import (
 )
 from ekiden.backend.kernels.ranges import Range, joined, ranges_of
 from ekiden.backend.kernels.recorded import Recorded
-from ekiden.backend.kernels.tiers import Tiers
+from ekiden.backend.kernels.tiers import (
+    Finishing,
+    TieredCode,
+    compile_rest,
+    compile_without_form,
+    general_shape_forms,
+)
 from ekiden.codegen import llvm
 from ekiden.codegen.build import GENERATORS, Code, compile_function, pack_code, unpack_code
 from ekiden.codegen.cache import KernelCache, kernel_key, text_key
@@ -60,20 +66,23 @@ class Kernels:
     exports: list[str]
     device: list[DeviceKernel] = field(default_factory=list)
     """Kernels of devices that their code launches."""
+    code: Mapping[str, bytes] = field(default_factory=dict)
+    """What was compiled, by key: for who compiles the general ones later."""
+    general: Mapping[str, bytes] = field(default_factory=dict)
+    """Of a compilation of tier "quick" the general forms, by name; these are in no object."""
 
-    def beside(
-        self, programs: Sequence[PrimFunc], target: Target, tiers: Tiers | None = None
-    ) -> Kernels:
-        """These, and kernels of sizes in one object, exported under their own names; where this
-        process goes on with general kernels, those that have no general form.
+    def beside(self, programs: Sequence[PrimFunc], target: Target) -> Kernels:
+        """Return these, and kernels of sizes in one object, exported under their own names; where
+        these have general ones, only those kernels of sizes that have no general form.
         """
-        if tiers is not None and tiers.is_general:
-            programs = tiers.without_general(programs, target)
+        forms = general_shape_forms(programs, target) if self.general else {}
+        general = {**self.general, **forms}
+        programs = [f for f in programs if f.name not in forms]
         if not programs:
-            return self
+            return replace(self, general=general)
         code = _compile_together(programs, target.code_host)
         exports = [*self.exports, *(f.name for f in programs)]
-        return replace(self, objects=[*self.objects, code], exports=exports)
+        return replace(self, objects=[*self.objects, code], exports=exports, general=general)
 
     @phase("link")
     def link(
@@ -206,10 +215,12 @@ def build_kernels(
     target: Target | Sequence[Target],
     progress: Progress | None = None,
     cache: KernelCache | None = None,
-    tiers: Tiers | None = None,
+    tier: str = "full",
+    finishing: Finishing | None = None,
 ) -> Kernels:
     """Compile primitive functions for a target, or each for its own. Equal functions share a
-    kernel. With `tiers` some may be general for now: they are in no object.
+    kernel. Of tier "quick" some may be general for now: they are in no object; `finishing` then
+    asks for the code of these.
 
     Raises CompileError with the model node of the function that failed, or for a decision or
     another option of the current PassContext that cannot be.
@@ -228,11 +239,13 @@ def build_kernels(
     for each, found in recorded.items():
         found.report(len({t.key for t, own in zip(tasks, targets, strict=True) if own == each}))
     cache = cache or KernelCache.default()
-    if tiers is None:
-        kept = compile_tasks(tasks, cache, progress)
+    if finishing is not None:
+        tiered = TieredCode(compile_rest(finishing, tasks, forms, cache), {})
+    elif tier == "quick":
+        tiered = compile_without_form(tasks, forms, targets, cache, progress)
     else:
-        kept = tiers.compile(tasks, forms, targets, cache, progress)
-    made = {key: unpacked(each) for key, each in kept.items()}
+        tiered = TieredCode(compile_tasks(tasks, cache, progress), {})
+    made = {key: unpacked(each) for key, each in tiered.code.items()}
     facts = [
         renamed(made[task.key][0], _symbols(form, function)) if task.key in made else GENERAL
         for task, form, function in zip(tasks, forms, functions, strict=True)
@@ -241,7 +254,10 @@ def build_kernels(
     codes = [unpack_code(code) for _, code in made.values()]
     objects = [code for code, _ in codes]
     kernels = [kernel for _, each in codes for kernel in each]
-    return Kernels([t.name for t in tasks], forms, facts, objects, exports, kernels)
+    return Kernels(
+        [t.name for t in tasks], forms, facts, objects, exports, kernels,
+        code=tiered.code if tiered.general else {}, general=tiered.general,
+    )  # fmt: skip
 
 
 def _symbols(form: Function, function: Function) -> dict[str, PrimExpr]:

@@ -41,7 +41,8 @@ from ekiden.backend.vm.choices import Choices, Parts
 from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.dims import Plan, Stage, is_static, values
 from ekiden.backend.vm.emit import Scope, emit_scope
-from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels, primitive_functions
+from ekiden.backend.vm.module_kernels import ModuleKernels, compile_kernels, primitive_functions
+from ekiden.backend.vm.pipeline import Lowered
 from ekiden.backend.vm.primitives import HOST, Primitives
 from ekiden.backend.vm.registers import allocate
 from ekiden.backend.vm.stages import arguments, entry_sources, stage_kernel
@@ -598,11 +599,11 @@ def compile_module(
     *,
     is_native: bool = False,
 ) -> memoryview:
-    """The bytes of the executable of a module whose kernels are not compiled, as
+    """Return the bytes of the executable of a module whose kernels are not compiled, as
     `compile_variants` has it."""
-    kernels = ModuleKernels(target, progress)
-    given = [(CompileKernels(kernels)(module), metadata, kernels)]
-    return compile_variants(given, is_native=is_native).joined()
+    kernels = compile_kernels(module, target, progress=progress)
+    given = [(Lowered(module, kernels, None), metadata)]
+    return compile_variants(given, is_native=is_native).file.joined()
 
 
 def check_module(module: IRModule) -> None:
@@ -620,46 +621,55 @@ def check_module(module: IRModule) -> None:
                     stage_kernel(plan, stage)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Linked:
+    """An executable file, and what it is loaded with where it is loaded at once."""
+
+    file: Assembly
+    apart: Mapping[int, Array]
+    """Large constants by number that the bytes are without."""
+    general: Mapping[str, bytes]
+    """The general forms of kernels that have no code yet, by name."""
+
+
 def compile_variants(
-    variants: Iterable[tuple[IRModule, dict[str, object], ModuleKernels]],
-    *,
-    is_native: bool = False,
-    apart: dict[int, Array] | None = None,
-) -> Assembly:
-    """The file of the executable of a module that the VM pipeline has prepared for each target,
-    with its metadata and its kernels; with native code of its functions beside their bytecode if
-    asked for. Equal constants of variants are one. `apart` takes the large ones by number: for who
-    loads it at once they need not be in the bytes.
+    variants: Iterable[tuple[Lowered, dict[str, object]]], *, is_native: bool = False
+) -> Linked:
+    """Return the executable of a module that is lowered for each target, with its metadata; with
+    native code of its functions beside their bytecode if asked for. Equal constants of variants are
+    one. Large ones stay apart where kernels are general: such an executable is loaded at once.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
     pool = ConstantPool()
     programs = [
-        _compile_variant(module, metadata, made, pool, is_native=is_native)
-        for module, metadata, made in variants
+        _compile_variant(lowered, metadata, pool, is_native=is_native)
+        for lowered, metadata in variants
     ]
     for each in programs:
         assert each.places.devices == programs[0].places.devices, "devices do not depend on targets"
     placed = [replace(p, places=replace(p.places, constants=tuple(pool.places))) for p in programs]
-    if apart is not None and len(programs[0].places.devices) == 1 and not pool.made:
+    general = programs[0].general
+    apart: dict[int, Array] = {}
+    if general and len(programs[0].places.devices) == 1 and not pool.made:
         large = {n: a for n, a in enumerate(pool.arrays) if a.nbytes >= LARGE}
-        apart |= {n: a for n, a in large.items() if a.dtype.isbuiltin == 1}  # whole bytes
-    return write_programs(placed, pool.arrays, pool.made, apart or ())
+        apart = {n: a for n, a in large.items() if a.dtype.isbuiltin == 1}  # whole bytes
+    return Linked(write_programs(placed, pool.arrays, pool.made, apart or ()), apart, general)
 
 
 @phase("bytecode")
 def _compile_variant(
-    module: IRModule,
+    lowered: Lowered,
     metadata: dict[str, object],
-    made: ModuleKernels,
     constants: ConstantPool,
     *,
     is_native: bool = False,
 ) -> Program:
-    """The program of a module; its constants are put beside those that are there.
+    """Return the program of a module; its constants are put beside those that are there.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
+    module, made = lowered.module, lowered.kernels
     target, kernels = made.target, made.kernels
     if (peak := predict_peak(module)) is not None:
         metadata = {**metadata, "memory": {"peak": peak}}
@@ -675,7 +685,7 @@ def _compile_variant(
     }
     plans = [Plan(n, f, _constraints(module, n)) for n, f in functions.items()]
     shapes = {s: stage_kernel(p, s) for p in plans for s in p.stages if s.dims.exprs}
-    kernels = kernels.beside(list(shapes.values()), target, made.tiers)
+    kernels = kernels.beside(list(shapes.values()), target)
     hosts = host_functions(module)
     if hosts:
         metadata = {**metadata, "host_functions": hosts}
@@ -723,4 +733,6 @@ def _compile_variant(
     )
     derived = [(made_one, by, of) for made_one, (by, of) in program.derived.items()]
     code = pack_kernels(kernels.device) if kernels.device else b""
-    return Program(compiled, primitives.names, image, metadata, places, derived, code)
+    return Program(
+        compiled, primitives.names, image, metadata, places, derived, code, kernels.general
+    )

@@ -1,18 +1,16 @@
-"""The kernels of a module: a pass that compiles them, and what it finds out."""
+"""The kernels of a module: which functions they are, and what is known of them once compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Mapping, Sequence
 
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import Kernels, build_kernels
-from ekiden.backend.kernels.tiers import Tiers
+from ekiden.backend.kernels.tiers import Finishing
 from ekiden.codegen.parallel import Progress
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.transform import Pass, PassContext, needed
 from ekiden.relay.expr import Call, Constant, ConstantData, Function, var
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.devices.plan_devices import device_table
@@ -22,74 +20,77 @@ from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 
+_NO_DEVICES: Mapping[int, Target] = {}
 
-@dataclass(eq=False, slots=True)
+
+@dataclass(frozen=True, eq=False, slots=True)
 class ModuleKernels:
-    """What CompileKernels makes of a module for a target."""
+    """The compiled kernels of a module for a target."""
 
     target: Target
-    progress: Progress | None = None
-    calls: list[tuple[Function, int]] = field(default_factory=list)
-    """The fused functions that the module calls, each once on each device, in order."""
-    devices: Mapping[int, Target] = field(default_factory=dict)
+    devices: Mapping[int, Target]
     """Targets of kinds of devices that are no processors, by DLPack's numbers."""
-    functions: list[tuple[Function, Target]] = field(default_factory=list)
+    calls: Sequence[tuple[Function, int]]
+    """The fused functions that the module calls, each once on each device, in order."""
+    functions: Sequence[tuple[Function, Target]]
     """Those that are compiled here, each once for each target."""
-    symbols: dict[Function, str] = field(default_factory=dict)
+    symbols: Mapping[Function, str]
     """Those of external compilers, with the names of their code."""
-    kept: dict[str, list[str]] = field(default_factory=dict)
+    kept: Mapping[str, list[str]]
     """By these names: the compiler, and what the executable keeps for it."""
-    loads: dict[int, Function] = field(default_factory=dict)
+    loads: Mapping[int, Function]
     """Identity of the array of a constant that is made at loading -> the function that makes it."""
-    facts: dict[RelayExpr, KernelFacts] = field(default_factory=dict)
+    facts: Mapping[RelayExpr, KernelFacts]
     """What is known of the kernel of each function."""
-    made: Kernels | None = None
-    tiers: Tiers | None = None
-    """Where kernels may be general at first."""
-    module: IRModule | None = None
-    """Then, the module whose kernels they are."""
+    kernels: Kernels
+    """The compiled kernels, in the order of `functions`."""
 
     def target_of(self, module: IRModule, device: int) -> Target:
-        """The target of kernels on a device, by its place in the table of a module."""
-        return self.devices.get(device_table(module)[device].device_type_int, self.target)
-
-    @property
-    def kernels(self) -> Kernels:
-        """The compiled kernels, in the order of `functions`."""
-        assert self.made is not None, "CompileKernels has run"
-        return self.made
+        """Return the target of kernels on a device, by its place in the table of a module."""
+        return _target_of(module, device, self.target, self.devices)
 
 
-def CompileKernels(into: ModuleKernels) -> Pass:  # noqa: N802
-    """Compile the fused functions of a module; it stays as it is.
+def _target_of(
+    module: IRModule, device: int, target: Target, devices: Mapping[int, Target]
+) -> Target:
+    return devices.get(device_table(module)[device].device_type_int, target)
 
-    MemoryPlan, which follows, asks how much working memory each takes. Raises CompileError with the
-    model node of the function that failed.
+
+def compile_kernels(
+    module: IRModule,
+    target: Target,
+    devices: Mapping[int, Target] = _NO_DEVICES,
+    progress: Progress | None = None,
+    *,
+    tier: str = "full",
+    finishing: Finishing | None = None,
+) -> ModuleKernels:
+    """Compile the fused functions of a module with explicit memory; of functions that are equal,
+    and for one target, one kernel is made. `tier` and `finishing` as in `build_kernels`.
+
+    Those of external compilers are built first, and take no part in the processes that compile.
+    Raises CompileError with the model node of the function that failed.
     """
-
-    def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Fills `into`: of functions that are equal, and for one target, one kernel is made. Those
-        of external compilers are built first, and take no part in the processes that compile.
-        """
-        into.module = module if into.tiers is not None else None
-        into.calls = primitive_functions(module)
-        into.loads = load_functions(module)
-        called = [(f, into.target_of(module, at)) for f, at in into.calls]
-        called += [(f, into.target) for f in into.loads.values()]
-        fused = list(dict.fromkeys(called))
-        for f in dict.fromkeys(f for f, _ in fused):
-            if is_external(f):
-                into.symbols[f], kept = build_external(f)
-                into.kept[into.symbols[f]] = kept
-        into.functions = [(f, target) for f, target in fused if f not in into.symbols]
-        functions, targets = [f for f, _ in into.functions], [t for _, t in into.functions]
-        into.made = build_kernels(functions, targets, into.progress, tiers=into.tiers)
-        for (f, target), facts in zip(into.functions, into.made.facts, strict=True):
-            if target.kind.has_threads or f not in into.facts:  # what holds wherever it runs
-                into.facts[f] = facts
-        return module
-
-    return needed(Pass("CompileKernels", transform), "to have something to run")
+    calls, loads = primitive_functions(module), load_functions(module)
+    called = [(f, _target_of(module, at, target, devices)) for f, at in calls]
+    called += [(f, target) for f in loads.values()]
+    fused = list(dict.fromkeys(called))
+    symbols: dict[Function, str] = {}
+    kept: dict[str, list[str]] = {}
+    for f in dict.fromkeys(f for f, _ in fused):
+        if is_external(f):
+            symbols[f], held = build_external(f)
+            kept[symbols[f]] = held
+    functions = [(f, to) for f, to in fused if f not in symbols]
+    kernels = build_kernels(
+        [f for f, _ in functions], [to for _, to in functions], progress,
+        tier=tier, finishing=finishing,
+    )  # fmt: skip
+    facts: dict[RelayExpr, KernelFacts] = {}
+    for (f, to), known in zip(functions, kernels.facts, strict=True):
+        if to.kind.has_threads or f not in facts:  # what holds wherever it runs
+            facts[f] = known
+    return ModuleKernels(target, devices, calls, functions, symbols, kept, loads, facts, kernels)
 
 
 def primitive_functions(module: IRModule) -> list[tuple[Function, int]]:
@@ -138,4 +139,4 @@ def _load_function(source: Call) -> Function:
     return made.with_attr("Primitive", 1)
 
 
-__all__ = ["CompileKernels", "ModuleKernels", "load_functions", "primitive_functions"]
+__all__ = ["ModuleKernels", "compile_kernels", "load_functions", "primitive_functions"]

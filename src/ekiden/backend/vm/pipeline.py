@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels
+from ekiden.backend.kernels.tiers import Finishing
+from ekiden.backend.vm.module_kernels import ModuleKernels, compile_kernels
 from ekiden.backend.vm.refusals import refusals_of
+from ekiden.codegen.parallel import Progress
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import COSTS, PassContext
 from ekiden.ir.transform import Pass, Sequential, needed
@@ -65,6 +67,7 @@ from ekiden.relay.transform.shapes.bind_dimensions import BindDimensions
 from ekiden.relay.transform.shapes.carry_dimensions import CarryDimensions
 from ekiden.relay.transform.shapes.hoist_dimensions import HoistDimensions
 from ekiden.runtime.late import Late
+from ekiden.runtime.late_methods import dataclass
 from ekiden.target import CompilationConfig, Target
 
 if TYPE_CHECKING:
@@ -85,7 +88,6 @@ def pipeline(
     config: CompilationConfig | None = None,
     *,
     in_place: bool = True,
-    kernels: ModuleKernels | None = None,
     concurrent: bool = False,
     plans_memory: bool = True,
 ) -> Sequential:
@@ -93,10 +95,10 @@ def pipeline(
 
     `in_place`: whether tensors may be parts of others: several kernels then write the parts of a
     concatenation, and slices lie in what they are cut from. Graphs cannot say so, and kernels that
-    may run at the same time would wait for each other, or not know that they have to. `kernels`
-    takes what CompileKernels makes; without it none are compiled, and MemoryPlan knows nothing of
-    them. `concurrent`: as in MemoryPlan. Without `plans_memory` each tensor keeps a storage of its
-    own, for who gives them places by other means.
+    may run at the same time would wait for each other, or not know that they have to.
+    `concurrent`: as in MemoryPlan. Without `plans_memory` each tensor keeps a storage of its own,
+    for who gives them places later (`lower`, once kernels have said what memory they need) or by
+    other means.
     """
     layout = config.layout_target if config is not None else None
     layout = layout or target
@@ -172,27 +174,17 @@ def pipeline(
             needed(CarryDimensions(), "to pass dimensions to where they are needed"),
             needed(ManifestAlloc(), "to allocate results"),
             *((ConcatenateInPlace(), SliceInPlace()) if in_place else ()),
-            *_last_passes(kernels, concurrent, plans_memory),
+            *(_memory_passes(None, concurrent) if plans_memory else ()),
         ),
         "vm",
     )
 
 
-def _last_passes(
-    kernels: ModuleKernels | None, concurrent: bool, plans_memory: bool
-) -> tuple[Pass, ...]:
-    """Those that make kernels, and need to know them."""
+def _memory_passes(kernels: ModuleKernels | None, concurrent: bool) -> tuple[Pass, ...]:
+    """Return those that give tensors places; of kernels that are compiled it is known what working
+    memory they need."""
     facts = kernels.facts if kernels is not None else None
-    made = () if kernels is None else (CompileKernels(kernels),)
-    planned = (MemoryPlan(facts, concurrent=concurrent), UpdateInPlace(facts), OwnResults())
-    return (*made, *planned) if plans_memory else made
-
-
-def with_own_kernels(kernels: ModuleKernels, again: ModuleKernels, concurrent: bool) -> IRModule:
-    """The module that `optimize` gave with general kernels, with those that are made into `again`
-    instead."""
-    assert kernels.module is not None, "it was compiled with tiers"
-    return Sequential(_last_passes(again, concurrent, plans_memory=True), "vm")(kernels.module)
+    return (MemoryPlan(facts, concurrent=concurrent), UpdateInPlace(facts), OwnResults())
 
 
 def optimize(
@@ -201,10 +193,52 @@ def optimize(
     config: CompilationConfig | None = None,
     *,
     in_place: bool = True,
-    kernels: ModuleKernels | None = None,
     concurrent: bool = False,
 ) -> IRModule:
-    """A module ready for `compile_module`; see `pipeline`."""
-    passes = pipeline(target, config, in_place=in_place, kernels=kernels, concurrent=concurrent)
+    """Return a module as `pipeline` leaves it; no kernel of it is compiled."""
     with keeping():
-        return passes(module)
+        return pipeline(target, config, in_place=in_place, concurrent=concurrent)(module)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Lowered:
+    """A module ready for `compile_variants`: its memory is planned, its kernels are compiled."""
+
+    module: IRModule
+    kernels: ModuleKernels
+    unplanned: IRModule | None
+    """Of one with general kernels the module before its memory was planned: their own code may
+    need working memory."""
+
+
+def lower(
+    module: IRModule,
+    target: Target,
+    config: CompilationConfig | None = None,
+    *,
+    in_place: bool = True,
+    concurrent: bool = False,
+    tier: str = "full",
+    progress: Progress | None = None,
+) -> Lowered:
+    """Run the pipeline for a target and compile the kernels; arguments as those of `pipeline` and
+    `compile_kernels`. Raises what these do."""
+    passes = pipeline(target, config, in_place=in_place, concurrent=concurrent, plans_memory=False)
+    devices = config.device_targets_by(target) if config is not None else {}
+    with keeping():
+        unplanned = passes(module)
+        kernels = compile_kernels(unplanned, target, devices, progress, tier=tier)
+        planned = _planned(unplanned, kernels, concurrent)
+    return Lowered(planned, kernels, unplanned if kernels.kernels.general else None)
+
+
+def lower_again(general: Lowered, finishing: Finishing, concurrent: bool) -> Lowered:
+    """Return what was lowered with general kernels, with the kernels' own code."""
+    assert general.unplanned is not None, "it has general kernels"
+    made = general.kernels
+    kernels = compile_kernels(general.unplanned, made.target, made.devices, finishing=finishing)
+    return Lowered(_planned(general.unplanned, kernels, concurrent), kernels, None)
+
+
+def _planned(module: IRModule, kernels: ModuleKernels, concurrent: bool) -> IRModule:
+    return Sequential(_memory_passes(kernels, concurrent), "memory")(module)

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 
 import numpy as np
@@ -65,6 +65,8 @@ class Program:
     which are there before."""
     device_code: bytes = b""
     """Kernels of devices; empty leaves the section out."""
+    general: Mapping[str, bytes] = field(default_factory=dict)
+    """General forms, by name, of kernels that the image has not: no part of the file."""
 
 
 def write_executable(

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ekiden.frontend.common.options import ImportOptions
+from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.table import as_bytes, frontend_of
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.extensions import is_extended
@@ -83,9 +83,7 @@ class Request:
         return all(max(s.st_mtime_ns, s.st_ctime_ns) <= self.made_at for s in states)
 
 
-def request(
-    model: object, target: Targets, options: ImportOptions, executor: str
-) -> Request | None:
+def request(model: object, options: CompileOptions) -> Request | None:
     """What is asked, or None where it must be compiled: something watches the passes, the program
     has extended the compiler, engines of others or devices are measured or tried, the model is a
     module, or is none at all.
@@ -97,11 +95,11 @@ def request(
     made_at = time.time_ns()
     try:
         importer, model_digest = _model(model)
-        targets = _targets(target)
+        targets = _targets(options.targets)
         asked = [
             importer,
-            executor,
-            _plain(options.plain()),
+            options.executor,
+            _plain(options.inputs.plain()),
             context.opt_level,
             sorted(context.required_pass),
             sorted(context.disabled_pass),

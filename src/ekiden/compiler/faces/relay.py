@@ -11,7 +11,7 @@ from ekiden.compiler.build import compile_model
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.compiler.export.micro import compile as compile_micro
 from ekiden.compiler.faces.factory import ExecutorFactoryModule
-from ekiden.frontend.common.options import NO_OPTIONS
+from ekiden.compiler.options import CompileOptions
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.memory_pools import WorkspaceMemoryPools
 from ekiden.ir.module import IRModule
@@ -121,10 +121,11 @@ def to_executable(
     mod_name: str = "",
 ) -> Compiled:
     """The executable of a module or function; `in_place` as in `pipeline`, `mod_name` as in
-    `compile_model`.
+    `CompileOptions`.
     """
     module = _module(ir_mod, params)
-    made = compile_model(module, target, NO_OPTIONS, executor, in_place, mod_name=mod_name)
+    options = CompileOptions(target, executor=executor, in_place=in_place, mod_name=mod_name)
+    made = compile_model(module, options)
     return executable_of(made.joined())
 
 

@@ -1,0 +1,8 @@
+"""`python -m ekiden.cli` is the command `ekiden`."""
+
+import sys
+
+from ekiden.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What a user may choose about a compilation: one frozen value, made once and handed on whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
+from ekiden.ir.pass_context import (
+    DECISIONS,
+    DENORMALS,
+    DENORMALS_KINDS,
+    ENGINE,
+    FLOAT_REWRITES,
+    FLOAT_REWRITES_KINDS,
+    PRECISION,
+    RECORDS,
+    SIZE,
+    PassContext,
+    with_options,
+)
+from ekiden.runtime import environment
+from ekiden.runtime.debug.shown import shown
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late import Late, import_late
+from ekiden.runtime.late_methods import dataclass
+
+if TYPE_CHECKING:
+    from ekiden.codegen.parallel import Progress
+    from ekiden.target import virtual_device
+    from ekiden.target.virtual_device import Targets
+    from ekiden.tune.records import RecordsLike
+else:
+    virtual_device = Late("ekiden.target.virtual_device")
+
+DEVICES = ("", "auto")
+EXECUTORS = ("vm", "aot", "async")
+"""How an executable runs: its bytecode is interpreted, has native code beside it, or is interpreted
+with independent kernels at the same time."""
+SIZES = ("", "small")
+TIERS = ("full", "quick")
+"""What a model is ready with: the code of its own of every kernel, or general kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """The options of one compilation. `ekiden.compile` documents what each does for a user.
+
+    Raises CompileError for a value that an option does not have. Options of passes that are not
+    said here are those of the current PassContext; records and the limit of time that are None are
+    the environment's.
+    """
+
+    target: Targets = None
+    """What code is made for, and on which devices; None is this machine."""
+    inputs: ImportOptions = NO_OPTIONS
+    """Shapes, examples and signature: what the frontend of the model is told."""
+    executor: str = "vm"
+    """One of EXECUTORS."""
+    tier: str = "full"
+    """One of TIERS."""
+    devices: str = ""
+    """One of DEVICES: "auto" measures on which of them the model runs fastest."""
+    bounds: str = ""
+    """ "check" compares every access of a buffer with its extent."""
+    size: str = ""
+    """One of SIZES: "small" keeps weights in the artifact as large as they are in the model."""
+    denormals: str = "keep"
+    """One of DENORMALS_KINDS."""
+    float_rewrites: str = ""
+    """One of FLOAT_REWRITES_KINDS; "" is the context's."""
+    precision: str = ""
+    """The type that operands of dense layers are rounded to; "" is the context's."""
+    byoc: str = ""
+    """The engine that takes regions of the model; "auto" for where one is faster; "" for none."""
+    decisions: Mapping[str, object] | None = None
+    """What is fixed about kernels, by family, kernel or node."""
+    records: RecordsLike = None
+    """What tuning has found; `()` for nothing."""
+    num_threads: int | None = None
+    """Threads that a run has at most. No part of the artifact."""
+    timeout_s: float | None = None
+    """Seconds that the compilation may take."""
+    progress: Progress | None = None
+    """Called with (kernels done, kernels in all, name of the kernel)."""
+    in_place: bool = True
+    """Whether tensors may be parts of others; graphs cannot say so."""
+    mod_name: str = ""
+    """The name of a factory of graph executors."""
+
+    def __post_init__(self) -> None:
+        for name in _TEXTS:
+            value: object = getattr(self, name)
+            if not isinstance(value, str):
+                raise CompileError(f"compile: {name}: a text expected, got {shown(value)}")
+        signature: object = self.inputs.signature
+        if not isinstance(signature, str):
+            raise CompileError(f"compile: signature: a text expected, got {shown(signature)}")
+        for name, kinds in _KINDS.items():
+            if getattr(self, name) not in kinds:
+                said = _EXPECTED[name]
+                raise CompileError(f"compile: {name} {said}, got {shown(getattr(self, name))}")
+        if self.devices and (self.bounds or self.tier == "quick"):
+            raise CompileError("compile: devices 'auto' takes neither bounds nor tier 'quick'")
+        decisions: object = self.decisions
+        if decisions is not None and not isinstance(decisions, Mapping):
+            raise CompileError(f"compile: decisions: a mapping expected, got {shown(decisions)}")
+        limit: object = self.timeout_s
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0
+        ):
+            raise CompileError(f"compile: timeout: seconds above 0 expected, got {limit!r}")
+
+    @property
+    def targets(self) -> Targets:
+        """The targets, with checks of bounds where these are asked for. Raises CompileError."""
+        if not self.bounds:
+            return self.target
+        return virtual_device.with_bounds(self.target, self.bounds)
+
+    @property
+    def limit_s(self) -> float | None:
+        """Seconds that the compilation may take, here or in the environment."""
+        return environment.compile_timeout() if self.timeout_s is None else float(self.timeout_s)
+
+    def passes(self) -> dict[str, object]:
+        """Return the options of passes that these are, by the keys of PassContext. Raises OSError,
+        LoadError and InputError for records that cannot be read."""
+        given = {
+            SIZE: self.size,
+            FLOAT_REWRITES: self.float_rewrites,
+            DENORMALS: "" if self.denormals == "keep" else self.denormals,
+            PRECISION: self.precision,
+            ENGINE: self.byoc,
+            DECISIONS: dict(self.decisions or {}),
+        }
+        chosen: dict[str, object] = {key: value for key, value in given.items() if value}
+        return chosen | records_options(self.records)
+
+    def context(self) -> AbstractContextManager[object]:
+        """Enter the current PassContext with these options, for a while."""
+        config = self.passes()
+        return with_options(config) if config else nullcontext()
+
+
+def records_options(records: RecordsLike) -> dict[str, object]:
+    """Return the option of passes that records are, those of the environment for None. Raises
+    OSError, LoadError and InputError for what holds none."""
+    if records is None:
+        if RECORDS in PassContext.current().config or not (given := environment.records()):
+            return {}
+        records = list(given)
+    found = import_late("ekiden.tune.records").records_of(records).by_sizes()
+    return {RECORDS: found} if found else {}
+
+
+_TEXTS = ("executor", "bounds", "size", "denormals", "tier", "byoc", "devices", "float_rewrites")
+_KINDS = {
+    "tier": TIERS,
+    "devices": DEVICES,
+    "size": SIZES,
+    "denormals": DENORMALS_KINDS,
+    "float_rewrites": ("", *FLOAT_REWRITES_KINDS),
+    "executor": EXECUTORS,
+}
+_EXPECTED = {
+    "tier": "'full' or 'quick' expected",
+    "devices": "'auto' or '' expected",
+    "size": "'small' or '' expected",
+    "denormals": f"{' or '.join(map(repr, DENORMALS_KINDS))} expected",
+    "float_rewrites": f"one of {', '.join(map(repr, FLOAT_REWRITES_KINDS))} expected",
+    "executor": f"one of {', '.join(map(repr, EXECUTORS))} expected",
+}
+DEFAULTS = CompileOptions()
+
+__all__ = ["DEFAULTS", "EXECUTORS", "CompileOptions", "records_options"]
