@@ -36,6 +36,27 @@ def test_backward_graphs_compile_whose_sizes_come_as_expressions(number: int) ->
     assert check(2, number) == []
 
 
+class Broadcast(nn.Module):
+    """Writes one number into all of a buffer, and reads a part of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("b", torch.ones(2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.b.copy_(x)
+        return self.b[::2]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 1), (2, 1)])
+def test_copies_that_broadcast_keep_the_shape_of_what_they_are_written_into(
+    shape: tuple[int, ...],
+) -> None:
+    x = torch.full(shape, 4.0)
+    result = ekiden.compile(Broadcast(), (x,))(x).numpy()
+    assert np.array_equal(result, np.full((1, 3), 4.0, "float32"))
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda x: x.clone(), lambda x: x + 0, lambda x: x.repeat(1), lambda x: x * 1],

@@ -110,7 +110,7 @@ def _of_script(
 
 def decomposed(program: ExportedProgram, label: str = "program") -> ExportedProgram:
     """A program of operators that the table has, as far as PyTorch says how."""
-    program = _without_names(program)
+    program = _prepared(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of its own deprecations
         with told_by("torch.export", label, LIBRARIES):
@@ -118,25 +118,48 @@ def decomposed(program: ExportedProgram, label: str = "program") -> ExportedProg
             return made
 
 
-def _without_names(program: ExportedProgram) -> ExportedProgram:
-    """The program without dropouts that give their input itself, where something is written in
-    place: PyTorch takes them for copies, and a write into one would not be seen by the other."""
+def _prepared(program: ExportedProgram) -> ExportedProgram:
+    """Return the program without what PyTorch takes apart wrongly where something is written in
+    place: dropouts that give their input itself, which it takes for copies (a write into one would
+    not be seen by the other), and copies that broadcast, of which it forgets the shape.
+    """
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    writes = any(twin_of(n.target) is not None for n in calls)
-    if not writes or all(twin_of(n.target) is not None or same_as(n) is None for n in calls):
+    if not any(twin_of(n.target) is not None for n in calls):
+        return program
+    if not any(_is_name(n) or _broadcasts(n) for n in calls):
         return program
     graph, signature = copy.deepcopy(program.graph), copy.deepcopy(program.graph_signature)
     for node in graph.nodes:
-        before = same_as(node)
-        if before is not None and twin_of(node.target) is None:
+        if _is_name(node):
+            before = same_as(node)
+            assert before is not None
             node.replace_all_uses_with(before)
             signature.replace_all_uses(node.name, before.name)
             graph.erase_node(node)
+        elif _broadcasts(node):
+            to, source = node.args[:2]
+            with graph.inserting_before(node):
+                whole = graph.call_function(torch.ops.aten.expand_as.default, (source, to))
+            whole.meta["val"] = source.meta["val"].expand(to.meta["val"].shape)
+            node.update_arg(1, whole)
     return ExportedProgram(
         program.graph_module, graph, signature, program.state_dict, program.range_constraints,
         program.module_call_graph, program.example_inputs, program.constants,
         verifiers=program.verifiers,
     )  # fmt: skip
+
+
+def _is_name(node: torch.fx.Node) -> bool:
+    """Whether a call gives its input itself."""
+    return same_as(node) is not None and twin_of(node.target) is None
+
+
+def _broadcasts(node: torch.fx.Node) -> bool:
+    """Whether a call copies a tensor into one of another shape."""
+    if node.target is not torch.ops.aten.copy_.default:
+        return False
+    shapes = [each.meta["val"].shape for each in node.all_input_nodes[:2]]
+    return len(shapes) == 2 and shapes[0] != shapes[1]
 
 
 def import_exported(
