@@ -99,15 +99,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
 )
 
-OPEN: tuple[Refusal, ...] = (
-    Refusal(
-        ("PrimFunc call", "every stage"),
-        r"AssertionError: text after pass Inline",
-        "text after pass Inline: ...",
-        "the text of an inlined module with a loop program and a let that nothing reads, inside of "
-        "a branch, parses as another module",
-    ),
-)
+OPEN: tuple[Refusal, ...] = ()
 """Faults that are known and not mended yet, as rows of REFUSALS; the page names them as such."""
 
 _FILES = (".eki", ".so", ".tar", "other process", "RPC", "state resumed", "from C")

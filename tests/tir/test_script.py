@@ -316,6 +316,15 @@ def test_a_module_of_both_languages() -> None:
     assert structural_equal(back, module)
 
 
+@pytest.mark.parametrize("name", ["x.1", "class", "a b", 'a"""b', "1", "", "\\n", "größe"])
+def test_loop_programs_of_any_name_print_and_parse(name: str) -> None:
+    """As those that shapes of a variable `x.1` are computed by."""
+    func = te.create_prim_func([x := te.placeholder((4,)), te.compute((4,), lambda i: x[i] + 1)])
+    module = IRModule({name: func, "plain": func})
+    assert structural_equal(tir.parse(module.script()), module)
+    assert str(module) == module.script()
+
+
 def test_the_name_in_the_module_and_the_symbol_may_differ() -> None:
     again = parsed(product.script())
     module = IRModule({"other": product, "private": again.with_fields(attrs=None)})

@@ -11,7 +11,13 @@ import numpy as np
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
-from ekiden.ir.structural import nodes_in, open_module, plan_of, structural_equal
+from ekiden.ir.structural import (
+    canonical_form,
+    is_scope,
+    open_module,
+    plan_of,
+    structural_equal,
+)
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.object_path import (
     MapValuePath,
@@ -74,7 +80,8 @@ def first_mismatch(lhs: object, rhs: object, map_free_vars: bool = False) -> Mis
     if structural_equal(lhs, rhs, map_free_vars):
         return None
     sizes = map_free_vars or isinstance(lhs, (IRModule, BaseFunc))
-    return _Walk(map_free_vars, sizes).run(open_module(lhs), open_module(rhs))
+    functions = frozenset(lhs.functions.values() if isinstance(lhs, IRModule) else ())
+    return _Walk(map_free_vars, sizes, functions).run(open_module(lhs), open_module(rhs))
 
 
 def _text(step: ObjectPath) -> str:
@@ -88,26 +95,48 @@ _Pair = tuple[ObjectPath, object, object]
 """A path and what stands there in each."""
 
 
+@dataclass(slots=True, eq=False)
+class _Scope:
+    """What of two programs was met in a scope: a function of a module, a loop program inside of
+    another, or what is around those."""
+
+    around: _Scope | None = None
+    same: dict[Node, Node] = field(default_factory=dict)
+    """A node on the left that was met -> that on the right."""
+    back: dict[Node, Node] = field(default_factory=dict)
+    bound: set[Node] = field(default_factory=set)
+
+    def binds(self, var: Node) -> bool:
+        """Return whether a variable is bound here or around here."""
+        return var in self.bound or (self.around is not None and self.around.binds(var))
+
+    def of_free(self, var: Node) -> _Scope:
+        """Return the scope that a variable is of: the outermost one where none binds it."""
+        if self.around is None or var in self.bound:
+            return self
+        return self.around.of_free(var)
+
+
 @dataclass(slots=True)
 class _Walk:
     """Walks two programs side by side, in the order of their fields."""
 
     maps_free: bool
     maps_sizes: bool
-    same: dict[Node, Node] = field(default_factory=dict)
-    """A node on the left that was met -> that on the right."""
-    back: dict[Node, Node] = field(default_factory=dict)
-    bound: set[Node] = field(default_factory=set)
+    functions: frozenset[Node] = frozenset()
+    """The functions of the module on the left, which are scopes."""
+    scope: _Scope = field(default_factory=_Scope)
+    """That of the node that is compared."""
 
     def run(self, lhs: object, rhs: object) -> Mismatch | None:
         """The first difference."""
-        stack: list[_Pair] = [(ObjectPath.root(), lhs, rhs)]
+        stack: list[tuple[_Pair, _Scope]] = [((ObjectPath.root(), lhs, rhs), self.scope)]
         while stack:
-            path, a, b = stack.pop()
-            found = self._compare(path, a, b)
+            pair, self.scope = stack.pop()
+            found = self._compare(*pair)
             if isinstance(found, Mismatch):
                 return found
-            stack.extend(reversed(list(found)))
+            stack.extend((inside, self.scope) for inside in reversed(list(found)))
         return None
 
     def _compare(self, path: ObjectPath, a: object, b: object) -> Mismatch | Iterator[_Pair]:
@@ -127,18 +156,21 @@ class _Walk:
         return _mismatch(path, _shown(a), _shown(b))
 
     def _nodes(self, path: ObjectPath, a: Node, b: Node) -> Mismatch | Iterator[_Pair]:
-        if a in self.same or b in self.back:
-            is_it = self.same.get(a) is b or (self._is_copied(a) and structural_equal(a, b, True))
+        plan = plan_of(a)
+        if is_scope(a, plan, self.functions):
+            self.scope = _Scope(self.scope)
+            a, b = canonical_form(a), canonical_form(b)
+        scope = self.scope.of_free(a) if plan.is_variable else self.scope
+        if a in scope.same or b in scope.back:
+            is_it = scope.same.get(a) is b or (self._is_copied(a) and structural_equal(a, b, True))
             shown = f"{_shown(a)} (shared)", f"{_shown(b)} (another)"
             return iter(()) if is_it else _mismatch(path, *shown)
-        plan = plan_of(a)
         if a.type_key != b.type_key:
             return _mismatch(path, _shown(a), _shown(b))
-        self.same[a], self.back[b] = b, a
-        for name in plan.binding:
-            self.bound.update(nodes_in(getattr(a, name)))
+        scope.same[a], scope.back[b] = b, a
+        scope.bound.update(plan.bound_by(a))
         is_size = a.type_key == "tir.SizeVar" and self.maps_sizes
-        is_free = a not in self.bound and not (self.maps_free or is_size)
+        is_free = not scope.binds(a) and not (self.maps_free or is_size)
         if plan.is_variable and a is not b and is_free:
             return _mismatch(path, _shown(a), _shown(b))
         inside = [(path.attr(n), getattr(a, n), getattr(b, n)) for n in plan.names]

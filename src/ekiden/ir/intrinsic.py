@@ -48,6 +48,8 @@ class IntrinsicDef:
 
     calls: bool = False
     """Whether a call hands its arguments to a function: texts and addresses are among them."""
+    is_typed: bool = False
+    """Whether each call says the dtype of its value, which nothing else tells: in texts first."""
 
     @property
     def has_meaning(self) -> bool:
@@ -249,8 +251,11 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     # of how many times their least width the processor's scalable vectors are
     IntrinsicDef("vscale",       0, _not_here, "int64", is_compiled=False),
     # of a C function by its symbol, which who links or loads the code finds
-    IntrinsicDef("call_extern",  ANY, _not_here, "int32", effects=True, calls=True),
-    IntrinsicDef("call_pure_extern", ANY, _not_here, "int32", calls=True),
+    IntrinsicDef("call_extern",  ANY, _not_here, "int32", effects=True, calls=True, is_typed=True),
+    IntrinsicDef("call_pure_extern", ANY, _not_here, "int32", calls=True, is_typed=True),
+    # of an intrinsic of LLVM by its name, then a number of operands, then the operands
+    IntrinsicDef("call_llvm_intrin", ANY, _not_here, effects=True, calls=True, is_typed=True),
+    IntrinsicDef("call_llvm_pure_intrin", ANY, _not_here, calls=True, is_typed=True),
     IntrinsicDef("ret",          1, lambda x: x, effects=True, is_compiled=False),  # the end
     # where the first element of a region is, and how far apart its neighbours along an axis, which
     # is known when buffers are laid out: FlattenBuffer

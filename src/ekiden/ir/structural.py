@@ -4,13 +4,15 @@ Both come from one canonical form: a list of rows, one per distinct node, childr
 row holds the node's type key, its plain fields and the numbers of its children's rows; a variable's
 row holds the order in which it was met. Two programs mean the same if their rows are the same, and
 the digest is a hash of the rows. What is shared in one program must be shared in the other (Call,
-Tuple, ...: the nodes of the graph), except atoms, types and scalar expressions.
+Tuple, ...: the nodes of the graph), except atoms, types and scalar expressions. A scope (a function
+of a module, a loop program that an attribute holds) has rows of its own, of which the row around it
+holds a digest: what two scopes share means nothing, as it means nothing in their texts.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import field
 from enum import Enum
 from typing import Literal
@@ -59,6 +61,9 @@ of its definition; the named sizes of a loop program's parameters, the strides o
 _UNIT: Row = ("relay.Tuple", ("(",))
 """The empty tuple, whose sharing does not matter either."""
 
+SCOPES = frozenset({"tir.PrimFunc"})
+"""Nodes that are scopes wherever they stand: what is bound inside is not seen outside."""
+
 INFERRED = {"relay.Call": "type_args"}
 """Node types -> the field that a program may leave out, because inference finds it."""
 
@@ -75,6 +80,14 @@ class Plan:
     binding: tuple[str, ...]
     is_variable: bool
     is_graph: bool
+
+    def bound_by(self, node: Node) -> Iterator[Node]:
+        """Yield the variables that a node of this class binds."""
+        for name in self.binding:
+            yield from nodes_in(getattr(node, name))
+        if self.key in SCHEMES:
+            names, keys = SCHEMES[self.key]
+            yield from _inside((n for name in names for n in nodes_in(getattr(node, name))), keys)
 
 
 _plans: dict[type, Plan] = {}
@@ -97,6 +110,11 @@ def plan_of(node: Node) -> Plan:
         found = Plan(key, names, inferred, binding, key in VARIABLES, graph)
         _plans[type(node)] = found
     return found
+
+
+def is_scope(node: Node, plan: Plan, functions: Collection[Node]) -> bool:
+    """Return whether a node, not the root, is a scope, in a module of these functions."""
+    return plan.key in SCOPES or node in functions
 
 
 def nodes_in(value: object) -> Iterator[Node]:
@@ -130,6 +148,10 @@ class _Canonical:
 
     free: FreeVars
     map_sizes: bool
+    functions: frozenset[Node] = frozenset()
+    """The functions of a module, which are scopes."""
+    root: object = None
+    """What the rows are of, which is no scope within itself."""
     rows: list[Row] = field(default_factory=list)
     numbers: dict[Node, int] = field(default_factory=dict)
     """Node -> its row."""
@@ -138,6 +160,12 @@ class _Canonical:
     bound: set[Node] = field(default_factory=set)
     inferred: list[object] = field(default_factory=list)
     """The values of fields that inference finds, which no row holds, in the order of their rows."""
+    free_vars: list[Node] = field(default_factory=list)
+    """The variables that nothing inside binds, in the order of their rows."""
+    open_scopes: dict[Node, _Canonical] = field(default_factory=dict)
+    """Scope whose row is not written yet -> the rows inside."""
+    scopes: dict[int, _Canonical] = field(default_factory=dict)
+    """Number of the row of a scope -> the rows inside."""
 
     def write(self, root: object) -> Row:
         """The row of `root`, a node or a container, after the rows of everything in it."""
@@ -156,34 +184,48 @@ class _Canonical:
                 numbers[node] = self._number(node, plan)
                 continue
             stack.append((node, True))
-            for name in plan.binding:
-                self.bound.update(nodes_in(getattr(node, name)))
-            if plan.key in SCHEMES:
-                names, keys = SCHEMES[plan.key]
-                roots = [n for name in names for n in nodes_in(getattr(node, name))]
-                self.bound.update(_inside(roots, keys))
-            inside = [
-                n for name in plan.names for n in nodes_in(getattr(node, name)) if n not in numbers
-            ]
+            inside = [n for n in self._parts(node, plan) if n not in numbers]
             stack.extend((n, False) for n in reversed(inside))
         return ("root", self._encode(root))
 
+    def _parts(self, node: Node, plan: Plan) -> Iterable[Node]:
+        """The nodes that have rows before that of a node: of a scope its free variables."""
+        if node is not self.root and is_scope(node, plan, self.functions):
+            form = canonical_form(node)
+            scope = self.open_scopes[node] = _Canonical("order", map_sizes=False, root=form)
+            scope.rows.append(scope.write(form))
+            return scope.free_vars
+        self.bound.update(plan.bound_by(node))
+        return [n for name in plan.names for n in nodes_in(getattr(node, name))]
+
     def _number(self, node: Node, plan: Plan) -> int:
-        row: Row = (plan.key, *(self._encode(getattr(node, name)) for name in plan.names))
+        if node is not self.root and is_scope(node, plan, self.functions):
+            scope = self.open_scopes.pop(node)
+            row: Row = (plan.key, _digest_of(scope.rows), self._encode(scope.free_vars))
+            number = self._number_once(row)
+            self.scopes.setdefault(number, scope)
+            return number
+        row = (plan.key, *(self._encode(getattr(node, name)) for name in plan.names))
         if plan.inferred:
             self.inferred.append(getattr(node, plan.inferred))
         if plan.is_variable:
             row = (*row, *self._identity(node, plan.key))
         elif not plan.is_graph or row == _UNIT:
-            known = self.same.get(row)
-            if known is not None:
-                return known
-            self.same[row] = len(self.rows)
+            return self._number_once(row)
         self.rows.append(row)
         return len(self.rows) - 1
 
+    def _number_once(self, row: Row) -> int:
+        """The number of a row whose sharing does not matter."""
+        known = self.same.setdefault(row, len(self.rows))
+        if known == len(self.rows):
+            self.rows.append(row)
+        return known
+
     def _identity(self, node: Node, key: str) -> Row:
         is_mapped = node in self.bound or (key == "tir.SizeVar" and self.map_sizes)
+        if not is_mapped:
+            self.free_vars.append(node)
         if is_mapped or self.free == "order":
             return ("bound" if is_mapped else "free", len(self.rows))
         return ("is", id(node))
@@ -233,7 +275,10 @@ def _array_row(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Row:
     return (str(value.dtype), value.shape, digest)
 
 
-def _canonical_form(value: BaseFunc) -> BaseFunc:
+def canonical_form(value: Node) -> Node:
+    """Return a function as it is compared: without what its class says means nothing."""
+    if not isinstance(value, BaseFunc):
+        return value
     form = type(value).canonical_form
     return value if form is None else form(value)
 
@@ -241,10 +286,10 @@ def _canonical_form(value: BaseFunc) -> BaseFunc:
 def open_module(value: object) -> object:
     """A module as a mapping; functions in the form in which they are compared."""
     if isinstance(value, BaseFunc):
-        return _canonical_form(value)
+        return canonical_form(value)
     if not isinstance(value, IRModule):
         return value
-    functions = {g.name_hint: _canonical_form(f) for g, f in value.functions.items()}
+    functions = {g.name_hint: f for g, f in value.functions.items()}
     types = {str(getattr(g, "name_hint", g)): d for g, d in value.type_definitions.items()}
     return {"functions": functions, "types": types, "attrs": value.attrs}
 
@@ -252,9 +297,31 @@ def open_module(value: object) -> object:
 def _form(value: object, free: FreeVars) -> _Canonical:
     """The rows of a value, the last one its own."""
     map_sizes = free == "order" or isinstance(value, (IRModule, BaseFunc))
-    form = _Canonical(free, map_sizes)
-    form.rows.append(form.write(open_module(value)))
+    functions = frozenset(value.functions.values() if isinstance(value, IRModule) else ())
+    opened = open_module(value)
+    form = _Canonical(free, map_sizes, functions, root=opened)
+    form.rows.append(form.write(opened))
     return form
+
+
+def _digest_of(rows: Iterable[Row]) -> str:
+    """A hex digest of 128 bits."""
+    state = blake2b(digest_size=16)
+    for row in rows:
+        state.update(repr(row).encode())
+    return state.hexdigest()
+
+
+def _agree_on_inferred(mine: _Canonical, other: _Canonical) -> bool:
+    """Whether the types that both programs of the same rows write down are the same.
+
+    Equal rows hold equal calls in the same order, so that their type arguments pair up. They are
+    compared where both programs have them, under the numbers that the rows have given to variables.
+    """
+    written = [p for p in zip(mine.inferred, other.inferred, strict=True) if all(p)]
+    if not all(mine.write(x) == other.write(y) for x, y in written) or mine.rows != other.rows:
+        return False
+    return all(_agree_on_inferred(scope, other.scopes[at]) for at, scope in mine.scopes.items())
 
 
 def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
@@ -270,13 +337,7 @@ def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
     a, b = _constant(a, b), _constant(b, a)
     free: FreeVars = "order" if map_free_vars else "identity"
     mine, other = _form(a, free), _form(b, free)
-    if mine.rows != other.rows:
-        return False
-    # Equal rows hold equal calls in the same order, so that their type arguments pair up. Those
-    # are compared only where both programs have them, under the numbers that the rows have given
-    # to variables.
-    written = [p for p in zip(mine.inferred, other.inferred, strict=True) if all(p)]
-    return all(mine.write(x) == other.write(y) for x, y in written) and mine.rows == other.rows
+    return mine.rows == other.rows and _agree_on_inferred(mine, other)
 
 
 def _constant(value: object, beside: object) -> object:
@@ -292,10 +353,7 @@ def structural_digest(a: object) -> str:
     """A hex digest of 128 bits, the same in every process; that of a function is remembered."""
     if isinstance(a, BaseFunc) and (known := _digests.get(a)) is not None:
         return known
-    state = blake2b(digest_size=16)
-    for row in _form(a, "order").rows:
-        state.update(repr(row).encode())
-    found = state.hexdigest()
+    found = _digest_of(_form(a, "order").rows)
     if isinstance(a, BaseFunc):
         _digests[a] = found
     return found
@@ -331,7 +389,8 @@ register_func("node.StructuralEqual", structural_equal, override=True)
 register_func("node.StructuralHash", _hash_to_cross, override=True)
 
 __all__ = [
-    "nodes_in",
+    "canonical_form",
+    "is_scope",
     "open_module",
     "plan_of",
     "structural_digest",

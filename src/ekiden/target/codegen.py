@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ekiden.runtime.fresh_python import fresh_python
 from ekiden.target.probe import architecture
 from ekiden.target.target import Target
 
 if TYPE_CHECKING:
+    import subprocess
+
     import llvmlite.binding as llvm
 else:
     from ekiden.runtime.late import Late
 
     llvm = Late("llvmlite.binding")
+    subprocess = Late("subprocess")
+
+_INTRINSIC_NAME = re.compile(r"llvm(\.\w+)+", re.ASCII)
+_PARSE_CALL = """
+import llvmlite.binding as llvm
+call = "define void @f() { call void @%s() ret void }"
+try:
+    llvm.parse_assembly(call % sys.argv[1])
+except RuntimeError as error:
+    sys.exit(UNKNOWN if "unknown intrinsic" in str(error) else 0)
+"""
+_UNKNOWN = 3
+"""The exit status of a process that parsed a call, where LLVM has no intrinsic of that name."""
+_PARSE_LIMIT_S = 60.0
+_intrinsics: list[str] = []
+"""The names of intrinsics that have a number: the first has 1."""
 
 
 def llvm_version_major(allow_none: bool = False) -> int | None:
@@ -27,6 +48,34 @@ def llvm_version_major(allow_none: bool = False) -> int | None:
         if allow_none:
             return None
         raise
+
+
+@functools.cache
+def llvm_lookup_intrinsic_id(name: str) -> int:
+    """Return a number for an intrinsic of LLVM, 0 where LLVM has none of that name. The overload
+    may be left out of the name: "llvm.sqrt", "llvm.sqrt.f32".
+
+    Numbers are those of this process, in the order of the first calls: programs hold names. The
+    first call for a name takes some 0.2 s, as LLVM ends the process that parses a call of some
+    intrinsics without their operands, and another one does it.
+
+    Raises ModuleNotFoundError without LLVM.
+    """
+    if not _INTRINSIC_NAME.fullmatch(name):
+        return 0
+    llvm_version_major()
+    command = fresh_python(_PARSE_CALL.replace("UNKNOWN", str(_UNKNOWN)), name)
+    parsing = subprocess.run(command, capture_output=True, timeout=_PARSE_LIMIT_S, check=False)
+    if parsing.returncode == _UNKNOWN:
+        return 0
+    _intrinsics.append(name)
+    return len(_intrinsics)
+
+
+def llvm_get_intrinsic_name(intrin_id: int) -> str:
+    """Return the name of an intrinsic by the number that `llvm_lookup_intrinsic_id` returned, ""
+    for another number."""
+    return _intrinsics[intrin_id - 1] if 0 < intrin_id <= len(_intrinsics) else ""
 
 
 def llvm_get_system_triple() -> str:
@@ -57,8 +106,10 @@ __all__ = [
     "architecture",
     "llvm_cpu_has_features",
     "llvm_get_cpu_features",
+    "llvm_get_intrinsic_name",
     "llvm_get_system_cpu",
     "llvm_get_system_triple",
+    "llvm_lookup_intrinsic_id",
     "llvm_version_major",
     "target_has_features",
 ]

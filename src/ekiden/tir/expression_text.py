@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import result_dtype
+from ekiden.ir.intrinsic import result_dtype, row_of
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -254,7 +254,7 @@ class Expressions:
             case Cast():
                 return f'T.Cast("{e.dtype}", {x[0]})'
             case Intrinsic():
-                if e.op in ("call_extern", "call_pure_extern"):
+                if row_of(e.op).is_typed:
                     return f'T.{e.op}("{e.dtype}", {", ".join(x)})'
                 if e.dtype == result_dtype(e.op, e.args):
                     return f"T.{e.op}({', '.join(x)})"

@@ -295,6 +295,8 @@ class _Source:
             return call if e.dtype == "handle" else f"rt.cast({call}, {e.dtype!r})"
         if e.op == "reinterpret":
             return f"rt.view({x[0]}, {e.dtype!r})"
+        if e.op in ("call_llvm_intrin", "call_llvm_pure_intrin"):
+            raise errors.RunError(f"interpreter: {e.op} {x[0]}: NumPy has no intrinsics of LLVM")
         if not row_of(e.op).has_meaning and e.op != "if_then_else":
             raise TypeError(f"interpreter: {e.op} has no meaning without what is around it")
         if e.op != "if_then_else":

@@ -41,6 +41,7 @@ from ekiden.ir.prim import Not as _Not
 from ekiden.ir.prim import const as _const
 from ekiden.ir.prim import logical_and as _both
 from ekiden.runtime.errors import ExpressionError
+from ekiden.target.codegen import llvm_get_intrinsic_name, llvm_lookup_intrinsic_id
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 
 Argument = ExprLike | str | Buffer
@@ -60,14 +61,61 @@ def call_packed(*args: Argument) -> PrimExpr:
     return Intrinsic("call_packed", tuple(map(_argument, args)), "int32")
 
 
+NO_VALUE = "handle"
+"""The dtype of calls without a value, as in TVM, where programs write "" or "void"."""
+
+
+def _result(dtype: str) -> str:
+    return NO_VALUE if dtype in ("", "void") else dtype
+
+
 def call_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
     """A call of a C function; buffers go as addresses."""
-    return Intrinsic("call_extern", (StringImm(func_name), *map(_argument, args)), dtype)
+    return Intrinsic("call_extern", (StringImm(func_name), *map(_argument, args)), _result(dtype))
 
 
 def call_pure_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
     """The same of one that does nothing but give its value."""
     return Intrinsic("call_pure_extern", (StringImm(func_name), *map(_argument, args)), dtype)
+
+
+def call_llvm_intrin(dtype: str, name: str | int | IntImm, *args: Argument) -> PrimExpr:
+    """A call of an intrinsic of LLVM, by its name or its number (`llvm_lookup_intrinsic_id`), whose
+    overload may be left out: "llvm.sqrt", "llvm.x86.sse2.pmadd.wd". As in TVM the number of
+    operands that the overload is told by comes before them: `tir.const(1, "uint32"), x`. The dtype
+    "" is that of an intrinsic without a value, and "handle" in texts; Python's integers are
+    int32, and buffers go as addresses.
+
+    Raises ExpressionError where LLVM has no intrinsic of that name, and for another first argument.
+    """
+    return _call_llvm("call_llvm_intrin", dtype, name, args)
+
+
+def call_llvm_pure_intrin(dtype: str, name: str | int | IntImm, *args: Argument) -> PrimExpr:
+    """The same of one that does nothing but give its value."""
+    return _call_llvm("call_llvm_pure_intrin", dtype, name, args)
+
+
+def _call_llvm(op: str, dtype: str, name: str | int | IntImm, args: Sequence[Argument]) -> PrimExpr:
+    if not isinstance(name, str):
+        number = name.value if isinstance(name, IntImm) else name
+        name = llvm_get_intrinsic_name(number) or str(number)
+    if not llvm_lookup_intrinsic_id(name):
+        raise ExpressionError(f"{op}: Unknown llvm intrinsic function {name}")
+    signature = args[0] if args else 0
+    if not isinstance(signature, (int, IntImm)) or isinstance(signature, bool):
+        raise ExpressionError(
+            f"{op}: {name}: expected the number of operands that tell its overload first, "
+            f'`tir.const(1, "uint32")`, got {signature!r}'
+        )
+    numbers = [
+        const(a, "int32" if at else "uint32") if type(a) is int else _argument(a)
+        for at, a in enumerate(args)
+    ]
+    for kind in (dtype, *(a.dtype for a in numbers)):
+        if kind and dt.is_small(dt.element(kind)):
+            raise ExpressionError(f"{op}: {name}: LLVM has no type for {kind}")
+    return Intrinsic(op, (StringImm(name), *numbers), _result(dtype))
 
 
 def ret(val: ExprLike) -> PrimExpr:
@@ -404,6 +452,8 @@ __all__ = [
     "bitwise_xor",
     "call_extern",
     "call_intrin",
+    "call_llvm_intrin",
+    "call_llvm_pure_intrin",
     "call_packed",
     "call_pure_extern",
     "ceil",

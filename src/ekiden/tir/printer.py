@@ -440,25 +440,27 @@ def statement_text(stmt: Stmt) -> str:
 
 
 def module_text(module: IRModule, name: str = "Module") -> str:
-    """A module as a Python class: loop programs as its methods, Relay functions and types as Relay
-    text in a string.
+    """A module as a Python class: loop programs as its methods; as Relay text in a string Relay's
+    functions and types, and loop programs whose name is no Python name.
 
-    Raises ValueError for a loop program whose name is no Python name.
+    Raises ValueError for such a name before `ekiden.relay` is loaded.
     """
     functions = {g.name_hint: f for g, f in module.functions.items()}
-    loops = {name: f for name, f in functions.items() if isinstance(f, PrimFunc)}
+    loops = {n: f for n, f in functions.items() if isinstance(f, PrimFunc) and _is_name(n)}
     lines = [HEADER.replace("tir as T", "ir as I, tir as T"), "", "@I.ir_module", f"class {name}:"]
     if module.attrs:
         attrs = Expressions(Names()).mapping(module.attrs)
         lines += [f"    I.module_attrs({attrs})", ""]
     for symbol, func in loops.items():
-        if not _is_name(symbol):
-            raise ValueError(f"module script: {symbol!r} is no Python name")
         printer = _Printer()
         printer.function(func, 1, symbol)
         lines += [*printer.lines, ""]
     rest = {g: f for g, f in module.functions.items() if g.name_hint not in loops}
     if rest or module.type_definitions:
+        if IRModule.printer is None:
+            raise ValueError(
+                f"module script: {next(iter(rest))} is no Python name: import ekiden.relay"
+            )
         text = IRModule(dict(rest.items()), module.type_definitions).astext()
         escaped = text.strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
         lines += [f'    relay = I.relay("""\n{escaped}\n""")', ""]

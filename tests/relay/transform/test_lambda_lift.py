@@ -5,6 +5,7 @@ import pytest
 from pass_checks import assert_same_meaning, check, main_of, program
 
 import ekiden
+from ekiden.ir.structural import structural_equal
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import LambdaLift, ToANormalForm
 from ekiden.relay.transform.language.scopes import evaluation_order
@@ -82,6 +83,45 @@ def test_closures_keep_their_meaning(text: str, args: list[np.ndarray]) -> None:
     assert_same_meaning(before, after, values)
     inside = [e for e in evaluation_order(main_of(after).body) if isinstance(e, Function)]
     assert not inside
+
+
+INVARIANT = """
+def @main(%x: float32, %y: float32) {
+  let %f = fn (%a: float32) { multiply(%a, tanh(%y)) };
+  let %g = if (less(%x, %y)) { %f } else { fn (%b: float32) { exp(%y) } };
+  %g(%x)
+}"""
+
+
+@pytest.mark.parametrize("text", [NESTED, HIGHER, INVARIANT])
+def test_lifting_again_changes_nothing(text: str) -> None:
+    once = LambdaLift()(program(text))
+    assert structural_equal(LambdaLift()(once), once)
+
+
+@pytest.mark.parametrize("executor", ["vm", "aot"])
+@pytest.mark.parametrize("text", [NESTED, HIGHER, INVARIANT])
+def test_lifted_programs_compile(text: str, executor: str) -> None:
+    """HoistInvariants binds what a closure computes of its captures alone before it is made."""
+    module, args = program(text), (np.float32(2), np.float32(3))
+    expected = ekiden.compile(module)(*args).numpy()
+    lifted = ekiden.compile(LambdaLift()(module), executor=executor)(*args).numpy()
+    np.testing.assert_array_equal(lifted, expected)
+
+
+def test_what_a_pass_has_bound_around_a_closure_is_no_part_of_it() -> None:
+    check(
+        LambdaLift(),
+        """def @f(%x: float32, Closure=1) {
+          let %y = tanh(%x);
+          let %g = fn (%z: float32, Closure=1) { add(%y, %z) };
+          %g }
+        def @main(%x: float32) { @f(%x)(%x) }""",
+        """def @f(%x: float32) { let %y = tanh(%x); let %g = @lifted_g(%y); %g }
+        def @main(%x: float32) { @f(%x)(%x) }
+        def @lifted_g(%y: float32, Closure=1) {
+          fn (%z: float32, Closure=1) { add(%y, %z) } }""",
+    )
 
 
 def test_what_shows_a_named_dimension_is_captured() -> None:

@@ -217,6 +217,10 @@ class ExpressionWriter:
                 return self.call_packed(e)
             case Intrinsic(op="call_extern" | "call_pure_extern"):
                 return self.call_extern(e)
+            case Intrinsic(op="call_llvm_intrin" | "call_llvm_pure_intrin"):
+                raise CompileError(
+                    f"c: {e.op} {e.args[0]}: C has no intrinsics of LLVM; the target llvm has them"
+                )
             case Intrinsic(op="same_memory"):
                 one, other = (self.name(buffer) for buffer in addressed(e))
                 return f"({one} == {other})"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from ekiden.codegen.llvm.compiler import PROGRAM_INTRINSICS
 from ekiden.codegen.llvm.debug import DebugLines
 from ekiden.codegen.llvm.quoting import escaped
 from ekiden.codegen.llvm.types import constant, register_type, suffix
@@ -41,6 +42,8 @@ class Module:
         self.functions: list[str] = []
         self.defined: set[str] = set()
         self.metadata: list[str] = []
+        self.intrinsics: set[str] = set()
+        """Names of intrinsics that the program itself calls."""
         self.constants = 0
         """The address space of tables."""
         self.gathers = True
@@ -117,6 +120,8 @@ class Module:
             f"{name} = private unnamed_addr constant {value}, align 32"
             for value, name in self.vectors.items()
         ]
+        if self.intrinsics:
+            head = [*head, f"{PROGRAM_INTRINSICS}{', '.join(sorted(self.intrinsics))}"]
         declared = [text for name, text in self.declarations.items() if name not in self.defined]
         return "\n".join(
             [*head, *strings, *tables, *vectors, *self.functions, *declared, *self.metadata, ""]

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from ekiden.codegen.task import Task
+from ekiden.codegen.worker_process import compile_isolated
 from ekiden.ir.installed import version_of
 from ekiden.ir.pass_context import DEBUG, phase
+from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.forks import hold_at_forks
 from ekiden.runtime.late import Late
@@ -100,18 +103,62 @@ def new_machine(
     )
 
 
+PROGRAM_INTRINSICS = "; intrinsics that the program calls: "
+"""Begins the line of a module's text that names them."""
+HEAD_CHARS = 4096
+"""Characters of a text in which its head begins to name the program's intrinsics: a target is
+before that."""
+
+
+def program_intrinsics(text: str) -> str:
+    """Return the names of the intrinsics that the program of a text itself calls, "" for none."""
+    begin = text.find(PROGRAM_INTRINSICS, 0, HEAD_CHARS)
+    return "" if begin < 0 else text[begin + len(PROGRAM_INTRINSICS) : text.index("\n", begin)]
+
+
 def parsed(text: str) -> llvm.ModuleRef:
-    """The module of LLVM IR. Raises InternalError where it is wrong."""
+    """The module of LLVM IR. Raises CompileError where a program calls an intrinsic by operands
+    that it does not have, InternalError where the emitter is wrong."""
     try:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
+        names = program_intrinsics(text)
+        if names:
+            raise CompileError(f"llvm: call of {names}: {_reason(error)}") from error
         raise InternalError(f"llvm: the emitter wrote wrong code: {error}") from error
     return module
 
 
+def _reason(error: RuntimeError) -> str:
+    """Return what LLVM says of IR, with the line that it says it of."""
+    says, *lines = str(error).strip().splitlines()
+    if lines and "error: " in lines[0]:  # <string>:7:21: error: ..., the line, a caret
+        says, lines = lines[0].partition("error: ")[2], lines[1:]
+    return f"{says}: {lines[-2 if len(lines) > 1 else 0].strip()}" if lines else says
+
+
+def isolated(
+    function: Callable[..., bytes], text: str, *arguments: object, name: str = "llvm"
+) -> bytes:
+    """Return `function(text, *arguments)` from a process of its own: LLVM ends the process at what
+    a processor does not have, and at some calls of intrinsics by wrong operands. `name` says what
+    for, in messages.
+
+    Raises CompileError where the process ends.
+    """
+    task = Task("", f"{name}: call of {program_intrinsics(text)}", function, (text, *arguments))
+    return compile_isolated(task, environment.kernel_timeout())
+
+
 def compile_text(text: str, target: Target) -> bytes:
     """LLVM IR to a relocatable ELF object."""
+    if program_intrinsics(text):
+        return isolated(_compile_text, text, target)
+    return _compile_text(text, target)
+
+
+def _compile_text(text: str, target: Target) -> bytes:
     with phase("llvm read", DEBUG):
         module = parsed(text)
     with phase("llvm compile", DEBUG):
@@ -128,8 +175,14 @@ def compile_object(funcs: Sequence[PrimFunc], target: Target) -> bytes:
 
 def assembly_of_text(text: str, target: Target) -> str:
     """The machine code of LLVM IR, to read."""
+    if program_intrinsics(text):
+        return isolated(_assembly, text, target).decode()
+    return _assembly(text, target).decode()
+
+
+def _assembly(text: str, target: Target) -> bytes:
     made: str = _machine(target).emit_assembly(parsed(text))
-    return made
+    return made.encode()
 
 
 def assembly(funcs: Sequence[PrimFunc], target: Target) -> str:

@@ -264,6 +264,8 @@ class ExpressionEmitter:
                 return self.call_packed(e)
             case Intrinsic(op="call_extern" | "call_pure_extern"):
                 return self.call_extern(e)
+            case Intrinsic(op="call_llvm_intrin" | "call_llvm_pure_intrin"):
+                return self.call_llvm(e)
             case Intrinsic(op="shuffle"):
                 one, two = (self.value(a) for a in e.args[:2])
                 return shuffle(b, e.args[0].dtype, one, two, shuffle_order(e))
@@ -321,6 +323,10 @@ class ExpressionEmitter:
         """A call of a C function, where there are any."""
         name = extern_name(e, "llvm")
         raise CompileError(f"llvm: {e.op} {name!r}: there is no C function to call here")
+
+    def call_llvm(self, e: Intrinsic) -> Operand:
+        """A call of an intrinsic of LLVM that the program names."""
+        raise InternalError(f"llvm: {e!r} has no place here")
 
     def call_packed(self, e: Intrinsic) -> Operand:
         """A call of a function of the runtime, which may fail: only where statements are."""

@@ -46,16 +46,20 @@ class ExternCallEmitter(PackedCallEmitter):
 
     def _argument(self, a: PrimExpr) -> tuple[str, Operand]:
         """(type with its extension, operand) of an argument."""
-        b = self.b
         if isinstance(a, StringImm):
             return "ptr", self.module.string(a.value)
         if isinstance(a, BufferAddress):
-            data = self.pointer(a.buffer)
-            if a.indices:
-                at = self.value(a.indices[0])
-                data = b.pure(f"getelementptr {memory_type(a.buffer.dtype)}, ptr {data}, i64 {at}")
-            return "ptr", data
+            return self.region_address(a)
         return _typed(a.dtype), self.value(a)
+
+    def region_address(self, a: BufferAddress) -> tuple[str, Operand]:
+        """(type, operand) of the address of a buffer or of a region's first element."""
+        kind, data = self.pointer_type(a.buffer), self.pointer(a.buffer)
+        if a.indices:
+            at = self.value(a.indices[0])
+            element = memory_type(a.buffer.dtype)
+            data = self.b.pure(f"getelementptr {element}, {kind} {data}, i64 {at}")
+        return kind, data
 
 
 def _typed(dtype: str) -> str:

@@ -24,7 +24,7 @@ from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.debug import FunctionLines
 from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
-from ekiden.codegen.llvm.extern_call import ExternCallEmitter
+from ekiden.codegen.llvm.intrinsic_call import IntrinsicCallEmitter
 from ekiden.codegen.llvm.operations import reduce_lanes
 from ekiden.codegen.llvm.quoting import quoted
 from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
@@ -70,7 +70,7 @@ def is_first_lane(mask: PrimExpr) -> bool:
 # Every way out of a function frees its workspaces and sets back what it set (flushing of
 # subnormals, tiles): `leave` and `fail_unless` are the only two, and `workspaces` what is open at
 # this place.
-class StatementEmitter(ExternCallEmitter):
+class StatementEmitter(IntrinsicCallEmitter):
     """Emits statements into one function that returns int: 0, or -1 with an error set."""
 
     def __init__(self, module: Module, name: str, demoted: frozenset[Buffer]) -> None:

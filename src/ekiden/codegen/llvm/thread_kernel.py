@@ -18,7 +18,14 @@ from ekiden.arith import simplify
 from ekiden.codegen.common import flat_extent
 from ekiden.codegen.llvm.builder import Module, Operand
 from ekiden.codegen.llvm.cast import emit_cast
-from ekiden.codegen.llvm.compiler import held, machine_of, new_machine, parsed
+from ekiden.codegen.llvm.compiler import (
+    held,
+    isolated,
+    machine_of,
+    new_machine,
+    parsed,
+    program_intrinsics,
+)
 from ekiden.codegen.llvm.expression import DemoteRegisterError, is_contiguous
 from ekiden.codegen.llvm.near_emitter import NearEmitter
 from ekiden.codegen.llvm.roads import MEMORY, SHARED, Road
@@ -398,8 +405,15 @@ def _made(text: Text, target: Target, road: Road, readable: bool) -> bytes:
         name = f"kernel {text.name!r}: as {road.format}"
         task = Task("", name, _emit, (text.ir, triple, cpu, readable))
         return compile_isolated(task, environment.kernel_timeout())
+    if program_intrinsics(text.ir):
+        return isolated(_optimised, text.ir, triple, cpu, name=f"kernel {text.name!r}")
+    return _optimised(text.ir, triple, cpu)
+
+
+def _optimised(ir: str, triple: str, cpu: str) -> bytes:
+    """Return the assembly of LLVM IR after LLVM's passes."""
     with held():
-        module = parsed(text.ir)
+        module = parsed(ir)
         machine = machine_of(triple, cpu)
         builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
         builder.getModulePassManager().run(module, builder)

@@ -38,7 +38,9 @@ from ekiden.ir.prim import (
 )
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
+from ekiden.target.codegen import llvm_lookup_intrinsic_id
 from ekiden.tir import expr as tir_expr
+from ekiden.tir import op
 from ekiden.tir.op import address_of, assume
 from ekiden.tir.stmt import Evaluate
 
@@ -192,6 +194,13 @@ def call_extern(*args: Argument, dtype: str | None = None, op: str = "call_exter
     value."""
     kind, *rest = args if dtype is None else (dtype, *args)
     return call_intrin(kind, op, *rest)
+
+
+def _call_llvm(call: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
+    def make(*args: Argument, dtype: str | None = None) -> PrimExpr:
+        return call(*args) if dtype is None else call(dtype, *args)
+
+    return make
 
 
 def call_packed(*args: Argument, dtype: str | None = None) -> PrimExpr:
@@ -412,6 +421,8 @@ _NAMES: dict[str, Callable[..., PrimExpr]] = {
     "call_pure_extern": lambda *args, dtype=None: call_extern(
         *args, dtype=dtype, op="call_pure_extern"
     ),
+    "call_llvm_intrin": _call_llvm(op.call_llvm_intrin),
+    "call_llvm_pure_intrin": _call_llvm(op.call_llvm_pure_intrin),
     "shift_left": lambda a, b, dtype=None: _shift("left_shift", a, b, dtype),
     "shift_right": lambda a, b, dtype=None: _shift("right_shift", a, b, dtype),
     **{
@@ -442,7 +453,7 @@ class Namespace:
             Any, Broadcast, Buffer, Not, Ramp, Select, VectorReduce, call_extern, call_intrin,
             tvm_stack_make_array, tvm_stack_make_shape,
             call_packed, target, tvm_access_ptr, type_annotation, address_of, assume, ceildiv,
-            evaluate, infinity, max_value, min_value, truncmod,
+            evaluate, infinity, llvm_lookup_intrinsic_id, max_value, min_value, truncmod,
         ):  # fmt: skip
             setattr(self, function.__name__, function)
         for name, made in _NAMES.items():

@@ -65,7 +65,12 @@ class _Lifter:
         """Digest of a lifted function -> its name."""
 
     def lift(self, root: Function) -> Function:
-        """`root` with every function value inside replaced."""
+        """`root` with every function value inside replaced, but for what a global that was lifted
+        before gives. A pass may have bound something around that: then it is a value as others,
+        and the global a function as others."""
+        of_closure = root.body if root.attr("Closure") else None
+        if of_closure is not None and not isinstance(of_closure, Function):
+            root = root.without_attr("Closure")
         new: dict[RelayExpr, RelayExpr] = {}
         own_names = self._let_names(root.body)
         around = _params_around(root)
@@ -73,7 +78,7 @@ class _Lifter:
             around[inner] = [*around[inner], *lets]
         for expr in evaluation_order(root.body):
             rebuilt = with_children(expr, new)
-            if isinstance(rebuilt, Function) and not is_atom(rebuilt):
+            if isinstance(rebuilt, Function) and not is_atom(rebuilt) and expr is not of_closure:
                 rebuilt = self._lift_one(rebuilt, own_names.get(expr), around[expr])
             new[expr] = rebuilt
         return root.with_fields(body=new[root.body])
