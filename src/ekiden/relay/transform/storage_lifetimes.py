@@ -30,7 +30,7 @@ from ekiden.ir.op import Memory, Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay.expr import Call, If, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.op.memory import AllocStorageAttrs
-from ekiden.relay.transform.chains import Chain, unchain
+from ekiden.relay.transform.chains import Chain, op_name, unchain
 from ekiden.relay.transform.scopes import bodies, evaluation_order, operands
 from ekiden.relay.visitor import pattern_vars
 from ekiden.runtime.late_methods import dataclass
@@ -240,11 +240,6 @@ class Lifetimes:
             for each in operand.fields if isinstance(operand, Tuple) else (operand,):
                 used |= self.home.get(each, frozenset())
         return used
-
-
-def op_name(value: RelayExpr) -> str:
-    """The name of the operator a value calls; empty if it calls none."""
-    return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
 
 
 def _memory_of(value: RelayExpr) -> Memory:

@@ -26,10 +26,9 @@ from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, own
 from ekiden.relay.op.vm import InvokeAttrs
-from ekiden.relay.transform.chains import Binding, Chain, all_bindings, map_chains
+from ekiden.relay.transform.chains import Binding, Chain, all_bindings, map_chains, op_name
 from ekiden.relay.transform.memory_plan import Kernels
 from ekiden.relay.transform.scopes import map_functions, on_body
-from ekiden.relay.transform.storage_lifetimes import op_name
 
 Updated = Callable[[RelayExpr], int | None]
 """A kernel -> the number of the input that it changes."""
