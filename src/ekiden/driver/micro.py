@@ -80,11 +80,9 @@ def compile(
     if [t.name for t in outputs] == ["output0"] and not ImportedModule.of(module).output_names:
         outputs = (replace(outputs[0], name="output"),)  # TVM's name of the only one
     prepared = pipeline(chosen, plans_memory=False)(module)
-    main = prepared["main"]
-    assert isinstance(main, Function)
     kernels = Kernels(chosen, prefix_of(name))
     with phase("kernels"):
-        made = plan_module(main, kernels, name, inputs, outputs, pools)
+        made = plan_module(prepared, kernels, name, inputs, outputs, pools)
     return MicroProgram(
         replace(made, is_packed=packed, constant_alignment=constant_alignment), module.astext()
     )

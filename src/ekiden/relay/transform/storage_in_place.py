@@ -114,7 +114,7 @@ def _replaced(
     if owner is None:
         return None
     (home,) = kernel.inputs[number].storages
-    if not known[home].is_dead_after(kernel.position):
+    if not known[home].is_read_last_at(kernel.position):
         return None
     readers = [n for n, each in enumerate(kernel.inputs) if home in each.storages]
     return owner if all(n in kernel.allowed for n in readers) else None

@@ -91,6 +91,11 @@ class Request:
         """Whether no use comes after a position, in any block."""
         return all(last <= position for last in self.uses.values())
 
+    def is_read_last_at(self, position: int) -> bool:
+        """Whether no use follows the one at the position of a kernel, in any run: later ones are of
+        branches that it excludes."""
+        return self.is_dead_after(position) or any(last == position for _, last in _spans(self))
+
 
 def exclude_each_other(a: Request, b: Request) -> bool:
     """Whether no run makes both: they, and what shares their bytes, are made in different branches
