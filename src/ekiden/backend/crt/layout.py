@@ -61,6 +61,11 @@ class LeafType:
     nbytes: int = 0
     is_cell: bool = False
 
+    @property
+    def is_list(self) -> bool:
+        """Whether the elements of a list are there."""
+        return self.kind is LeafKind.ELEMENTS
+
 
 _Part = tuple[Type, bool, frozenset[Type]]
 """A type, whether it is inside of a reference, and the data types that it is inside of."""
@@ -107,7 +112,7 @@ class Layouts:
                     if header in inside:
                         raise CompileError(
                             f"{where}: a value of {type_text(at)} holds values of its own type: "
-                            "its size has no bound, and there is no allocator"
+                            f"its size has no bound, and there is no allocator; {PARTIAL}"
                         )
                     found.append(LeafType(LeafKind.NUMBER, NUMBER_BYTES, is_cell))
                     held_types = [f for _, row in self.constructors(at) for f in row]
@@ -139,7 +144,7 @@ class Layouts:
         if _is_list(kind):
             raise CompileError(
                 f"{where}: a match takes a list apart, whose length has no bound; a list can be "
-                "grown by Cons, and read by sequence.stack with a constant length"
+                f"grown by Cons, and read by sequence.stack with a constant length; {PARTIAL}"
             )
         start = 1
         for each, types in self.constructors(kind):
@@ -185,18 +190,22 @@ def tensor_bytes(kind: TensorType, where: str) -> int:
 
 def unbounded(kind: TensorType) -> str:
     """Return why there is no memory for a tensor, and what would help."""
-    open_dims = [d for d in kind.shape if not isinstance(d, IntImm)]
-    names = dict.fromkeys(v for d in open_dims for v in free_vars(d))
-    sizes = " and ".join(v.name for v in names) or "a size of it"
-    verb = "are" if len(names) > 1 else "is"
+    names = dict.fromkeys(v for d in kind.shape for v in free_vars(d))
     limits = [f"{v.name} <= {v.upper}" for v in names if isinstance(v, SizeVar) and v.upper]
+    sizes = " and ".join(v.name for v in names) or "a size"
+    verb = "follow" if len(names) > 1 else "follows"
     known = f" ({', '.join(limits)})" if limits else ""
     return (
-        f"a tensor {kind.dtype}{shape_text(kind.shape)} has no constant size: {sizes} {verb} known "
-        f"when it runs only{known}, and there is no allocator; give the shapes of the inputs that "
-        "it follows from (shape=, --shape NAME=1,3,224,224), or compute it in a tensor of a "
-        "constant shape"
+        f"a tensor {kind.dtype}{shape_text(kind.shape)} has no constant size: {sizes} {verb} from "
+        f"data when it runs{known}, and there is no allocator; put it into a tensor of the largest "
+        "shape, beside a number that says how much of it counts"
     )
 
 
-__all__ = ["Field", "Layouts", "LeafKind", "LeafType", "tensor_bytes", "unbounded"]
+PARTIAL = (
+    "relay.transform.PartialEvaluate unrolls what is recursive over data whose structure is known"
+)
+"""What helps against types without a bound."""
+
+
+__all__ = ["PARTIAL", "Field", "Layouts", "LeafKind", "LeafType", "tensor_bytes", "unbounded"]

@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ekiden.backend.crt.kernels import Kernels
-from ekiden.backend.crt.layout import Layouts, unbounded
+from ekiden.backend.crt.layout import Layouts
 from ekiden.backend.crt.module import ALIGNMENT, Home, MicroModule, Place, Pool, Routine, Tensor
 from ekiden.backend.crt.place import place_routine
-from ekiden.backend.crt.read import RUNTIME, Program, Reader
+from ekiden.backend.crt.program import RUNTIME, Program
+from ekiden.backend.crt.read import Reader
 from ekiden.codegen.c.helium import functions_in
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PLANNER, PLANS_MEMORY, PassContext
@@ -109,7 +110,10 @@ def _check_types(function: Function, names: Sequence[str]) -> None:
         if not isinstance(kind, TensorType):
             raise CompileError(f"{RUNTIME}: input '{name}' is {kind}, a tensor expected")
         if not all(isinstance(d, IntImm) for d in kind.shape):
-            raise CompileError(f"{RUNTIME}: input '{name}': {unbounded(kind)}")
+            raise CompileError(
+                f"{RUNTIME}: input '{name}' has no static shape: {kind}; give one "
+                "(--shape NAME=1,3,224,224)"
+            )
 
 
 def _functions(module: IRModule) -> Mapping[str, Function]:
