@@ -11,7 +11,7 @@ import pytest
 
 import ekiden
 from ekiden import IRModule, relay, runtime, te, tir
-from ekiden.driver.executors import create_executor
+from ekiden.compiler.faces.executors import create_executor
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_equal
 from ekiden.relay.op.lowered import call_lowered

@@ -126,13 +126,6 @@ def test_in_one_memory_what_is_never_needed_together_shares_bytes(model: Path) -
     )
 
 
-def loop() -> ekiden.IRModule:
-    x = relay.var("x", shape=(2,))
-    zero = relay.const(0.0)
-    test = relay.less(relay.sum(x), zero)
-    return ekiden.IRModule.from_expr(relay.Function([x], relay.If(test, x, relay.nn.relu(x))))
-
-
 def copies() -> ekiden.IRModule:
     x = relay.var("x", shape=(2, 2))
     y = relay.nn.relu(x)
@@ -159,8 +152,6 @@ def dynamic() -> onnx.ModelProto:
 
 
 def test_what_a_library_cannot_be_made_of(model: Path) -> None:
-    with pytest.raises(CompileError, match=r"'If'?|If is no kernel on tensors"):
-        micro.compile(loop(), TARGET)
     with pytest.raises(CompileError, match=r"input 'x' has no static shape.*--shape"):
         micro.compile(dynamic(), TARGET)
     with pytest.raises(CompileError, match=r"target kind 'c' expected, got 'llvm'"):

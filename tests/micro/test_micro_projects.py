@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from bare_programs import BOARDS, need_board
 from micro_models import MODELS, SMALL, quantized
 
 import ekiden
@@ -20,10 +20,6 @@ from ekiden.runtime.errors import ExportError, InputError, LoadError
 from long_runs import alike
 
 SANITIZE = "-fsanitize=address,undefined -fno-sanitize-recover -Wall -Wextra -Werror"
-BOARDS = {
-    "qemu-mps2-an500": "c -mcpu=cortex-m7",
-    "qemu-mps3-an547": "c -mcpu=cortex-m55",
-}
 
 
 def saved(model: onnx.ModelProto, kind: str, folder: Path) -> Path:
@@ -75,13 +71,6 @@ def test_models_give_the_same_here_without_the_runtime(
     path = saved(SMALL[name](), kind, tmp_path)
     cpu = "cortex-m7" if name == "person" else "cortex-m55"  # with vectors it compiles for 10 s
     check(path, "host", f"c -mcpu={cpu}", tmp_path, cflags=SANITIZE)
-
-
-def need_board() -> None:
-    for program in ("arm-none-eabi-gcc", "qemu-system-arm", "make"):
-        if shutil.which(program) is None:
-            pytest.skip(f"needs {program}: apt install gcc-arm-none-eabi"
-                        " libnewlib-arm-none-eabi qemu-system-arm make")  # fmt: skip
 
 
 @pytest.mark.quick

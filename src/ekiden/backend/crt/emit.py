@@ -2,7 +2,7 @@
 
 include/tvmgen_NAME.h   inputs, outputs and memories as structures, and the function that runs
 include/ekiden_NAME.h   the same as a table: names, dtypes, shapes, for programs of any model
-src/NAME_lib0.c         the calls in order, and the memory
+src/NAME_lib0.c         the functions of the model (emit_code.py), and the memory
 src/NAME_lib1.c         the kernels
 src/NAME_lib2.c         the constants
 src/NAME_lib3.c         where it is asked for, the function of the open C ABI (packed.py)
@@ -14,16 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden.backend.crt.emit_code import emit_routines
 from ekiden.backend.crt.kernels import c_name
-from ekiden.backend.crt.module import (
-    ALIGNMENT,
-    Home,
-    Kernel,
-    MicroModule,
-    Place,
-    Step,
-    Tensor,
-)
+from ekiden.backend.crt.module import ALIGNMENT, Kernel, MicroModule, Tensor
 from ekiden.backend.crt.packed import emit_packed
 from ekiden.codegen.c.helpers import quoted
 from ekiden.codegen.c.types import KEYWORDS, constant, memory_type
@@ -220,57 +213,10 @@ def _program(module: MicroModule) -> str:
         f"extern const {memory_type(str(a.dtype))} {prefix}_constant_{n}[];\n"
         for n, a in enumerate(module.constants)
     ]
-    parts.append(_run_arrays(module, prefix))
+    parts.append(emit_routines(module, prefix))
     parts.append(_run(module, prefix))
     parts.append(_tables(module, name))
     return "".join(parts)
-
-
-def _run_arrays(module: MicroModule, prefix: str) -> str:
-    """The calls, over arrays of addresses."""
-    lines = ["(void)inputs;", "(void)outputs;", "(void)pools;"]
-    if module.has_own_memory:
-        memories = ["arena"] if module.workspace else ["NULL"]
-    else:
-        memories = [f"((uint8_t *)pools[{n}])" for n in range(len(module.pools))]
-    for step in module.steps:
-        lines.append(_step(step, prefix, memories))
-    body = "".join(f"  {line}\n" for line in lines)
-    given = "void *const *inputs, void *const *outputs, void *const *pools"
-    return f"\nstatic int32_t run_arrays({given}) {{\n{body}  return 0;\n}}\n"
-
-
-def _step(step: Step, prefix: str, memories: Sequence[str]) -> str:
-    if step.kernel is None:
-        source, target = (_address(p, prefix, memories) for p in step.places)
-        return f"memcpy({target}, {source}, {step.nbytes});"
-    kinds = [f"{'const ' * p.is_read}{p.c_type} *" for p in step.kernel.parameters]
-    kinds += ["uint8_t *"] * (len(step.places) - len(kinds))
-    given = [
-        f"({kind})(void *){_address(place, prefix, memories)}"
-        if place.home is not Home.CONSTANT
-        else _address(place, prefix, memories)
-        for kind, place in zip(kinds, step.places, strict=True)
-    ]
-    source = f" /* {_comment(step.source)} */" if step.source else ""
-    call = f"{step.kernel.name}({', '.join(given)})"
-    return f"if ({call} != 0) return -1;{source}"
-
-
-def _comment(text: str) -> str:
-    return text.replace("*/", "* /").replace("\n", " ").replace("\\", "/").replace("??", "? ?")
-
-
-def _address(place: Place, prefix: str, memories: Sequence[str]) -> str:
-    match place.home:
-        case Home.CONSTANT:
-            assert place.offset == 0
-            return f"{prefix}_constant_{place.number}"
-        case Home.POOL:
-            base = memories[place.number]
-        case home:
-            base = f"(uint8_t *){home.value}s[{place.number}]"
-    return f"({base} + {place.offset})" if place.offset else base
 
 
 def _run(module: MicroModule, prefix: str) -> str:

@@ -76,10 +76,10 @@ from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, OwnAttrs
 from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
 from ekiden.relay.transform.devices.device_domains import HOST_WORK
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.chains import Binding, unchain
+from ekiden.relay.transform.language.chains import unchain
+from ekiden.relay.transform.language.lambda_lift import flatten_closure
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory.peak_memory import predict_peak
-from ekiden.relay.transform.memory.storage_lifetimes import op_name
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime import Device
@@ -150,15 +150,6 @@ class _Program:
         return self.constants.number(data, HOST, is_made=True)
 
 
-def _flatten_closure(function: Function) -> Function:
-    """fn (captured) { fn (params) { body } } marked Closure -> fn (captured, params) { body }"""
-    inner = function.body
-    if not function.attr("Closure"):
-        return function
-    assert isinstance(inner, Function)
-    return inner.with_fields(params=(*function.params, *inner.params))
-
-
 class _FunctionCompiler(Choices):
     """Emits the instructions of one function, in one walk over its bindings.
 
@@ -219,7 +210,7 @@ class _FunctionCompiler(Choices):
         self._compute_later(self.plan.before.get(body))
         chain = unchain(body)
         assert chain.result is not None
-        last = _last_binding(chain.bindings, chain.result)
+        last = chain.tail()
         for variable, value in chain.bindings[:last]:
             self.source = str(value.span or "")
             if isinstance(value, (If, Match)):
@@ -478,24 +469,6 @@ class _FunctionCompiler(Choices):
         return self.into("InvokePackedValue", packed_index=index, args=args)
 
 
-def _last_binding(bindings: Sequence[Binding], result: RelayExpr) -> int:
-    """The binding whose value is the result of a chain, but for names and what only says that
-    other values die; the number of bindings if there is none.
-    """
-    for at in range(len(bindings) - 1, -1, -1):
-        variable, value = bindings[at]
-        if variable is result:
-            if op_name(value) == "vm.match_shape":
-                break  # which is checked behind it
-            same = isinstance(value, Call) and op_name(value) == "vm.forget_shape"
-            if not (same or isinstance(value, Var)):
-                return at
-            result = value.args[0] if isinstance(value, Call) else value
-        elif op_name(value) != "memory.kill":
-            break
-    return len(bindings)
-
-
 def _with_input_names(main: VMFunction, metadata: Mapping[str, object]) -> VMFunction:
     """`main` with the names that the model has for its inputs: variables may have got others."""
     described = cast("Mapping[str, list[dict[str, str]]]", metadata.get("main", {}))
@@ -615,7 +588,7 @@ def check_module(module: IRModule) -> None:
             canonicalize(function)
     for variable, each in module.functions.items():
         if isinstance(each, Function):
-            plan = Plan(variable.name_hint, _flatten_closure(each))
+            plan = Plan(variable.name_hint, flatten_closure(each))
             for stage in plan.stages:
                 if stage.dims.exprs:
                     stage_kernel(plan, stage)
@@ -674,7 +647,7 @@ def _compile_variant(
     if (peak := predict_peak(module)) is not None:
         metadata = {**metadata, "memory": {"peak": peak}}
     functions = {
-        g.name_hint: _flatten_closure(f)
+        g.name_hint: flatten_closure(f)
         for g, f in module.functions.items()
         if isinstance(f, Function)
     }

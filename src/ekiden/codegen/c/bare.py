@@ -6,6 +6,8 @@ error with a message is a status other than 0.
 
 from __future__ import annotations
 
+import re
+
 from ekiden.codegen.c.dots import Dots
 from ekiden.codegen.c.dots_writer import NEXT, DotsWriter
 from ekiden.codegen.c.helium import HeliumSyntax
@@ -150,6 +152,10 @@ def emit_bare(func: PrimFunc, name: str, helpers: Helpers) -> BareFunction:
     if writer.most:
         arguments.append(f"uint8_t *restrict {writer.memory}")
     body = "\n".join(writer.lines)
+    names = [argument.rpartition("*")[2].split()[-1] for argument in arguments]
+    # a kernel need not read all that it is given: what is multiplied by 0 is 0
+    unused = [name for name in names if not re.search(rf"\b{name}\b", body)]
+    body = "\n".join([*(f"  (void){name};" for name in unused), body])
     text = f"int32_t {symbol}({', '.join(arguments)}) {{\n{body}\n}}"
     return BareFunction(text, tuple(parameters), writer.most)
 

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from ekiden.backend.crt.emit import prefix_of
 from ekiden.backend.crt.kernels import Kernels
+from ekiden.backend.crt.layout import unbounded
 from ekiden.backend.crt.module import ALIGNMENT, MicroModule, Pool, Tensor
 from ekiden.backend.crt.plan import plan_module
+from ekiden.backend.crt.program import RUNTIME
 from ekiden.backend.vm.pipeline import pipeline
 from ekiden.byoc.backend import taken_back
 from ekiden.compiler.build import Model, describe, import_model
@@ -18,7 +20,7 @@ from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import phase
-from ekiden.ir.type import TupleType, Type
+from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Function, Tuple, TupleGetItem
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
@@ -56,14 +58,15 @@ def compile(
     alignment: int = ALIGNMENT,
     constant_alignment: int = 4,
 ) -> MicroProgram:
-    """The program of a model of static shapes and straight lines, for a target of kind "c": a
-    microcontroller ("c -mcpu=cortex-m7") or this machine.
+    """The program of a model of static shapes, for a target of kind "c": a microcontroller
+    ("c -mcpu=cortex-m7") or this machine. Choices and loops are C; recursion must be a loop.
 
     `shape` replaces the declared shapes of inputs by name, `name` is what names in C begin with.
     With `pools` the caller of the program gives these memories, the first preferred; else it has
     one of its own. `packed` adds `tvmgen_NAME_run` as a function of the open C ABI, over tensors.
     What lies in memories is aligned to `alignment` bytes, constants to `constant_alignment` at
-    least. Raises CompileError for what needs the runtime, naming the model's node.
+    least. Raises CompileError for what needs the runtime or has no bound, naming the model's
+    node.
     """
     if packed and pools:
         raise CompileError("compile: a packed function has no parameters for memories")
@@ -75,16 +78,18 @@ def compile(
     module = _flat(NameDimensions()(InferType()(module)))
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
-    described = describe(module)
-    inputs, outputs = (_tensors(described[k], k) for k in ("inputs", "outputs"))
+    main, described = module["main"], describe(module)
+    assert isinstance(main, Function)
+    kinds, result = [p.checked_type for p in main.params], main.body.checked_type
+    inputs = _tensors(described["inputs"], "input", kinds)
+    results = result.fields if isinstance(result, TupleType) else (result,)
+    outputs = _tensors(described["outputs"], "output", results)
     if [t.name for t in outputs] == ["output0"] and not ImportedModule.of(module).output_names:
         outputs = (replace(outputs[0], name="output"),)  # TVM's name of the only one
     prepared = pipeline(chosen, plans_memory=False)(module)
-    main = prepared["main"]
-    assert isinstance(main, Function)
     kernels = Kernels(chosen, prefix_of(name))
     with phase("kernels"):
-        made = plan_module(main, kernels, name, inputs, outputs, pools)
+        made = plan_module(prepared, kernels, name, inputs, outputs, pools)
     return MicroProgram(
         replace(made, is_packed=packed, constant_alignment=constant_alignment), module.astext()
     )
@@ -148,23 +153,21 @@ def _target(given: TargetLike) -> Target:
     return Target(target, cores=1)
 
 
-def _tensors(rows: object, what: str) -> tuple[Tensor, ...]:
-    """What metadata say of the inputs or outputs. Raises CompileError for one of unknown shape or
-    of what is no number."""
+def _tensors(rows: object, what: str, kinds: Sequence[Type]) -> tuple[Tensor, ...]:
+    """What metadata say of the inputs or outputs, whose types are `kinds`. Raises CompileError for
+    one of unknown shape or of what is no number."""
     assert isinstance(rows, list)
     found: list[Tensor] = []
-    for row in rows:
-        shape, dtype = row["shape"], row["dtype"]
+    for row, kind in zip(rows, kinds, strict=True):
+        shape, dtype, head = row["shape"], row["dtype"], f"{RUNTIME}: {what} '{row['name']}'"
         if not all(isinstance(d, int) for d in shape):
+            if what == "output" and isinstance(kind, TensorType):
+                raise CompileError(f"{head}: {unbounded(kind)}")
             raise CompileError(
-                f"compile: runtime 'crt': {what.removesuffix('s')} '{row['name']}' has no static "
-                f"shape: {dtype}{shape}; give one (--shape NAME=1,3,224,224)"
+                f"{head} has no static shape: {dtype}{shape}; give one (--shape NAME=1,3,224,224)"
             )
         if not re.fullmatch(r"bool|(u?int|b?float)\d+", dtype):
-            raise CompileError(
-                f"compile: runtime 'crt': {what.removesuffix('s')} '{row['name']}' is {dtype}, "
-                "tensors of numbers expected"
-            )
+            raise CompileError(f"{head} is {dtype}, tensors of numbers expected")
         found.append(Tensor(row["name"], tuple(shape), dtype))
     return tuple(found)
 

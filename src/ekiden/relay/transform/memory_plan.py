@@ -48,16 +48,10 @@ from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocTensorAttrs, alloc_storage, alloc_tensor
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.fusion.kernel_order import KernelOrder
-from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.language.chains import Binding, Chain, map_chains, op_name
 from ekiden.relay.transform.language.scopes import bodies, on_body, with_children
 from ekiden.relay.transform.memory.storage_in_place import merge_in_place
-from ekiden.relay.transform.memory.storage_lifetimes import (
-    Block,
-    Lifetimes,
-    Request,
-    op_name,
-    run_of,
-)
+from ekiden.relay.transform.memory.storage_lifetimes import Block, Lifetimes, Request, run_of
 from ekiden.relay.transform.memory.storage_places import ALIGNMENT, place_all
 from ekiden.runtime.late_methods import dataclass
 

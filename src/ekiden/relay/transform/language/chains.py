@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import field
 
 from ekiden.ir.expr import RelayExpr
-from ekiden.relay.expr import Let, Var
+from ekiden.ir.op import Op
+from ekiden.relay.expr import Call, Let, Var
 from ekiden.relay.transform.language.scopes import bodies, with_children
 from ekiden.runtime.late_methods import dataclass
 
@@ -30,6 +31,29 @@ class Chain:
         """`let ...; let ...; result`"""
         assert self.result is not None
         return let_chain(self.bindings, self.result)
+
+    def tail(self) -> int:
+        """Return the number of the binding whose value is the result, but for names and what only
+        says that other values die; that of all bindings if there is none.
+        """
+        result = self.result
+        for at in range(len(self.bindings) - 1, -1, -1):
+            variable, value = self.bindings[at]
+            name = op_name(value)
+            if variable is result:
+                if name == "vm.match_shape":
+                    break  # which is checked behind it
+                if not (name == "vm.forget_shape" or isinstance(value, Var)):
+                    return at
+                result = value.args[0] if isinstance(value, Call) else value
+            elif name != "memory.kill":
+                break
+        return len(self.bindings)
+
+
+def op_name(value: RelayExpr) -> str:
+    """The name of the operator a value calls; empty if it calls none."""
+    return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
 
 
 def let_chain(bindings: list[tuple[Var, RelayExpr]], result: RelayExpr) -> RelayExpr:

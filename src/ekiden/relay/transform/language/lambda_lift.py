@@ -54,6 +54,15 @@ else:
     detect = Late("ekiden.arith.detect")
 
 
+def flatten_closure(function: Function) -> Function:
+    """fn (captured) { fn (params) { body } } marked Closure -> fn (captured, params) { body }"""
+    inner = function.body
+    if not function.attr("Closure"):
+        return function
+    assert isinstance(inner, Function)
+    return inner.with_fields(params=(*function.params, *inner.params))
+
+
 class _Lifter:
     """Lifts the functions inside one global function. `domains` are those of a module planned for
     several devices."""

@@ -33,9 +33,9 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocTensorAttrs, alloc_tensor
-from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.language.chains import Binding, Chain, map_chains, op_name
 from ekiden.relay.transform.language.scopes import map_functions, on_body
-from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes, op_name
+from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes
 from ekiden.relay.transform.memory_plan import known_at_entry
 from ekiden.runtime.late_methods import dataclass
 from ekiden.topi.slice import Range

@@ -16,14 +16,33 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.type import TensorType
-from ekiden.relay.expr import Call, Tuple, Var
+from ekiden.relay.expr import Tuple, Var
 from ekiden.relay.transform.memory.manifest_alloc import size_in_bytes
 from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes, Request
+from ekiden.runtime.late_methods import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor of a kernel: the storages that it may lie in, and whether it is all of one."""
+
+    storages: frozenset[Var]
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A kernel at a position whose output may replace one of the inputs numbered `allowed`."""
+
+    position: int
+    inputs: Sequence[Operand]
+    output: Operand
+    allowed: Sequence[int]
 
 
 def merge_in_place(
@@ -34,20 +53,46 @@ def merge_in_place(
     """The requests of one arena, without those that became `shares` of others. `may_replace` gives
     the numbers of the inputs that the output of a kernel may replace.
     """
-    owners = {r.storage: r for r in requests}
+    return merge(requests, lifetimes.requests, _replacements(lifetimes, may_replace))
+
+
+def _replacements(
+    lifetimes: Lifetimes, may_replace: Callable[[RelayExpr], Sequence[int]]
+) -> Iterator[Replacement]:
+    """Yield the kernels of a function that may replace what they read."""
     for at, call in lifetimes.invocations:
         kernel, inputs, outputs = call.args[:3]
         assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
         allowed = may_replace(kernel)
-        if not allowed or not all(isinstance(i.checked_type, TensorType) for i in inputs.fields):
-            continue
-        (output,) = outputs.fields
-        made = _owner(owners, _home(lifetimes, output))
-        for number in allowed:
-            owner = _owner(owners, _replaced(lifetimes, call, at, number, allowed))
+        if allowed and all(isinstance(i.checked_type, TensorType) for i in inputs.fields):
+            (output,) = outputs.fields
+            operands = [_operand(lifetimes, i) for i in inputs.fields]
+            yield Replacement(at, operands, _operand(lifetimes, output), allowed)
+
+
+def _operand(lifetimes: Lifetimes, value: RelayExpr) -> Operand:
+    storages = lifetimes.home.get(value, frozenset())
+    kind = value.checked_type
+    assert isinstance(kind, TensorType)
+    request = lifetimes.requests[next(iter(storages))] if len(storages) == 1 else None
+    is_whole = request is not None and prove_equal(size_in_bytes(kind), request.size)
+    return Operand(storages, is_whole)
+
+
+def merge(
+    requests: Sequence[Request], known: Mapping[Var, Request], kernels: Iterable[Replacement]
+) -> list[Request]:
+    """Return the requests without those that became `shares` of others; `known` are all of the
+    function, by storage, and `kernels` its kernels in program order.
+    """
+    owners = {r.storage: r for r in requests}
+    for kernel in kernels:
+        made = _owner(owners, kernel.output)
+        for number in kernel.allowed:
+            owner = _replaced(owners, known, kernel, number)
             if made is None or owner is None or not prove_equal(made.size, owner.size):
                 continue
-            if not (_fills(output, made) and _fills(inputs.fields[number], owner)):
+            if not (kernel.output.is_whole and kernel.inputs[number].is_whole):
                 continue
             owner.shares += [made, *made.shares]
             owners.update((r.storage, owner) for r in (made, *made.shares))
@@ -55,30 +100,21 @@ def merge_in_place(
     return list(dict.fromkeys(owners.values()))
 
 
-def _fills(value: RelayExpr, request: Request) -> bool:
-    """Whether a tensor is all of its storage, not a part of a concatenation in it."""
-    kind = value.checked_type
-    return isinstance(kind, TensorType) and prove_equal(size_in_bytes(kind), request.size)
-
-
-def _owner(owners: Mapping[Var, Request], storage: Var | None) -> Request | None:
-    return None if storage is None else owners.get(storage)
+def _owner(owners: Mapping[Var, Request], value: Operand) -> Request | None:
+    """Return the request of the one storage that a value lies in; None where it lies elsewhere, or
+    may lie in several."""
+    return owners.get(next(iter(value.storages))) if len(value.storages) == 1 else None
 
 
 def _replaced(
-    lifetimes: Lifetimes, call: Call, at: int, number: int, allowed: Sequence[int]
-) -> Var | None:
-    """The storage of an input that is read last here, by inputs that may be replaced."""
-    inputs = call.args[1]
-    assert isinstance(inputs, Tuple)
-    home = _home(lifetimes, inputs.fields[number])
-    if home is None or not lifetimes.requests[home].is_dead_after(at):
+    owners: Mapping[Var, Request], known: Mapping[Var, Request], kernel: Replacement, number: int
+) -> Request | None:
+    """Return the request of an input that is read last here, by inputs that may be replaced."""
+    owner = _owner(owners, kernel.inputs[number])
+    if owner is None:
         return None
-    readers = [n for n, v in enumerate(inputs.fields) if home in lifetimes.home.get(v, frozenset())]
-    return home if all(n in allowed for n in readers) else None
-
-
-def _home(lifetimes: Lifetimes, value: RelayExpr) -> Var | None:
-    """The one storage that a value lies in; None where it lies elsewhere, or may lie in several."""
-    homes = lifetimes.home.get(value, frozenset())
-    return next(iter(homes)) if len(homes) == 1 else None
+    (home,) = kernel.inputs[number].storages
+    if not known[home].is_read_last_at(kernel.position):
+        return None
+    readers = [n for n, each in enumerate(kernel.inputs) if home in each.storages]
+    return owner if all(n in kernel.allowed for n in readers) else None

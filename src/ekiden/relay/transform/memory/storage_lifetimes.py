@@ -30,7 +30,7 @@ from ekiden.ir.op import Memory, Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay.expr import Call, If, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.op.memory import AllocStorageAttrs
-from ekiden.relay.transform.language.chains import Chain, unchain
+from ekiden.relay.transform.language.chains import Chain, op_name, unchain
 from ekiden.relay.transform.language.scopes import bodies, evaluation_order, operands
 from ekiden.relay.visitor import pattern_vars
 from ekiden.runtime.late_methods import dataclass
@@ -90,6 +90,11 @@ class Request:
     def is_dead_after(self, position: int) -> bool:
         """Whether no use comes after a position, in any block."""
         return all(last <= position for last in self.uses.values())
+
+    def is_read_last_at(self, position: int) -> bool:
+        """Whether no use follows the one at the position of a kernel, in any run: later ones are of
+        branches that it excludes."""
+        return self.is_dead_after(position) or any(last == position for _, last in _spans(self))
 
 
 def exclude_each_other(a: Request, b: Request) -> bool:
@@ -240,11 +245,6 @@ class Lifetimes:
             for each in operand.fields if isinstance(operand, Tuple) else (operand,):
                 used |= self.home.get(each, frozenset())
         return used
-
-
-def op_name(value: RelayExpr) -> str:
-    """The name of the operator a value calls; empty if it calls none."""
-    return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
 
 
 def _memory_of(value: RelayExpr) -> Memory:

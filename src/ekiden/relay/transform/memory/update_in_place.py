@@ -26,9 +26,8 @@ from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, own
 from ekiden.relay.op.vm import InvokeAttrs
-from ekiden.relay.transform.language.chains import Binding, Chain, all_bindings, map_chains
+from ekiden.relay.transform.language.chains import Binding, Chain, all_bindings, map_chains, op_name
 from ekiden.relay.transform.language.scopes import map_functions, on_body
-from ekiden.relay.transform.memory.storage_lifetimes import op_name
 from ekiden.relay.transform.memory_plan import Kernels
 
 Updated = Callable[[RelayExpr], int | None]

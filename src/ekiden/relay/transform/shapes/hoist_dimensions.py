@@ -20,9 +20,8 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, TupleGetItem, Var
 from ekiden.relay.op.vm import MatchShapeAttrs
-from ekiden.relay.transform.language.chains import Binding, let_chain, unchain
+from ekiden.relay.transform.language.chains import Binding, let_chain, op_name, unchain
 from ekiden.relay.transform.language.scopes import map_functions, rewrite_graph
-from ekiden.relay.transform.memory.storage_lifetimes import op_name
 from ekiden.relay.unify import size_vars
 from ekiden.topi.shape import equal
 

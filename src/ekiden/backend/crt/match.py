@@ -1,0 +1,122 @@
+"""Matches as statements: a decision tree over the numbers of constructors chooses a clause, and
+each clause stands once.
+
+    match (%o) { Some(%y) => a, No => b }
+->  switch (o) { case 0: clause = 0; case 1: clause = 1; else: clause = -1 }
+    switch (clause) { case 0: a where y = o's first field; case 1: b; else: fail }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ekiden.backend.crt import module as crt
+from ekiden.backend.crt.values import Value
+from ekiden.backend.vm.emit import Scope
+from ekiden.backend.vm.match import Leaf, Path, Test, decision_tree
+from ekiden.ir.expr import RelayExpr
+from ekiden.ir.type import Type
+from ekiden.relay.expr import (
+    Clause,
+    Constructor,
+    Match,
+    Pattern,
+    PatternConstructor,
+    PatternTuple,
+    PatternVar,
+)
+
+if TYPE_CHECKING:
+    from ekiden.backend.crt.read import Reader
+
+Branch = Callable[[RelayExpr], Scope]
+_Heads = Mapping[Path, Constructor]
+"""What parts of a value are made by."""
+NO_CLAUSE = -1
+
+
+def read_match(reader: Reader, match: Match, value: Value, branch: Branch) -> Iterator[Scope]:
+    """Read a match of a value; `branch` reads the body of a clause."""
+    nodes = decision_tree(match.clauses)
+    where = (
+        f"no clause of the match at {match.span} is for the value" if match.span else "no clause"
+    )
+    if not nodes:
+        reader.put(crt.Fail(where))
+        return
+    if isinstance(nodes[0], Leaf):  # the first clause is for all values
+        _bind(reader, match.clauses[nodes[0].clause], match, value)
+        yield from branch(match.clauses[nodes[0].clause].rhs)
+        return
+    number, reader.matches = reader.matches, reader.matches + 1
+    _choose(reader, match, value, nodes, number)
+    reader.put(crt.Clauses(number))
+    for clause in sorted({node.clause for node in nodes if isinstance(node, Leaf)}):
+        reader.put(crt.Case(clause))
+        _bind(reader, match.clauses[clause], match, value)
+        yield from branch(match.clauses[clause].rhs)
+        reader.put(crt.End())
+    reader.put(crt.Case(None))
+    reader.put(crt.Fail(where))
+    reader.put(crt.End())
+    reader.put(crt.End())
+
+
+def _choose(
+    reader: Reader, match: Match, value: Value, nodes: list[Leaf | Test], number: int
+) -> None:
+    """Emit the tests that lead to the number of a clause."""
+    stack: list[crt.Statement | tuple[Leaf | Test | None, _Heads]] = [(nodes[0], {})]
+    while stack:
+        at = stack.pop()
+        if not isinstance(at, tuple):
+            reader.put(at)
+            continue
+        node, heads = at
+        if not isinstance(node, Test):
+            reader.put(crt.Choose(number, node.clause if node is not None else NO_CLAUSE))
+            continue
+        kind, part = _part(reader, match, value, node.path, heads)
+        reader.put(crt.Switch(), part[0])
+        stack.append(crt.End())
+        other = nodes[node.other] if node.other is not None else None
+        stack += [crt.End(), (other, heads), crt.Case(None)]
+        made_by = {c.tag: c for c, _ in reader.program.layouts.constructors(kind)}
+        for tag, case in node.cases.items():
+            inner = {**heads, node.path: made_by[tag]}
+            stack += [crt.End(), (nodes[case], inner), crt.Case(tag)]
+
+
+def _part(
+    reader: Reader, match: Match, value: Value, path: Path, heads: _Heads
+) -> tuple[Type, Value]:
+    """Return the part of a value at a path, and its type."""
+    kind = match.data.checked_type
+    for length, index in enumerate(path):
+        row = reader.program.layouts.fields(kind, heads.get(path[:length]), reader.where(match))
+        kind, value = row[index].type, value[row[index].start : row[index].end]
+    return kind, value
+
+
+def _bind(reader: Reader, clause: Clause, whole: Match, value: Value) -> None:
+    """Let the variables of a clause's pattern stand for the parts of a value."""
+    stack: list[tuple[Pattern, Type, Value]] = [(clause.lhs, whole.data.checked_type, value)]
+    while stack:
+        pattern, kind, part = stack.pop()
+        match pattern:
+            case PatternVar(var=variable):
+                reader.values[variable] = part
+                continue
+            case PatternConstructor(constructor=constructor, patterns=inside):
+                made_by: Constructor | None = constructor
+            case PatternTuple(patterns=inside):
+                made_by = None
+            case _:
+                continue
+        row = reader.program.layouts.fields(kind, made_by, reader.where(whole))
+        for each, field in zip(inside, row, strict=True):
+            stack.append((each, field.type, part[field.start : field.end]))
+
+
+__all__ = ["read_match"]

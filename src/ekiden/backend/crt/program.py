@@ -1,0 +1,86 @@
+"""What the routines of a program share while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from ekiden.backend.crt.kernels import Kernels
+from ekiden.backend.crt.layout import Layouts, LeafType
+from ekiden.backend.crt.module import Home, Place
+from ekiden.backend.crt.values import (
+    Leaf,
+    Lists,
+)
+from ekiden.ir.op import Array
+from ekiden.relay.expr import (
+    Function,
+)
+from ekiden.relay.transform.memory.storage_lifetimes import Request
+from ekiden.runtime.late_methods import dataclass
+
+RUNTIME = "compile: runtime 'crt'"
+WHICH_FUNCTION = (
+    "which function is called is known when it runs only; call the functions in the branches of an "
+    "if in place of choosing one by it"
+)
+
+
+@dataclass(slots=True)
+class Signature:
+    """What callers need to know of a function: its routine, its number in the group of that, and
+    the leaves of its parameters (whose first address is number `first` of the routine's inputs) and
+    of its result."""
+
+    routine: str
+    entry: int
+    first: int
+    params: tuple[tuple[LeafType, ...], ...]
+    result: tuple[LeafType, ...]
+    lists: dict[int, Lists]
+    """Of parameters: number of the address -> its lists."""
+    result_lists: dict[int, Lists]
+
+
+@dataclass(slots=True)
+class Program:
+    """What the routines of a program share."""
+
+    kernels: Kernels
+    layouts: Layouts
+    functions: Mapping[str, Function]
+    """By name, each with what it captures as its first parameters."""
+    closures: frozenset[str]
+    """Those that capture something."""
+    signatures: dict[str, Signature] = field(default_factory=dict)
+    constants: dict[int, tuple[int, Array]] = field(default_factory=dict)
+    """Identity of an array -> its number, and the array."""
+    frames: dict[str, int] = field(default_factory=dict)
+    """Routine -> bytes of its frame, of those that are planned."""
+
+    def constant(self, data: Array) -> Leaf:
+        """Return where a constant lies."""
+        number, _ = self.constants.setdefault(id(data), (len(self.constants), data))
+        return Leaf(Place(Home.CONSTANT, number))
+
+
+@dataclass(slots=True)
+class Elements:
+    """The storage of a list: bytes of an element, the lists that have the same room, and where the
+    model makes it."""
+
+    request: Request
+    nbytes: int
+    lists: Lists
+    where: str
+
+
+@dataclass(slots=True)
+class Frame:
+    """The memory that a call of a routine takes."""
+
+    request: Request
+    routine: str
+
+
+__all__ = ["RUNTIME", "WHICH_FUNCTION", "Elements", "Frame", "Program", "Signature"]

@@ -1,0 +1,395 @@
+"""Values of a program as leaves: operators, data, references, calls; and the storages of a routine.
+
+let %o = Some(%t); let %l = Cons(%e, %k);    leaves (number 0, t); the list k with e behind it
+let %y = @f(%x)                              a call of a routine: its result and its frame are
+                                             storages of this one
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ekiden.backend.crt import module as crt
+from ekiden.backend.crt.layout import LeafKind, LeafType, tensor_bytes, unbounded
+from ekiden.backend.crt.module import Home, Place
+from ekiden.backend.crt.program import RUNTIME, WHICH_FUNCTION, Elements, Frame, Program, Signature
+from ekiden.backend.crt.values import (
+    ABSENT,
+    Draft,
+    Known,
+    Leaf,
+    Leave,
+    Lists,
+    Offset,
+    Value,
+)
+from ekiden.ir import dtype as dt
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.op import Op
+from ekiden.ir.prim import IntImm, PrimExpr, const
+from ekiden.ir.type import TensorType
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    Constructor,
+    Function,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
+from ekiden.relay.op.sequence import SequenceStackAttrs
+from ekiden.relay.op.vm import MatchShapeAttrs, ReshapeTensorAttrs
+from ekiden.relay.transform.language.chains import Chain, op_name
+from ekiden.relay.transform.memory.storage_in_place import Operand, Replacement
+from ekiden.relay.transform.memory.storage_lifetimes import Block, Request
+from ekiden.runtime.errors import CompileError
+
+LIFTED = "lifted_"
+"""What LambdaLift puts before the names of functions inside of others."""
+VIEWS = frozenset(("vm.reshape_tensor", "vm.match_shape", "vm.forget_shape", "vm.bind_dims"))
+NO_VALUE = frozenset(("memory.kill",))
+
+
+class ValueReader:
+    """Reads the values of functions that are one routine: the part that knows no scopes."""
+
+    def __init__(self, program: Program, names: Sequence[str], *, is_loop: bool) -> None:
+        self.program = program
+        self.names = names
+        self.is_loop = is_loop
+        self.code: list[Draft | Leave] = []
+        self.requests: dict[Var, Request] = {}
+        self.elements: list[Elements] = []
+        self.replacements: list[Replacement] = []
+        self.frames: list[Frame] = []
+        self.values: dict[RelayExpr, Value] = {}
+        self.locals: list[LeafType] = []
+        self.inputs: list[bool] = []
+        """Of each address that the routine is given: whether it is written through."""
+        self.params: list[Request | None] = []
+        """Of each address that the routine is given: what a turn of its loop leaves there."""
+        self.matches = 0
+        self.name = ""
+        """The function that is read."""
+        self.root = Block(Chain(), self._function(names[0]).body, positions=[0])
+        self.block, self.index, self.now = self.root, 0, 1
+        self.ends: dict[Block, Value] = {}
+
+    def _function(self, name: str) -> Function:
+        return self.program.functions[name]
+
+    def where(self, value: RelayExpr | None) -> str:
+        """Return how an error about a value begins."""
+        node = f", {value.span}" if value is not None and value.span else ""
+        return f"{RUNTIME}: function '{self.name.removeprefix(LIFTED)}'{node}"
+
+    def _here(self) -> str:
+        """Return how an error about the binding that is read begins."""
+        bindings = self.block.chain.bindings
+        return self.where(bindings[self.index][1] if self.index < len(bindings) else None)
+
+    def leaf_types(self, value: RelayExpr) -> tuple[LeafType, ...]:
+        """Return the leaves of a value's type."""
+        return self.program.layouts.leaves(value.checked_type, self.where(value))
+
+    # storages
+
+    def tick(self) -> int:
+        """Return the next position."""
+        self.now += 1
+        return self.now - 1
+
+    def _request(
+        self, kind: LeafType, block: Block, index: int, at: int, lists: Lists | None
+    ) -> Request:
+        request = Request(Var("storage"), const(kind.nbytes), block, index, at)
+        self.requests[request.storage] = request
+        if lists is not None:
+            self.elements.append(Elements(request, kind.nbytes, lists, self._here()))
+        return request
+
+    def storage(self, kind: LeafType, lists: Lists | None = None) -> Leaf:
+        """Return a leaf in a storage of its own, from the position that is read on."""
+        if kind.kind is LeafKind.FUNCTION:
+            return ABSENT
+        lists = Lists() if kind.is_list and lists is None else lists
+        request = self._request(kind, self.block, self.index, self.now - 1, lists)
+        return Leaf(Offset(request.storage), frozenset((request.storage,)), True, lists)
+
+    def use(self, leaves: Sequence[Leaf]) -> None:
+        """Note that leaves are read, or written, at the position that is read."""
+        for leaf in leaves:
+            for storage in leaf.storages:
+                if storage in self.requests:
+                    self.requests[storage].uses[self.block] = self.now - 1
+
+    def put(self, statement: crt.Statement, *leaves: Leaf) -> None:
+        """Add a statement over leaves."""
+        self.use(leaves)
+        self.code.append(Draft(statement, leaves))
+
+    def copy(self, source: Leaf, target: Leaf, kind: LeafType, node: str = "") -> None:
+        """Add a copy of a leaf."""
+        if source.home is ABSENT.home:
+            return
+        self.put(crt.Step(None, (), kind.nbytes, node), source, target)
+
+    # values
+
+    def value(self, expr: RelayExpr) -> Value:
+        """Read a value, or look up that of an atom."""
+        match expr:
+            case _ if expr in self.values:
+                return self.values[expr]
+            case Constant(data=data):
+                return (self.program.constant(data),)
+            case Tuple(fields=fields):
+                return tuple(leaf for each in fields for leaf in self.value(each))
+            case TupleGetItem(tuple_value=of, index=index):
+                row = self.program.layouts.fields(of.checked_type, None, self.where(expr))
+                return self.value(of)[row[index].start : row[index].end]
+            case GlobalVar(name_hint=name):
+                return (Leaf(ABSENT.home, function=Known(name)),)
+            case Call(op=Op()):
+                return self._operator(expr)
+            case Call(op=Constructor() as constructor, args=args):
+                return self._construct(constructor, args, expr)
+            case Call(op=GlobalVar(name_hint=name), args=args) if self._is_closure(name):
+                known = Known(name, tuple(self.value(a) for a in args))
+                return (Leaf(ABSENT.home, function=known),)
+            case Call():
+                return self._call(expr)
+            case RefCreate(value=held):
+                kinds, value = self.leaf_types(held), self.value(held)
+                return self._snapshot(value, kinds, expr)
+            case RefRead(ref=ref):
+                return self._snapshot(self.value(ref), self.leaf_types(expr), expr)
+            case RefWrite(ref=ref, value=held):
+                self._write(self.value(ref), self.value(held), self.leaf_types(held), expr)
+                return ()
+            case _:
+                raise CompileError(
+                    f"{self.where(expr)}: {type(expr).__name__} is no kernel on tensors of known "
+                    "shapes, and needs the runtime"
+                )
+
+    def _is_closure(self, name: str) -> bool:
+        """Return whether calling a function gives a function over what it captures."""
+        return name in self.program.closures
+
+    def _snapshot(self, value: Value, kinds: Sequence[LeafType], expr: RelayExpr) -> Value:
+        """Copy a value: into a reference, or out of one."""
+        self._check_held(value, kinds, expr)
+        found = tuple(map(self.storage, kinds))
+        for source, target, kind in zip(value, found, kinds, strict=True):
+            self.copy(source, target, kind)
+        return found
+
+    def _write(
+        self, cells: Value, value: Value, kinds: Sequence[LeafType], expr: RelayExpr
+    ) -> None:
+        self._check_held(value, kinds, expr)
+        for source, target, kind in zip(value, cells, kinds, strict=True):
+            self.copy(source, target, kind)
+
+    def _check_held(self, value: Value, kinds: Sequence[LeafType], expr: RelayExpr) -> None:
+        for kind in kinds:
+            if kind.kind is not LeafKind.TENSOR or kind.is_cell:
+                raise CompileError(
+                    f"{self.where(expr)}: a reference that holds something else than tensors of "
+                    "constant shapes has memory without a bound, and there is no allocator"
+                )
+
+    # operators
+
+    def _operator(self, call: Call) -> Value:
+        name = op_name(call)
+        match name, call.attrs:
+            case "memory.alloc_storage", AllocStorageAttrs(size=size):
+                request = Request(Var("storage"), const(0), self.block, self.index, self.now - 1)
+                request.size = self._constant(size, call)
+                self.requests[request.storage] = request
+                return (Leaf(Offset(request.storage), frozenset((request.storage,)), True),)
+            case "memory.alloc_tensor", AllocTensorAttrs() as attrs:
+                return (self._tensor(call, attrs),)
+            case "vm.invoke_tvm_op", _:
+                self._kernel(call)
+                return ()
+            case "sequence.stack", SequenceStackAttrs() as stack:
+                return self._stack(call, stack)
+            case _ if name in NO_VALUE:
+                return ()
+            case _ if name in VIEWS:
+                return self._view(call)
+            case _:
+                raise CompileError(
+                    f"{self.where(call)}: {name} is no kernel on tensors of known shapes, and "
+                    "needs the runtime"
+                )
+
+    def _constant(self, size: PrimExpr, call: Call) -> PrimExpr:
+        if isinstance(size, IntImm):
+            return size
+        kind = self._allocated()
+        what = unbounded(kind) if kind is not None else f"{size} bytes are known when it runs only"
+        bindings = self.block.chain.bindings[self.index :]
+        node = next((value for _, value in bindings if value.span), call)
+        raise CompileError(f"{self.where(node)}: {what}")
+
+    def _allocated(self) -> TensorType | None:
+        """Return the type of the first tensor in the storage that is read."""
+        chain = self.block.chain.bindings
+        variable = chain[self.index][0]
+        for _, value in chain[self.index + 1 :]:
+            if not isinstance(value, Call) or not isinstance(value.attrs, AllocTensorAttrs):
+                continue
+            if value.args[0] is variable:
+                return TensorType(value.attrs.shape, value.attrs.dtype)
+        return None
+
+    def _tensor(self, call: Call, attrs: AllocTensorAttrs) -> Leaf:
+        (leaf,) = self.value(call.args[0])
+        assert isinstance(leaf.home, Offset)
+        nbytes = tensor_bytes(TensorType(attrs.shape, attrs.dtype), self.where(call))
+        offset = attrs.offset
+        assert isinstance(offset, IntImm), "of tensors of constant shapes"
+        size = self.requests[leaf.home.storage].size
+        assert isinstance(size, IntImm)
+        is_whole = offset.value == 0 and size.value == nbytes
+        return Leaf(Offset(leaf.home.storage, offset.value), leaf.storages, is_whole)
+
+    def _view(self, call: Call) -> Value:
+        """Read a tensor under another shape; which says what is unbounded before kernels do."""
+        if isinstance(call.attrs, (ReshapeTensorAttrs, MatchShapeAttrs)):
+            tensor_bytes(TensorType(call.attrs.shape, "uint8"), self.where(call))
+        return self.value(call.args[0])
+
+    def _kernel(self, call: Call) -> None:
+        """Read a call of a kernel; its working memory is one more storage, which lives for the
+        call."""
+        function, *groups = call.args
+        assert isinstance(function, Function)
+        kernel = self.program.kernels.kernel(function)
+        inputs, outputs = (self.value(each) for each in groups[:2])
+        self.replace(inputs, outputs, self.program.kernels.in_place(function))
+        memory = (
+            (self.storage(LeafType(LeafKind.TENSOR, kernel.workspace)),) if kernel.workspace else ()
+        )
+        step = crt.Step(kernel, (), source=str(call.span or ""))
+        self.put(step, *inputs, *outputs, *memory)
+
+    def replace(self, inputs: Value, outputs: Value, allowed: Sequence[int]) -> None:
+        """Note that the one output may lie in the bytes of one of the inputs `allowed`."""
+        if not allowed:
+            return
+        (output,) = outputs
+        operands = [Operand(leaf.storages, leaf.is_whole) for leaf in inputs]
+        whole = Operand(output.storages, output.is_whole)
+        self.replacements.append(Replacement(self.now - 1, operands, whole, allowed))
+
+    # data
+
+    def _construct(self, constructor: Constructor, args: Sequence[RelayExpr], call: Call) -> Value:
+        kinds = self.leaf_types(call)
+        if len(kinds) > 1 and kinds[1].is_list:
+            return (
+                self._cons(args, kinds) if args else (_number(0), Leaf(ABSENT.home, lists=Lists()))
+            )
+        found: list[Leaf] = [_number(constructor.tag), *(ABSENT for _ in kinds[1:])]
+        row = self.program.layouts.fields(call.checked_type, constructor, self.where(call))
+        for part, arg in zip(row, args, strict=True):
+            found[part.start : part.end] = self.value(arg)
+        return tuple(found)
+
+    def _cons(self, args: Sequence[RelayExpr], kinds: Sequence[LeafType]) -> Value:
+        """Append an element: in the bytes of the list, where nothing reads it later."""
+        (element,), (count, elements) = self.value(args[0]), self.value(args[1])
+        assert elements.lists is not None
+        after, grown = self.storage(kinds[0]), self.storage(kinds[1], elements.lists)
+        self.replace((count,), (after,), (0,))
+        self.replace((elements,), (grown,), (0,))
+        self.copy(elements, grown, kinds[1])
+        size = kinds[1].nbytes
+        self.put(crt.Append(0, size, ()), count, grown, element, after)
+        return after, grown
+
+    def _stack(self, call: Call, attrs: SequenceStackAttrs) -> Value:
+        """Read the elements of a list as one tensor, which they are."""
+        length, kind = attrs.length, call.checked_type
+        assert isinstance(kind, TensorType)
+        if not isinstance(length, IntImm):
+            self.leaf_types(call)  # raises, as its result has no constant size
+        assert isinstance(length, IntImm)
+        count, elements = self.value(call.args[0])
+        assert elements.lists is not None
+        root = elements.lists.root()
+        root.capacity = max(root.capacity or 0, length.value)
+        self.put(crt.Expect(length.value, ()), count)
+        sizes = [d.value for d in kind.shape[1:] if isinstance(d, IntImm)]
+        nbytes = math.prod(sizes) * dt.itemsize(kind.dtype)
+        if not attrs.reverse:
+            return (Leaf(elements.home, elements.storages, elements.is_whole),)
+        made = self.storage(LeafType(LeafKind.TENSOR, nbytes * length.value))
+        self.put(crt.Reverse(length.value, nbytes, ()), elements, made)
+        return (made,)
+
+    # calls
+
+    def _call(self, call: Call) -> Value:
+        """Read a call of another routine: its results and its frame are storages of this one."""
+        (leaf,) = self.value(call.op)
+        known = leaf.function
+        if known is None:
+            raise CompileError(f"{self.where(call)}: {WHICH_FUNCTION}")
+        if known.name in self.names:
+            again = "itself" if known.name == self.name else f"'{known.name}', which calls it"
+            raise CompileError(
+                f"{self.where(call)}: it calls {again} and goes on after that call: nothing bounds "
+                "how many calls wait for each other, each with memory of its own, and there is no "
+                "allocator; a call whose result is the function's own result becomes a loop"
+            )
+        signature = self.program.signatures[known.name]
+        args = self._arguments(call, signature)
+        given: list[Leaf] = [ABSENT] * self._inputs(signature)
+        for number, arg, _ in args:
+            given[number] = arg
+        results = tuple(
+            self.storage(k, signature.result_lists.get(n)) for n, k in enumerate(signature.result)
+        )
+        frame = self.storage(LeafType(LeafKind.TENSOR))
+        assert isinstance(frame.home, Offset)
+        self.frames.append(Frame(self.requests[frame.home.storage], signature.routine))
+        statement = crt.Invoke(signature.routine, signature.entry, (), str(call.span or ""))
+        self.put(statement, *given, *results, frame)
+        return results
+
+    def _inputs(self, signature: Signature) -> int:
+        """Return how many addresses the routine of a function is given."""
+        group = [s for s in self.program.signatures.values() if s.routine == signature.routine]
+        return sum(len(kinds) for s in group for kinds in s.params)
+
+    def _arguments(self, call: Call, signature: Signature) -> list[tuple[int, Leaf, LeafType]]:
+        """Return for each address of a call its number in the routine, the leaf, and its type."""
+        (callee,) = self.value(call.op)
+        assert callee.function is not None
+        values = (*callee.function.captured, *(self.value(a) for a in call.args))
+        leaves = [leaf for value in values for leaf in value]
+        kinds = [kind for row in signature.params for kind in row]
+        found = []
+        for number, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True), signature.first):
+            if leaf.lists is not None:
+                signature.lists[number].join(leaf.lists)
+            found.append((number, leaf, kind))
+        return found
+
+
+def _number(value: int) -> Leaf:
+    return Leaf(Place(Home.NUMBER, value))
+
+
+__all__ = ["ValueReader"]
