@@ -30,6 +30,7 @@ from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.tir.transform.thread_tree import elements
 from ekiden.tir.visitor import ExprRewriter
 from ekiden.tir.visitor import substitute as substitute_statement
 from ekiden.topi.rule.family import size_of
@@ -47,7 +48,7 @@ from ekiden.topi.rule.thread_parts import (
     threads_of_row,
 )
 from ekiden.topi.rule.thread_rows import row_of
-from ekiden.topi.rule.thread_team import Team, elements
+from ekiden.topi.rule.thread_team import Team
 
 MOST_OWN, MOST_SHARED = 1 << 14, 1 << 13
 """Bytes of a row that a thread keeps, half of what first caches have at least; that a block keeps,
