@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import test_cuda_text as cuda
 
 import ekiden
 from ekiden import te, tir
+from ekiden.codegen.device import split_program
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, ScheduleError
+from ekiden.target import Target
 from ekiden.te import Tensor
 from ekiden.tir.expr import PrimExpr
 
@@ -344,3 +347,13 @@ def test_warps_hand_each_other_registers(
     out = ekiden.nd.array(np.full(6, 7, "float32"), fibres)
     module["f"](ekiden.nd.array(x, fibres), out)
     np.testing.assert_array_equal(out.numpy(), x.sum(1))
+
+
+@pytest.mark.parametrize("program", [lambda: rows(4, 512, 256), lambda: argmax(9, 43, True)])
+def test_compiler_of_cuda_takes_the_text(program: Callable[[], Program]) -> None:
+    nvrtc = cuda.nvrtc_library()
+    if nvrtc is None:
+        pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
+    func = ekiden.lower(*program(), name="f", simple_mode=True)["f"]
+    for kernel in split_program(func, Target("cuda -arch=sm_80")).kernels:
+        cuda.compiled(nvrtc, kernel, "sm_80")
