@@ -16,6 +16,7 @@
 
 #include "driver_cache.h"
 #include "driver_log.h"
+#include "driver_spirv.h"
 #include "opencl_api.h"
 
 enum { EK_OPENCL_TYPE = 4, MAX_PLATFORMS = 16, MAX_DEVICES = 16, PAGE = 4096 };
@@ -454,25 +455,6 @@ static const code_form forms[] = {
     {"opencl", "-cl-std=CL1.2 -w", true, program_of_text},
     {"spirv", "", false, program_of_il},
 };
-
-/* Of an instruction, its first word says how many it has. What is wrong with a module, or NULL: a
-** compiler may not look itself. */
-static const char *spirv_fault(const unsigned char *code, size_t size, uint32_t *version) {
-  enum { HEAD = 5 };
-  uint32_t word;
-  size_t n = size / 4;
-  if (size % 4 != 0 || n < HEAD) return "it is cut";
-  memcpy(&word, code, sizeof word);
-  if (word != 0x07230203) return "its first word is another";
-  memcpy(version, code + 4, sizeof *version);
-  for (size_t at = HEAD; at < n;) {
-    memcpy(&word, code + 4 * at, sizeof word);
-    size_t words = word >> 16;
-    if (words == 0 || words > n - at) return "an instruction does not end in it";
-    at += words;
-  }
-  return NULL;
-}
 
 /* 0 where a device takes a module of SPIR-V, else -1 with an error that says what it would take. */
 static int check_il(ek_device device, const device_state *state, const char *name, const void *code,

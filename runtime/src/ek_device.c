@@ -67,7 +67,7 @@ static int open_driver(ek_device device, const char *doing) {
   void *library = ek_driver_library(kind);
   if (library == NULL) {
     return ek_error("DeviceError", "%s: %s: there is no driver libekiden_%s.so here: Ekiden "
-                    "brings those of CUDA and OpenCL; EKIDEN_DRIVERS names the folder of others",
+                    "brings those of CUDA, OpenCL and Vulkan; EKIDEN_DRIVERS names the folder of others",
                     doing, name.text, kind);
   }
   void *found = ek_dl_symbol(library, "ek_driver_open");

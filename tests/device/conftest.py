@@ -28,6 +28,17 @@ def opencl() -> Device:
 
 
 @pytest.fixture(scope="session")
+def vulkan() -> Device:
+    """The first device of Vulkan."""
+    device = runtime.device("vulkan", 0)
+    try:
+        runtime.get_global_func("ek.device.open")(device)
+    except runtime.errors.DeviceError as error:
+        pytest.skip(f"needs a driver of Vulkan: apt-get install mesa-vulkan-drivers ({error})")
+    return device
+
+
+@pytest.fixture(scope="session")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Device:
     """A device of the kind "rocm", by the driver in other_driver.c."""
     if shutil.which("cc") is None:

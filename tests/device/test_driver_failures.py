@@ -131,7 +131,7 @@ except runtime.errors.DeviceError as error:
 print(runtime.nd.array(np.ones(1, "float32")).numpy(), runtime.device(sys.argv[1]).exist)
 """
     vendors = {**os.environ, "OCL_ICD_VENDORS": str(tmp_path), "EKIDEN_DRIVERS": ""}
-    for name, wanted in (("opencl", "install"), ("vulkan", "there is no driver")):
+    for name, wanted in (("opencl", "install"), ("metal", "there is no driver")):
         command = [sys.executable, "-c", text, name]
         ran = subprocess.run(command, capture_output=True, text=True, env=vendors, check=True)
         assert wanted in ran.stdout and "[1.] False" in ran.stdout, ran

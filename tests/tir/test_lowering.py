@@ -16,6 +16,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.transform import PassContext, get_pass
 from ekiden.runtime.errors import ScheduleError
+from ekiden.target import Target
 from ekiden.tir import PrimFunc, transform
 from ekiden.tir.interpreter import run
 
@@ -449,7 +450,7 @@ def test_instruments_see_every_pass() -> None:
     func = module()["f"]
     assert isinstance(func, PrimFunc)
     with PassContext(instruments=[timing, PassPrintingInstrument(file=shown)]):
-        transform.lower(func)
+        transform.lower(func, Target("llvm"))
     assert {"tir.lower", *(each.name for each in transform.PASSES)} == set(timing.seconds)
 
 

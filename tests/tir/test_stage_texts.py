@@ -82,9 +82,32 @@ def with_a_number() -> Program:
     return schedule, [factor, a, b]
 
 
+def reduced_by_threads() -> Program:
+    """Rows of any length, whose parts threads reduce and combine, of pairs."""
+    n, m = te.var("n"), te.var("m")
+    a = te.placeholder((n, m), name="a")
+    k = te.reduce_axis((0, m), "k")
+    pairs = te.comm_reducer(
+        lambda x, y: (x[0] + y[0], tir.max(x[1], y[1])),
+        lambda s, t: (tir.const(0, s), te.min_value(t)),
+        "pairs",
+    )
+    total, largest = te.compute((n,), lambda i: pairs((a[i, k], a[i, k]), axis=k), name="b")
+    schedule = te.create_schedule(total.op)
+    _, inner = schedule[total].split(k, 16)
+    schedule[total].bind(total.op.axis[0], te.thread_axis("blockIdx.x"))
+    schedule[total].bind(inner, te.thread_axis("threadIdx.x"))
+    return schedule, [a, total, largest]
+
+
+DEVICE_PROGRAMS = [
+    staged_in_shared_memory, vectors, of_any_size, with_a_number, reduced_by_threads,
+]  # fmt: skip
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("target", ["opencl", "cuda", "metal", "webgpu"])
-@pytest.mark.parametrize("program", [staged_in_shared_memory, vectors, of_any_size, with_a_number])
+@pytest.mark.parametrize("program", DEVICE_PROGRAMS)
 def test_device_modules_read_back_behind_each_pass(
     target: str, program: Callable[[], Program]
 ) -> None:

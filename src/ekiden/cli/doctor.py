@@ -78,9 +78,9 @@ def _tried(name: str, check: Callable[[], str], mend: str) -> Finding:
 
 ATTRIBUTES = {"NAME": 0, "DRIVER": 2, "VERSION": 3, "ABILITIES": 4, "MEMORY": 9}
 """The numbers of ek_device_attribute in runtime.h."""
-DEVICES = ("opencl", "cuda")
+DEVICES = ("opencl", "cuda", "vulkan")
 """Kinds of devices that Ekiden has drivers of."""
-OTHERS = ("vulkan", "metal", "rocm", "webgpu")
+OTHERS = ("metal", "rocm", "webgpu")
 """Kinds that somebody else may have one of."""
 
 

@@ -48,11 +48,12 @@ from ekiden.tir.stmt import PrimFunc
 
 KERNEL_STAGES = {
     "tir": "", "llvm": "ll", "asm": "asm", "c": "c", "opencl": "opencl", "cuda": "cuda",
-    "wgsl": "webgpu", "ptx": "ptx", "spirv": "spirv", "metal": "metal",
+    "wgsl": "webgpu", "ptx": "ptx", "spirv": "spirv", "vulkan": "vulkan",
+    "metal": "metal",
 }  # fmt: skip
 """Stage of a kernel -> the source of the target's code generator that shows it."""
 
-DISASSEMBLERS = {"spirv": ("spirv-dis", "apt-get install spirv-tools")}
+DISASSEMBLERS = dict.fromkeys(("spirv", "vulkan"), ("spirv-dis", "apt-get install spirv-tools"))
 """Format of kernels that is bytes -> what reads them from an artifact, and where it comes from."""
 
 CHOICE_STAGES = ("decisions", "schedule")

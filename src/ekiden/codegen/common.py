@@ -91,6 +91,11 @@ def check_compiled(e: Intrinsic) -> None:
     """Raises CompileError for a call that no code generator has."""
     if row_of(e.op).is_compiled:
         return
+    if e.op == "tvm_storage_sync":
+        raise CompileError(
+            "threads wait for each other, and a processor runs them one after another: build the"
+            " schedule for it, not what was lowered for threads"
+        )
     called = repr(e.args[0].value) if e.args and isinstance(e.args[0], StringImm) else ""
     hint = "; threads of devices that have warps make it" if is_exchange(e) else ""
     raise CompileError(f"no code generator has the call {e.op} {called}".rstrip() + hint)

@@ -242,7 +242,7 @@ INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
     # of the same module
     IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True, calls=True),
     # waits for all threads of a block, whose memory of a scope is then as they have written it
-    IntrinsicDef("tvm_storage_sync", 1, _not_here, "int32", effects=True),
+    IntrinsicDef("tvm_storage_sync", 1, _not_here, "int32", True, is_compiled=False),
     # what another thread of the warp has: the threads that take part as bits, all of which call it,
     # the value, a lane or how far away it is, how many neighbours exchange, threads of a warp
     *(IntrinsicDef(name, 5, _not_here, LIKE_SECOND, True, is_compiled=False)

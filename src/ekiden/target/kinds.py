@@ -149,6 +149,8 @@ oldest, which every driver of SPIR-V takes."""
 _OPENCL = {**_WARPS_OF_1, "cores": Option(int, None, 1, 1), "local_memory": Option(int, None, 1),
            "mtriple": Option(str, tuple(_SPIRV), usual="-unknown-unknown")}
 
+_VULKAN = {**_WARPS_OF_1, "cores": Option(int, None, 1, 1), "local_memory": Option(int, None, 1)}
+
 _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
                    "flush_subnormals",
                    "smlad", "helium"))              # by name, in words that compilers know
@@ -156,6 +158,7 @@ _OF_C = frozenset(("fma", "rounding", "float16",    # what compilers find by the
 _OF_THREADS = frozenset(("fma", "rounding"))     # functions of the languages of devices
 _DOTS = ("dot4_s8s8", "dot4_u8u8", "dot4_u8s8")
 _OF_OPENCL = _OF_THREADS | {"near_memory"}       # of a thread no lane is known
+_OF_VULKAN = frozenset(("rounding",))            # what it calls fma may round twice
 _OF_METAL = _OF_THREADS | {"warp_shuffles"}
 _OF_PTX = _OF_OPENCL | _OF_METAL | {*_DOTS}
 _OF_CUDA = _OF_PTX | {"tensor_cores"}
@@ -172,7 +175,8 @@ KINDS: dict[str, TargetKind] = {each.name: each for each in (
                _NVPTX, 75, block_memory=48 << 10, asks_device=True),
     TargetKind("opencl",    4, ("opencl", "gpu"),     True,  _OF_OPENCL,  True, _OPENCL,
                block_memory=32 << 10, triples=_SPIRV, asks_device=True),
-    TargetKind("vulkan",    7, ("vulkan", "gpu"),     False, _OF_THREADS, True, _WARPS_OF_1),
+    TargetKind("vulkan",    7, ("vulkan", "gpu"),     True,  _OF_VULKAN,  True, _VULKAN,
+               asks_device=True),
     TargetKind("metal",     8, ("metal", "gpu"),      True,  _OF_METAL,   True, _GPU,
                block_memory=32 << 10),
     TargetKind("rocm",     10, ("rocm", "gpu"),       False, _OF_THREADS, True, _GPU),

@@ -19,6 +19,7 @@ from ekiden.te.tensor import (
     Tensor,
 )
 from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.reduction import COMMUTATIVE
 from ekiden.tir.stmt import (
     Allocate,
     Block,
@@ -86,10 +87,15 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     init: Stmt | None = None
     if isinstance(first, Reduce):
         old = [BufferLoad(t, spatial, t.dtype) for t in targets]
-        new = first.reducer.combine(old, [buffers.loads(s) for s in first.sources])
+        terms = [buffers.loads(s) for s in first.sources]
+        # A reducer of the user's own is known by its terms alone, which are variables.
+        names = [] if first.kind else [Var(f"{op.name}_term", s.dtype) for s in terms]
+        new = first.reducer.combine(old, names or terms)
         starts = first.reducer.identity_element
         init = seq(*(BufferStore(t, e, spatial) for t, e in zip(targets, starts, strict=True)))
         update = stores(targets, new, spatial)
+        for name, term in reversed(list(zip(names, terms, strict=False))):
+            update = LetStmt(name, term, update)
     else:
         update = seq(
             *(
@@ -103,7 +109,7 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     plain: dict[Var, PrimExpr] = dict(zip(op.reduce_axis, reduced, strict=True))
     # Schedules know the operators of the built-in reducers; of others the reducer gives its word.
     own = isinstance(first, Reduce) and not first.kind
-    notes = {"commutative": 1} if own else None
+    notes = {COMMUTATIVE: 1} if own else None
     block = Block(buffers.block_name(op.name), iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)

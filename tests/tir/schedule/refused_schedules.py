@@ -112,7 +112,7 @@ STEPS: dict[str, tuple[PrimFunc, Callable[[Schedule], object]]] = {
     ),
     "unroll_symbolic": (symbolic(), lambda s: s.unroll(at(s, "c", 0))),
     "bind_axis": (product(), lambda s: s.bind(at(s, "c", 0), "threadIdx.w")),
-    "bind_reduced": (product(), lambda s: s.bind(at(s, "c", 2), "threadIdx.x")),
+    "bind_reduced": (product(), lambda s: s.bind(at(s, "c", 2), "blockIdx.x")),
     "bind_twice": (
         product(),
         lambda s: (s.bind(at(s, "c", 0), "threadIdx.x"), s.bind(at(s, "c", 1), "threadIdx.x")),

@@ -11,7 +11,7 @@ buffers between kernels. Buffers that it allocates are memory of the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from ekiden.arith import prove_equal
@@ -54,19 +54,20 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
     """
     if target.bounds:
         raise CompileError(f"target {target.kind.name!r}: bounds='check' is for processors alone")
-    module = Sequential(BEFORE_SPLIT, name="tir.before_split")(IRModule({func.name: func}))
+    with target:  # reductions over threads are made of what its threads can do
+        module = Sequential(BEFORE_SPLIT, name="tir.before_split")(IRModule({func.name: func}))
     parts = split_host_device(module)
     grids = {
         name.name_hint: _grid(f)
         for name, f in parts.functions.items()
         if isinstance(f, PrimFunc) and name.name_hint != func.name
     }
-    callers = _sizes_of_callers(parts)
     guarded: dict[GlobalVar | str, BaseFunc] = {
         name: _Guards(grids[name.name_hint]).function(f) if name.name_hint in grids else f
         for name, f in parts.functions.items()
     }
     lowered = Sequential(AFTER_SPLIT, name="tir.after_split")(IRModule(guarded))
+    callers = _sizes_of_callers(parts, lowered)
     kernels, calls = [], {}
     for name, each in lowered.functions.items():
         if name.name_hint == func.name:
@@ -87,26 +88,33 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
     return Split(_host(host, calls, target), kernels)
 
 
-def _sizes_of_callers(parts: IRModule) -> dict[str, dict[Var, PrimExpr]]:
-    """Return for each kernel what its sizes and numbers are where the host calls it."""
+def _sizes_of_callers(parts: IRModule, lowered: IRModule) -> dict[str, dict[Var, PrimExpr]]:
+    """Return for each kernel what its sizes and numbers are where the host calls it: sizes as
+    `parts` has them, whose buffers have shapes, numbers as `lowered` has, whose loops run."""
     found: dict[str, dict[Var, PrimExpr]] = {}
-    bodies = [f.body for f in parts.functions.values() if isinstance(f, PrimFunc)]
-    for call in (e for body in bodies for e in all_expressions(body)):
-        if not isinstance(call, Intrinsic) or call.op != "call_function":
-            continue
-        name, *args = call.args
-        assert isinstance(name, StringImm)
-        kernel = parts[name.value]
-        assert isinstance(kernel, PrimFunc)
-        own = found.setdefault(name.value, {})
-        for param, arg in zip(kernel.params, args, strict=True):
-            if isinstance(param, Var):
-                own[param] = arg
-            elif isinstance(arg, BufferAddress):
-                # written alike, as the parameter is a copy
-                of_host = free_vars(*arg.buffer.sizes())
-                own.update(zip(free_vars(*param.sizes()), of_host, strict=True))
+    for module, is_run in ((parts, False), (lowered, True)):
+        for name, args in _calls(module):
+            kernel = parts[name]
+            assert isinstance(kernel, PrimFunc)
+            own = found.setdefault(name, {})
+            for param, arg in zip(kernel.params, args, strict=True):
+                if isinstance(param, Var):
+                    own[param] = arg
+                elif isinstance(arg, BufferAddress) and not is_run:
+                    # written alike, as the parameter is a copy
+                    of_host = free_vars(*arg.buffer.sizes())
+                    own.update(zip(free_vars(*param.sizes()), of_host, strict=True))
     return found
+
+
+def _calls(module: IRModule) -> Iterator[tuple[str, tuple[PrimExpr, ...]]]:
+    """Yield the name and the arguments of every call of a kernel."""
+    bodies = [f.body for f in module.functions.values() if isinstance(f, PrimFunc)]
+    for call in (e for body in bodies for e in all_expressions(body)):
+        if isinstance(call, Intrinsic) and call.op == "call_function":
+            name, *args = call.args
+            assert isinstance(name, StringImm)
+            yield name.value, tuple(args)
 
 
 def _as_integers(

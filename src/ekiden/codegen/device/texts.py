@@ -1,5 +1,5 @@
-"""The text of a kernel in the language of its target: those of C by `printer`, PTX and SPIR-V by
-LLVM, WGSL here."""
+"""The code of a kernel in the language of its target: those of C by `printer`, PTX and
+OpenCL's SPIR-V by LLVM, Vulkan's SPIR-V by `spirv_kernel`, WGSL here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.device.dialect import AXES, DIALECTS, Dialect
 from ekiden.codegen.device.formats import format_of
 from ekiden.codegen.device.printer import MOST_SHOWN, KernelWriter, print_kernel
+from ekiden.codegen.device.spirv_kernel import vulkan_kernel
 from ekiden.codegen.device.wgsl import STORED, NarrowIndices
 from ekiden.codegen.llvm import thread_kernel
 from ekiden.codegen.llvm.roads import ROADS
@@ -178,6 +179,15 @@ def print_by_llvm(func: PrimFunc, sizes: list[Var], target: Target, readable: bo
     return DeviceKernel(symbol, device, road.format, args, code, text.checks)
 
 
+def print_vulkan(func: PrimFunc, sizes: list[Var], target: Target, readable: bool) -> DeviceKernel:
+    """The kernel as SPIR-V for Vulkan. Raises CompileError for what a device cannot do."""
+    symbol = c_symbol(func.name)
+    made = vulkan_kernel(func, symbol, sizes, target, _threads(func.body, symbol))
+    code = made.text.encode() if readable else made.code
+    args, device = "b" * len(func.buffers) + "l" * len(sizes), target.kind.device_type
+    return DeviceKernel(symbol, device, format_of(target), args, code, made.checks)
+
+
 def print_for(
     func: PrimFunc, sizes: list[Var], target: Target, readable: bool = False
 ) -> DeviceKernel:
@@ -189,6 +199,8 @@ def print_for(
             f"kernel {c_symbol(func.name)!r}: it has {count} arguments, and devices take"
             f" {MOST_ARGUMENTS}"
         )
+    if target.kind.name == "vulkan":
+        return print_vulkan(func, sizes, target, readable)
     dialect = DIALECTS.get(format_of(target))
     if dialect is None:
         return print_by_llvm(func, sizes, target, readable)

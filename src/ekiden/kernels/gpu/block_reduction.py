@@ -17,18 +17,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ekiden.ir.intrinsic import WARP, WHOLE_WARP, call_intrin
+from ekiden.ir.intrinsic import WARP
 from ekiden.ir.prim import PrimExpr, Var, const, maximum
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated, stores
-from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.tir.transform.thread_tree import SHUFFLES, elements, fold_by_halves, shuffled
 
 Combine: TypeAlias = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Sequence[PrimExpr]]
 """(values of one, values of another) -> those of both."""
-ABILITY = "warp_shuffles"
 AT = "tvm_warp_shuffle"
 
 
@@ -58,7 +58,7 @@ class Team:
         """All of a block, or so many; both are powers of 2."""
         size = threads if size is None else size
         is_apt = threads % WARP == 0 and size <= WARP * WARP and target.thread_warp_size == WARP
-        return Team(thread, threads, size, is_apt and target.has(ABILITY))
+        return Team(thread, threads, size, is_apt and target.has(SHUFFLES))
 
     def combined(
         self, own: Sequence[Buffer], combine: Combine, everywhere: bool = True
@@ -84,7 +84,7 @@ class Team:
             statements.append(stores(own, elements(shared, part), (const(0),)))
             statements += self._folds(own, near, combine, warps)
         if everywhere and self.size > 1:  # the first's: of their own, one has 0 and another -0
-            first = self._taken(own, AT, 0, min(self.size, WARP))
+            first = shuffled(own, AT, 0, min(self.size, WARP))
             statements.append(stores(own, first, (const(0),)))
         return Combined(allocated(seq(*statements), near), elements(own), shared)
 
@@ -103,11 +103,11 @@ class Team:
             statements.append(BufferStore(sums, shared[0][lane % warps], zero))
             statements += self._running(sums, near, combine, warps)
             before = maximum(warp - 1, 0)
-            statements.append(BufferStore(near, self._taken([sums], AT, before, WARP)[0], zero))
+            statements.append(BufferStore(near, shuffled([sums], AT, before, WARP)[0], zero))
             joined = BufferStore(own, combine(near[0], own[0]), zero)
             statements.append(IfThenElse(warp > 0, joined))
         whole, at = (sums, warps - 1) if warps > 1 else (own, WARP - 1)
-        statements.append(BufferStore(sums, self._taken([whole], AT, at, WARP)[0], zero))
+        statements.append(BufferStore(sums, shuffled([whole], AT, at, WARP)[0], zero))
         if warps > 1:
             statements.append(BARRIER)  # what they share is written again in the next turn
         return Combined(allocated(seq(*statements), [near]), [sums[0]], shared, [sums])
@@ -123,7 +123,7 @@ class Team:
         found: list[Stmt] = []
         zero, by = (const(0),), 1
         while by < count:
-            taken = self._taken([own], "tvm_warp_shuffle_up", by, WARP)
+            taken = shuffled([own], "tvm_warp_shuffle_up", by, WARP)
             joined = BufferStore(own, combine(near[0], own[0]), zero)
             found += [BufferStore(near, taken[0], zero)]
             found += [IfThenElse(self.thread % WARP >= by, joined)]
@@ -137,39 +137,29 @@ class Team:
         found: list[Stmt] = []
         by = count // 2
         while by:
-            taken = self._taken(own, "tvm_warp_shuffle_down", by, min(count, WARP))
+            taken = shuffled(own, "tvm_warp_shuffle_down", by, min(count, WARP))
             found.append(stores(near, taken, (const(0),)))  # once each: a combination may ask twice
             found.append(stores(own, combine(elements(own), elements(near)), (const(0),)))
             by //= 2
         return found
 
-    @staticmethod
-    def _taken(own: Sequence[Buffer], op: str, lane: PrimExpr | int, width: int) -> list[PrimExpr]:
-        """What other threads of the warp have."""
-        number = const(lane, "int32") if isinstance(lane, int) else lane
-        of = number, const(width, "int32"), const(WARP, "int32")
-        return [call_intrin(op, const(WHOLE_WARP, "uint32"), value, *of) for value in elements(own)]
-
     def _by_halves(self, own: Sequence[Buffer], combine: Combine) -> Combined:
         parts = [_shared(b, self.threads) for b in own]
-        statements = [stores(parts, elements(own), (self.thread,)), BARRIER]
-        half = self.threads // 2
-        while half:
-            pair = elements(parts, self.thread), elements(parts, self.thread + half)
-            joins = stores(parts, combine(*pair), (self.thread,))
-            statements += [IfThenElse(self.thread < half, joins), BARRIER]
-            half //= 2
+
+        def joined(left: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
+            """Combine two threads' values into those of the first."""
+            return stores(parts, combine(left, right), (self.thread,))
+
+        statements = [
+            stores(parts, elements(own), (self.thread,)),
+            *fold_by_halves(parts, const(0), self.thread, self.threads, joined),
+            BARRIER,
+        ]
         return Combined(seq(*statements), elements(parts), parts)
-
-
-def elements(buffers: Sequence[Buffer], place: PrimExpr | None = None) -> list[PrimExpr]:
-    """Those at a place of buffers; the first."""
-    at = const(0) if place is None else place
-    return [BufferLoad(b, (at,), b.dtype) for b in buffers]
 
 
 def _shared(like: Buffer, count: int) -> Buffer:
     return Buffer("parts", (const(count),), like.dtype, "shared")
 
 
-__all__ = ["Combined", "Team", "elements"]
+__all__ = ["Combined", "Team"]

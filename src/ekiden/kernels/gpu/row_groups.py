@@ -24,7 +24,7 @@ from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import post_order, substitute
 from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.block_reduction import Team, elements
+from ekiden.kernels.gpu.block_reduction import Team
 from ekiden.kernels.gpu.lanes import coordinates, has_vectors
 from ekiden.kernels.gpu.parts import (
     FEWEST,
@@ -46,6 +46,7 @@ from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
 from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.tir.transform.thread_tree import elements
 from ekiden.tir.visitor import ExprRewriter
 from ekiden.tir.visitor import substitute as substitute_statement
 

@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
-from ekiden.ir.prim import Cast, IntImm, PrimExpr, Var, logical_and
-from ekiden.ir.prim_visitor import rewrite, substitute
+from ekiden.arith import simplify
+from ekiden.ir.prim import Cast, IntImm, PrimExpr, Var, const, is_const, logical_and
+from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ScheduleError
 from ekiden.te.inline import Inliner, post_order_tensors
@@ -25,19 +27,25 @@ from ekiden.te.schedule.relations import (
     Reorder,
     Singleton,
     Split,
+    Step,
     is_reduced,
     roots_of,
 )
+from ekiden.te.schedule.scan_threads import time_inside_threads
 from ekiden.te.schedule.schedule import Schedule
 from ekiden.te.schedule.stage import Attach, Stage
 from ekiden.te.statements import rename_blocks
 from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.te.tensor_intrin import tensorize_stage
 from ekiden.tir.index_map import IndexMap
+from ekiden.tir.predicates import conditions, conjunction
 from ekiden.tir.schedule.schedule import Schedule as LoopSchedule
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import BlockRealize, For, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator
+
+MAX_THREADS = 1024
+"""How many threads a block has at most."""
 
 
 def lower(schedule: Schedule, args: Sequence[Tensor | Var], name: str = "main") -> PrimFunc:
@@ -80,6 +88,8 @@ class Dataflow:
         """A tensor as written, or as a stage has it now -> the tensor of the program."""
         self.steps: dict[Operation, str] = {}
         """A step of a scan -> the name of its block."""
+        self.copies: set[str] = set()
+        """The names of the blocks of scans that copy what steps, or what they begin with, made."""
         self._names: dict[str, int] = {}
         self.inlined = {s for s in schedule.stages if is_inlined(s) and s.within is None}
         for tensor in args:
@@ -104,6 +114,8 @@ class Dataflow:
                 op.body, lambda name: names.setdefault(name, self._unique(name))
             )
             self.steps |= {step: names[name] for step, name in op.steps}
+            if op.steps:
+                self.copies |= {*names.values()} - {*self.steps.values()}
         made = op.with_fields(**fields)
         for each in {op, origin or op}:
             for n in range(made.num_outputs):
@@ -200,6 +212,8 @@ class Lowering:
         for stage in schedule.stages:
             if stage.is_input and stage.layouts:
                 self._lay_out_input(stage, stages)
+        for stage in stages:
+            self._copy_on_threads(stage)
         names = self._names()
         for stage in stages:
             if not is_inlined(stage):
@@ -208,7 +222,8 @@ class Lowering:
             a: Range.from_min_extent(substitute(r.min, dict(names)), r.extent)
             for a, r in self.bounds.items()
         }
-        self.func = _Notes(names, self._predicates(stages)).visit_func(self.sch.func)
+        func = _Notes(names, self._predicates(stages)).visit_func(self.sch.func)
+        self.func = time_inside_threads(func, self.flow.steps.values())
 
     def _argument(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor):
@@ -273,6 +288,26 @@ class Lowering:
         if stage.is_rolling:
             self.sch.rolling_buffer(self._block(stage), 0)
 
+    # Only threads reach a device's memory: copies into a scan's state are made where they are.
+    def _copy_on_threads(self, stage: Stage) -> None:
+        """Run the copies of what a stage on threads makes for a scan on the same threads."""
+        bound = [a for a in stage.leaf_iter_vars if _is_bound(stage, a) and not is_reduced(a)]
+        if not bound or not self.flow.copies or stage.layouts:
+            return
+        assert isinstance(stage.op, ComputeOp)
+        axes = stage.op.axis if stage.within is None else stage.op.axis[1:]
+        for copy in self.sch.get_consumers(self._block(stage)):
+            if self.sch.get(copy).name not in self.flow.copies:
+                continue
+            own = self.sch.get_loops(copy)[-len(axes) :] if axes else []
+            loops: dict[Axis, LoopRV] = dict(zip(axes, own, strict=True))
+            for step in filter(None, map(_of_elements, stage.steps)):
+                loops |= _applied(self.sch, step, loops)
+            for axis in bound:
+                thread = stage.iter_var_attrs[axis].bind_thread
+                assert thread is not None
+                self.sch.bind(loops[axis], thread.thread_tag)
+
     def _lay_out_input(self, stage: Stage, stages: Sequence[Stage]) -> None:
         """A new layout of an argument, by way of a stage that reads it."""
         tensor = self.flow.tensors(stage)[0]
@@ -310,21 +345,9 @@ class Lowering:
         found = self._for(loop)
         self.bounds[axis] = Range.from_min_extent(found.min, found.extent)
 
-    def _step(self, step: Split | Fuse | Singleton | Reorder) -> None:
-        match step:
-            case Split():
-                factor = _number(step.factor if step.nparts is None else step.nparts)
-                factors = [None, factor] if step.nparts is None else [factor, None]
-                made = self.sch.split(self._loops.pop(step.parent), factors)
-                self._note(step.outer, made[0])
-                self._note(step.inner, made[1])
-            case Fuse():
-                pair = (self._loops.pop(step.outer), self._loops.pop(step.inner))
-                self._note(step.fused, self.sch.fuse(*pair))
-            case Reorder():
-                self.sch.reorder(*(self._loops[a] for a in step.order))
-            case Singleton():
-                raise ScheduleError("fuse of no axes: a computation without axes has no loops")
+    def _step(self, step: Step) -> None:
+        for axis, loop in _applied(self.sch, step, self._loops).items():
+            self._note(axis, loop)
 
     def _loop(self, stage: Stage, axis: Axis) -> LoopRV:
         found = self._loops.get(axis)
@@ -355,7 +378,7 @@ class Lowering:
                 tensorized = True
             _set_kind(self.sch, loop, attr)
         outermost = self._outermost_sum(stage)
-        if outermost is not None and not tensorized:
+        if outermost is not None and not tensorized and not _reduces_by_threads(stage):
             self._decompose(block, outermost)
 
     def _outermost_sum(self, stage: Stage) -> LoopRV | None:
@@ -386,14 +409,93 @@ class Lowering:
         """The conditions under which blocks may store, threads by the loops that are bound."""
         threads: dict[Var, PrimExpr] = {}
         for stage in stages:
-            for axis, attr in stage.iter_var_attrs.items():
-                if attr.bind_thread is not None:
-                    threads[attr.bind_thread.var] = self._for(self._loops[axis]).loop_var
+            threads |= self._threads(stage)
         return {
-            self.flow.block_name(s): substitute(s.store_predicate, threads)
+            self.flow.block_name(s): self._stored_where(s, threads | self._threads(s))
             for s in stages
             if s.store_predicate is not None
         }
+
+    def _threads(self, stage: Stage) -> dict[Var, PrimExpr]:
+        """The variables of the thread axes of a stage, by those of the loops bound to them."""
+        return {
+            attr.bind_thread.var: self._for(self._loops[axis]).loop_var
+            for axis, attr in stage.iter_var_attrs.items()
+            if attr.bind_thread is not None
+        }
+
+    # All threads of a sum have it in the end, and one stores it: lowering chooses which.
+    def _stored_where(self, stage: Stage, threads: dict[Var, PrimExpr]) -> PrimExpr:
+        """The condition under which a stage stores, without what only says which of the threads
+        that reduce does. Raises ScheduleError where none of them would."""
+        assert stage.store_predicate is not None
+        reduced = {
+            attr.bind_thread.var: axis.extent
+            for axis, attr in stage.iter_var_attrs.items()
+            if attr.bind_thread is not None and is_reduced(axis)
+        }
+        kept: list[PrimExpr] = []
+        for condition in conditions(stage.store_predicate):
+            used = reduced.keys() & set(free_vars(condition))
+            if not used:
+                kept.append(condition)
+            elif not _holds_somewhere(condition, {v: reduced[v] for v in used}):
+                raise ScheduleError(
+                    f"set_store_predicate of {stage.name!r}: {condition} is not known to hold for"
+                    " any of the threads that reduce, one of which stores the result"
+                )
+        return substitute(conjunction(kept), threads)
+
+
+def _reduces_by_threads(stage: Stage) -> bool:
+    """Whether an axis that a stage reduces over is bound to threads."""
+    return any(is_reduced(a) and _is_bound(stage, a) for a in stage.leaf_iter_vars)
+
+
+def _is_bound(stage: Stage, axis: Axis) -> bool:
+    """Whether an axis of a stage runs on threads."""
+    attr = stage.iter_var_attrs.get(axis)
+    return attr is not None and attr.bind_thread is not None
+
+
+def _holds_somewhere(condition: PrimExpr, extents: Mapping[Var, PrimExpr]) -> bool:
+    """Whether a condition is known to hold for one of the threads, tried one after another."""
+    sizes = [e.value if isinstance(e, IntImm) else 1 for e in extents.values()]
+    for numbers in itertools.islice(itertools.product(*map(range, sizes)), MAX_THREADS):
+        at: dict[Var, PrimExpr] = dict(zip(extents, map(const, numbers), strict=True))
+        if is_const(simplify(substitute(condition, at)), True):
+            return True
+    return False
+
+
+def _of_elements(step: Step) -> Step | None:
+    """A step as one on the axes that are not reduced over; None where it is on others."""
+    match step:
+        case Split() if not is_reduced(step.parent):
+            return step
+        case Fuse() if not is_reduced(step.fused):
+            return step
+        case Reorder():
+            return Reorder(tuple(a for a in step.order if not is_reduced(a)))
+    return None
+
+
+def _applied(sch: LoopSchedule, step: Step, loops: dict[Axis, LoopRV]) -> dict[Axis, LoopRV]:
+    """Do a step on the loops of axes, taking those that it replaces away; gives the new ones."""
+    match step:
+        case Split():
+            factor = _number(step.factor if step.nparts is None else step.nparts)
+            factors = [None, factor] if step.nparts is None else [factor, None]
+            outer, inner = sch.split(loops.pop(step.parent), factors)
+            return {step.outer: outer, step.inner: inner}
+        case Fuse():
+            pair = (loops.pop(step.outer), loops.pop(step.inner))
+            return {step.fused: sch.fuse(*pair)}
+        case Reorder():
+            sch.reorder(*(loops[a] for a in step.order))
+            return {}
+        case Singleton():
+            raise ScheduleError("fuse of no axes: a computation without axes has no loops")
 
 
 def is_inlined(stage: Stage) -> bool:

@@ -10,6 +10,7 @@ from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.ir.range import Range
 from ekiden.tir.expr import SCOPES, Buffer, BufferLoad
+from ekiden.tir.reduction import same_expr
 from ekiden.tir.regions import Access, region
 from ekiden.tir.schedule.check import (
     box_of,
@@ -18,14 +19,7 @@ from ekiden.tir.schedule.check import (
     require_sole_writer,
 )
 from ekiden.tir.schedule.inline import partial_domain
-from ekiden.tir.schedule.kinds import (
-    COMPLETE,
-    REDUCTION,
-    UPDATE,
-    reduce_loops,
-    require_kind,
-    same_expr,
-)
+from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, reduce_loops, require_kind
 from ekiden.tir.schedule.move import moved_nest
 from ekiden.tir.schedule.program import (
     Program,

@@ -6,9 +6,9 @@ from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import Div, FloorDiv, FloorMod, Intrinsic, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.reduction import same_expr
 from ekiden.tir.schedule.cache import check_scope, outermost, used_iters
 from ekiden.tir.schedule.check import require_outermost
-from ekiden.tir.schedule.kinds import same_expr
 from ekiden.tir.schedule.move import moved_nest
 from ekiden.tir.schedule.program import (
     Program,

@@ -16,7 +16,7 @@ What cannot be proved is refused, with the reason; nothing is taken on trust.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ekiden.arith import Analyzer, IterSum, determines, image_box
 from ekiden.ir.prim import (
@@ -35,6 +35,7 @@ from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer
 from ekiden.tir.predicates import conditions
+from ekiden.tir.reduction import reduction_of, same_expr
 from ekiden.tir.regions import Access, region
 from ekiden.tir.schedule.kinds import (
     COMPLETE,
@@ -45,7 +46,6 @@ from ekiden.tir.schedule.kinds import (
     reduce_loops,
     reduce_values,
     require_kind,
-    same_expr,
     spatial_values,
     stores_of,
 )
@@ -479,18 +479,33 @@ def _walking(access: Access) -> list[For]:
     return found[::-1]
 
 
-def check_concurrent(step: str, program: Program, loop: For, lanes: bool = False) -> None:
-    """Refuses unless the steps of a loop may run at the same time; as lanes of vectors, if so."""
+def is_within_block(annotations: Mapping[str, object] | None) -> bool:
+    """Whether a loop's annotations bind it to threads of a block, which wait for each other."""
+    return str((annotations or {}).get("thread", "")).startswith("threadIdx")
+
+
+def check_concurrent(
+    step: str, program: Program, loop: For, lanes: bool = False, together: bool = False
+) -> None:
+    """Refuses unless the steps of a loop may run at the same time; as lanes of vectors, if so;
+    `together`, as threads that combine what they reduce."""
     _require_leaves_only(step, loop)
     if is_const(loop.extent, 1):
         return
     leaves = program.leaves(loop.body)
     var = loop.loop_var
+    combined: set[Buffer] = set()
     for each in leaves:
         require_kind(step, each, COMPLETE, REDUCTION, UPDATE)
-        if var in free_vars(*reduce_values(each)):
+        if var not in free_vars(*reduce_values(each)):
+            continue
+        if not together:
             refuse(f"{step} {var.name!r}: block {each.block.name!r} reduces over it", each)
+        _require_combination(step, program, loop, each)
+        combined.update(written(each.block))
     for buffer in dict.fromkeys(b for leaf in leaves for b in written(leaf.block)):
+        if buffer in combined:
+            continue
         fault = steps_disjoint(program, loop, buffer, {var}, [loop])
         if fault is None:
             continue
@@ -504,6 +519,27 @@ def check_concurrent(step: str, program: Program, loop: For, lanes: bool = False
                 f" ({private})",
                 maker,
             )
+
+
+# A sum whose init is another block has no value that each thread may begin with.
+def _require_combination(step: str, program: Program, loop: For, realize: BlockRealize) -> None:
+    """Refuses unless threads may combine what they reduce of a block over a loop, and no other
+    block in the loop sees the parts."""
+    name, var = realize.block.name, loop.loop_var
+    if reduction_of(realize.block) is None:
+        why = "its init is another block" if realize.block.init is None else "its update is no sum"
+        refuse(f"{step} {var.name!r}: block {name!r} reduces over it, and {why}", realize)
+    if var in free_vars(*spatial_values(realize)):
+        refuse(f"{step} {var.name!r}: block {name!r} is both spatial and reduced in it", realize)
+    for buffer in written(realize.block):
+        for each in program.leaves(loop.body):
+            touched = (*read(each.block), *written(each.block))
+            if each is not realize and buffer in touched:
+                refuse(
+                    f"{step} {var.name!r}: block {each.block.name!r} in the loop uses"
+                    f" {buffer.name!r}, whose sum runs over it",
+                    each,
+                )
 
 
 def _not_lanewise(program: Program, loop: For, buffer: Buffer) -> str | None:

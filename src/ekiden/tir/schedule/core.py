@@ -17,7 +17,7 @@ from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.printer import text_and_lines
-from ekiden.tir.schedule.check import check_concurrent
+from ekiden.tir.schedule.check import check_concurrent, is_within_block
 from ekiden.tir.schedule.program import Program, RefusedError
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, Handle, Instruction, LoopRV, Trace
 from ekiden.tir.stmt import Block, BlockRealize, For, ForKind, PrimFunc, Stmt
@@ -397,7 +397,8 @@ def _recheck(kind: str, program: Program) -> None:
     for loop in program.loops.values():
         if loop.kind in CONCURRENT and program.leaves(loop.body):
             lanes = loop.kind is ForKind.VECTORIZED
-            check_concurrent(f"{kind}: {loop.kind.value}", program, loop, lanes)
+            together = is_within_block(loop.annotations)
+            check_concurrent(f"{kind}: {loop.kind.value}", program, loop, lanes, together)
 
 
 def line_of(program: Program, place: Stmt) -> str | None:

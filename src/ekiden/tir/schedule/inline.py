@@ -17,6 +17,7 @@ from ekiden.ir.prim import LT, PrimExpr, Var, const, convert, is_const, logical_
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.reduction import same_expr
 from ekiden.tir.schedule.check import (
     distinct_variables,
     first_changing,
@@ -28,7 +29,7 @@ from ekiden.tir.schedule.check import (
     require_sole_writer,
     single_store,
 )
-from ekiden.tir.schedule.kinds import COMPLETE, require_kind, same_expr
+from ekiden.tir.schedule.kinds import COMPLETE, require_kind
 from ekiden.tir.schedule.program import (
     Program,
     accesses,

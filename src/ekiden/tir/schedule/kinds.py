@@ -14,23 +14,12 @@ from weakref import WeakKeyDictionary
 
 from ekiden.arith import determines
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import (
-    Add,
-    And,
-    BinaryExpr,
-    Max,
-    Min,
-    Mul,
-    Or,
-    PrimExpr,
-    Var,
-    is_const,
-)
+from ekiden.ir.prim import PrimExpr, Var, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
-from ekiden.ir.structural import structural_key
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import BufferLoad
+from ekiden.tir.reduction import COMMUTATIVE, same_expr, update_of
 from ekiden.tir.regions import all_accesses
 from ekiden.tir.schedule.program import (
     accesses,
@@ -51,8 +40,6 @@ from ekiden.tir.stmt import (
 from ekiden.tir.visitor import sub_statements
 
 COMPLETE, REDUCTION, UPDATE, OPAQUE = "complete", "reduction", "update", "opaque"
-REDUCERS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
-"""Operators whose order and grouping do not matter (up to rounding)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +129,7 @@ def stores_of(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
 
 def _sum_fault(block: Block) -> str | None:
     """Why a block is no sum `c = op(c, x)`; None if it is one."""
-    if (block.annotations or {}).get("commutative"):
+    if (block.annotations or {}).get(COMMUTATIVE):
         return _elsewhere(block)
     nested = [s.block for s in outer_blocks(block.body)]
     if nested:
@@ -177,26 +164,6 @@ def _elsewhere(block: Block) -> str | None:
 def _nested_fault(inner: Block) -> str | None:
     kind = kind_of(inner)
     return None if kind.kind in (REDUCTION, UPDATE) else f"block {inner.name!r} in it is no sum"
-
-
-def update_of(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None:
-    """(op, x) if a store is `c[i] = op(c[i], x)`."""
-    value = store.value
-    if not isinstance(value, REDUCERS):
-        return None
-    for own, other in ((value.a, value.b), (value.b, value.a)):
-        if (
-            isinstance(own, BufferLoad)
-            and own.buffer is store.buffer
-            and all(same_expr(a, b) for a, b in zip(own.indices, store.indices, strict=True))
-        ):
-            return type(value), other
-    return None
-
-
-def same_expr(a: PrimExpr, b: PrimExpr) -> bool:
-    """Whether two expressions are the same, node by node."""
-    return a is b or structural_key(a) == structural_key(b)
 
 
 def require_kind(step: str, realize: BlockRealize, *kinds: str) -> str:

@@ -18,6 +18,7 @@ from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.index_map import IndexMap
+from ekiden.tir.reduction import update_of
 from ekiden.tir.schedule.cache import pick_side
 from ekiden.tir.schedule.check import (
     check_permutable,
@@ -28,7 +29,7 @@ from ekiden.tir.schedule.check import (
     single_store,
 )
 from ekiden.tir.schedule.inline import partial_domain
-from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind, update_of
+from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.move import moved_nest
 from ekiden.tir.schedule.program import (
     Indices,

@@ -207,7 +207,9 @@ class LoopSteps(Steps):
 
             for i in range(n): s   ->   for i in thread_binding(n, thread="threadIdx.x"): s
 
-        Proved as for `parallel`. Refused too: an axis that a loop of the same nest has.
+        Proved as for `parallel`, but that threads of a block ("threadIdx.x", "y" and "z") may
+        reduce: each has a part of the sum, and lowering for a device combines these. Elsewhere the
+        loop runs as a loop. Refused too: an axis that a loop of the same nest has.
         """
         self._run("bind", loops.bind, (self._loop(loop),), {"thread_axis": thread_axis})
 

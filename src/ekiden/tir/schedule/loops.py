@@ -22,7 +22,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.tir.schedule.check import check_concurrent, check_permutable
+from ekiden.tir.schedule.check import check_concurrent, check_permutable, is_within_block
 from ekiden.tir.schedule.program import (
     MOST,
     PART,
@@ -518,7 +518,8 @@ def set_kind(
         if not isinstance(loop.extent, IntImm):
             refuse(f"unroll {loop.loop_var.name!r}: the extent must be a constant", loop)
     else:
-        check_concurrent(step, program, loop, lanes=kind is ForKind.VECTORIZED)
+        lanes = kind is ForKind.VECTORIZED
+        check_concurrent(step, program, loop, lanes, together=is_within_block(annotations))
     # What an earlier kind needed goes with it.
     kept = {k: v for k, v in (loop.annotations or {}).items() if k not in OF_KINDS}
     notes = {**kept, **(annotations or {})} or None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ekiden.ir.prim import PrimExpr, Var, is_const
-from ekiden.tir.schedule.kinds import same_expr
+from ekiden.tir.reduction import same_expr
 from ekiden.tir.schedule.loops import rebound, require_plain
 from ekiden.tir.schedule.program import Program, bound_analyzer, refuse, serial
 from ekiden.tir.stmt import Block, For, PrimFunc, SeqStmt, Stmt

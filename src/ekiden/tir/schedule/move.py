@@ -26,6 +26,7 @@ from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer
+from ekiden.tir.reduction import same_expr
 from ekiden.tir.regions import Access, region
 from ekiden.tir.schedule.check import (
     exact_box,
@@ -44,7 +45,6 @@ from ekiden.tir.schedule.kinds import (
     kind_of,
     reduce_loops,
     require_kind,
-    same_expr,
 )
 from ekiden.tir.schedule.program import (
     Program,

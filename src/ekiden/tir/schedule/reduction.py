@@ -22,6 +22,7 @@ from ekiden.ir.prim import PrimExpr, Var, binary, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.predicates import conditions, conjunction, init_conditions
+from ekiden.tir.reduction import update_of
 from ekiden.tir.schedule.check import box_of, require_outermost, require_sole_writer, single_store
 from ekiden.tir.schedule.kinds import (
     COMPLETE,
@@ -30,7 +31,6 @@ from ekiden.tir.schedule.kinds import (
     reduce_loops,
     require_kind,
     spatial_values,
-    update_of,
 )
 from ekiden.tir.schedule.program import (
     Program,
@@ -98,6 +98,13 @@ def decompose_reduction(
     both = [v.name for v in reduced & spatial_vars]
     if both:
         refuse(f"{step} {name!r}: loop {both[0]!r} is both spatial and reduced", realize)
+    for each in inner:
+        if each.loop_var in reduced and each.kind is ForKind.THREAD_BINDING:
+            refuse(
+                f"{step} {name!r}: threads of {(each.annotations or {})['thread']} reduce it, each"
+                " from the init on",
+                each,
+            )
     predicate = _spatial_conditions(step, realize, reduced)
     # Each point is set once, then summed once.
     wanted = {s.loop_var for s in inner if not is_const(s.extent, 1)}

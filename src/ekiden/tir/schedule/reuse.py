@@ -13,9 +13,9 @@ from ekiden.ir.prim import EQ, PrimExpr, Var, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.expr import Buffer
 from ekiden.tir.predicates import conditions
+from ekiden.tir.reduction import same_expr
 from ekiden.tir.schedule.cache import pick_buffer
 from ekiden.tir.schedule.check import single_store
-from ekiden.tir.schedule.kinds import same_expr
 from ekiden.tir.schedule.program import (
     Program,
     accesses,

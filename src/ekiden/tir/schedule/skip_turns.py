@@ -17,9 +17,10 @@ from ekiden.ir.prim import Add, Or, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.predicates import conjunction
+from ekiden.tir.reduction import update_of
 from ekiden.tir.schedule.check import require_outermost, single_store
 from ekiden.tir.schedule.finite import Marks
-from ekiden.tir.schedule.kinds import COMPLETE, UPDATE, kind_of, require_kind, update_of
+from ekiden.tir.schedule.kinds import COMPLETE, UPDATE, kind_of, require_kind
 from ekiden.tir.schedule.program import Program, allocated, refuse, serial
 from ekiden.tir.schedule.zero_terms import Conditional, conditional, share_of
 from ekiden.tir.stmt import (

@@ -32,6 +32,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import substitute
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.predicates import conjunction
+from ekiden.tir.reduction import update_of
 from ekiden.tir.schedule.check import (
     require_final_inputs,
     require_outermost,
@@ -39,7 +40,7 @@ from ekiden.tir.schedule.check import (
     single_store,
 )
 from ekiden.tir.schedule.finite import Marks
-from ekiden.tir.schedule.kinds import REDUCTION, require_kind, update_of
+from ekiden.tir.schedule.kinds import REDUCTION, require_kind
 from ekiden.tir.schedule.loops import require_plain
 from ekiden.tir.schedule.program import Program, allocated, refuse, serial
 from ekiden.tir.schedule.zero_terms import (

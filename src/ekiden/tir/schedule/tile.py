@@ -31,7 +31,8 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import BufferLoad, broadcast
-from ekiden.tir.schedule.kinds import REDUCTION, reduce_loops, require_kind, update_of
+from ekiden.tir.reduction import update_of
+from ekiden.tir.schedule.kinds import REDUCTION, reduce_loops, require_kind
 from ekiden.tir.schedule.program import (
     MOST,
     Program,

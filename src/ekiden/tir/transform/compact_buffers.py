@@ -19,7 +19,8 @@ from dataclasses import replace
 
 from ekiden.arith import prove_equal
 from ekiden.arith.determine import image_box
-from ekiden.ir.prim import PrimExpr, Var, const, is_const
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.range import Range
 from ekiden.tir.contents import buffers_inside
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp
@@ -43,6 +44,9 @@ from ekiden.tir.visitor import (
     sequence,
     walk,
 )
+
+MAX_PRIVATE_BYTES = 1 << 10
+"""Of a buffer that becomes each thread's own: a part of the registers that a thread has."""
 
 
 def _less(index: PrimExpr, low: PrimExpr) -> PrimExpr:
@@ -100,7 +104,40 @@ class _Compact(StmtMutator):
             return stmt
         if flat or stmt.buffer.strides or _has_view(stmt.body, stmt.buffer):
             return stmt
+        if stmt.buffer.scope == "global":
+            own = stmt.buffer.with_fields(scope="local")
+            body = _Shift(stmt.buffer, own, _whole(own)).visit(stmt.body)
+            if _is_of_one_thread(body, own, list(self._loops)):
+                return _place(body, own, list(self._loops), [])
         return _place(stmt.body, stmt.buffer, list(self._loops), [])
+
+
+# Threads that compute the same elements (where a stencil overlaps, or an edge cuts off) would write
+# over what another is still adding to.
+def _is_of_one_thread(s: Stmt, buffer: Buffer, outer: list[For]) -> bool:
+    """Whether each thread of a block begins by writing all that it reads of a small buffer, which
+    is its own then."""
+    crosses = False
+    while True:
+        if isinstance(s, For) and _is_fresh(buffer, accesses(s.body, buffer), [*outer, s]):
+            crosses = crosses or _thread_of(s).startswith("threadIdx")
+            outer = [*outer, s]
+            s = s.body
+        elif isinstance(s, (LetStmt, Allocate)):
+            s = s.body
+        elif isinstance(s, SeqStmt):
+            touching = [each for each in s.seq if buffer in buffers_inside(each)]
+            if len(touching) != 1:
+                break
+            s = touching[0]
+        else:
+            break
+    size = dt.itemsize(buffer.dtype)
+    for each in region(buffer, accesses(s, buffer), outer) if crosses else ():
+        if not isinstance(each.extent, IntImm):
+            return False
+        size *= int(each.extent.value)
+    return crosses and size <= MAX_PRIVATE_BYTES
 
 
 def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
@@ -125,10 +162,17 @@ def _has_view(root: Stmt, buffer: Buffer) -> bool:
     return any(isinstance(s, DeclBuffer) and s.source is buffer for s in walk(root))
 
 
+def _thread_of(loop: For) -> str:
+    """Return the axis of the device's threads that a loop is bound to; "" for other loops."""
+    thread = str((loop.annotations or {}).get("thread", ""))
+    is_virtual = thread.startswith("vthread")
+    return thread if loop.kind is ForKind.THREAD_BINDING and not is_virtual else ""
+
+
 def _shares(buffer: Buffer, loop: For) -> bool:
     """Whether the threads that a loop is bound to have the buffer together: it stays outside."""
-    thread = str((loop.annotations or {}).get("thread", ""))
-    if loop.kind is not ForKind.THREAD_BINDING or thread.startswith("vthread"):
+    thread = _thread_of(loop)
+    if not thread:
         return False
     return buffer.scope == "global" or (buffer.scope == "shared" and thread.startswith("threadIdx"))
 

@@ -36,6 +36,7 @@ from ekiden.tir.transform.inject_double_buffer import inject_double_buffer
 from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
 from ekiden.tir.transform.loop_partition import loop_partition
 from ekiden.tir.transform.lower_blocks import lower_blocks
+from ekiden.tir.transform.lower_cross_thread_reduction import lower_cross_thread_reduction
 from ekiden.tir.transform.lower_init_block import lower_init_block
 from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
 from ekiden.tir.transform.lower_small_types import lower_small_types
@@ -163,6 +164,8 @@ def ThreadSync(storage_scope: str = "shared") -> Pass:  # noqa: N802
 LowerMatchBuffer        = _factory("LowerMatchBuffer",        lower_match_buffer)
 LowerOpaqueBlock        = _factory("LowerOpaqueBlock",        lower_blocks)
 """Blocks give way to their statements, iterators to the loop expressions they are bound to."""
+LowerCrossThreadReduction = _factory("LowerCrossThreadReduction", lower_cross_thread_reduction)
+"""Reductions bound to threads: each thread reduces its part, then threads combine."""
 AlignStorage            = _factory("AlignStorage",            align_storage)
 """Axes of intermediates lie as far apart as `Schedule.storage_align` asked."""
 LoopPartition           = _factory("LoopPartition",           loop_partition)
@@ -233,6 +236,7 @@ PASSES: list[Pass] = [
 ]
 BEFORE_SPLIT: list[Pass] = [
     LowerMatchBuffer(),
+    LowerCrossThreadReduction(),  # while blocks tell what is reduced
     LowerOpaqueBlock(),
     DropAttributes(),
     CompactBufferAllocation(),
@@ -290,22 +294,30 @@ def lower(program: PrimFunc | IRModule, target: Target | None = None) -> PrimFun
     """A function, or each loop program of a module, in the form that code generators take.
 
     Runs PASSES (or TILED_PASSES) in order, under the current PassContext, and what its option
-    "tir.add_lower_pass" adds to them. `target` is for passes
-    that need its facts; none does yet. TVM: `tvm.lower`.
+    "tir.add_lower_pass" adds to them. A reduction over threads becomes code of threads that wait
+    for each other, but for the `target` of a processor, where threads are steps of a loop.
+    TVM: `tvm.lower`.
     """
+    together = target is None or target.kind.has_threads
+    if target is not None and together:
+        with target:
+            return lower(program)
     if isinstance(program, PrimFunc):
-        return _lowered(program)
+        return _lowered(program, together)
     made = {
-        name: _lowered(f) if isinstance(f, PrimFunc) else f for name, f in program.functions.items()
+        name: _lowered(f, together) if isinstance(f, PrimFunc) else f
+        for name, f in program.functions.items()
     }
     return program.with_functions(made)
 
 
-def _lowered(func: PrimFunc) -> PrimFunc:
+def _lowered(func: PrimFunc, together: bool) -> PrimFunc:
     attrs = func.attrs or {}
     passes = TILED_PASSES if attrs.get("tir.tiled") else PASSES
     if attrs.get("tir.tiled") and attrs.get("tir.has_blocks"):
         passes = MIXED_PASSES
+    elif passes is PASSES and together:
+        passes = [PASSES[0], LowerCrossThreadReduction(), *PASSES[1:]]
     module = Sequential(_with_added(passes), name="tir.lower")(IRModule({func.name: func}))
     lowered = module[func.name]
     if not isinstance(lowered, PrimFunc):

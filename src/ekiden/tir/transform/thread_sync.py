@@ -27,6 +27,7 @@ from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import (
     Block,
+    BufferStore,
     Evaluate,
     For,
     ForKind,
@@ -71,6 +72,17 @@ def thread_sync(func: PrimFunc) -> PrimFunc:
 
 def _shared(buffers: Iterable[Buffer]) -> list[Buffer]:
     return [b for b in buffers if b.scope in SHARED]
+
+
+def _is_tuple_store(stmt: Stmt) -> bool:
+    """Whether a statement stores values that are all computed before: as one store, whose elements
+    are each thread's."""
+    if not isinstance(stmt, LetStmt):
+        return False
+    while isinstance(stmt, LetStmt):
+        stmt = stmt.body
+    parts = stmt.seq if isinstance(stmt, SeqStmt) else (stmt,)
+    return all(isinstance(s, BufferStore) and not buffers_read(s) for s in parts)
 
 
 @dataclass(slots=True)
@@ -164,7 +176,7 @@ class _Sync(StmtMutator):
 
     def visit(self, stmt: Stmt) -> Stmt:
         """With barriers between its parts."""
-        if sub_statements(stmt):
+        if sub_statements(stmt) and not _is_tuple_store(stmt):
             return super().visit(stmt)
         self._uses = _Uses.of(stmt)
         return stmt

@@ -1,0 +1,221 @@
+"""The instructions of one SPIR-V function, for the emitters that LLVM's code and C's helpers have:
+what an expression means is written once for all of them.
+
+Operands are "%7", a result, or constants as LLVM writes them, whose type the instruction knows.
+Values of 16-bit floats are their bits: arithmetic on them is float32's.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ekiden.codegen.device.spirv_module import (
+    FUNCTION,
+    NO_CONTRACTION,
+    Id,
+    SpirvModule,
+)
+from ekiden.codegen.device.spirv_module import Operand as Word
+from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
+from ekiden.ir import dtype as dt
+from ekiden.runtime.errors import CompileError, InternalError
+
+# fmt: off
+TYPES: dict[str, str] = {
+    "bool": "bool", "int8": "i8", "uint8": "i8", "int16": "i16", "uint16": "i16", "int32": "i32",
+    "uint32": "i32", "int64": "i64", "uint64": "i64", "float16": "i16", "bfloat16": "i16",
+    "float32": "f32", "float64": "f64",
+}
+_BINARY = {
+    "fadd": "FAdd", "fsub": "FSub", "fmul": "FMul", "fdiv": "FDiv", "add": "IAdd", "sub": "ISub",
+    "mul": "IMul", "sdiv": "SDiv", "udiv": "UDiv", "srem": "SRem", "urem": "UMod",
+    "and": "BitwiseAnd", "or": "BitwiseOr", "xor": "BitwiseXor", "shl": "ShiftLeftLogical",
+    "lshr": "ShiftRightLogical", "ashr": "ShiftRightArithmetic",
+}
+_OF_BOOL = {"and": "LogicalAnd", "or": "LogicalOr", "xor": "LogicalNotEqual"}
+_COMPARE = {
+    "eq": "IEqual", "ne": "INotEqual", "ugt": "UGreaterThan", "sgt": "SGreaterThan",
+    "uge": "UGreaterThanEqual", "sge": "SGreaterThanEqual", "ult": "ULessThan", "slt": "SLessThan",
+    "ule": "ULessThanEqual", "sle": "SLessThanEqual", "oeq": "FOrdEqual", "one": "FOrdNotEqual",
+    "une": "FUnordNotEqual", "olt": "FOrdLessThan", "ogt": "FOrdGreaterThan",
+    "ole": "FOrdLessThanEqual", "oge": "FOrdGreaterThanEqual",
+}
+_CONVERT = {
+    "trunc": "UConvert", "zext": "UConvert", "sext": "SConvert", "fptosi": "ConvertFToS",
+    "fptoui": "ConvertFToU", "sitofp": "ConvertSToF", "uitofp": "ConvertUToF", "fpext": "FConvert",
+    "fptrunc": "FConvert", "bitcast": "Bitcast",
+}
+_GLSL = {"roundeven": 2, "trunc": 3, "fabs": 4, "floor": 8, "ceil": 9, "sqrt": 31}
+# fmt: on
+
+
+def type_name(dtype: str) -> str:
+    """Return the name of the type of a value in a register; CompileError where there is none."""
+    found = TYPES.get(dt.carrier(dt.element(dtype)))
+    if found is None:
+        raise CompileError(f"SPIR-V for Vulkan has no {dtype}")
+    return found
+
+
+class SpirvBuilder(Builder):
+    """Appends instructions to a module's function."""
+
+    has_blocks = False
+
+    def __init__(self, module: Module, spirv: SpirvModule) -> None:
+        super().__init__(module)
+        self.spirv = spirv
+        self.label = Id(0)
+
+    # Instructions.
+
+    def id(self, operand: Operand, dtype: str) -> Id:
+        """Return the number of an operand: a result's own, or that of a constant of its type."""
+        if operand[0] == "%":
+            return Id(operand[1:])
+        kind = type_name(dtype)
+        return self.spirv.constant(kind, _constant_bits(operand, kind))
+
+    def put(self, op: str, *operands: Word) -> None:
+        """Append an instruction without a result."""
+        self.spirv.function.append((op, operands))
+
+    def made(self, op: str, kind: Id, *operands: Word) -> Operand:
+        """Append an instruction with a result, which must stay where it is."""
+        result = self.spirv.fresh()
+        self.put(op, kind, result, *operands)
+        return f"%{result}"
+
+    def once(self, op: str, kind: Id, *operands: Word, epoch: str = "") -> Operand:
+        """Append an instruction without effects, once per scope."""
+        key = f"{op} {kind} {' '.join(map(str, operands))}{epoch}"
+        for table in reversed(self._scopes):
+            if key in table:
+                return table[key]
+        made = self._scopes[-1][key] = self.made(op, kind, *operands)
+        return made
+
+    def typed(self, op: str, dtype: str, *operands: Word) -> Operand:
+        """Append an instruction without effects whose result has a data type."""
+        return self.once(op, self.spirv.type(type_name(dtype)), *operands)
+
+    def epoch(self, buffer: int) -> str:
+        """Return the state of a buffer's memory as far as is known: loads in it are the same."""
+        return f"@{self._memory}.{self._changes.get(buffer, 0)}"
+
+    # Blocks.
+
+    def start_block(self, label: Id) -> None:
+        """Begin a block."""
+        self.put("Label", label)
+        self.label = label
+
+    def jump(self, label: Id) -> None:
+        """End a block."""
+        self.put("Branch", label)
+
+    # What emitters ask for.
+
+    def binary(self, opcode: str, dtype: str, a: Operand, b: Operand) -> Operand:
+        """Return the result of an arithmetic or bitwise operation."""
+        is_bool = dt.element(dtype) == "bool"
+        op = (_OF_BOOL if is_bool else _BINARY)[opcode]
+        made = self.typed(op, dtype, self.id(a, dtype), self.id(b, dtype))
+        if op[0] == "F":
+            self._as_written(made)
+        return made
+
+    def _as_written(self, made: Operand) -> None:
+        """No product and sum are one operation."""
+        last = self.spirv.function[-1][1]
+        if len(last) > 1 and f"%{last[1]}" == made:
+            known = self.spirv.decorations
+            if not known or known[-1] != ("Decorate", (last[1], NO_CONTRACTION)):
+                self.spirv.decorate(Id(last[1]), NO_CONTRACTION)
+
+    def negate(self, dtype: str, a: Operand) -> Operand:
+        """Return `-a` of floats."""
+        return self.typed("FNegate", dtype, self.id(a, dtype))
+
+    def compare(self, predicate: str, dtype: str, a: Operand, b: Operand) -> Operand:
+        """Return a bool by LLVM's predicate of icmp or fcmp."""
+        if dt.element(dtype) == "bool":
+            if predicate in ("eq", "ne"):
+                op = "LogicalEqual" if predicate == "eq" else "LogicalNotEqual"
+                return self.typed(op, "bool", self.id(a, "bool"), self.id(b, "bool"))
+            a, b = (self.convert("zext", "bool", "int32", x) for x in (a, b))
+            dtype = "int32"
+        x, y = self.id(a, dtype), self.id(b, dtype)
+        if predicate not in ("uno", "ord"):
+            return self.typed(_COMPARE[predicate], "bool", x, y)
+        is_nan = self.typed("IsNan", "bool", x)
+        if x != y:
+            other = self.id(self.typed("IsNan", "bool", y), "bool")
+            is_nan = self.typed("LogicalOr", "bool", self.id(is_nan, "bool"), other)
+        if predicate == "uno":
+            return is_nan
+        return self.typed("LogicalNot", "bool", self.id(is_nan, "bool"))
+
+    def select(
+        self, condition: Operand, dtype: str, a: Operand, b: Operand, lanes: int = 1
+    ) -> Operand:
+        """Return `a if condition else b`."""
+        chosen = self.id(a, dtype), self.id(b, dtype)
+        return self.typed("Select", dtype, self.id(condition, "bool"), *chosen)
+
+    def convert(self, opcode: str, source: str, target: str, a: Operand) -> Operand:
+        """Return a converted value, by the names of LLVM's instructions."""
+        if type_name(source) == type_name(target):
+            return f"%{self.id(a, source)}"
+        if dt.element(source) == "bool":
+            one = "0x3FF0000000000000" if dt.is_float(target) else "1"
+            zero = "0x0000000000000000" if dt.is_float(target) else "0"
+            return self.select(a, target, one, zero)
+        return self.typed(_CONVERT[opcode], target, self.id(a, source))
+
+    def call(self, name: str, result: str, arguments: Arguments) -> Operand:
+        """Refuse: there is nothing to call."""
+        raise InternalError(f"SPIR-V: no meaning for a call of {name!r}")
+
+    def intrinsic(self, name: str, dtype: str, *operands: Operand) -> Operand:
+        """Return what an instruction of GLSL's set computes, or what stands for it."""
+        if name == "copysign":
+            word = "int32" if dt.element(dtype) == "float32" else "int64"
+            sign = 1 << (dt.SCALAR_BITS[word] - 1)
+            size, of = (self.convert("bitcast", dtype, word, o) for o in operands)
+            bits = self.binary("and", word, size, self.const(sign - 1, word))
+            sign_bit = self.binary("and", word, of, self.const(-sign, word))
+            whole = self.binary("or", word, bits, sign_bit)
+            return self.convert("bitcast", word, dtype, whole)
+        ids = [self.id(o, dtype) for o in operands]
+        return self.typed("ExtInst", dtype, self.spirv.glsl, _GLSL[name], *ids)
+
+    def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
+        """Return an element of a table of constants, which a variable of the function holds."""
+        spirv = self.spirv
+        table, count = spirv.table(values)
+        kind = spirv.array(spirv.type("f64"), count)
+        place = spirv.local(kind)
+        spirv.variables[-1] = ("Variable", (*spirv.variables[-1][1], table))
+        pointer = spirv.pointer(FUNCTION, spirv.type("f64"))
+        at = self.once("AccessChain", pointer, place, self.id(index, "int64"))
+        return self.once("Load", spirv.type("f64"), self.id(at, "int64"))
+
+
+def _constant_bits(text: str, kind: str) -> int:
+    """Return the bits of a constant that LLVM's types wrote: floats as those of a double."""
+    if kind == "bool":
+        return int(text == "true")
+    if text.startswith("0xH"):
+        return int(text[3:], 16)
+    if not text.startswith("0x"):
+        return int(text)
+    bits = int(text, 16)
+    if kind == "f64":
+        return bits
+    number = struct.unpack("<d", struct.pack("<Q", bits))[0]
+    single: int = struct.unpack("<I", struct.pack("<f", number))[0]
+    return single
+
+
+__all__ = ["SpirvBuilder", "type_name"]

@@ -1,0 +1,626 @@
+"""Kernels as SPIR-V for Vulkan, without a compiler between.
+
+A kernel's one push constant is the address of what it is given, words of 64 bits: how many blocks
+there are along x, y and z, then for each argument the address of its memory, or its number. Memory
+is reached by addresses (PhysicalStorageBuffer). Blocks are launched as a line, folded where one is
+longer than a dimension may be: those beyond the last do nothing. Integers and floats of all widths
+are there, of 16 bits as float32's arithmetic; a device may lack some, which its driver says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ekiden.codegen.common import addressed, check_compiled, check_lanes, shuffle_order
+from ekiden.codegen.device.spirv_builder import SpirvBuilder, type_name
+from ekiden.codegen.device.spirv_module import (
+    BLOCK,
+    FUNCTION,
+    LOCAL_INVOCATION_ID,
+    NUM_WORKGROUPS,
+    OFFSET,
+    PHYSICAL,
+    PUSH_CONSTANT,
+    WORKGROUP,
+    WORKGROUP_ID,
+    Id,
+    SpirvModule,
+)
+from ekiden.codegen.llvm.builder import Module, Operand
+from ekiden.codegen.llvm.cast import emit_cast
+from ekiden.codegen.llvm.intrinsics import emit_intrinsic
+from ekiden.codegen.llvm.operations import REDUCTIONS, emit_binary
+from ekiden.codegen.shuffles import is_exchange
+from ekiden.ir import dtype as dt
+from ekiden.ir.prim import (
+    BinaryExpr,
+    Cast,
+    FloatImm,
+    IntImm,
+    Intrinsic,
+    Not,
+    PrimExpr,
+    Select,
+    StringImm,
+    Var,
+    const,
+)
+from ekiden.ir.prim_visitor import children
+from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
+from ekiden.tir.stmt import (
+    Allocate,
+    AssertStmt,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    IfThenElse,
+    LetStmt,
+    PrimFunc,
+    SeqStmt,
+    Stmt,
+    While,
+)
+
+MAX_LOCAL_BYTES = 1 << 16
+"""Of an array of a thread."""
+NOBODY = 0x7FFFFFFE
+"""The last number of a thread that a check tells."""
+_AXES = "xyz"
+_WORD = "int64"
+_BARRIER = (2, 2, 0x8 | 0x40 | 0x100)
+"""Of threads of a block, for their memory and the device's: acquire and release."""
+
+Lanes = list[Operand]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Where a buffer is: a pointer to its first element, or an array of the thread or its block."""
+
+    storage: int
+    base: Id
+    address: Operand = ""
+    """As a number, of memory that is given."""
+
+
+class SpirvKernel:
+    """Emits one lowered device function."""
+
+    def __init__(self, target: Target, name: str, threads: Sequence[int]) -> None:
+        self.name, self.threads = name, threads
+        self.spirv = SpirvModule()
+        self.b = SpirvBuilder(Module(target), self.spirv)
+        self.variables: dict[Var, Lanes] = {}
+        self.memory: dict[Buffer, _Memory] = {}
+        self.checks: list[tuple[str, str]] = []
+        self.blocks: dict[str, Operand] = {}
+        """Of each axis: how many blocks there are, and the number of this one ("x", "at x")."""
+        self.arguments = ""
+        """The address of what the kernel is given."""
+
+    # What the kernel is given.
+
+    def begin(self, buffers: Sequence[Buffer], sizes: Sequence[Var]) -> None:
+        """Emit what finds the arguments and the block that this is."""
+        b, spirv = self.b, self.spirv
+        word = spirv.type("i64")
+        block = spirv.fresh()
+        spirv.declarations.append(("TypeStruct", (block, word)))
+        spirv.decorate(block, BLOCK)
+        spirv.decorations.append(("MemberDecorate", (block, 0, OFFSET, 0)))
+        given = spirv.global_variable(PUSH_CONSTANT, block)
+        zero = spirv.constant("i32", 0)
+        place = b.once("AccessChain", spirv.pointer(PUSH_CONSTANT, word), given, zero)
+        self.arguments = b.once("Load", word, b.id(place, _WORD))
+        for n, axis in enumerate(_AXES):
+            self.blocks[axis] = self._given(n)
+        self._find_block()
+        for n, buffer in enumerate(buffers):
+            self._point(buffer, self._given(len(_AXES) + n))
+        for n, size in enumerate(sizes):
+            number = self._given(len(_AXES) + len(buffers) + n)
+            self.variables[size] = [emit_cast(b, number, _WORD, size.dtype)]
+
+    def _given(self, n: int) -> Operand:
+        """A word of the arguments."""
+        b, spirv = self.b, self.spirv
+        at = b.binary("add", _WORD, self.arguments, b.const(8 * n, _WORD))
+        pointer = spirv.pointer(PHYSICAL, spirv.type("i64"), 8)
+        place = b.once("ConvertUToPtr", pointer, b.id(at, _WORD))
+        return b.once("Load", spirv.type("i64"), b.id(place, _WORD), 2, 8)
+
+    def _point(self, buffer: Buffer, address: Operand) -> None:
+        kind, stride = self._stored(buffer)
+        pointer = self.spirv.pointer(PHYSICAL, self.spirv.type(kind), stride)
+        base = self.b.once("ConvertUToPtr", pointer, self.b.id(address, _WORD))
+        self.memory[buffer] = _Memory(PHYSICAL, self.b.id(base, _WORD), address)
+
+    def _stored(self, buffer: Buffer) -> tuple[str, int]:
+        """The type of a buffer's elements in memory, and its bytes."""
+        element = dt.element(buffer.dtype)
+        kind = "i8" if element == "bool" else type_name(element)
+        size = {"i8": 1, "i16": 2}.get(kind, dt.itemsize(element))
+        if size < 4:
+            self.spirv.need(f"StorageBuffer{8 * size}BitAccess")
+        return kind, size
+
+    def _find_block(self) -> None:
+        """The number of the block in the line, taken apart; the end of the kernel behind the
+        last."""
+        b = self.b
+        x, y = self._input(WORKGROUP_ID, 0), self._input(WORKGROUP_ID, 1)
+        width = self._input(NUM_WORKGROUPS, 0)
+        line = b.binary("add", _WORD, x, b.binary("mul", _WORD, y, width))
+        plane = b.binary("mul", _WORD, self.blocks["x"], self.blocks["y"])
+        total = b.binary("mul", _WORD, plane, self.blocks["z"])
+        self._leave_if(b.compare("uge", _WORD, line, total))
+        self.blocks["at x"] = b.binary("urem", _WORD, line, self.blocks["x"])
+        rest = b.binary("udiv", _WORD, line, self.blocks["x"])
+        self.blocks["at y"] = b.binary("urem", _WORD, rest, self.blocks["y"])
+        self.blocks["at z"] = b.binary("udiv", _WORD, line, plane)
+
+    def _input(self, which: int, axis: int) -> Operand:
+        """A built-in number as a word."""
+        b, spirv = self.b, self.spirv
+        all_three = b.once("Load", spirv.type("v3"), spirv.built_in(which))
+        one = b.typed("CompositeExtract", "int32", b.id(all_three, _WORD), axis)
+        return b.convert("zext", "uint32", _WORD, one)
+
+    def thread(self, axis: str) -> Operand:
+        """Return the number of a thread or block along an axis ("threadIdx.x"), as a word."""
+        kind, _, letter = axis.partition(".")
+        if letter not in tuple(_AXES) or kind not in ("blockIdx", "threadIdx"):
+            raise CompileError(f"kernel {self.name!r}: there is no thread axis {axis!r}")
+        if kind == "blockIdx":
+            return self.blocks[f"at {letter}"]
+        return self._input(LOCAL_INVOCATION_ID, _AXES.index(letter))
+
+    # Control.
+
+    @contextmanager
+    def _branch(self, label: Id, merge: Id) -> Iterator[None]:
+        """A block of a structured branch, which ends at the merge."""
+        self.b.start_block(label)
+        with self.b.scope():
+            yield
+            self.b.jump(merge)
+
+    def _if(
+        self,
+        condition: Operand,
+        then: Callable[[], object],
+        other: Callable[[], object] | None = None,
+    ) -> None:
+        b, spirv = self.b, self.spirv
+        yes, merge = spirv.fresh(), spirv.fresh()
+        no = merge if other is None else spirv.fresh()
+        b.put("SelectionMerge", merge, 0)
+        b.put("BranchConditional", b.id(condition, "bool"), yes, no)
+        with self._branch(yes, merge):
+            then()
+        if other is not None:
+            with self._branch(no, merge):
+                other()
+        b.start_block(merge)
+
+    def _leave_if(self, condition: Operand) -> None:
+        b, spirv = self.b, self.spirv
+        out, on = spirv.fresh(), spirv.fresh()
+        b.put("SelectionMerge", on, 0)
+        b.put("BranchConditional", b.id(condition, "bool"), out, on)
+        b.start_block(out)
+        b.put("Return")
+        b.start_block(on)
+
+    def _repeat(self, going: Callable[[], Operand], body: Callable[[], object]) -> None:
+        """A loop: what is asked before each turn, and a turn."""
+        b, spirv = self.b, self.spirv
+        head, ask, turn, again, merge = (spirv.fresh() for _ in range(5))
+        b.jump(head)
+        b.touch_memory()
+        b.start_block(head)
+        b.put("LoopMerge", merge, again, 0)
+        b.jump(ask)
+        b.start_block(ask)
+        with b.scope():
+            condition = b.id(going(), "bool")
+            b.put("BranchConditional", condition, turn, merge)
+            b.start_block(turn)
+            body()
+            b.jump(again)
+        b.start_block(again)
+        b.jump(head)
+        b.start_block(merge)
+        b.touch_memory()
+
+    # Statements.
+
+    def statement(self, s: Stmt) -> None:
+        """Emit one statement."""
+        match s:
+            case SeqStmt():
+                for each in s.seq:
+                    self.statement(each)
+            case BufferStore():
+                self.store(s)
+            case For():
+                self.loop(s)
+            case LetStmt():
+                self.variables[s.var] = self.value(s.value)
+                self.statement(s.body)
+            case Allocate():
+                self.allocate(s.buffer)
+                self.statement(s.body)
+            case While():
+                self._repeat(lambda: self.value(s.condition)[0], lambda: self.statement(s.body))
+            case IfThenElse():
+                other = s.else_case
+                self._if(
+                    self.value(s.condition)[0],
+                    lambda: self.statement(s.then_case),
+                    None if other is None else lambda: self.statement(other),
+                )
+                self.b.touch_memory()
+            case Evaluate():
+                self.evaluate(s.value)
+            case AssertStmt():
+                self.assertion(s)
+            case _:
+                raise InternalError(f"SPIR-V: statement {type(s).__name__} must be lowered first")
+
+    def evaluate(self, e: PrimExpr) -> None:
+        """Emit a barrier; other calls are refused."""
+        if isinstance(e, IntImm):
+            return
+        if isinstance(e, Intrinsic) and e.op == "tvm_storage_sync":
+            constants = (self.spirv.constant("i32", n) for n in _BARRIER)
+            self.b.put("ControlBarrier", *constants)
+            self.b.touch_memory()
+            return
+        self.value(e)
+
+    def loop(self, s: For) -> None:
+        """A loop over threads is one of them; others are loops."""
+        b, dtype = self.b, s.loop_var.dtype
+        if s.kind is ForKind.THREAD_BINDING:
+            axis = str((s.annotations or {}).get("thread"))
+            self.variables[s.loop_var] = [emit_cast(b, self.thread(axis), _WORD, dtype)]
+            self.statement(s.body)
+            return
+        (low,), (extent,) = self.value(s.min), self.value(s.extent)
+        end = b.binary("add", dtype, low, emit_cast(b, extent, s.extent.dtype, dtype))
+        kind = self.spirv.type(type_name(dtype))
+        counter = self.spirv.local(kind)
+        b.put("Store", counter, b.id(low, dtype))
+        number: Lanes = []
+
+        def going() -> Operand:
+            """Whether there is another turn."""
+            number.append(b.made("Load", kind, counter))
+            return b.compare("slt", dtype, number[0], end)
+
+        def turn() -> None:
+            """A turn, and the number of the next."""
+            self.variables[s.loop_var] = number
+            self.statement(s.body)
+            following = b.binary("add", dtype, number[0], b.const(1, dtype))
+            b.put("Store", counter, b.id(following, dtype))
+
+        self._repeat(going, turn)
+
+    def allocate(self, buffer: Buffer) -> None:
+        """Declare an array of the thread, or of its block."""
+        extent: PrimExpr = const(dt.lanes(buffer.dtype))
+        for size in buffer.shape:
+            extent = extent * size
+        if not isinstance(extent, IntImm):
+            raise CompileError(
+                f"kernel {self.name!r}: buffer {buffer.name!r} of a thread has no constant size"
+            )
+        is_shared = buffer.scope.startswith("shared")
+        element = dt.element(buffer.dtype)
+        size = int(extent.value) * (1 if element == "bool" else dt.itemsize(element))
+        if not is_shared and size > MAX_LOCAL_BYTES:
+            raise CompileError(
+                f"kernel {self.name!r}: buffer {buffer.name!r} of a thread has {size} bytes, of"
+                f" which there may be {MAX_LOCAL_BYTES}"
+            )
+        name = "i8" if element == "bool" else type_name(element)
+        kind = self.spirv.array(self.spirv.type(name), max(int(extent.value), 1))
+        if is_shared:
+            variable = self.spirv.global_variable(WORKGROUP, kind)
+            self.memory[buffer] = _Memory(WORKGROUP, variable)
+        else:
+            self.memory[buffer] = _Memory(FUNCTION, self.spirv.local(kind))
+
+    def assertion(self, s: AssertStmt) -> None:
+        """The first thread that fails tells which check it was, and its values."""
+        number = len(self.checks)
+        self.checks.append((s.kind, s.format))
+        (condition,) = self.value(s.condition)
+        wrong = self.b.binary("xor", "bool", condition, "true")
+        self._if(wrong, lambda: self._tell([const(number), *s.values]))
+        self._leave_if(wrong)
+
+    def _tell(self, values: Sequence[PrimExpr]) -> None:
+        b, spirv = self.b, self.spirv
+        word = spirv.type("i32")
+        linear: Operand = b.const(0, _WORD)
+        for n, axis in reversed(list(enumerate(_AXES))):
+            threads = b.const(self.threads[n], _WORD)
+            whole = b.binary("mul", _WORD, self.blocks[axis], threads)
+            own = b.binary("mul", _WORD, self.thread(f"blockIdx.{axis}"), threads)
+            own = b.binary("add", _WORD, own, self.thread(f"threadIdx.{axis}"))
+            linear = b.binary("add", _WORD, b.binary("mul", _WORD, linear, whole), own)
+        last = b.const(NOBODY, _WORD)
+        least = b.select(b.compare("slt", _WORD, linear, last), _WORD, linear, last)
+        mine = b.id(b.convert("trunc", _WORD, "int32", least), "int32")
+        pointer = spirv.pointer(PHYSICAL, word, 4)
+        status = b.id(self.status(), _WORD)
+        place = b.once("ConvertUToPtr", pointer, status)
+        scope, relaxed = (spirv.constant("i32", n) for n in (1, 0))
+        b.made("AtomicSMin", word, b.id(place, _WORD), scope, relaxed, mine)
+        second = b.id(b.binary("add", _WORD, f"%{status}", b.const(4, _WORD)), _WORD)
+        first = b.made("Load", word, b.id(b.once("ConvertUToPtr", pointer, second), _WORD), 2, 4)
+        is_first = b.compare("eq", "int32", first, f"%{mine}")
+        self._if(is_first, lambda: self._tell_values(values))
+
+    def _tell_values(self, values: Sequence[PrimExpr]) -> None:
+        b, spirv = self.b, self.spirv
+        pointer = spirv.pointer(PHYSICAL, spirv.type("i64"), 8)
+        for n, value in enumerate(values, start=1):
+            number = emit_cast(b, self.value(value)[0], value.dtype, _WORD)
+            at = b.binary("add", _WORD, self.status(), b.const(8 * n, _WORD))
+            place = b.once("ConvertUToPtr", pointer, b.id(at, _WORD))
+            b.put("Store", b.id(place, _WORD), b.id(number, _WORD), 2, 8)
+
+    def status(self) -> Operand:
+        """Return the address of what checks tell, behind all arguments."""
+        return self._given(len(_AXES) + self.n_arguments)
+
+    n_arguments = 0
+
+    # Memory.
+
+    def _place(self, buffer: Buffer, index: Operand, dtype: str) -> tuple[Id, tuple[int, ...]]:
+        """The pointer to an element, and what its access says."""
+        b, spirv = self.b, self.spirv
+        memory = self.memory.get(buffer)
+        if memory is None:
+            raise InternalError(f"kernel {self.name!r}: buffer {buffer.name!r} is not in scope")
+        element = dt.element(buffer.dtype)
+        kind = spirv.type("i8" if element == "bool" else type_name(element))
+        at = b.id(index, dtype)
+        if memory.storage == PHYSICAL:
+            _, stride = self._stored(buffer)
+            pointer = spirv.pointer(PHYSICAL, kind, stride)
+            place = b.once("PtrAccessChain", pointer, memory.base, at)
+            return b.id(place, _WORD), (2, stride)
+        pointer = spirv.pointer(memory.storage, kind)
+        return b.id(b.once("AccessChain", pointer, memory.base, at), _WORD), ()
+
+    def _load(self, buffer: Buffer, index: Operand, dtype: str) -> Operand:
+        b = self.b
+        place, access = self._place(buffer, index, dtype)
+        element = dt.element(buffer.dtype)
+        kind = self.spirv.type("i8" if element == "bool" else type_name(element))
+        loaded = b.once("Load", kind, place, *access, epoch=b.epoch(id(buffer)))
+        if element != "bool":
+            return loaded
+        return b.compare("ne", "uint8", loaded, "0")
+
+    def _indices(self, buffer: Buffer, index: PrimExpr) -> Lanes:
+        """The element of each lane of an access; of a buffer of vectors all lanes of one."""
+        b, own = self.b, dt.lanes(buffer.dtype)
+        places = self.value(index)
+        if own == 1:
+            return places
+        scaled = [b.binary("mul", dt.element(index.dtype), p, b.const(own, index.dtype))
+                  for p in places]  # fmt: skip
+        return [
+            b.binary("add", dt.element(index.dtype), p, b.const(n, dt.element(index.dtype)))
+            for p in scaled
+            for n in range(own)
+        ]
+
+    def load(self, e: BufferLoad) -> Lanes:
+        """Return the lanes of a load."""
+        if len(e.indices) != 1:
+            raise InternalError(f"SPIR-V: access of {e.buffer.name!r}: flatten buffers first")
+        check_lanes("SPIR-V: the load of", e.buffer, e.indices[0], e.dtype)
+        dtype = dt.element(e.indices[0].dtype)
+        return [self._load(e.buffer, at, dtype) for at in self._indices(e.buffer, e.indices[0])]
+
+    def store(self, s: BufferStore) -> None:
+        """Emit a store, lane by lane, under the predicate of each."""
+        b, buffer = self.b, s.buffer
+        check_lanes("SPIR-V: the store to", buffer, s.indices[0], s.value.dtype)
+        values, index = self.value(s.value), s.indices[0]
+        places = self._indices(buffer, index)
+        if len(values) == 1 and len(places) > 1:
+            values = values * len(places)
+        masks = [None] * len(places) if s.predicate is None else self.value(s.predicate)
+        for at, value, mask in zip(places, values, masks, strict=True):
+            if mask is None:
+                self._store(buffer, at, dt.element(index.dtype), value)
+            else:
+                put = (buffer, at, dt.element(index.dtype), value)
+                self._if(mask, lambda put=put: self._store(*put))  # type: ignore[misc]
+        b.touch_memory(0 if self.memory[buffer].storage == PHYSICAL else id(buffer))
+
+    def _store(self, buffer: Buffer, index: Operand, dtype: str, value: Operand) -> None:
+        b, element = self.b, dt.element(buffer.dtype)
+        place, access = self._place(buffer, index, dtype)
+        if element == "bool":
+            value, element = b.convert("zext", "bool", "uint8", value), "uint8"
+        b.put("Store", place, b.id(value, element), *access)
+
+    # Expressions.
+
+    def value(self, root: PrimExpr) -> Lanes:
+        """Return the lanes of an expression, each node computed once."""
+        known: dict[PrimExpr, Lanes] = {}
+        stack = [root]
+        while stack:
+            e = stack[-1]
+            if e in known:
+                stack.pop()
+                continue
+            waiting = [c for c in self._operands(e) if c not in known]
+            if waiting:
+                stack.extend(reversed(waiting))
+                continue
+            known[e] = self._node(e, known)
+            stack.pop()
+        return known[root]
+
+    def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
+        """What is computed before a node, whatever its conditions."""
+        if isinstance(e, Intrinsic) and e.op == "if_then_else":
+            return e.args[:1]
+        if isinstance(e, (Var, IntImm, FloatImm, BufferLoad)):
+            return ()
+        if isinstance(e, Intrinsic) and e.op == "same_memory":
+            return ()
+        if isinstance(e, Intrinsic):
+            self._check_call(e)
+        return children(e)
+
+    def _check_call(self, e: Intrinsic) -> None:
+        if is_exchange(e):
+            raise CompileError(
+                f"kernel {self.name!r}: {e.op}: kind 'vulkan' has no shuffles of a warp"
+            )
+        if e.op in ("call_packed", "call_function", "call_extern", "call_pure_extern"):
+            name = e.args[0].value if isinstance(e.args[0], StringImm) else ""
+            raise CompileError(f"kernel {self.name!r}: a thread cannot call {name!r} of the host")
+        check_compiled(e)
+
+    def _node(self, e: PrimExpr, known: dict[PrimExpr, Lanes]) -> Lanes:
+        b, kind = self.b, dt.element(e.dtype) if e.dtype else ""
+        match e:
+            case IntImm() | FloatImm():
+                return [b.const(e.value, kind)]
+            case Var():
+                if e not in self.variables:
+                    raise InternalError(f"kernel {self.name!r}: variable {e.name!r} is unknown")
+                return self.variables[e]
+            case BinaryExpr():
+                of = dt.element(e.a.dtype)
+                pairs = zip(*_as_wide(known[e.a], known[e.b]), strict=True)
+                return [emit_binary(b, type(e), of, x, y) for x, y in pairs]
+            case Cast():
+                source = dt.element(e.value.dtype)
+                return [emit_cast(b, x, source, kind) for x in known[e.value]]
+            case Not():
+                return [b.binary("xor", "bool", x, "true") for x in known[e.a]]
+            case Select():
+                parts = _as_wide(known[e.condition], known[e.true_value], known[e.false_value])
+                return [b.select(c, kind, x, y) for c, x, y in zip(*parts, strict=True)]
+            case Ramp():
+                (base,), (step,) = known[e.base], known[e.stride]
+                return [
+                    b.binary("add", kind, base, b.binary("mul", kind, step, b.const(n, kind)))
+                    for n in range(dt.lanes(e.dtype))
+                ]
+            case Broadcast():
+                return known[e.value] * dt.lanes(e.dtype)
+            case VectorReduce():
+                return [self._reduced(e, known[e.value])]
+            case BufferLoad():
+                return self.load(e)
+            case Intrinsic():
+                return self._intrinsic(e, kind, known)
+        raise InternalError(f"SPIR-V: {type(e).__name__} has no meaning in a kernel: {e!r}")
+
+    def _reduced(self, e: VectorReduce, lanes: Lanes) -> Operand:
+        """Halves are combined until one lane is left, in the order LLVM's code has."""
+        kind, node = dt.element(e.dtype), REDUCTIONS[e.kind]
+        while len(lanes) > 1 and len(lanes) % 2 == 0:
+            half = len(lanes) // 2
+            pairs = zip(lanes[:half], lanes[half:], strict=True)
+            lanes = [emit_binary(self.b, node, kind, x, y) for x, y in pairs]
+        total = lanes[0]
+        for lane in lanes[1:]:
+            total = emit_binary(self.b, node, kind, total, lane)
+        return total
+
+    def _intrinsic(self, e: Intrinsic, kind: str, known: dict[PrimExpr, Lanes]) -> Lanes:
+        b = self.b
+        if e.op == "if_then_else":
+            return self._chosen(e, kind, known[e.args[0]])
+        if e.op == "same_memory":
+            one, other = (self.memory[buffer].address for buffer in addressed(e))
+            return [b.compare("eq", _WORD, one, other)]
+        if e.op == "likely":
+            return known[e.args[0]]
+        if e.op == "shuffle":
+            both = [*known[e.args[0]], *known[e.args[1]]]
+            return [both[n] for n in shuffle_order(e)]
+        source = dt.element(e.args[0].dtype)
+        if e.op == "reinterpret" and dt.lanes(e.args[0].dtype) != dt.lanes(e.dtype):
+            raise CompileError(f"kernel {self.name!r}: neighbours in memory are read as one")
+        parts = _as_wide(*(known[a] for a in e.args))
+        lanes = zip(*parts, strict=True)
+        return [emit_intrinsic(b, e.op, kind, source, list(xs)) for xs in lanes]
+
+    def _chosen(self, e: Intrinsic, kind: str, conditions: Lanes) -> Lanes:
+        """The chosen side alone is computed: it may read where the other must not."""
+        b, spirv = self.b, self.spirv
+        sides: list[tuple[Lanes, Id]] = []
+        if len(conditions) > 1:
+            raise CompileError(
+                f"kernel {self.name!r}: lanes of vectors choose between values: do not vectorize"
+            )
+
+        def side(value: PrimExpr) -> None:
+            """One side, in its block."""
+            lanes = [f"%{b.id(x, kind)}" for x in self.value(value)]
+            sides.append((lanes, b.label))
+
+        self._if(conditions[0], lambda: side(e.args[1]), lambda: side(e.args[2]))
+        (yes, after_yes), (no, after_no) = sides
+        of = spirv.type(type_name(kind))
+        return [
+            b.made("Phi", of, b.id(x, kind), after_yes, b.id(y, kind), after_no)
+            for x, y in zip(yes, no, strict=True)
+        ]
+
+
+def _as_wide(*many: Lanes) -> list[Lanes]:
+    """Lanes of several values, single ones repeated."""
+    most = max(map(len, many))
+    return [lanes * most if len(lanes) == 1 else lanes for lanes in many]
+
+
+@dataclass(frozen=True, slots=True)
+class SpirvCode:
+    """A kernel's code, to read, and the checks that its threads may fail."""
+
+    code: bytes
+    text: str
+    checks: tuple[tuple[str, str], ...]
+
+
+def vulkan_kernel(
+    func: PrimFunc, name: str, sizes: Sequence[Var], target: Target, threads: Sequence[int]
+) -> SpirvCode:
+    """Return the code of a lowered device function for blocks of `threads` along x, y and z; its
+    arguments are its buffers, then `sizes`. Raises CompileError for what a device cannot do.
+    """
+    kernel = SpirvKernel(target, name, threads)
+    kernel.n_arguments = len(func.buffers) + len(sizes)
+    kernel.begin(func.buffers, sizes)
+    kernel.statement(func.body)
+    kernel.b.put("Return")
+    spirv = kernel.spirv
+    code, text = spirv.encoded(name, threads), spirv.text(name, threads)
+    return SpirvCode(code, text, tuple(kernel.checks))
+
+
+__all__ = ["SpirvCode", "SpirvKernel", "vulkan_kernel"]

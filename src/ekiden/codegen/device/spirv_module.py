@@ -1,0 +1,225 @@
+"""A module of SPIR-V as words: its types, constants and sections, each instruction in its place.
+
+Specification: https://registry.khronos.org/SPIR-V/specs/unified1/SPIRV.html (numbers of section 3).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import TypeAlias
+
+MAGIC, VERSION = 0x07230203, 0x00010500
+"""SPIR-V 1.5, which Vulkan 1.2 takes."""
+
+# fmt: off
+OPCODES: dict[str, int] = {
+    "Name": 5, "Extension": 10, "ExtInstImport": 11, "ExtInst": 12, "MemoryModel": 14,
+    "EntryPoint": 15, "ExecutionMode": 16, "Capability": 17, "TypeVoid": 19, "TypeBool": 20,
+    "TypeInt": 21, "TypeFloat": 22, "TypeVector": 23, "TypeArray": 28, "TypeStruct": 30,
+    "TypePointer": 32, "TypeFunction": 33, "ConstantTrue": 41, "ConstantFalse": 42, "Constant": 43,
+    "ConstantComposite": 44, "Function": 54, "FunctionEnd": 56, "Variable": 59, "Load": 61,
+    "Store": 62, "AccessChain": 65, "PtrAccessChain": 67, "Decorate": 71, "MemberDecorate": 72,
+    "CompositeExtract": 81, "ConvertFToU": 109, "ConvertFToS": 110, "ConvertSToF": 111,
+    "ConvertUToF": 112, "UConvert": 113, "SConvert": 114, "FConvert": 115, "ConvertUToPtr": 120,
+    "Bitcast": 124, "FNegate": 127, "IAdd": 128, "FAdd": 129, "ISub": 130, "FSub": 131,
+    "IMul": 132, "FMul": 133, "UDiv": 134, "SDiv": 135, "FDiv": 136, "UMod": 137, "SRem": 138,
+    "IsNan": 156, "LogicalEqual": 164, "LogicalNotEqual": 165, "LogicalOr": 166, "LogicalAnd": 167,
+    "LogicalNot": 168, "Select": 169, "IEqual": 170, "INotEqual": 171, "UGreaterThan": 172,
+    "SGreaterThan": 173, "UGreaterThanEqual": 174, "SGreaterThanEqual": 175, "ULessThan": 176,
+    "SLessThan": 177, "ULessThanEqual": 178, "SLessThanEqual": 179, "FOrdEqual": 180,
+    "FOrdNotEqual": 182, "FUnordNotEqual": 183, "FOrdLessThan": 184, "FOrdGreaterThan": 186,
+    "FOrdLessThanEqual": 188, "FOrdGreaterThanEqual": 190, "ShiftRightLogical": 194,
+    "ShiftRightArithmetic": 195, "ShiftLeftLogical": 196, "BitwiseOr": 197, "BitwiseXor": 198,
+    "BitwiseAnd": 199, "ControlBarrier": 224, "AtomicSMin": 236, "Phi": 245, "LoopMerge": 246,
+    "SelectionMerge": 247, "Label": 248, "Branch": 249, "BranchConditional": 250, "Return": 253,
+}
+CAPABILITIES: dict[str, int] = {
+    "Shader": 1, "Float64": 10, "Int64": 11, "Int16": 22, "Int8": 39,
+    "StorageBuffer16BitAccess": 4433, "StorageBuffer8BitAccess": 4448,
+    "SignedZeroInfNanPreserve": 4466,
+    "PhysicalStorageBufferAddresses": 5347,
+}
+INPUT, WORKGROUP, FUNCTION, PUSH_CONSTANT, PHYSICAL = 1, 4, 7, 9, 5349
+"""Storage classes."""
+BLOCK, ARRAY_STRIDE, BUILT_IN, OFFSET, NO_CONTRACTION = 2, 6, 11, 35, 42
+"""Decorations."""
+NUM_WORKGROUPS, WORKGROUP_ID, LOCAL_INVOCATION_ID = 24, 26, 27
+"""Built-in inputs."""
+LOCAL_SIZE, KEEPS_NAN = 17, 4461
+"""Modes of a kernel: threads of a block; no operation assumes that there are no NaNs."""
+PHYSICAL_ADDRESSES, GLSL_MODEL, COMPUTE = 5348, 1, 5
+"""How addresses are, how memory is ordered, and what a kernel is."""
+SCALARS: dict[str, tuple[str, int]] = {
+    "i8": ("TypeInt", 8), "i16": ("TypeInt", 16), "i32": ("TypeInt", 32), "i64": ("TypeInt", 64),
+    "f32": ("TypeFloat", 32), "f64": ("TypeFloat", 64),
+}
+_NEEDS = {"i8": "Int8", "i16": "Int16", "i64": "Int64", "f64": "Float64"}
+# fmt: on
+
+
+class Id(int):
+    """The number of a result."""
+
+    __slots__ = ()
+
+
+Operand: TypeAlias = Id | int | str
+Instruction: TypeAlias = tuple[str, tuple[Operand, ...]]
+
+
+class SpirvModule:
+    """One kernel: `function` has its instructions, `variables` those of its memory."""
+
+    def __init__(self) -> None:
+        self.capabilities = {"Shader": None, "Int64": None, "PhysicalStorageBufferAddresses": None}
+        self.declarations: list[Instruction] = []
+        self.decorations: list[Instruction] = []
+        self.variables: list[Instruction] = []
+        self.function: list[Instruction] = []
+        self.interface: list[Id] = []
+        self._bound = 1
+        self._known: dict[object, Id] = {}
+        self.glsl = self.fresh()
+
+    def fresh(self) -> Id:
+        """Return a number that nothing has."""
+        self._bound += 1
+        return Id(self._bound - 1)
+
+    def need(self, capability: str) -> None:
+        """Declare a capability of the device."""
+        self.capabilities[capability] = None
+
+    def decorate(self, what: Id, decoration: int, *values: int) -> None:
+        """Decorate a result."""
+        self.decorations.append(("Decorate", (what, decoration, *values)))
+
+    # Types and constants: each once.
+
+    def _declared(self, op: str, *operands: Operand, typed: Id | None = None) -> Id:
+        key = (op, operands, typed)
+        if key not in self._known:
+            made = self._known[key] = self.fresh()
+            head = (made,) if typed is None else (typed, made)
+            self.declarations.append((op, (*head, *operands)))
+        return self._known[key]
+
+    def type(self, name: str) -> Id:
+        """Return a scalar type, "bool", "void" or a vector of three numbers ("v3")."""
+        if name in ("bool", "void"):
+            return self._declared(f"Type{name.capitalize()}")
+        if name == "v3":
+            return self._declared("TypeVector", self.type("i32"), 3)
+        if name in _NEEDS:
+            self.need(_NEEDS[name])
+        op, bits = SCALARS[name]
+        return self._declared(op, bits, *((0,) if op == "TypeInt" else ()))
+
+    def pointer(self, storage: int, to: Id, stride: int = 0) -> Id:
+        """Return the type of pointers; of those to memory, with the bytes between neighbours."""
+        key = ("pointer", storage, to)
+        if key not in self._known:
+            made = self._known[key] = self._declared("TypePointer", storage, to)
+            if stride:
+                self.decorate(made, ARRAY_STRIDE, stride)
+        return self._known[key]
+
+    def array(self, of: Id, count: int) -> Id:
+        """Return the type of an array."""
+        return self._declared("TypeArray", of, self.constant("i32", count))
+
+    def constant(self, name: str, bits: int) -> Id:
+        """Return a constant of a scalar type by its bits."""
+        if name == "bool":
+            op = "ConstantTrue" if bits else "ConstantFalse"
+            return self._declared(op, typed=self.type("bool"))
+        width = SCALARS[name][1]
+        bits &= (1 << width) - 1
+        if width < 32 and bits >> (width - 1):  # words of narrow integers are extended by the sign
+            bits |= 0xFFFFFFFF & ~((1 << width) - 1)
+        words = (bits & 0xFFFFFFFF, bits >> 32) if width == 64 else (bits,)
+        return self._declared("Constant", *words, typed=self.type(name))
+
+    def table(self, values: tuple[float, ...]) -> tuple[Id, int]:
+        """Return a constant array of float64 and how long it is."""
+        kind = self.array(self.type("f64"), len(values))
+        bits = [struct.unpack("<Q", struct.pack("<d", v))[0] for v in values]
+        parts = tuple(self.constant("f64", b) for b in bits)
+        return self._declared("ConstantComposite", *parts, typed=kind), len(values)
+
+    def global_variable(self, storage: int, kind: Id) -> Id:
+        """Return a variable of the module."""
+        made, pointer = self.fresh(), self.pointer(storage, kind)
+        self.declarations.append(("Variable", (pointer, made, storage)))
+        self.interface.append(made)
+        return made
+
+    def built_in(self, number: int) -> Id:
+        """Return the variable of an input of three numbers."""
+        key = ("built in", number)
+        if key not in self._known:
+            made = self._known[key] = self.global_variable(INPUT, self.type("v3"))
+            self.decorate(made, BUILT_IN, number)
+        return self._known[key]
+
+    def local(self, kind: Id) -> Id:
+        """Return a variable of the function."""
+        made = self.fresh()
+        self.variables.append(("Variable", (self.pointer(FUNCTION, kind), made, FUNCTION)))
+        return made
+
+    # The whole.
+
+    def instructions(self, name: str, threads: Iterable[int]) -> list[Instruction]:
+        """Return all of the module: a kernel of that name by blocks of so many threads."""
+        void = self.type("void")
+        of_kernel = self._declared("TypeFunction", void)
+        entry, first = self.fresh(), self.fresh()
+        modes: list[Instruction] = [("ExecutionMode", (entry, LOCAL_SIZE, *threads))]
+        if ("TypeFloat", (32,), None) in self._known:
+            self.need("SignedZeroInfNanPreserve")
+            modes.append(("ExecutionMode", (entry, KEEPS_NAN, 32)))
+        return [
+            *(("Capability", (CAPABILITIES[c],)) for c in self.capabilities),
+            ("ExtInstImport", (self.glsl, "GLSL.std.450")),
+            ("MemoryModel", (PHYSICAL_ADDRESSES, GLSL_MODEL)),
+            ("EntryPoint", (COMPUTE, entry, name, *self.interface)),
+            *modes,
+            ("Name", (entry, name)),
+            *self.decorations,
+            *self.declarations,
+            ("Function", (void, entry, 0, of_kernel)),
+            ("Label", (first,)),
+            *self.variables,
+            *self.function,
+            ("FunctionEnd", ()),
+        ]
+
+    def encoded(self, name: str, threads: Iterable[int]) -> bytes:
+        """Return the module's bytes."""
+        words = [MAGIC, VERSION, 0, 0, 0]
+        for op, operands in self.instructions(name, threads):
+            body = [word for each in operands for word in _words(each)]
+            words += [len(body) + 1 << 16 | OPCODES[op], *body]
+        words[3] = self._bound
+        return struct.pack(f"<{len(words)}I", *words)
+
+    def text(self, name: str, threads: Iterable[int]) -> str:
+        """Return the module to read: an instruction a line, results as %1."""
+        lines = [
+            " ".join([f"Op{op}", *(f"%{o}" if isinstance(o, Id) else repr(o) for o in operands)])
+            for op, operands in self.instructions(name, threads)
+        ]
+        return "\n".join([f"; SPIR-V 1.5, kernel {name}", *lines, ""])
+
+
+def _words(operand: Operand) -> list[int]:
+    if not isinstance(operand, str):
+        return [int(operand) & 0xFFFFFFFF]
+    data = operand.encode() + b"\0"
+    data += bytes(-len(data) % 4)
+    return list(struct.unpack(f"<{len(data) // 4}I", data))
+
+
+__all__ = ["Id", "Instruction", "Operand", "SpirvModule"]

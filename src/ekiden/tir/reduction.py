@@ -1,0 +1,201 @@
+"""Reductions taken apart: where partial results begin, what a step adds, how two are joined.
+
+    with init(): c[i] = 0                starts       (0,)
+    c[i] = c[i] + a[i, k]        ->      terms        ((term, a[i, k]),)
+                                         combination  c[i] = c[i] + term
+
+A built-in operator's update is recognised by its form. Blocks with the annotation "commutative",
+which are reducers of the user's own, bind their terms to variables in front of the combination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ekiden.ir.prim import Add, And, BinaryExpr, Max, Min, Mul, Or, PrimExpr, Var, const, is_const
+from ekiden.ir.prim_visitor import substitute
+from ekiden.ir.structural import structural_key
+from ekiden.runtime.late_methods import dataclass
+from ekiden.tir.expr import Buffer, BufferLoad
+from ekiden.tir.stmt import Block, BufferStore, LetStmt, SeqStmt, Stmt, seq
+from ekiden.tir.visitor import ExprRewriter, walk
+
+COMMUTATIVE = "commutative"
+"""The annotation of a block whose reducer's word is taken for it."""
+REDUCERS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
+"""Operators whose order and grouping do not matter (up to rounding)."""
+_NEUTRAL: Mapping[type[BinaryExpr], int] = {Add: 0, Mul: 1}
+"""What changes nothing, of operators that are not idempotent."""
+
+Places = Sequence[tuple[Buffer, tuple[PrimExpr, ...]]]
+
+
+def same_expr(a: PrimExpr, b: PrimExpr) -> bool:
+    """Whether two expressions are the same, node by node."""
+    return a is b or structural_key(a) == structural_key(b)
+
+
+def update_of(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None:
+    """Return (op, x) if a store is `c[i] = op(c[i], x)`."""
+    value = store.value
+    if not isinstance(value, REDUCERS):
+        return None
+    for own, other in ((value.a, value.b), (value.b, value.a)):
+        if (
+            isinstance(own, BufferLoad)
+            and own.buffer is store.buffer
+            and all(same_expr(a, b) for a, b in zip(own.indices, store.indices, strict=True))
+        ):
+            return type(value), other
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction block of one or several results."""
+
+    targets: tuple[tuple[Buffer, tuple[PrimExpr, ...]], ...]
+    """The element of each result, in terms of the block's iterators."""
+    starts: tuple[PrimExpr, ...]
+    """What every partial result begins with."""
+    initial: tuple[PrimExpr, ...]
+    """What the whole begins with, where that is something else; () where it is not."""
+    terms: tuple[tuple[Var, PrimExpr], ...]
+    """Variables of the combination, and what a step combines by them."""
+    combination: Stmt
+    """Stores of the targets, from their own elements and the variables of the terms."""
+
+    def joined(self, places: Places, left: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
+        """Return the statement that combines two partial results into elements of other buffers.
+
+        Args:
+            places: a buffer and indices for each result.
+            left: the values of the first partial result.
+            right: those of the second, or the terms of a step.
+        """
+        where = {t: p for (t, _), p in zip(self.targets, places, strict=True)}
+        values = {t: v for (t, _), v in zip(self.targets, left, strict=True)}
+        names: dict[Var, PrimExpr] = {v: Var(v.name, v.dtype) for v, _ in self.terms}
+        for each in walk(self.combination):
+            if isinstance(each, LetStmt):
+                names[each.var] = Var(each.var.name, each.var.dtype)
+        if len(self.targets) == 1:  # one store reads what it combines itself
+            (term, _), (value,) = self.terms[0], right
+            return _Joined(where, values, {**names, term: value}).visit(self.combination)
+        made = _Joined(where, values, names).visit(self.combination)
+        for (old, _), value in reversed(list(zip(self.terms, right, strict=True))):
+            new = names[old]
+            assert isinstance(new, Var)
+            made = LetStmt(new, value, made)
+        return made
+
+
+class _Joined(ExprRewriter):
+    """Puts other elements and variables into a combination."""
+
+    def __init__(
+        self,
+        where: Mapping[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]],
+        values: Mapping[Buffer, PrimExpr],
+        names: Mapping[Var, PrimExpr],
+    ) -> None:
+        super().__init__(self._changed)
+        self._where, self._values, self._names = where, values, names
+
+    def _changed(self, e: PrimExpr) -> PrimExpr:
+        if isinstance(e, BufferLoad):
+            return self._values.get(e.buffer, e)
+        return self._names.get(e, e) if isinstance(e, Var) else e
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        """A variable of its own for each use of the combination."""
+        new = self._names[stmt.var]
+        assert isinstance(new, Var)
+        return LetStmt(new, self.expr(stmt.value), self.visit(stmt.body))
+
+    def visit_store(self, stmt: BufferStore) -> Stmt:
+        """A result goes to its new place."""
+        buffer, indices = self._where[stmt.buffer]
+        return BufferStore(buffer, self.expr(stmt.value), indices)
+
+
+def reduction_of(block: Block) -> Reduction | None:
+    """Return a reduction block's parts; None for a block that has no init, or whose update is of
+    no form that is known.
+    """
+    starts = None if block.init is None else _stored(block.init)
+    if starts is None:
+        return None
+    if (block.annotations or {}).get(COMMUTATIVE):
+        return _of_terms(block, starts)
+    return _of_operators(block, starts)
+
+
+def _stored(stmt: Stmt) -> dict[Buffer, BufferStore] | None:
+    """Return the stores of a sequence by their buffers; None if there is anything else in it."""
+    parts = stmt.seq if isinstance(stmt, SeqStmt) else (stmt,)
+    stores = [s for s in parts if isinstance(s, BufferStore) and s.predicate is None]
+    by_buffer = {s.buffer: s for s in stores}
+    return by_buffer if len(by_buffer) == len(parts) else None
+
+
+def _of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
+    updates = _stored(block.body)
+    if updates is None or updates.keys() != starts.keys():
+        return None
+    terms: list[tuple[Var, PrimExpr]] = []
+    combination: list[Stmt] = []
+    neutral: list[PrimExpr] = []
+    for buffer, store in updates.items():
+        update = update_of(store)
+        if update is None:
+            return None
+        op, term = update
+        begin, dtype = starts[buffer].value, buffer.dtype
+        own, var = BufferLoad(buffer, store.indices, dtype), Var(f"{buffer.name}_term", dtype)
+        neutral.append(const(_NEUTRAL[op], dtype) if op in _NEUTRAL else begin)
+        terms.append((var, term))
+        combination.append(store.with_fields(value=op(own, var, dtype)))
+    initial = tuple(starts[b].value for b in updates)
+    is_neutral = all(
+        a is b or (is_const(a) and same_expr(a, b)) for a, b in zip(initial, neutral, strict=True)
+    )
+    targets = tuple((b, s.indices) for b, s in updates.items())
+    whole = () if is_neutral else initial
+    return Reduction(targets, tuple(neutral), whole, tuple(terms), seq(*combination))
+
+
+def _of_terms(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
+    terms: list[tuple[Var, PrimExpr]] = []
+    body = block.body
+    while isinstance(body, LetStmt) and len(terms) < len(starts):
+        terms.append((body.var, body.value))
+        body = body.body
+    stores = [s for s in walk(body) if isinstance(s, BufferStore)]
+    targets = tuple((s.buffer, s.indices) for s in stores)
+    if len(terms) != len(starts) or {b for b, _ in targets} != starts.keys():
+        return None
+    begins = tuple(starts[b].value for b, _ in targets)
+    return Reduction(targets, begins, (), tuple(terms), body)
+
+
+def at_iterators(
+    reduction: Reduction, values: Mapping[Var, PrimExpr]
+) -> tuple[Places, list[PrimExpr], list[PrimExpr], list[PrimExpr]]:
+    """Return the elements, starts, initial values and terms of a reduction with the iterators of
+    its block replaced by expressions of loops."""
+    bound = dict(values)
+
+    def moved(many: Sequence[PrimExpr]) -> list[PrimExpr]:
+        """The expressions over loops."""
+        return [substitute(e, bound) for e in many]
+
+    places = [(b, tuple(moved(indices))) for b, indices in reduction.targets]
+    terms = moved([t for _, t in reduction.terms])
+    return places, moved(reduction.starts), moved(reduction.initial), terms
+
+
+__all__ = [
+    "COMMUTATIVE", "REDUCERS", "Reduction", "at_iterators", "reduction_of", "same_expr",
+    "update_of",
+]  # fmt: skip

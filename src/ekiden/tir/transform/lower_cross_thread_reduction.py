@@ -1,0 +1,415 @@
+"""Reductions whose steps are threads: each thread reduces its own, then the threads combine.
+
+    for i in thread_binding(n, "blockIdx.x"):      for i in thread_binding(n, "blockIdx.x"):
+        for k in thread_binding(64,                    for k in thread_binding(64, "threadIdx.x"):
+                                "threadIdx.x"):            own = 0
+            with block("b"):                  ->           if k < m: own = own + a[i, k]
+                where(k < m)                               parts[k] = own
+                with init(): b[i] = 0                      ... (see thread_tree)
+                b[i] = b[i] + a[i, k]                      if k == 0: b[i] = parts[0]
+
+Serial loops that the block reduces over run in each thread. Other blocks in the reduction's loops,
+as the parts of an rfactor, run before the block as they did. All threads of a block come to every
+barrier: the predicate guards what is added and what is stored, never a barrier. TVM:
+LowerCrossThreadReduction and LowerThreadAllreduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ekiden.ir.intrinsic import WARP
+from ekiden.ir.prim import IntImm, PrimExpr, Var, cast, const, is_const
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.late_methods import dataclass
+from ekiden.target import Target
+from ekiden.tir.distinct import distinct
+from ekiden.tir.expr import Buffer
+from ekiden.tir.predicates import conjunction, init_conditions
+from ekiden.tir.reduction import Places, Reduction, at_iterators, reduction_of
+from ekiden.tir.stmt import (
+    Allocate,
+    BlockRealize,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    IterKind,
+    PrimFunc,
+    SeqStmt,
+    Stmt,
+    seq,
+)
+from ekiden.tir.transform.inject_virtual_threads import is_virtual
+from ekiden.tir.transform.thread_sync import is_thread_loop
+from ekiden.tir.transform.thread_tree import SHUFFLES, elements, fold_by_halves, shuffled
+from ekiden.tir.visitor import StmtMutator, walk
+
+_HERE = (const(0),)
+
+
+def axis_of(stmt: Stmt) -> str:
+    """Return the thread axis of a loop, as "threadIdx.x"; "" of any other statement."""
+    if not isinstance(stmt, For) or not is_thread_loop(stmt) or is_virtual(stmt):
+        return ""
+    return str((stmt.annotations or {}).get("thread", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Nest:
+    """The statements from the outermost loop that a block reduces over to the block, which is the
+    last in each of them."""
+
+    chain: tuple[Stmt, ...]
+    realize: BlockRealize
+    reduced: tuple[For, ...]
+
+    @staticmethod
+    def of(first: For) -> _Nest | None:
+        """Return the nest that begins at a loop, if threads are to reduce in it."""
+        chain: list[Stmt] = []
+        at: Stmt = first
+        while not isinstance(at, BlockRealize):
+            chain.append(at)
+            if isinstance(at, (For, Allocate)):
+                at = at.body
+            elif isinstance(at, SeqStmt):
+                at = at.seq[-1]
+            else:
+                return None
+        used = _reduced_over(at)
+        reduced = tuple(s for s in chain if isinstance(s, For) and s.loop_var in used)
+        if at.block.init is None or first not in reduced or not any(map(axis_of, reduced)):
+            return None
+        return _Nest(tuple(chain), at, reduced)
+
+
+def _reduced_over(realize: BlockRealize) -> set[Var]:
+    """Return the variables of the loops that a block reduces over."""
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    return set(free_vars(*(v for i, v in pairs if i.kind is IterKind.REDUCE)))
+
+
+class _Lower(StmtMutator):
+    def __init__(self, name: str, target: Target | None) -> None:
+        self._name, self._target = name, target
+        self._around: list[For] = []
+        """The loops over threads of the device around the statement."""
+        self._axes: set[str] = set()
+        """The axes of threads within a block that the kernel has."""
+
+    def visit_for(self, stmt: For) -> Stmt:
+        """The outermost loop of a reduction over threads; loops over threads are noted."""
+        nest, axis = _Nest.of(stmt), axis_of(stmt)
+        if not self._around and (axis or nest is not None):
+            axes = map(axis_of, walk(stmt))
+            self._axes = {a for a in axes if a.startswith("threadIdx")}
+        if nest is not None:
+            return self._lowered(nest)
+        if not axis:
+            return super().visit_for(stmt)
+        self._around.append(stmt)
+        made = super().visit_for(stmt)
+        self._around.pop()
+        return made
+
+    def visit_realize(self, stmt: BlockRealize) -> Stmt:
+        """A block whose threads are not those of a nest that is known: refused."""
+        used = _reduced_over(stmt)
+        for loop in self._around:
+            if stmt.block.init is not None and loop.loop_var in used:
+                self._refuse(
+                    stmt,
+                    f"other statements follow it in the loop of {axis_of(loop)}, whose steps are"
+                    " parts of its sum: compute them elsewhere",
+                )
+        return super().visit_realize(stmt)
+
+    def _refuse(self, realize: BlockRealize, why: str) -> NoReturn:
+        raise CompileError(
+            f"{self._name!r}: block {realize.block.name!r} reduces over threads: {why}"
+        )
+
+    def _lowered(self, nest: _Nest) -> Stmt:
+        """own = start; for the rest of the loops: own = combine(own, term); combine; store."""
+        realize = nest.realize
+        reduction = reduction_of(realize.block)
+        if reduction is None:
+            self._refuse(
+                realize,
+                "its update is no sum, product, minimum or maximum, nor a reducer of te's",
+            )
+        threads, outer = self._hoisted(nest)
+        values = {
+            i.var: v for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        }
+        places, starts, initial, terms = at_iterators(reduction, values)
+        stored_where = self._stored_where(nest)
+        own = [Buffer(f"own_{b.name}", (const(1),), b.dtype, "local") for b, _ in places]
+        here: Places = [(b, _HERE) for b in own]
+        step = reduction.joined(here, elements(own), terms)
+        if not is_const(realize.predicate, True):
+            step = IfThenElse(realize.predicate, step)
+        self._around += [*outer, *threads]
+        steps = self._rebuilt(nest, [*outer, *threads], step)
+        team = self._team(nest, threads)
+        whole = team.combined(reduction, own)
+        del self._around[len(self._around) - len(outer) - len(threads) :]
+        store = _stored(reduction, places, whole.values, initial)
+        store = IfThenElse(conjunction([team.thread.equal(0), *stored_where]), store)
+        begin = [BufferStore(b, e, _HERE) for b, e in zip(own, starts, strict=True)]
+        body: Stmt = seq(*begin, steps, *whole.statements, store)
+        for buffer in (*own, *whole.local):
+            body = Allocate(buffer, body)
+        for loop in reversed(threads):
+            body = loop.with_fields(body=body)
+        for buffer in whole.shared:
+            body = Allocate(buffer, body)
+        for loop in reversed(outer):
+            body = loop.with_fields(body=body)
+        if self._around or outer:
+            return body
+        # Memory of a block stands inside of a kernel, which the outermost loop over threads is.
+        return For(Var("block"), const(0), const(1), ForKind.THREAD_BINDING, body, _ONE_BLOCK)
+
+    def _hoisted(self, nest: _Nest) -> tuple[list[For], list[For]]:
+        """Return the loops over threads of a block, and over blocks, that move to the front."""
+        threads: list[For] = []
+        outer: list[For] = []
+        realize = nest.realize
+        inside: set[Var] = set()
+        siblings = False
+        for s in nest.chain:
+            if isinstance(s, SeqStmt):
+                siblings = True
+            if not isinstance(s, For):
+                continue
+            axis, name = axis_of(s), s.loop_var.name
+            if not axis:
+                if s not in nest.reduced and not is_const(s.extent, 1):
+                    self._refuse(
+                        realize,
+                        f"loop {name!r}, which it does not reduce over, lies inside of its sum:"
+                        " reorder it outside",
+                    )
+                inside.add(s.loop_var)
+                continue
+            if siblings and inside:
+                self._refuse(
+                    realize,
+                    f"other statements stand between {axis} and the loops of its sum around it:"
+                    " put the loop over threads outermost",
+                )
+            if inside.intersection(free_vars(s.extent, s.min)):
+                self._refuse(realize, f"the extent of {axis} changes with the loops of its sum")
+            (outer if axis.startswith("blockIdx") else threads).append(s)
+        for s in nest.reduced:
+            if axis_of(s).startswith("blockIdx"):
+                self._refuse(
+                    realize, f"blocks of {axis_of(s)} do not wait for each other; see rfactor"
+                )
+        return threads, outer
+
+    def _stored_where(self, nest: _Nest) -> list[PrimExpr]:
+        """Return the conditions under which there is an element to store."""
+        reduced = {s.loop_var for s in nest.reduced}
+        found: list[PrimExpr] = []
+        for each in init_conditions(nest.realize):
+            used = set(free_vars(each))
+            if not used & reduced:
+                found.append(each)
+            elif used - reduced - _sizes(each, nest):
+                self._refuse(
+                    nest.realize, "its condition mixes loops that it reduces over with others"
+                )
+        return found
+
+    def _rebuilt(self, nest: _Nest, hoisted: Sequence[For], step: Stmt) -> Stmt:
+        """The serial loops and the statements before the block, with the step in its place."""
+        body = step
+        for s in reversed(nest.chain):
+            if isinstance(s, SeqStmt):
+                body = seq(*(self.visit(each) for each in s.seq[:-1]), body)
+            elif isinstance(s, Allocate) or s not in hoisted:
+                assert isinstance(s, (Allocate, For))
+                body = s.with_fields(body=body)
+        return body
+
+    def _team(self, nest: _Nest, threads: Sequence[For]) -> _Team:
+        """Return the threads that combine, and their place among those of the block."""
+        sizes: dict[str, int] = {}
+        loops: dict[str, For] = {}
+        for loop in self._around:
+            axis = axis_of(loop)
+            if not axis.startswith("threadIdx"):
+                continue
+            if axis in loops:
+                self._refuse(nest.realize, f"two loops around it are bound to {axis}")
+            if not isinstance(loop.extent, IntImm) or not is_const(loop.min, 0):
+                self._refuse(
+                    nest.realize,
+                    f"the threads of {axis} must be a constant number from 0, which a split by a"
+                    " number makes them",
+                )
+            sizes[axis], loops[axis] = int(loop.extent.value), loop
+        missing = sorted(self._axes - loops.keys())
+        if missing:
+            self._refuse(
+                nest.realize,
+                f"the kernel has threads of {missing[0]} too, and all of a block must wait: bind a"
+                " loop around the block to it",
+            )
+        reducing = [a for a in _AXES if loops.get(a) in nest.reduced]
+        others = [a for a in _AXES if a in loops and a not in reducing]
+        thread, count = _linear([(loops[a].loop_var, sizes[a]) for a in reducing])
+        group, groups = _linear([(loops[a].loop_var, sizes[a]) for a in others])
+        target = self._target
+        has_warps = (
+            target is not None
+            and reducing == ["threadIdx.x"]
+            and target.thread_warp_size == WARP
+            and target.has(SHUFFLES)
+            and (count * groups) % WARP == 0
+            and (count % WARP == 0 or (count & (count - 1) == 0 and count <= WARP))
+        )
+        return _Team(thread, count, group, groups, has_warps)
+
+
+_AXES = ("threadIdx.z", "threadIdx.y", "threadIdx.x")
+_ONE_BLOCK = {"thread": "blockIdx.x"}
+
+
+def _sizes(condition: PrimExpr, nest: _Nest) -> set[Var]:
+    """Return the variables of a condition that no loop of the nest binds and no iterator depends
+    on: sizes of tensors."""
+    bound = set(free_vars(*nest.realize.iter_values))
+    return {v for v in free_vars(condition) if v not in bound}
+
+
+def _linear(axes: Sequence[tuple[Var, int]]) -> tuple[PrimExpr, int]:
+    """Return the number of a thread by its axes, the last fastest, and how many there are."""
+    number: PrimExpr = const(0)
+    count = 1
+    for var, size in axes:
+        number = number * size + cast(var, "int64")
+        count *= size
+    return number, count
+
+
+def _stored(
+    reduction: Reduction,
+    places: Places,
+    values: Sequence[PrimExpr],
+    initial: Sequence[PrimExpr],
+) -> Stmt:
+    """The results, and what they begin with where that is no neutral element."""
+    if initial:
+        return reduction.joined(places, initial, values)
+    pairs = zip(places, values, strict=True)
+    return seq(*(BufferStore(b, value, indices) for (b, indices), value in pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Combined:
+    """What threads do, the values that the first of them then has, and memory for it."""
+
+    statements: Sequence[Stmt]
+    values: Sequence[PrimExpr]
+    shared: Sequence[Buffer]
+    local: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Team:
+    """The threads of one reduction, one of `groups` of a block."""
+
+    thread: PrimExpr
+    count: int
+    group: PrimExpr
+    groups: int
+    has_warps: bool
+
+    def combined(self, reduction: Reduction, own: Sequence[Buffer]) -> _Combined:
+        """Return how what threads have in buffers of one element becomes one."""
+        if self.count == 1:
+            return _Combined((), elements(own), ())
+        if not self.has_warps:
+            return self._through_memory(reduction, own, self.count, self.thread, None, ())
+        near = [Buffer(f"near_{b.name}", (const(1),), b.dtype, "local") for b in own]
+        statements: list[Stmt] = []
+        lanes = min(self.count, WARP)
+        by = lanes // 2
+        while by:
+            taken = shuffled(own, "tvm_warp_shuffle_down", by, lanes)
+            statements += [BufferStore(b, e, _HERE) for b, e in zip(near, taken, strict=True)]
+            here: Places = [(b, _HERE) for b in own]
+            statements.append(reduction.joined(here, elements(own), elements(near)))
+            by //= 2
+        warps = self.count // lanes
+        if warps == 1:
+            return _Combined(statements, elements(own), (), near)
+        first_lane = (self.thread % WARP).equal(0)
+        made = self._through_memory(
+            reduction, own, warps, self.thread // WARP, first_lane, statements
+        )
+        return _Combined(made.statements, made.values, made.shared, near)
+
+    def _through_memory(
+        self,
+        reduction: Reduction,
+        own: Sequence[Buffer],
+        count: int,
+        number: PrimExpr,
+        storing: PrimExpr | None,
+        before: Sequence[Stmt],
+    ) -> _Combined:
+        """Values of `count` threads, or of those that store, by halves in shared memory."""
+        shape = (const(count * self.groups),)
+        parts = [Buffer(b.name.replace("own_", "parts_"), shape, b.dtype, "shared") for b in own]
+        first = self.group * count
+        store: Stmt = seq(
+            *(
+                BufferStore(p, e, (first + number,))
+                for p, e in zip(parts, elements(own), strict=True)
+            )
+        )
+        if storing is not None:
+            store = IfThenElse(storing, store)
+        place = (first + self.thread,)
+
+        def joined(left: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
+            """Combine two partial results into the first's place."""
+            return reduction.joined([(p, place) for p in parts], left, right)
+
+        folds = fold_by_halves(parts, first, self.thread, count, joined)
+        # The first thread itself stored the result last: it needs no barrier to read it.
+        return _Combined([*before, store, *folds], elements(parts, first), parts)
+
+
+def lower_cross_thread_reduction(func: PrimFunc, target: Target | None = None) -> PrimFunc:
+    """Return the function with its reductions over threads as code of each thread.
+
+    With a target whose threads shuffle registers by warps they do; the current target if none is
+    given. Raises CompileError, with the block's name, for what threads cannot reduce.
+    """
+    if not _has_any(func.body):
+        return func
+    lowering = _Lower(func.name, target or Target.current())
+    return distinct(func.with_fields(body=lowering.visit(func.body)))
+
+
+def _has_any(body: Stmt) -> bool:
+    """Whether any block reduces over threads."""
+    threads: set[Var] = set()
+    reduced: set[Var] = set()
+    for s in walk(body):
+        if isinstance(s, For) and axis_of(s):
+            threads.add(s.loop_var)
+        elif isinstance(s, BlockRealize) and s.block.init is not None:
+            reduced |= _reduced_over(s)
+    return not threads.isdisjoint(reduced)
+
+
+__all__ = ["axis_of", "lower_cross_thread_reduction"]
