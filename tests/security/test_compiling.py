@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from onnx import TensorProto, helper
 import ekiden
 from ekiden import relay
 from ekiden.compiler.time_limit import call_within
+from ekiden.frontend.common.options import ImportOptions
+from ekiden.frontend.onnx.entry import import_model
 from ekiden.ir.type import MAX_RANK
 from ekiden.relay.transform import FoldConstant, FuseOps, InferType
 from ekiden.runtime.devices.memory import bounded_memory, memory_stats
@@ -300,3 +304,50 @@ def test_the_environment_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("EKIDEN_COMPILE_TIMEOUT", "soon")
     with pytest.raises(InputError, match="EKIDEN_COMPILE_TIMEOUT: expected seconds above 0"):
         ekiden.compile(relay.Function(inputs, at))
+
+
+def _of_constants(op_type: str, numbers: dict[str, int | float | None], **attributes: int) -> bytes:
+    """Return a model of a node whose inputs are x and these scalars, in their order; None is an
+    input that is left out."""
+    named = {n: np.asarray(v, np.float32 if isinstance(v, float) else np.int64) for n, v in
+             numbers.items() if v is not None}  # fmt: skip
+    inputs = ["" if numbers[n] is None else n for n in numbers]
+    inputs = inputs if op_type == "MelWeightMatrix" else ["x", *inputs]
+    graph = helper.make_graph(
+        [helper.make_node(op_type, inputs, ["y"], name="node", **attributes)], "g",
+        [value("x", (1, 4, 1))], [value("y", None)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in named.items()],
+    )  # fmt: skip
+    opset = [helper.make_opsetid("", 17)]
+    return bytes(helper.make_model(graph, opset_imports=opset, ir_version=9).SerializeToString())
+
+
+LARGE = (1 << 21) + 1
+"""Elements: 16 MiB of float64, and by its prime factors no transform that is made of constants."""
+MEL: dict[str, int | float | None] = {
+    "bands": 4,
+    "length": 16,
+    "rate": 16000,
+    "low": 0.0,
+    "high": 8000.0,
+}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _of_constants("MelWeightMatrix", {**MEL, "bands": LARGE}),
+        _of_constants("MelWeightMatrix", {**MEL, "length": LARGE}),
+        _of_constants("STFT", {"step": 4, "window": None, "length": LARGE}),
+        _of_constants("DFT", {"length": LARGE}, inverse=1, onesided=1),
+    ],
+)
+def test_a_number_in_a_file_allocates_nothing_at_import(model: bytes) -> None:
+    """What it says is counted by type inference and the limit of memory first."""
+    for _ in range(2):  # the first imports the converters' modules
+        tracemalloc.start()
+        with suppress(CompileError):
+            import_model(model, ImportOptions())
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 4 * LARGE

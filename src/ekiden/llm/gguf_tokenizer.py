@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ekiden.llm.gguf import GGUFCheckpoint
-from ekiden.llm.text import Tokenizer
+from ekiden.llm.text import Tokenizer, refused_as
 from ekiden.runtime.errors import LoadError
 
 __all__ = ["joins", "tokenizer_of"]
@@ -208,7 +208,7 @@ def tokenizer_of(checkpoint: GGUFCheckpoint) -> Tokenizer | None:
         return None
     package = import_module("tokenizers")
     entries = _Entries(checkpoint.path, given)
-    try:
+    with refused_as(LoadError, f"{checkpoint.path}: tokenizer"):
         made = KINDS[entries.text("ggml.model")](package, entries)
         if made is None:
             return None
@@ -218,10 +218,6 @@ def tokenizer_of(checkpoint: GGUFCheckpoint) -> Tokenizer | None:
             named = (token for token, n in zip(entries.tokens, kinds, strict=True) if n == kind)
             add([package.AddedToken(token, normalized=False) for token in named])
         _add_ends(package, entries, made)
-    except LoadError:
-        raise
-    except Exception as error:  # the package raises nothing narrower
-        raise LoadError(f"{checkpoint.path}: tokenizer: {error}") from error
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"}
     numbers = {name: entries.token(each) for name, each in names.items()}
     settings = {name: entries.tokens[n] for name, n in numbers.items() if n is not None}

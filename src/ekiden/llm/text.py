@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ekiden.llm.stops import StopFilter
-from ekiden.runtime.errors import InputError, LoadError
+from ekiden.runtime.errors import EkidenError, InputError, LoadError
 
-__all__ = ["FILE", "Pieces", "Tokenizer"]
+__all__ = ["FILE", "Pieces", "Tokenizer", "refused_as"]
 
 BROKEN = "\ufffd"
 """What stands for bytes that are no letter yet."""
@@ -54,10 +55,8 @@ class Tokenizer:
             raise LoadError(
                 f"{path}: needs the package tokenizers: pip install 'ekiden[llm]'"
             ) from error
-        try:
+        with refused_as(LoadError, str(path)):
             inner = package.Tokenizer.from_file(str(path))
-        except Exception as error:  # the package raises nothing narrower
-            raise LoadError(f"{path}: {error}") from error
         return Tokenizer(inner, _settings(path.parent))
 
     def encode(self, text: str) -> list[int]:
@@ -84,9 +83,10 @@ class Tokenizer:
         """Return the tokens of a text. A batch of one: the package gives Python's lock back for
         batches alone, and a long text takes seconds."""
         batch = getattr(self.inner, "encode_batch", None)
-        if batch is None:
-            return list(self.inner.encode(text, **options).ids)
-        return list(batch([text], **options)[0].ids)
+        with refused_as(InputError, "prompt: the tokenizer refuses it"):
+            if batch is None:
+                return list(self.inner.encode(text, **options).ids)
+            return list(batch([text], **options)[0].ids)
 
     def token_bytes(self, count: int) -> list[bytes | None]:
         """The bytes of each token, None for those that only say something about a text."""
@@ -98,8 +98,28 @@ class Tokenizer:
         return [None if name is None else turn(name) for name in names]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without those that only say something about it."""
-        return str(self.inner.decode(list(tokens), skip_special_tokens=True))
+        """The text of tokens, without those that only say something about it. Raises InputError
+        where the tokenizer's decoder fails."""
+        with refused_as(InputError, "decode: the tokenizer refuses it"):
+            return str(self.inner.decode(list(tokens), skip_special_tokens=True))
+
+
+@contextmanager
+def refused_as(kind: type[EkidenError], what: str) -> Iterator[None]:
+    """Raise what the package tokenizers raises as an error of a kind, which begins with `what`.
+
+    The package raises nothing narrower than Exception. A pattern that gives up at its limit of
+    retries, and other failures of its Rust code, are panics: no Exception, of a class that no
+    module has, which would end a server's thread.
+    """
+    try:
+        yield
+    except EkidenError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {error}") from error
 
 
 def _byte_level(name: str) -> bytes:

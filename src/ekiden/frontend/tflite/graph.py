@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ from ekiden.frontend.tflite.node import Node, Quantized, Row
 from ekiden.frontend.tflite.registry import find
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
+from ekiden.runtime.devices.memory import check_room
 from ekiden.runtime.errors import ImportModelError
 
 INTEGERS = ("int8", "uint8", "int16")
@@ -144,7 +146,9 @@ class Graph:
             raise Unsupported(tensor.why)
         steps = tensor.quantization
         point = steps.zero_point[0] if steps and tensor.dtype in INTEGERS else 0
-        return variables.add(tensor.name, np.full(tensor.shape, point, to_numpy(tensor.dtype)))
+        dtype = to_numpy(tensor.dtype)
+        check_room(math.prod(tensor.shape) * dtype.itemsize, f"the variable {tensor.name!r}")
+        return variables.add(tensor.name, np.full(tensor.shape, point, dtype))
 
     def _convert(self, operation: Operation) -> None:
         tensors = self.graph.tensors

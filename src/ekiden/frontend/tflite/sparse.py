@@ -6,6 +6,7 @@ behind those of the tensor, each dense or with segments and indices of what is n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import tflite
 
 from ekiden.ir.op import Array
+from ekiden.runtime.devices.memory import check_room
 
 
 def densified(values: Array, shape: Sequence[int], table: Any) -> Array:  # noqa: ANN401
@@ -28,12 +30,14 @@ def densified(values: Array, shape: Sequence[int], table: Any) -> Array:  # noqa
     for each in metadata:
         if each.Format() == 0:
             size = int(each.DenseSize())
+            _check_places(len(places) * size, len(metadata))
             step = np.tile(np.arange(size), len(places))
             parents = np.repeat(np.arange(len(places)), size)
             places = np.repeat(places, size) * size + step
         else:
             segments, indices = _vector(each, "ArraySegments"), _vector(each, "ArrayIndices")
             counts = segments[places + 1] - segments[places]
+            _check_places(int(counts.sum()), len(metadata))
             parents = np.repeat(np.arange(len(places)), counts)
             starts = np.repeat(segments[places] - np.cumsum(counts) + counts, counts)
             places = starts + np.arange(counts.sum())
@@ -48,9 +52,15 @@ def densified(values: Array, shape: Sequence[int], table: Any) -> Array:  # noqa
     for i, axis in enumerate(blocks):
         coordinates[:, axis] *= sizes[len(shape) + i]
         coordinates[:, axis] += found[:, len(shape) + i]
+    check_room(math.prod(shape) * values.itemsize, "a sparse constant as a dense one")
     made = np.zeros(tuple(shape), values.dtype)
     made[tuple(coordinates.T)] = values
     return made
+
+
+def _check_places(count: int, rank: int) -> None:
+    """Raise MemoryLimitError where the coordinates of so many places pass the limit."""
+    check_room(8 * count * (rank + 1), "the coordinates of a sparse constant")
 
 
 _VECTORS = {1: tflite.Int32Vector, 2: tflite.Uint16Vector, 3: tflite.Uint8Vector}

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden.frontend.common import filled
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.elementwise import number
 from ekiden.frontend.onnx.converters.random import generator
 from ekiden.frontend.onnx.node import Converter, Node, Row
-from ekiden.ir.dtype import is_float, itemsize, to_numpy
+from ekiden.ir.dtype import is_float, itemsize
 from ekiden.ir.prim import EQ, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
@@ -148,7 +149,7 @@ def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
         )
         if any(known(e) is None for e in extents):
             return op.full(number(node, fill), extents, dtype=node.dtype(0))
-        return const(np.full(as_ints(extents), fill, to_numpy(node.dtype(0))))
+        return filled.full(as_ints(extents), fill, node.dtype(0))
     have = value.type.shape
     if len(have) > len(shape):  # axes of 1 before
         extra = list(range(len(have) - len(shape)))

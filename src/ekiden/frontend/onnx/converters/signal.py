@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from ekiden.frontend.common.filled import full, iota
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.waves import MOST_WAVES, Parts, fourier, has_waves, transformed, waves
 from ekiden.frontend.onnx.converters.axis import along_any, is_data
@@ -99,8 +100,9 @@ def _real_inverse(node: Node, axis: int, length: int | None) -> Expr:
     extent = 2 * (half - 1) if length is None else length
     real, imaginary = (_resized(node, _last(node, p, axis), extent // 2 + 1) for p in _parts(node))
     rank = node.rank(0) - 1
-    mirrored = const(np.array([extent - k for k in range(extent // 2 + 1, extent)], np.int64))
     if extent > 2:
+        count = extent - extent // 2 - 1
+        mirrored = op.subtract(const(np.int64(count)), iota(count))
         tails = [op.take(p, mirrored, axis=rank - 1) for p in (real, imaginary)]
         real = op.concatenate([real, tails[0]], axis=rank - 1)
         imaginary = op.concatenate([imaginary, op.negative(tails[1])], axis=rank - 1)
@@ -157,8 +159,8 @@ def _stft_by_frames(node: Node) -> Expr:
     node.scope.require(binary(GE, time, as_dim(length)), " with 'frame_length'")
     frames = tidy((time - length) // step + 1)
     starts = op.multiply(op.arange(0, frames, 1, "int64"), node.scope.scalar(step))
-    places = op.add(op.reshape(starts, (frames, 1)), const(np.arange(length)[None]))
-    taps: Expr = const(np.ones(length))
+    places = op.add(op.reshape(starts, (frames, 1)), op.expand_dims(iota(length), axis=0))
+    taps = full((length,), 1.0, "float64")
     if node.optional(2) is not None:
         taps = op.cast(node.expr(2), "float64")
     data = op.cast(node.expr(0), "float64")
@@ -176,11 +178,14 @@ def _stft(node: Node) -> Expr:
     step = int(node.numbers(1, "frame_step").item())
     window, length = node.optional(2), _frame_length(node)
     one_sided = bool(node.get_int("onesided", 1))
-    taps: Expr = const(np.ones(length))
+    taps = full((length,), 1.0, "float64")
     if window is not None:
         taps = op.cast(node.expr(2), "float64")
-    array = np.ones(length) if window is None else window.array
-    if array is not None and array.shape == (length,) and _has_waves(node, length):
+    if not _has_waves(node, length):
+        array = None
+    else:
+        array = np.ones(length) if window is None else window.array
+    if array is not None and array.shape == (length,):
         return _stft_by_product(node, array, step, one_sided)
 
     def transformed(part: Expr) -> Expr:
@@ -228,11 +233,11 @@ def _mel_weights(node: Node) -> Expr:
     rate, low, high = (op.cast(op.reshape(node.expr(i), ()), "float64") for i in (2, 3, 4))
     first, last = (_mels(hertz) for hertz in (low, high))
     step = op.divide(op.subtract(last, first), const(float(bands + 2), "float64"))
-    places = op.add(first, op.multiply(const(np.arange(bands + 2.0)), step))
+    places = op.add(first, op.multiply(iota(bands + 2, "float64"), step))
     hertz = 700.0 * (op.power(const(10.0, "float64"), places / 2595.0) - 1.0)
     points = op.floor_divide(float(length + 1) * hertz, rate)
     left, centre, right = (op.strided_slice(points, begin=[n], end=[n + bands]) for n in range(3))
-    bins = const(np.arange(length // 2 + 1.0)[:, None])
+    bins = op.expand_dims(iota(length // 2 + 1, "float64"), axis=1)
     one = const(1.0, "float64")
     rising = (bins - left) / op.maximum(centre - left, one)
     rising = op.where(op.equal(left, centre), one, rising)

@@ -7,10 +7,12 @@ front on. A TensorArray's handle and its flow are one value: what writes gives a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden.frontend.common.filled import MAX_CONSTANT_ELEMENTS
 from ekiden.frontend.common.loop import Parts, as_scalar, stacked
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.value import Value, constant
@@ -36,6 +38,8 @@ def _list(node: Node, index: int = 0) -> SequenceValue:
 
 def _reserved(dims: Sequence[int] | None, count: int | None, dtype: str) -> SequenceValue:
     if dims is None or -1 in dims or count is None or count > MOST:
+        return SequenceValue((), dtype=dtype)
+    if math.prod(dims) > MAX_CONSTANT_ELEMENTS:  # not allocated at the word of a number
         return SequenceValue((), dtype=dtype)
     zero = constant(np.zeros(tuple(dims), to_numpy(dtype)))
     return SequenceValue([zero] * count, dtype=dtype)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.arithmetic import SMALL
+from ekiden.frontend.common.filled import iota
 from ekiden.frontend.common.formulas import uniques
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import known
 from ekiden.frontend.tensorflow.node import Node, Row
-from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim
@@ -167,8 +168,10 @@ def _roll(node: Node) -> Expr:
         extent = number(node.shape(0)[at])
         if extent is None:
             node.unsupported(f"axis {axis} must be known")
-        order = (np.arange(extent) - shift) % max(extent, 1)
-        made = op.take(made, const(order.astype(np.int32)), axis=at)
+        if extent:
+            moved = op.add(iota(extent), const(np.int64(-shift % extent)))
+            order = op.floor_mod(moved, const(np.int64(extent)))
+            made = op.take(made, order, axis=at)
     return made
 
 
@@ -178,20 +181,23 @@ def _band_part(node: Node) -> Expr:
     rows, columns = (number(d) for d in node.shape(0)[-2:])
     if rows is None or columns is None:
         node.unsupported("the last two axes must be known")
-    apart = np.arange(rows)[:, None] - np.arange(columns)
-    kept = (apart <= below if below >= 0 else True) & (-apart <= above if above >= 0 else True)
-    mask = np.broadcast_to(kept, (rows, columns))
-    zero = const(0, node.dtype(0))
-    return op.where(const(np.ascontiguousarray(mask)), node.expr(0), zero)
+    apart = op.subtract(op.expand_dims(iota(rows), axis=1), iota(columns))
+    zero, made = const(0, node.dtype(0)), node.expr(0)
+    if below >= 0:
+        made = op.where(op.less_equal(apart, const(np.int64(below))), made, zero)
+    if above >= 0:
+        made = op.where(op.greater_equal(apart, const(np.int64(-above))), made, zero)
+    return made
 
 
 def _lin_space(node: Node) -> Expr:
     (count,) = node.axes(2, "num")
     start, stop = node.expr(0), node.expr(1)
-    steps = np.arange(count) / max(count - 1, 1)
-    part = const(steps.astype(to_numpy(node.dtype(0))))
+    last = max(count - 1, 1)
+    part = op.cast(op.divide(iota(count, "float64"), const(float(last), "float64")), node.dtype(0))
     made = op.add(start, op.multiply(op.subtract(stop, start), part))
-    return op.where(const(steps == 1), stop, made)  # the last one is not rounded
+    # the last one is not rounded
+    return op.where(op.equal(iota(count), const(np.int64(last))), stop, made)
 
 
 def _unique(node: Node) -> list[Expr]:

@@ -147,8 +147,10 @@ def _squeeze(node: Node) -> Expr:
 def _range_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
     if any(i.dtype == np.object_ for i in inputs):
         return None
-    made = np.arange(*(i.item() for i in inputs)).astype(inputs[0].dtype)
-    return made if made.size <= rules.SMALL else None
+    start, limit, step = (i.item() for i in inputs)
+    if abs(limit - start) > rules.SMALL * abs(step):  # not allocated before its size is known
+        return None
+    return np.arange(start, limit, step).astype(inputs[0].dtype)
 
 
 def _range(node: Node) -> Expr:

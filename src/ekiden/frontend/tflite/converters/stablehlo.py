@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ekiden.frontend.common.combined import REDUCE, is_neutral
+from ekiden.frontend.common.filled import iota
 from ekiden.frontend.common.functions import shifted
 from ekiden.frontend.common.places import inside, places, taken
 from ekiden.frontend.common.scattered import MODES, scattered
@@ -124,8 +125,8 @@ def _transpose(node: Node) -> Expr:
 
 def _iota(node: Node) -> Expr:
     shape, axis = _declared(node), int(node.option("IotaDimension"))
-    wide = np.arange(shape[axis]).reshape([-1] + [1] * (len(shape) - axis - 1))
-    return op.broadcast_to(const(wide.astype(np.int64), node.outs[0].dtype), shape)
+    wide = op.reshape(iota(shape[axis]), (shape[axis], *[1] * (len(shape) - axis - 1)), True)
+    return op.broadcast_to(op.cast(wide, node.outs[0].dtype), shape)
 
 
 def _pad(node: Node) -> Expr:

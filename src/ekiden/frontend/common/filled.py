@@ -1,0 +1,32 @@
+"""Tensors whose size a model states in a number: constants while they are small, operators from
+there on, whose bytes type inference and the memory limit count before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.ir.dtype import to_numpy
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+
+MAX_CONSTANT_ELEMENTS = 1 << 16
+"""A constant of more elements would be allocated, and stored in the artifact, at the word of a
+number in a file."""
+
+
+def iota(count: int, dtype: str = "int64") -> Expr:
+    """Return 0, 1, ... count - 1. A negative count has no elements, as in NumPy."""
+    if count <= MAX_CONSTANT_ELEMENTS:
+        return const(np.arange(count, dtype=to_numpy(dtype)))
+    return op.arange(0, count, 1, dtype)
+
+
+def full(shape: Sequence[int], value: float, dtype: str) -> Expr:
+    """Return a tensor of one value; its extents are at least 0."""
+    if math.prod(shape) <= MAX_CONSTANT_ELEMENTS:
+        return const(np.full(tuple(shape), value, to_numpy(dtype)))
+    return op.full(const(value, dtype), tuple(shape), dtype)
