@@ -80,63 +80,71 @@ def compile(
     devices: str = "",
     timeout: float | None = None,
 ) -> Executable:
-    """Compile a model: a path, bytes, an object of a framework (docs/frontends.md), a function
-    of Relay, or an IRModule with a function `main`: `compile(model)`, `compile(model, target)`,
-    `compile(module, example_inputs)`, `compile(module, example_inputs, target)`; both by name too.
+    """Compile a model: `compile(model)`, `compile(model, target)`, `compile(module,
+    example_inputs)`, `compile(module, example_inputs, target)`; both by name too.
 
-    `target` "llvm" is this machine; a list of targets gives variants of the code, the best first,
-    of which an artifact runs the first that its machine can (docs/targets.md).
-    `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says on which devices, of which the
-    first is for what the model does not place (docs/vm.md).
-    `shape` replaces the declared shapes of inputs by name. Where neither it nor the model says the
-    rank of an input, the executable compiles the model for each rank at the first run that has it.
-    `example_inputs` are what a module of PyTorch or a function of JAX is traced with,
-    `example_kwargs` such by name, and `dynamic_shapes` says which of their dimensions may be
-    others, as torch.export and jax.export have it. `signature` names one of the functions of a
-    model that has several. An option that a model does not know is a CompileError.
-    `executor` "aot" adds native code of the functions to their bytecode, which "vm" interprets;
-    "async" plans memory for kernels that run at the same time, and runs them so (docs/vm.md);
-    results and errors are the same.
-    `bounds` "check" makes kernels compare every access of a buffer with its extent, and fail with
-    a BoundsError that names kernel, buffer, index and extent: to find out what is wrong with one,
-    which is many times slower then (docs/targets.md).
-    `num_threads` is how many threads a run has at most (ValueError for what is no number of them);
-    else `runtime.num_threads` says it. No part of the artifact.
-    `size` "small" keeps weights in the artifact as large as they are in the model: of those that
-    the fastest kernels take in a larger form it has what these are made of when it is loaded
-    (`ekiden inspect` shows the figures, docs/using-models.md).
-    `denormals` "flush" makes every kernel take subnormal numbers for 0 and give 0 for them, in the
-    threads that share it too, and sets back what its caller had set; "keep" keeps them but in
-    recurrent layers, whose gates decay through them (docs/targets.md).
-    `float_rewrites` is how far rewrites of floating point may change a result: "exact" (equal
-    bits), "rounded" (by the rounding of its terms), "free" (without bound: constants may cancel);
-    "" is the context's, "rounded" by default (docs/float-rewrites.md).
-    `tier` "quick" gives an executable as soon as the model is typed and planned: kernels are
-    general ones at first, which any sizes fit, and each is replaced by its own code as soon as that
-    is compiled, by processes beside this one. `exe.wait()` waits for all, `exe.tiers` says what
-    runs as what; saving and exporting wait (docs/using-models.md). For one target.
-    `progress` is called with (kernels done, kernels in all, name of the one just done); without it
-    a bar is shown where standard error is a terminal. The logger "ekiden" says what is done and how
-    long it takes: INFO each part, DEBUG each pass and kernel.
-    `decisions` fixes what is chosen about kernels, by family, kernel or node:
-    `{"dense_pack": {"rows": 6}}` (docs/kernels.md). `records` is what tuning has found (a file that
-    `ekiden tune` wrote, `tune.Records`, or a list of those), which kernels are chosen by where
-    `decisions` say nothing; by default those of EKIDEN_RECORDS, `()` for none. One that does not
-    apply any more is named in a warning (docs/tuning.md).
-    `byoc` is the engine that takes what it can of the model ("onnxruntime", "openvino", or one's
-    own); "auto" gives an engine that is here those regions that it runs faster than Ekiden, as
-    measured on this machine (docs/byoc.md).
-    `devices` "auto" measures the model on each of the devices of `target`, or of all that are here,
-    and over the host and each of them, with operators placed by what they cost, and gives the
-    fastest (docs/vm.md). Options and instruments come from the current PassContext.
+    Args:
+        model: a path, bytes, an object of a framework (docs/frontends.md), a function of Relay, or
+            an IRModule with a function `main`.
+        target: what code is made for; "llvm" is this machine. A list of targets gives variants of
+            the code, the best first, of which an artifact runs the first that its machine can
+            (docs/targets.md). `{cpu(0): "llvm", cpu(1): "llvm"}`, or `[cpu(0), cpu(1)]`, says on
+            which devices, of which the first is for what the model does not place (docs/vm.md).
+        shape: replaces the declared shapes of inputs by name. Where neither it nor the model says
+            the rank of an input, the executable compiles the model for each rank at the first run
+            that has it.
+        example_inputs, example_kwargs: what a module of PyTorch or a function of JAX is traced
+            with, by position and by name.
+        dynamic_shapes: which dimensions of the examples may be others, as torch.export and
+            jax.export have it.
+        signature: one of the functions of a model that has several.
+        executor: "vm" interprets the bytecode; "aot" adds native code of the functions; "async"
+            plans memory for kernels that run at the same time, and runs them so (docs/vm.md).
+            Results and errors are the same.
+        bounds: "check" makes kernels compare every access of a buffer with its extent, and fail
+            with a BoundsError that names kernel, buffer, index and extent: to find out what is
+            wrong with one, which is many times slower then (docs/targets.md).
+        num_threads: threads that a run has at most; else `runtime.num_threads` says it. No part of
+            the artifact.
+        size: "small" keeps weights in the artifact as large as they are in the model: of those that
+            the fastest kernels take in a larger form it has what these are made of when it is
+            loaded (`ekiden inspect` shows the figures, docs/using-models.md).
+        denormals: "flush" makes every kernel take subnormal numbers for 0 and give 0 for them, in
+            the threads that share it too, and sets back what its caller had set; "keep" keeps them
+            but in recurrent layers, whose gates decay through them (docs/targets.md).
+        float_rewrites: how far rewrites of floating point may change a result: "exact" (equal
+            bits), "rounded" (by the rounding of its terms), "free" (without bound: constants may
+            cancel); "" is the context's, "rounded" by default (docs/float-rewrites.md).
+        tier: "quick" gives an executable as soon as the model is typed and planned: kernels are
+            general ones at first, which any sizes fit, and each is replaced by its own code as soon
+            as that is compiled, by processes beside this one. `exe.wait()` waits for all,
+            `exe.tiers` says what runs as what; saving and exporting wait (docs/using-models.md).
+            For one target.
+        progress: called with (kernels done, kernels in all, name of the one just done); without it
+            a bar is shown where standard error is a terminal. The logger "ekiden" says what is done
+            and how long it takes: INFO each part, DEBUG each pass and kernel.
+        decisions: what is fixed about kernels, by family, kernel or node:
+            `{"dense_pack": {"rows": 6}}` (docs/kernels.md).
+        records: what tuning has found (a file that `ekiden tune` wrote, `tune.Records`, or a list
+            of those), by which kernels are chosen where `decisions` say nothing; by default those
+            of EKIDEN_RECORDS, `()` for none. One that does not apply any more is named in a warning
+            (docs/tuning.md).
+        byoc: the engine that takes what it can of the model ("onnxruntime", "openvino", or one's
+            own); "auto" gives an engine that is here those regions that it runs faster than Ekiden,
+            as measured on this machine (docs/byoc.md).
+        devices: "auto" measures the model on each of the devices of `target`, or of all that are
+            here, and over the host and each of them, with operators placed by what they cost, and
+            gives the fastest (docs/vm.md).
+        timeout: seconds that it may take, else `EKIDEN_COMPILE_TIMEOUT` says it: then it is stopped
+            with a CompileLimitError, within moments, or when the step ends that waits outside of
+            Python (one kernel's code, one constant).
 
-    `timeout` is the most seconds that it may take, else `EKIDEN_COMPILE_TIMEOUT` says it: then it
-    is stopped with a CompileLimitError, within moments, or when the step ends that waits outside
-    of Python (one kernel's code, one constant).
+    Options of passes and instruments come from the current PassContext. A model in a file or bytes
+    that was compiled before, by the same compiler with the same options, is mapped from the cache
+    (EKIDEN_CACHE_LIMIT), unless instruments watch.
 
-    A model in a file or bytes that was compiled before, by the same compiler with the same options,
-    is mapped from the cache (EKIDEN_CACHE_LIMIT), unless instruments watch.
-    Raises ImportModelError, UnsupportedError or CompileError; each names the model's node.
+    Raises ImportModelError, UnsupportedError or CompileError, each naming the model's node; a
+    CompileError also for an option that the model does not know or that has no such value.
     LoadError where this machine cannot run the code, or has drivers and fewer devices than are
     asked for; `ekiden compile` and `export` write it all the same.
     """
