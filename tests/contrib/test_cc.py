@@ -39,6 +39,7 @@ def test_a_folder_goes_away_when_it_is_removed_or_not_held() -> None:
     folder.remove()
     folder.remove()
     assert not folder.path.exists()
+    assert folder / "net.so" == folder.path / "net.so"
     other = utils.tempdir()
     path = other.temp_dir
     del other

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from ekiden import runtime
 from ekiden.compiler.faces import onnx_backend
 from ekiden.runtime.errors import UnsupportedError
-from long_runs import share, sizes
+from long_runs import alike, share, sizes
 
 pytestmark = pytest.mark.early
 
@@ -133,6 +133,7 @@ def one_in(count: int, found: list[tuple[str, object]]) -> list[tuple[str, objec
     return kept
 
 
+@alike(4)
 @sizes("one_of", 40, 1)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_node_tests_pass(part: int, one_of: int) -> None:

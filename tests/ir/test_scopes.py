@@ -138,3 +138,11 @@ def test_constructors_of_two_modules_are_not_the_difference() -> None:
     text = "type Box[A] { Full(A), }\ndef @main() { Full(%s) }"
     mismatch = first_mismatch(parse(text % "1f"), parse(text % "2f"))
     assert mismatch is not None and mismatch.path == "functions.main.body.args[0].data[]"
+
+
+def test_functions_are_added_to_a_clone_alone() -> None:
+    module = IRModule({"f": PLAIN}, attrs={"n": 1})
+    clone = module.clone()
+    assert structural_equal(clone, module)
+    clone["g"] = PLAIN
+    assert "g" in clone and "g" not in module

@@ -50,6 +50,45 @@ def test_a_conversation_goes_through_the_template_of_its_model() -> None:
     assert bytes(plain).decode() == "user: hi\nassistant:"
 
 
+SAYS = [{"role": "user", "content": "<a> 'é'"}]
+TEMPLATES: list[tuple[object, str]] = [
+    ("{{ messages[0].content | tojson }}", "\"<a> 'é'\""),
+    ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
+    ("{% if tools is not none %}T{% endif %}{% if documents %}D{% endif %}.", "."),
+    ("{% for m in messages %}x{% break %}y{% endfor %}", "x"),
+    ("{% for m in messages %}x{% continue %}y{% endfor %}", "x"),
+    ("a{% generation %}{{ messages[0].role }}{% endgeneration %}b", "auserb"),
+    ("{{ strftime_now('%Y') | length }}", "4"),
+    ([{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}], "D"),
+    ({"default": "D", "rag": "R"}, "D"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "text"), TEMPLATES)
+def test_templates_have_what_transformers_gives_them(template: object, text: str) -> None:
+    pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
+    tokens = Tokenizer(Bytes(), {"chat_template": template}).conversation(SAYS)
+    assert bytes(tokens).decode() == text
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ([{"name": "rag", "template": "R"}], "a template named 'default', the model has 'rag'"),
+        (
+            "{{ messages[0].content + 1 }}",
+            "the model's template refuses them: can only concatenate",
+        ),
+        ("{{ messages.pop() }}", "the model's template refuses them: access to attribute 'pop'"),
+        ("{% for %}", "the model's template refuses them: Expected an expression"),
+    ],
+)
+def test_templates_that_cannot_be_rendered_are_refused(template: object, message: str) -> None:
+    pytest.importorskip("jinja2", reason="the package jinja2 renders templates")
+    with pytest.raises(InputError, match=message):
+        Tokenizer(Bytes(), {"chat_template": template}).conversation(SAYS)
+
+
 def test_a_decoder_answers_as_a_model_of_text(model: llm.Model) -> None:
     served = DecoderText(model)
     assert isinstance(served, TextModel)

@@ -10,8 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tiny_models import config_of
 
 from ekiden.llm import safetensors
+from ekiden.llm.architectures import read_config
 from ekiden.llm.safetensors import SafetensorsCheckpoint, SafetensorsFile, write_safetensors
 from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
@@ -46,6 +48,23 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
         assert found.values().dtype == np.float32
     with pytest.raises(KeyError):
         checkpoint["z"]
+
+
+def test_the_ends_of_texts_are_those_of_generation(tmp_path: Path) -> None:
+    """As Llama 3, Gemma 2 and Phi 3 have them: config.json has the first alone."""
+    write_safetensors(tmp_path / "model.safetensors", some_tensors())
+    config = config_of("llama", eos_token_id=1)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for ends, expected in (
+        ({}, (1,)),
+        ({"eos_token_id": None}, (1,)),
+        ({"eos_token_id": [3, 2]}, (3, 2)),
+    ):
+        (tmp_path / "generation_config.json").write_text(json.dumps(ends))
+        assert read_config(SafetensorsCheckpoint(tmp_path).config).ends == expected
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(LoadError, match=r"generation_config\.json"):
+        _ = SafetensorsCheckpoint(tmp_path).config
 
 
 def test_shards_are_read(tmp_path: Path) -> None:

@@ -154,3 +154,10 @@ def test_no_damage_gets_further_than_a_load_error(tmp_path: Path) -> None:
     for _ in range(300):
         at, value = choose.randrange(len(data)), choose.randrange(256)
         damage(data, lambda copy, at=at, value=value: copy.__setitem__(at, value))  # type: ignore[misc]
+
+
+def test_files_by_tvms_names(tmp_path: Path) -> None:
+    arrays = {"x": np.arange(6, dtype="float32").reshape(2, 3)}
+    runtime.save_param_dict_to_file(arrays, tmp_path / "x.params")
+    loaded = runtime.load_param_dict_from_file(tmp_path / "x.params")
+    np.testing.assert_array_equal(loaded["x"].numpy(), arrays["x"])

@@ -16,6 +16,7 @@ from topi_cases import BACKENDS, Array, Case, case, check, every_backend, intege
 
 import ekiden
 from ekiden import te, topi
+from long_runs import share
 
 ROOT = Path(__file__).parents[2]
 
@@ -351,6 +352,7 @@ ELSEWHERE = {
 """Operators whose kernels have test files of their own."""
 
 
+@share(2)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
 def test_against_numpy(family: str, backend: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 from ekiden import te, topi
+from long_runs import share
 
 
 def weights(x: float, size: int, method: str, mode: str, alpha: float = -0.5) -> Array:
@@ -512,6 +513,7 @@ CASES: dict[str, list[Case]] = {
 }
 
 
+@share(2)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
 def test_against_numpy(family: str, backend: str) -> None:

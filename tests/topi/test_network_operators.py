@@ -11,6 +11,7 @@ from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 from ekiden import te, topi
 from ekiden.ir.prim import SizeVar
+from long_runs import share
 
 Pads = Sequence[tuple[int, int]]
 
@@ -665,6 +666,7 @@ CASES: dict[str, list[Case]] = {
 }
 
 
+@share(2)
 @every_backend
 @pytest.mark.parametrize("family", CASES)
 def test_against_numpy(family: str, backend: str) -> None:

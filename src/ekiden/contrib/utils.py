@@ -33,6 +33,10 @@ class TempDirectory:
         """The folder."""
         return Path(self.temp_dir)
 
+    def __truediv__(self, name: str | os.PathLike[str]) -> Path:
+        """Return the path of a file in it, which need not exist."""
+        return self.path / name
+
     def relpath(self, name: str) -> str:
         """The path of a file in it, which need not exist."""
         return os.path.join(self.temp_dir, name)

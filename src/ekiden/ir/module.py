@@ -100,6 +100,11 @@ class IRModule:
         named: dict[GlobalVar | str, BaseFunc] = dict(self.functions.items())
         return IRModule(named, self.type_definitions, attrs)
 
+    def clone(self) -> IRModule:
+        """Return a copy, to which functions may be added."""
+        named: dict[GlobalVar | str, BaseFunc] = dict(self.functions.items())
+        return IRModule(named, dict(self.type_definitions), dict(self.attrs))
+
     def __setitem__(self, var: GlobalVar | GlobalTypeVar | str, value: Node) -> None:
         """Add or replace a function, or a data type by its GlobalTypeVar. For building a module:
         passes return new ones.

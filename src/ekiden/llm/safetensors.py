@@ -31,6 +31,7 @@ DTYPES: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat
 MOST_HEADER = 100_000_000
 """Bytes of a header, as the package has it."""
 ONE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,13 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
 
     @cached_property
     def config(self) -> Mapping[str, object]:
-        """What `config.json` says. Raises LoadError."""
-        return self._read(CONFIG)
+        """What `config.json` says, and `generation_config.json`, where there is one, of the tokens
+        that end a text. Raises LoadError."""
+        config = self._read(CONFIG)
+        if not (self.path / GENERATION).is_file():
+            return config
+        ends = self._read(GENERATION).get("eos_token_id")
+        return config if ends is None else {**config, "eos_token_id": ends}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

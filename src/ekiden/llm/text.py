@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ekiden.llm.chat_template import rendered, template_of
 from ekiden.llm.stops import StopFilter
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 
@@ -72,11 +73,11 @@ class Tokenizer:
         """The tokens of messages ("role", "content") up to where the answer begins, by the model's
         own template, or else a line for each. Raises InputError for messages that the template
         refuses, LoadError for a template without the package jinja2."""
-        template = self.settings.get("chat_template")
-        if not isinstance(template, str):
+        template = template_of(self.settings)
+        if template is None:
             lines = [f"{each['role']}: {each['content']}\n" for each in messages]
             return self.encode("".join([*lines, "assistant:"]))
-        text = _rendered(template, self.settings, messages)
+        text = rendered(template, self.settings, messages)
         return self._encoded(text, add_special_tokens=False)
 
     def _encoded(self, text: str, **options: bool) -> list[int]:
@@ -154,36 +155,6 @@ def _settings(folder: Path) -> dict[str, Any]:
     if template.is_file():
         found["chat_template"] = template.read_text()
     return dict(found)
-
-
-def _rendered(
-    template: str, settings: Mapping[str, Any], messages: Sequence[Mapping[str, str]]
-) -> str:
-    try:
-        jinja2, sandbox = (import_module(n) for n in ("jinja2", "jinja2.sandbox"))
-    except ModuleNotFoundError as error:
-        text = "a chat template needs the package jinja2: pip install 'ekiden[llm]'"
-        raise LoadError(text) from error
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    tokens = {k: _content(v) for k, v in settings.items() if k.endswith("_token")}
-    try:
-        made = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        made.globals["raise_exception"] = refuse
-        return str(
-            made.from_string(template).render(
-                messages=[dict(each) for each in messages], add_generation_prompt=True, **tokens
-            )
-        )
-    except jinja2.TemplateError as error:
-        raise InputError(f"messages: the model's template refuses them: {error}") from error
-
-
-def _content(token: object) -> str:
-    """The text of a special token, which may stand in a mapping."""
-    return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
 
 
 def _end_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:

@@ -93,7 +93,14 @@ if TYPE_CHECKING:
     )
     from ekiden.runtime.ndarray import NDArray
     from ekiden.runtime.object_path import ObjectPath
-    from ekiden.runtime.params import load_param_dict, load_params, save_param_dict, save_params
+    from ekiden.runtime.params import (
+        load_param_dict,
+        load_param_dict_from_file,
+        load_params,
+        save_param_dict,
+        save_param_dict_to_file,
+        save_params,
+    )
     from ekiden.runtime.paths import cmake_dir, include_dir, library_path, static_library_path
     from ekiden.runtime.profile.timing import BenchmarkResult
 
@@ -146,6 +153,7 @@ __all__ = [
     "load_json",
     "load_module",
     "load_param_dict",
+    "load_param_dict_from_file",
     "load_params",
     "make_node",
     "memory_limit",
@@ -167,6 +175,7 @@ __all__ = [
     "sandbox_lack",
     "save_json",
     "save_param_dict",
+    "save_param_dict_to_file",
     "save_params",
     "serve_session",
     "service_address",
@@ -190,7 +199,8 @@ _NAMES = {
     "devices.memory": "MemoryStats memory_limit memory_stats reset_peak_memory",
     "ndarray": "NDArray",
     "object_path": "ObjectPath",
-    "params": "load_param_dict load_params save_param_dict save_params",
+    "params": "load_param_dict load_param_dict_from_file load_params save_param_dict "
+    "save_param_dict_to_file save_params",
     "paths": "cmake_dir include_dir library_path static_library_path",
     "profile.timing": "BenchmarkResult",
 }

@@ -207,6 +207,16 @@ def save_param_dict(params: Params) -> bytearray:
     return bytearray(buffer.getbuffer())
 
 
+def save_param_dict_to_file(params: Params, path: File) -> None:
+    """Write a safetensors file of some tensors. TVM's name."""
+    save_params(path, params)
+
+
+def load_param_dict_from_file(path: str | PathLike[str]) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, which is mapped. TVM's name."""
+    return load_params(path)
+
+
 def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Tensor]:
     """The tensors in the bytes of a safetensors file, which they share. TVM's name."""
     return _read(np.frombuffer(data, np.uint8), "bytes")

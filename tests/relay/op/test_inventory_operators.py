@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 from inventory_cases import CASES
@@ -21,6 +23,8 @@ from ekiden.runtime import load_image
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.target import Target
 from ekiden.tir.transform import lower
+from ekiden.kernels import schedule
+from long_runs import sizes
 
 TARGET = Target.host()
 every_case = pytest.mark.parametrize("case", CASES, ids=[c.label for c in CASES])
@@ -55,14 +59,16 @@ def test_call_reads_back_from_text_and_json(case: Case) -> None:
     assert structural_equal(load_json(save_json(function)), function)
 
 
-def test_kernels_are_the_reference() -> None:
+@sizes("one_of", 3, 1)
+def test_kernels_are_the_reference(one_of: int) -> None:
     """In one build; of an operator one case with symbols for dimensions, or where it has none with
-    numbers, as has one operator in four.
+    numbers, as has one operator in four. Usually of one operator in three.
     """
     fixed = {c.name: c for c in reversed(CASES)}
     free = {c.name: c for c in SYMBOLIC}
     numbers = [c for n, c in enumerate(fixed.values()) if c.name not in free or n % 4 == 0]
     runs = [*((c, {}) for c in numbers), *((c, symbols_of(c)) for c in free.values())]
+    runs = [run for run in runs if zlib.crc32(run[0].name.encode()) % one_of == 0]
     funcs = []
     for n, (each, symbols) in enumerate(runs):
         inputs, outputs = lowered(each, symbols)

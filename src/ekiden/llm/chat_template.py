@@ -1,0 +1,111 @@
+"""Chat templates: Jinja with what transformers gives to templates.
+
+    tools and documents, which are None; tojson, which leaves letters as they are; raise_exception,
+    strftime_now; {% break %} and {% continue %}; {% generation %}, which marks an answer
+
+A model has one template, or several by names, of which "default" is that of conversations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from ekiden.runtime.errors import InputError, LoadError
+
+__all__ = ["rendered", "template_of"]
+
+
+def template_of(settings: Mapping[str, Any]) -> str | None:
+    """Return the template of the settings of a tokenizer, None where it has none. Raises InputError
+    for several of which none is named "default"."""
+    given = settings.get("chat_template")
+    if isinstance(given, list):
+        given = {t.get("name"): t.get("template") for t in given if isinstance(t, Mapping)}
+    if not isinstance(given, Mapping):
+        return given if isinstance(given, str) else None
+    if not isinstance(given.get("default"), str):
+        names = ", ".join(map(repr, given)) or "none"
+        raise InputError(f"messages: expected a template named 'default', the model has {names}")
+    return str(given["default"])
+
+
+def rendered(
+    template: str, settings: Mapping[str, Any], messages: Sequence[Mapping[str, str]]
+) -> str:
+    """Return the text of messages up to where the answer begins. Special tokens of the settings
+    ("eos_token") are variables.
+
+    Raises InputError for messages that the template refuses or cannot render, LoadError without the
+    package jinja2.
+    """
+    tokens = {k: _content(v) for k, v in settings.items() if k.endswith("_token")}
+    try:
+        made = _environment().from_string(template)
+        return str(
+            made.render(
+                messages=[dict(each) for each in messages],
+                add_generation_prompt=True,
+                **{"tools": None, "documents": None, **tokens},
+            )
+        )
+    except LoadError:
+        raise
+    except Exception as error:  # a template computes: what it does raises what Python does
+        raise InputError(f"messages: the model's template refuses them: {error}") from error
+
+
+@cache
+def _environment() -> Any:  # noqa: ANN401  # of a package that is loaded late
+    try:
+        jinja2, sandbox, ext = map(import_module, ("jinja2", "jinja2.sandbox", "jinja2.ext"))
+    except ModuleNotFoundError as error:
+        text = "a chat template needs the package jinja2: pip install 'ekiden[llm]'"
+        raise LoadError(text) from error
+
+    class Generation(ext.Extension):  # type: ignore[misc, name-defined]
+        """`{% generation %}answer{% endgeneration %}`: where training looks for answers."""
+
+        tags = frozenset(("generation",))
+
+        def parse(self, parser: Any) -> Any:  # noqa: ANN401
+            """Return the statements inside."""
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    made = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = refuse
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON as transformers has it: that of Jinja escapes what HTML has a meaning for."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _content(token: object) -> str:
+    """The text of a special token, which may stand in a mapping."""
+    return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
