@@ -7,6 +7,8 @@ from ekiden.backend.crt.kernels import c_name
 from ekiden.backend.crt.module import Home, MicroModule, Place, Routine, Statement, Step
 from ekiden.runtime.late_methods import dataclass
 
+ENTRY_POINT = "run_arrays"
+"""The function of the last routine."""
 ENTRY = "entry"
 """The variable that says which function of a group runs."""
 TAKE = """\
@@ -33,8 +35,8 @@ def emit_routines(module: MicroModule, prefix: str) -> str:
 
 def _names(module: MicroModule) -> dict[str, str]:
     """Return the name in C of each routine."""
-    found: dict[str, str] = {}
-    for routine in module.routines:
+    found = {module.routines[-1].name: ENTRY_POINT}
+    for routine in module.routines[:-1]:
         base = f"run_{c_name(routine.name)}"
         name, count = base, 0
         while name in found.values():
@@ -82,7 +84,7 @@ class _Emitter:
 
     def _head(self) -> str:
         if self.is_main:
-            return "run_arrays(void *const *inputs, void *const *outputs, void *const *pools)"
+            return f"{ENTRY_POINT}(void *const *inputs, void *const *outputs, void *const *pools)"
         entry = [f"int32_t {ENTRY}"] if self.routine.entries > 1 else []
         inputs = [
             f"{'' if is_cell else 'const '}uint8_t *in{n}"

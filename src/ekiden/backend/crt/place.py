@@ -295,10 +295,9 @@ def _bytes(request: Request) -> int:
 
 def _meet(a: Request, b: Request) -> bool:
     """Return whether two requests are alive at once."""
-    if exclude_each_other(a, b):
-        return False
     spans: list[Span] = sorted([*a.spans(), *b.spans()])
-    return any(first <= last for (_, last), (first, _) in pairwise(spans))
+    overlap = any(first <= last for (_, last), (first, _) in pairwise(spans))
+    return overlap and not exclude_each_other(a, b)
 
 
 def place_routine(reader: Reader, frames: Mapping[str, int], place_all: PlaceAll) -> Routine:
