@@ -287,6 +287,22 @@ def @main(%x: T4, %n: int32) -> (T4, T4) {
   (add(ref_read(%r), %a), %old)
 }
 """,
+    "names and dtypes": """
+def @arrays(%n: int32, %b: bool, %i: int8, %d: Tensor[(3), float64], %e: Tensor[(0, 2), float32])
+    -> (bool, int8, Tensor[(3), float64], Tensor[(0, 2), float32]) {
+  if (less(%n, 1)) { (%b, %i, %d, %e) } else {
+    @arrays(subtract(%n, 1), logical_not(%b), add(%i, 7i8), exp(negative(%d)), tanh(%e))
+  }
+}
+def @take(%x: T4, %y: T4) -> (T4, T4) { if (greater(sum(%x), 0f)) { (%y, %x) } else { (%x, %y) } }
+def @main(%x: T4, %n: int32)
+    -> (T4, bool, int8, Tensor[(3), float64], Tensor[(0, 2), float32]) {
+  let %a = @arrays(%n, True, 100i8, zeros(shape=[3], dtype="float64"),
+                   zeros(shape=[0, 2], dtype="float32"));
+  let %t = @take(%x, tanh(%x));
+  (add(%t.0, @take(%t.1, %x).1), %a.0, %a.1, %a.2, %a.3)
+}
+""",
     "results that are the same": """
 def @f(%x: T4, %n: int32) -> (T4, T4, T4) {
   let %y = tanh(%x);

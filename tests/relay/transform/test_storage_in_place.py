@@ -101,6 +101,14 @@ def test_what_is_read_again_is_not_replaced() -> None:
     assert arenas(module, known(module)) == [2 * 6400]  # %b beside %a, %c in the place of one
 
 
+def test_what_each_branch_reads_last_is_replaced_in_each() -> None:
+    branches = [f"{{ let %{n} = {K}(%a); let %{n}{n} = {K}(%{n}); %{n}{n} }}" for n in "bc"]
+    bindings = f"let %a = {K}(%x); let %d = if (%t) {' else '.join(branches)}; let %r = {K}(%d);"
+    main = f"def @main(%x: Tensor[(1600,), float32], %t: bool) {{ {bindings} %r }}"
+    module = ManifestAlloc()(program(main))
+    assert arenas(module, known(module)) == [6400]
+
+
 def test_a_view_of_an_operand_counts_as_it() -> None:
     """The second operand, which the kernel reads elsewhere, lies in the bytes of the first."""
     flip = TWO.replace("add(%p, %q)", "add(%p, reverse(%q, axis=0))")

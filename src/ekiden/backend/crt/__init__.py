@@ -1,3 +1,9 @@
-"""C without the runtime, for machines without an allocator: a straight-line program with its memory
-planned, as one function in C99.
+"""C without the runtime, for machines without an allocator: a program with its memory planned, as
+functions in C99.
+
+    layout      what values of a type are in memory
+    read, match, read_value    functions in A-normal form -> statements over storages
+    place       storages -> bytes of results and frames; what turns of loops move
+    plan        all functions, callees first -> module
+    emit, emit_code, packed    module -> files of C
 """

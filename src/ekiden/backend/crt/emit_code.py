@@ -7,6 +7,8 @@ from ekiden.backend.crt.kernels import c_name
 from ekiden.backend.crt.module import Home, MicroModule, Place, Routine, Statement, Step
 from ekiden.runtime.late_methods import dataclass
 
+ENTRY_POINT = "run_arrays"
+"""The function of the last routine."""
 ENTRY = "entry"
 """The variable that says which function of a group runs."""
 TAKE = """\
@@ -33,15 +35,15 @@ def emit_routines(module: MicroModule, prefix: str) -> str:
 
 def _names(module: MicroModule) -> dict[str, str]:
     """Return the name in C of each routine."""
-    found: dict[str, str] = {}
-    for routine in module.routines:
+    names = {module.routines[-1].name: ENTRY_POINT}
+    for routine in module.routines[:-1]:
         base = f"run_{c_name(routine.name)}"
         name, count = base, 0
-        while name in found.values():
+        while name in names.values():
             count += 1
             name = f"{base}_{count}"
-        found[routine.name] = name
-    return found
+        names[routine.name] = name
+    return names
 
 
 def _numbers(module: MicroModule) -> str:
@@ -82,15 +84,15 @@ class _Emitter:
 
     def _head(self) -> str:
         if self.is_main:
-            return "run_arrays(void *const *inputs, void *const *outputs, void *const *pools)"
+            return f"{ENTRY_POINT}(void *const *inputs, void *const *outputs, void *const *pools)"
         entry = [f"int32_t {ENTRY}"] if self.routine.entries > 1 else []
         inputs = [
             f"{'' if is_cell else 'const '}uint8_t *in{n}"
             for n, is_cell in enumerate(self.routine.inputs)
         ]
         outputs = [f"uint8_t *out{n}" for n in range(self.routine.outputs)]
-        given = ", ".join([*entry, *inputs, *outputs, "uint8_t *memory"])
-        return f"{self.names[self.routine.name]}({given})"
+        parameters = ", ".join([*entry, *inputs, *outputs, "uint8_t *memory"])
+        return f"{self.names[self.routine.name]}({parameters})"
 
     def _variables(self) -> list[str]:
         lines = []
@@ -190,9 +192,9 @@ class _Emitter:
 
     def _invoke(self, call: crt.Invoke) -> str:
         entry = [str(call.entry)] if call.routine in self.groups else []
-        given = ", ".join([*entry, *map(self._address, call.places)])
+        arguments = ", ".join([*entry, *map(self._address, call.places)])
         source = f" /* {_comment(call.source)} */" if call.source else ""
-        return f"if ({self.names[call.routine]}({given}) != 0) return -1;{source}"
+        return f"if ({self.names[call.routine]}({arguments}) != 0) return -1;{source}"
 
     def _step(self, step: Step) -> str:
         if step.kernel is None:
@@ -203,11 +205,11 @@ class _Emitter:
             return f"{function}({self._address(target)}, {self._address(source)}, {step.nbytes});"
         kinds = [f"{'const ' * p.is_read}{p.c_type} *" for p in step.kernel.parameters]
         kinds += ["uint8_t *"] * (len(step.places) - len(kinds))
-        given = [
+        arguments = [
             self._argument(kind, place) for kind, place in zip(kinds, step.places, strict=True)
         ]
         source_text = f" /* {_comment(step.source)} */" if step.source else ""
-        call = f"{step.kernel.name}({', '.join(given)})"
+        call = f"{step.kernel.name}({', '.join(arguments)})"
         return f"if ({call} != 0) return -1;{source_text}"
 
     def _argument(self, kind: str, place: Place) -> str:

@@ -81,32 +81,32 @@ class Layouts:
     def leaves(self, kind: Type, where: str) -> tuple[LeafType, ...]:
         """Return the leaves of a type. Raises CompileError, which begins with `where`, for one
         whose values have no bound."""
-        found = self._known.get(kind)
-        if found is None:
-            found = self._known[kind] = tuple(self._leaves(kind, where))
-        return found
+        leaves = self._known.get(kind)
+        if leaves is None:
+            leaves = self._known[kind] = tuple(self._leaves(kind, where))
+        return leaves
 
     def _leaves(self, kind: Type, where: str) -> list[LeafType]:
-        found: list[LeafType] = []
+        leaves: list[LeafType] = []
         stack: list[_Part] = [(kind, False, frozenset())]
         while stack:
-            if len(found) + len(stack) > MAX_LEAVES:
+            if len(leaves) + len(stack) > MAX_LEAVES:
                 limit = f"more than {MAX_LEAVES} tensors"
                 raise CompileError(f"{where}: a value of {type_text(kind)} has {limit}")
             at, is_cell, inside = stack.pop()
             match at:
                 case TensorType():
-                    found.append(LeafType(LeafKind.TENSOR, tensor_bytes(at, where), is_cell))
+                    leaves.append(LeafType(LeafKind.TENSOR, tensor_bytes(at, where), is_cell))
                 case FuncType():
-                    found.append(LeafType(LeafKind.FUNCTION, 0, is_cell))
+                    leaves.append(LeafType(LeafKind.FUNCTION, 0, is_cell))
                 case TupleType(fields=fields):
                     stack.extend((f, is_cell, inside) for f in reversed(fields))
                 case RelayRefType(value=held):
                     stack.append((held, True, inside))
                 case TypeCall(args=(TensorType() as held,)) if _is_list(at):
-                    found.append(LeafType(LeafKind.NUMBER, NUMBER_BYTES, is_cell))
+                    leaves.append(LeafType(LeafKind.NUMBER, NUMBER_BYTES, is_cell))
                     size = tensor_bytes(held, where)
-                    found.append(LeafType(LeafKind.ELEMENTS, size, is_cell))
+                    leaves.append(LeafType(LeafKind.ELEMENTS, size, is_cell))
                 case _:
                     header = self._header(at, where)
                     if header in inside:
@@ -114,10 +114,10 @@ class Layouts:
                             f"{where}: a value of {type_text(at)} holds values of its own type: "
                             f"its size has no bound, and there is no allocator; {PARTIAL}"
                         )
-                    found.append(LeafType(LeafKind.NUMBER, NUMBER_BYTES, is_cell))
+                    leaves.append(LeafType(LeafKind.NUMBER, NUMBER_BYTES, is_cell))
                     held_types = [f for _, row in self.constructors(at) for f in row]
                     stack.extend((f, is_cell, inside | {header}) for f in reversed(held_types))
-        return found
+        return leaves
 
     def _header(self, kind: Type, where: str) -> GlobalTypeVar:
         header = kind.func if isinstance(kind, TypeCall) else kind
@@ -133,8 +133,10 @@ class Layouts:
         data = self._definitions[header]  # type: ignore[index]
         assert isinstance(data, TypeData)
         args = kind.args if isinstance(kind, TypeCall) else ()
-        given = dict(zip(data.type_vars, args, strict=True))
-        return [(c, tuple(substitute_type(f, given) for f in c.inputs)) for c in data.constructors]
+        arguments = dict(zip(data.type_vars, args, strict=True))
+        return [
+            (c, tuple(substitute_type(f, arguments) for f in c.inputs)) for c in data.constructors
+        ]
 
     def fields(self, kind: Type, constructor: Constructor | None, where: str) -> list[Field]:
         """Return the fields of a tuple, or of what a constructor makes: the type of each, and which
@@ -147,18 +149,18 @@ class Layouts:
                 f"grown by Cons, and read by sequence.stack with a constant length; {PARTIAL}"
             )
         start = 1
-        for each, types in self.constructors(kind):
+        for declared, types in self.constructors(kind):
             row = self._slices(types, start, where)
-            if constructor is not None and each.tag == constructor.tag:
+            if constructor is not None and declared.tag == constructor.tag:
                 return row
             start = row[-1].end if row else start
         raise AssertionError(kind)
 
     def _slices(self, types: Sequence[Type], start: int, where: str) -> list[Field]:
         row: list[Field] = []
-        for each in types:
-            end = start + len(self.leaves(each, where))
-            row.append(Field(each, start, end))
+        for kind in types:
+            end = start + len(self.leaves(kind, where))
+            row.append(Field(kind, start, end))
             start = end
         return row
 
@@ -194,11 +196,11 @@ def unbounded(kind: TensorType) -> str:
     limits = [f"{v.name} <= {v.upper}" for v in names if isinstance(v, SizeVar) and v.upper]
     sizes = " and ".join(v.name for v in names) or "a size"
     verb = "follow" if len(names) > 1 else "follows"
-    known = f" ({', '.join(limits)})" if limits else ""
+    bounds = f" ({', '.join(limits)})" if limits else ""
     return (
         f"a tensor {kind.dtype}{shape_text(kind.shape)} has no constant size: {sizes} {verb} from "
-        f"data when it runs{known}, and there is no allocator; put it into a tensor of the largest "
-        "shape, beside a number that says how much of it counts"
+        f"data when it runs{bounds}, and there is no allocator; put it into a tensor of the "
+        "largest shape, beside a number that says how much of it counts"
     )
 
 

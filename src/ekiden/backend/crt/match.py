@@ -80,8 +80,8 @@ def _choose(
         kind, part = _part(reader, match, value, node.path, heads)
         reader.put(crt.Switch(), part[0])
         stack.append(crt.End())
-        other = nodes[node.other] if node.other is not None else None
-        stack += [crt.End(), (other, heads), crt.Case(None)]
+        default = nodes[node.other] if node.other is not None else None
+        stack += [crt.End(), (default, heads), crt.Case(None)]
         made_by = {c.tag: c for c, _ in reader.program.layouts.constructors(kind)}
         for tag, case in node.cases.items():
             inner = {**heads, node.path: made_by[tag]}
@@ -115,8 +115,8 @@ def _bind(reader: Reader, clause: Clause, whole: Match, value: Value) -> None:
             case _:
                 continue
         row = reader.program.layouts.fields(kind, made_by, reader.where(whole))
-        for each, field in zip(inside, row, strict=True):
-            stack.append((each, field.type, part[field.start : field.end]))
+        for inner, field in zip(inside, row, strict=True):
+            stack.append((inner, field.type, part[field.start : field.end]))
 
 
 __all__ = ["read_match"]

@@ -74,15 +74,15 @@ class _Placer:
         turns = [e for e in self._leaves() if e.entry is not None]
         carried = {s for turn in turns for m in turn.moves for s in m.source.storages}
         self._bind_results(carried.union(p.storage for p in reader.params if p is not None))
-        own = [r for r in requests if r not in self.output_of]
-        for request in merge(own, reader.requests, reader.replacements):
+        unbound = [r for r in requests if r not in self.output_of]
+        for request in merge(unbound, reader.requests, reader.replacements):
             self._own(request, request.shares)
         self._bind_params(turns)
         self._bind_results(frozenset())
-        moves = [self._moves(each) for each in self._leaves()]
+        moves = [self._moves(leave) for leave in self._leaves()]
         roots = dict.fromkeys(self.owners[r.storage] for r in requests)
-        left = [r for r in roots if r not in self.output_of]
-        self.places, size = place_all([*left, *self.saved])
+        placed = [r for r in roots if r not in self.output_of]
+        self.places, size = place_all([*placed, *self.saved])
         signature = reader.program.signatures[reader.names[0]]
         return Routine(
             name=reader.names[0],
@@ -98,7 +98,7 @@ class _Placer:
 
     def _leaves(self) -> list[Leave]:
         """Return the ends of turns and of the routine."""
-        return [each for each in self.reader.code if isinstance(each, Leave)]
+        return [item for item in self.reader.code if isinstance(item, Leave)]
 
     def _size(self, frames: Mapping[str, int]) -> None:
         """Give lists, and what routines need that are called, their sizes."""
@@ -140,9 +140,9 @@ class _Placer:
 
     def _whole(self, move: Move, excluded: Collection[Var]) -> list[Request]:
         """Return the requests that are all of what a move copies."""
-        found = [s for s in move.source.storages if s in self.owners and s not in excluded]
+        storages = [s for s in move.source.storages if s in self.owners and s not in excluded]
         size = _bytes(move.size)
-        owners = dict.fromkeys(self.owners[s] for s in found) if move.source.is_whole else ()
+        owners = dict.fromkeys(self.owners[s] for s in storages) if move.source.is_whole else ()
         ordered = sorted(owners, key=lambda r: r.first)
         return [r for r in ordered if _bytes(r) == size]
 
@@ -173,20 +173,20 @@ class _Placer:
                 param.shares.append(self._at(leave, copy.move.size))
         reads = [self._reads(copy.source) for copy in pending]
         writes = [self._writes(copy.move, leave) for copy in pending]
-        found: list[_Copy] = []
-        left = list(range(len(pending)))
-        while left:
-            readers = Counter(token for n in left for token in reads[n])
-            free = [n for n in left if readers[writes[n]] - (writes[n] in reads[n]) == 0]
+        ordered: list[_Copy] = []
+        waiting = list(range(len(pending)))
+        while waiting:
+            readers = Counter(token for n in waiting for token in reads[n])
+            free = [n for n in waiting if readers[writes[n]] - (writes[n] in reads[n]) == 0]
             if not free:
-                free = left[:1]
-                for n in left[1:]:
+                free = waiting[:1]
+                for n in waiting[1:]:
                     if writes[free[0]] in reads[n]:
-                        found.append(self._save(pending[n], leave))
+                        ordered.append(self._save(pending[n], leave))
                         reads[n] = frozenset()
-            found.append(pending[free[0]])
-            left.remove(free[0])
-        return found
+            ordered.append(pending[free[0]])
+            waiting.remove(free[0])
+        return ordered
 
     def _save(self, copy: _Copy, leave: Leave) -> _Copy:
         """Copy what another move overwrites, to be moved from there."""
@@ -249,11 +249,11 @@ class _Placer:
 
     def _code(self, moves: Sequence[Sequence[_Copy]]) -> Iterator[Statement]:
         ends = iter(moves)
-        for each in self.reader.code:
-            if isinstance(each, Draft):
-                yield from self._statement(each)
+        for item in self.reader.code:
+            if isinstance(item, Draft):
+                yield from self._statement(item)
             else:
-                yield from self._end(each, next(ends))
+                yield from self._end(item, next(ends))
 
     def _statement(self, draft: Draft) -> Iterator[Statement]:
         statement = replace(draft.statement, places=tuple(map(self._place, draft.leaves)))
@@ -295,10 +295,9 @@ def _bytes(request: Request) -> int:
 
 def _meet(a: Request, b: Request) -> bool:
     """Return whether two requests are alive at once."""
-    if exclude_each_other(a, b):
-        return False
     spans: list[Span] = sorted([*a.spans(), *b.spans()])
-    return any(first <= last for (_, last), (first, _) in pairwise(spans))
+    overlap = any(first <= last for (_, last), (first, _) in pairwise(spans))
+    return overlap and not exclude_each_other(a, b)
 
 
 def place_routine(reader: Reader, frames: Mapping[str, int], place_all: PlaceAll) -> Routine:

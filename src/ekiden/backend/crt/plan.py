@@ -152,14 +152,14 @@ def _place(
     """Find a place for each request, and how much of each pool that takes. Raises CompileError
     where there is no room."""
     try:
-        found, used = place_in(requests, [p.limit for p in pools], ALIGNMENT)
+        homes, used = place_in(requests, [p.limit for p in pools], ALIGNMENT)
     except ValueError as error:
         memories = ", ".join(f"{p.name} ({p.limit} bytes)" for p in pools)
         raise CompileError(
             f"compile: the memories {memories} are too small: a tensor of {error} bytes finds no "
             "room"
         ) from error
-    rows = zip(requests, found, strict=True)
+    rows = zip(requests, homes, strict=True)
     return {r: Place(Home.POOL, number, offset) for r, (number, offset) in rows}, used
 
 

@@ -87,11 +87,11 @@ class Reader(ValueReader):
             params = tuple(self.leaf_types(p) for p in function.params)
             result = self.leaf_types(function.body)
             self._check_result(function, result)
-            made = Signature(self.names[0], entry, first, params, result, {}, {})
-            made.result_lists = {n: Lists() for n, k in enumerate(result) if k.is_list}
-            self.program.signatures[name] = made
+            signature = Signature(self.names[0], entry, first, params, result, {}, {})
+            signature.result_lists = {n: Lists() for n, k in enumerate(result) if k.is_list}
+            self.program.signatures[name] = signature
             for param, kinds in zip(function.params, params, strict=True):
-                self.values[param] = tuple(self._param(param, k, made) for k in kinds)
+                self.values[param] = tuple(self._param(param, k, signature) for k in kinds)
 
     def _check_result(self, function: Function, result: Sequence[LeafType]) -> None:
         for kind in result:
@@ -142,12 +142,12 @@ class Reader(ValueReader):
             else:
                 self.values[variable] = self.value(value)
         block.end = self._begin(block, len(chain.bindings), is_binding=False)
-        found = self.value(chain.result)
-        self.use(found)
+        result = self.value(chain.result)
+        self.use(result)
         if is_last:
-            self._return(found, chain.result)
+            self._return(result, chain.result)
         else:
-            self.ends[block] = found
+            self.ends[block] = result
 
     def _begin(self, block: Block, index: int, *, is_binding: bool = True) -> int:
         """Go to the next position, at a binding of a block."""
@@ -211,8 +211,8 @@ class Reader(ValueReader):
                 raise CompileError(f"{self.where(value)}: {WHICH_FUNCTION}")
             return leaves[0]
         lists = [leaf.lists for leaf in leaves if leaf.lists is not None]
-        for other in lists[1:]:
-            lists[0].join(other)
+        for more in lists[1:]:
+            lists[0].join(more)
         storages = frozenset(s for leaf in leaves for s in leaf.storages)
         is_whole = all(leaf.is_whole for leaf in leaves if leaf.storages)
         return Leaf(Place(Home.LOCAL, number), storages, is_whole, lists[0] if lists else None)

@@ -149,7 +149,7 @@ class ValueReader:
             case Constant(data=data):
                 return (self.program.constant(data),)
             case Tuple(fields=fields):
-                return tuple(leaf for each in fields for leaf in self.value(each))
+                return tuple(leaf for part in fields for leaf in self.value(part))
             case TupleGetItem(tuple_value=of, index=index):
                 row = self.program.layouts.fields(of.checked_type, None, self.where(expr))
                 return self.value(of)[row[index].start : row[index].end]
@@ -185,10 +185,10 @@ class ValueReader:
     def _snapshot(self, value: Value, kinds: Sequence[LeafType], expr: RelayExpr) -> Value:
         """Copy a value: into a reference, or out of one."""
         self._check_held(value, kinds, expr)
-        found = tuple(map(self.storage, kinds))
-        for source, target, kind in zip(value, found, kinds, strict=True):
+        copies = tuple(map(self.storage, kinds))
+        for source, target, kind in zip(value, copies, kinds, strict=True):
             self.copy(source, target, kind)
-        return found
+        return copies
 
     def _write(
         self, cells: Value, value: Value, kinds: Sequence[LeafType], expr: RelayExpr
@@ -275,7 +275,7 @@ class ValueReader:
         function, *groups = call.args
         assert isinstance(function, Function)
         kernel = self.program.kernels.kernel(function)
-        inputs, outputs = (self.value(each) for each in groups[:2])
+        inputs, outputs = (self.value(group) for group in groups[:2])
         self.replace(inputs, outputs, self.program.kernels.in_place(function))
         memory = (
             (self.storage(LeafType(LeafKind.TENSOR, kernel.workspace)),) if kernel.workspace else ()
@@ -300,11 +300,11 @@ class ValueReader:
             return (
                 self._cons(args, kinds) if args else (_number(0), Leaf(ABSENT.home, lists=Lists()))
             )
-        found: list[Leaf] = [_number(constructor.tag), *(ABSENT for _ in kinds[1:])]
+        leaves: list[Leaf] = [_number(constructor.tag), *(ABSENT for _ in kinds[1:])]
         row = self.program.layouts.fields(call.checked_type, constructor, self.where(call))
         for part, arg in zip(row, args, strict=True):
-            found[part.start : part.end] = self.value(arg)
-        return tuple(found)
+            leaves[part.start : part.end] = self.value(arg)
+        return tuple(leaves)
 
     def _cons(self, args: Sequence[RelayExpr], kinds: Sequence[LeafType]) -> Value:
         """Append an element: in the bytes of the list, where nothing reads it later."""
@@ -334,30 +334,30 @@ class ValueReader:
         nbytes = math.prod(sizes) * dt.itemsize(kind.dtype)
         if not attrs.reverse:
             return (Leaf(elements.home, elements.storages, elements.is_whole),)
-        made = self.storage(LeafType(LeafKind.TENSOR, nbytes * length.value))
-        self.put(crt.Reverse(length.value, nbytes, ()), elements, made)
-        return (made,)
+        reversed_elements = self.storage(LeafType(LeafKind.TENSOR, nbytes * length.value))
+        self.put(crt.Reverse(length.value, nbytes, ()), elements, reversed_elements)
+        return (reversed_elements,)
 
     # calls
 
     def _call(self, call: Call) -> Value:
         """Read a call of another routine: its results and its frame are storages of this one."""
         (leaf,) = self.value(call.op)
-        known = leaf.function
-        if known is None:
+        callee = leaf.function
+        if callee is None:
             raise CompileError(f"{self.where(call)}: {WHICH_FUNCTION}")
-        if known.name in self.names:
-            again = "itself" if known.name == self.name else f"'{known.name}', which calls it"
+        if callee.name in self.names:
+            again = "itself" if callee.name == self.name else f"'{callee.name}', which calls it"
             raise CompileError(
                 f"{self.where(call)}: it calls {again} and goes on after that call: nothing bounds "
                 "how many calls wait for each other, each with memory of its own, and there is no "
                 "allocator; a call whose result is the function's own result becomes a loop"
             )
-        signature = self.program.signatures[known.name]
+        signature = self.program.signatures[callee.name]
         args = self._arguments(call, signature)
-        given: list[Leaf] = [ABSENT] * self._inputs(signature)
+        inputs: list[Leaf] = [ABSENT] * self._inputs(signature)
         for number, arg, _ in args:
-            given[number] = arg
+            inputs[number] = arg
         results = tuple(
             self.storage(k, signature.result_lists.get(n)) for n, k in enumerate(signature.result)
         )
@@ -365,11 +365,11 @@ class ValueReader:
         assert isinstance(frame.home, Offset)
         self.frames.append(Frame(self.requests[frame.home.storage], signature.routine))
         statement = crt.Invoke(signature.routine, signature.entry, (), str(call.span or ""))
-        self.put(statement, *given, *results, frame)
+        self.put(statement, *inputs, *results, frame)
         return results
 
     def _inputs(self, signature: Signature) -> int:
-        """Return how many addresses the routine of a function is given."""
+        """Return how many addresses the routine of a function is inputs."""
         group = [s for s in self.program.signatures.values() if s.routine == signature.routine]
         return sum(len(kinds) for s in group for kinds in s.params)
 
@@ -380,12 +380,12 @@ class ValueReader:
         values = (*callee.function.captured, *(self.value(a) for a in call.args))
         leaves = [leaf for value in values for leaf in value]
         kinds = [kind for row in signature.params for kind in row]
-        found = []
+        arguments = []
         for number, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True), signature.first):
             if leaf.lists is not None:
                 signature.lists[number].join(leaf.lists)
-            found.append((number, leaf, kind))
-        return found
+            arguments.append((number, leaf, kind))
+        return arguments
 
 
 def _number(value: int) -> Leaf:

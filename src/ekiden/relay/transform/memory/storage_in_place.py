@@ -86,10 +86,11 @@ def merge(
     function, by storage, and `kernels` its kernels in program order.
     """
     owners = {r.storage: r for r in requests}
+    ends: dict[Var, frozenset[int]] = {}
     for kernel in kernels:
         made = _owner(owners, kernel.output)
         for number in kernel.allowed:
-            owner = _replaced(owners, known, kernel, number)
+            owner = _replaced(owners, known, ends, kernel, number)
             if made is None or owner is None or not prove_equal(made.size, owner.size):
                 continue
             if not (kernel.output.is_whole and kernel.inputs[number].is_whole):
@@ -107,14 +108,22 @@ def _owner(owners: Mapping[Var, Request], value: Operand) -> Request | None:
 
 
 def _replaced(
-    owners: Mapping[Var, Request], known: Mapping[Var, Request], kernel: Replacement, number: int
+    owners: Mapping[Var, Request],
+    known: Mapping[Var, Request],
+    ends: dict[Var, frozenset[int]],
+    kernel: Replacement,
+    number: int,
 ) -> Request | None:
-    """Return the request of an input that is read last here, by inputs that may be replaced."""
+    """Return the request of an input that is read last here, by inputs that may be replaced. `ends`
+    are the last reads of storages that branches read, each found once."""
     owner = _owner(owners, kernel.inputs[number])
     if owner is None:
         return None
     (home,) = kernel.inputs[number].storages
-    if not known[home].is_read_last_at(kernel.position):
-        return None
+    if not known[home].is_dead_after(kernel.position):
+        if home not in ends:
+            ends[home] = known[home].last_reads()
+        if kernel.position not in ends[home]:
+            return None
     readers = [n for n, each in enumerate(kernel.inputs) if home in each.storages]
     return owner if all(n in kernel.allowed for n in readers) else None

@@ -91,10 +91,10 @@ class Request:
         """Whether no use comes after a position, in any block."""
         return all(last <= position for last in self.uses.values())
 
-    def is_read_last_at(self, position: int) -> bool:
-        """Whether no use follows the one at the position of a kernel, in any run: later ones are of
-        branches that it excludes."""
-        return self.is_dead_after(position) or any(last == position for _, last in _spans(self))
+    def last_reads(self) -> frozenset[int]:
+        """The positions of kernels after which no run uses it: later uses are of branches that
+        these exclude."""
+        return frozenset(last for _, last in _spans(self))
 
 
 def exclude_each_other(a: Request, b: Request) -> bool:
