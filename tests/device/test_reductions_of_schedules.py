@@ -158,6 +158,29 @@ def test_all_threads_know_what_is_read_in_the_kernel(
     np.testing.assert_array_equal(out.numpy(), x.sum(1) * 2 + 1)
 
 
+def test_softmax_of_a_block_for_each_row(opencl: Device) -> None:
+    """Two reductions and what reads both, of one kernel by the same threads."""
+    n, m = 5, 70
+    a = te.placeholder((n, m), name="A")
+    k, j = te.reduce_axis((0, m), "k"), te.reduce_axis((0, m), "j")
+    top = te.compute((n,), lambda i: te.max(a[i, k], axis=k), name="top")
+    total = te.compute((n,), lambda i: te.sum(te.exp(a[i, j] - top[i]), axis=j), name="total")
+    out = te.compute((n, m), lambda i, c: te.exp(a[i, c] - top[i]) / total[i], name="out")
+    schedule = te.create_schedule(out.op)
+    row, column = out.op.axis
+    schedule[out].bind(row, thread("blockIdx.x"))
+    _, inner = schedule[out].split(column, 32)
+    schedule[out].bind(inner, thread("threadIdx.x"))
+    for tensor, axis in ((total, j), (top, k)):
+        _, inner = schedule[tensor].split(axis, 32)
+        schedule[tensor].bind(inner, thread("threadIdx.x"))
+        schedule[tensor].compute_at(schedule[out], row)
+    x = values(n, m)
+    (result,) = run((schedule, [a, out]), opencl, [(n, m)], x)
+    exact = np.exp(x.astype("float64") - x.max(1, keepdims=True))
+    np.testing.assert_allclose(result, exact / exact.sum(1, keepdims=True), rtol=1e-5, atol=1e-9)
+
+
 def test_tutorial_takes_sizes_at_run_time(opencl: Device) -> None:
     schedule, args = of_tutorial(te.size_var("n"), te.size_var("m"))
     module = ekiden.build(schedule, args, "opencl", name="f")
