@@ -108,6 +108,79 @@ def test_tutorial_reduces_rows_that_threads_do_not_divide(opencl: Device, n: int
     np.testing.assert_array_equal(out, x.sum(1))
 
 
+@pytest.mark.parametrize("n", [10, 16, 40])
+def test_module_lowered_beforehand_means_the_same(opencl: Device, n: int) -> None:
+    """TVM's programs lower first, and name the target when they build."""
+    schedule, args = of_tutorial(n, 53)
+    module = ekiden.build(ekiden.lower(schedule, args, name="f"), "opencl")
+    x, out = values(n, 53), ekiden.nd.array(np.full(n, 7, "float32"), opencl)
+    module["f"](ekiden.nd.array(x, opencl), out)
+    np.testing.assert_array_equal(out.numpy(), x.sum(1))
+
+
+def read_by_threads(n: int, m: int, threads: int, by_parts: bool) -> Program:
+    """Sums that are an intermediate: what reads them stands in the same kernel, and is stored by
+    one of the threads that reduced."""
+    a = te.placeholder((n, m), name="A")
+    k = te.reduce_axis((0, m), "k")
+    b = te.compute((n,), lambda i: te.sum(a[i, k], axis=k), name="B")
+    c = te.compute((n,), lambda i: b[i] * 2.0 + 1.0, name="C")
+    schedule = te.create_schedule(c.op)
+    outer, row = schedule[c].split(c.op.axis[0], factor=4)
+    _, inner = schedule[b].split(k, factor=threads)
+    if by_parts:
+        parts = schedule.rfactor(b, inner)
+        (inner,) = schedule[b].op.reduce_axis
+    schedule[b].compute_at(schedule[c], row)
+    schedule[c].bind(outer, thread("blockIdx.x"))
+    schedule[c].bind(row, thread("threadIdx.y"))
+    tx = thread("threadIdx.x")
+    schedule[b].bind(inner, tx)
+    if by_parts:
+        schedule[parts].compute_at(schedule[b], inner)
+    schedule[b].set_store_predicate(tx.var.equal(0))
+    schedule[c].set_store_predicate(tx.var.equal(0))
+    return schedule, [a, c]
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+@pytest.mark.parametrize("by_parts", [False, True])
+def test_all_threads_know_what_is_read_in_the_kernel(
+    opencl: Device, by_parts: bool, lowered: bool
+) -> None:
+    schedule, args = read_by_threads(10, 37, 8, by_parts)
+    x, out = values(10, 37), ekiden.nd.array(np.full(10, 7, "float32"), opencl)
+    if lowered:
+        module = ekiden.build(ekiden.lower(schedule, args, name="f"), "opencl")
+    else:
+        module = ekiden.build(schedule, args, "opencl", name="f")
+    module["f"](ekiden.nd.array(x, opencl), out)
+    np.testing.assert_array_equal(out.numpy(), x.sum(1) * 2 + 1)
+
+
+def test_softmax_of_a_block_for_each_row(opencl: Device) -> None:
+    """Two reductions and what reads both, of one kernel by the same threads."""
+    n, m = 5, 70
+    a = te.placeholder((n, m), name="A")
+    k, j = te.reduce_axis((0, m), "k"), te.reduce_axis((0, m), "j")
+    top = te.compute((n,), lambda i: te.max(a[i, k], axis=k), name="top")
+    total = te.compute((n,), lambda i: te.sum(te.exp(a[i, j] - top[i]), axis=j), name="total")
+    out = te.compute((n, m), lambda i, c: te.exp(a[i, c] - top[i]) / total[i], name="out")
+    schedule = te.create_schedule(out.op)
+    row, column = out.op.axis
+    schedule[out].bind(row, thread("blockIdx.x"))
+    _, inner = schedule[out].split(column, 32)
+    schedule[out].bind(inner, thread("threadIdx.x"))
+    for tensor, axis in ((total, j), (top, k)):
+        _, inner = schedule[tensor].split(axis, 32)
+        schedule[tensor].bind(inner, thread("threadIdx.x"))
+        schedule[tensor].compute_at(schedule[out], row)
+    x = values(n, m)
+    (result,) = run((schedule, [a, out]), opencl, [(n, m)], x)
+    exact = np.exp(x.astype("float64") - x.max(1, keepdims=True))
+    np.testing.assert_allclose(result, exact / exact.sum(1, keepdims=True), rtol=1e-5, atol=1e-9)
+
+
 def test_tutorial_takes_sizes_at_run_time(opencl: Device) -> None:
     schedule, args = of_tutorial(te.size_var("n"), te.size_var("m"))
     module = ekiden.build(schedule, args, "opencl", name="f")
@@ -347,6 +420,15 @@ def test_warps_hand_each_other_registers(
     out = ekiden.nd.array(np.full(6, 7, "float32"), fibres)
     module["f"](ekiden.nd.array(x, fibres), out)
     np.testing.assert_array_equal(out.numpy(), x.sum(1))
+
+
+@pytest.mark.parametrize("threads", [8, 32, 64])
+def test_warps_tell_all_threads_what_the_kernel_reads(fibres: Device, threads: int) -> None:
+    schedule, args = read_by_threads(8, 100, threads, False)
+    module = ekiden.build(schedule, args, "cuda -model=any", name="f")
+    x, out = values(8, 100), ekiden.nd.array(np.full(8, 7, "float32"), fibres)
+    module["f"](ekiden.nd.array(x, fibres), out)
+    np.testing.assert_array_equal(out.numpy(), x.sum(1) * 2 + 1)
 
 
 @pytest.mark.parametrize("program", [lambda: rows(4, 512, 256), lambda: argmax(9, 43, True)])

@@ -20,8 +20,8 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
+from ekiden.tir.reduction import update_of
 from ekiden.tir.regions import block_regions
-from ekiden.tir.schedule.kinds import update_of
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import BufferStore, IterKind
 from ekiden.tir.tensor_intrin.lanes import KINDS, LANES, lanes_intrin

@@ -316,8 +316,8 @@ class SpirvKernel:
     def allocate(self, buffer: Buffer) -> None:
         """Declare an array of the thread, or of its block."""
         extent: PrimExpr = const(dt.lanes(buffer.dtype))
-        for size in buffer.shape:
-            extent = extent * size
+        for dim in buffer.shape:
+            extent = extent * dim
         if not isinstance(extent, IntImm):
             raise CompileError(
                 f"kernel {self.name!r}: buffer {buffer.name!r} of a thread has no constant size"

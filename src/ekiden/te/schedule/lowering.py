@@ -41,7 +41,7 @@ from ekiden.tir.index_map import IndexMap
 from ekiden.tir.predicates import conditions, conjunction
 from ekiden.tir.schedule.schedule import Schedule as LoopSchedule
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
-from ekiden.tir.stmt import BlockRealize, For, PrimFunc, Stmt
+from ekiden.tir.stmt import Block, BlockRealize, For, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator
 
 MAX_THREADS = 1024
@@ -297,12 +297,15 @@ class Lowering:
         assert isinstance(stage.op, ComputeOp)
         axes = stage.op.axis if stage.within is None else stage.op.axis[1:]
         for copy in self.sch.get_consumers(self._block(stage)):
-            if self.sch.get(copy).name not in self.flow.copies:
+            block = self.sch.get(copy)
+            if not isinstance(block, Block) or block.name not in self.flow.copies:
                 continue
             own = self.sch.get_loops(copy)[-len(axes) :] if axes else []
             loops: dict[Axis, LoopRV] = dict(zip(axes, own, strict=True))
-            for step in filter(None, map(_of_elements, stage.steps)):
-                loops |= _applied(self.sch, step, loops)
+            for step in stage.steps:
+                own_step = _of_elements(step)
+                if own_step is not None:
+                    loops |= _applied(self.sch, own_step, loops)
             for axis in bound:
                 thread = stage.iter_var_attrs[axis].bind_thread
                 assert thread is not None
@@ -424,22 +427,41 @@ class Lowering:
             if attr.bind_thread is not None
         }
 
-    # All threads of a sum have it in the end, and one stores it: lowering chooses which.
+    def _threads_around(self, stage: Stage) -> set[Var]:
+        """The variables of the thread axes whose loops are around what a stage stores: its own, but
+        for those that reduce, and those of the stages that it is computed in."""
+        around: set[Var] = set()
+        at: tuple[Stage, Axis | None] | None = stage, None
+        while at is not None:
+            owner, until = at
+            leaves = owner.leaf_iter_vars
+            for axis in leaves if until is None else leaves[: leaves.index(until) + 1]:
+                attr = owner.iter_var_attrs.get(axis)
+                is_around = until is not None or not is_reduced(axis)
+                if attr is not None and attr.bind_thread is not None and is_around:
+                    around.add(attr.bind_thread.var)
+            at = _attached(owner)
+        return around
+
+    # All threads of a sum have it in the end, and one stores it: lowering chooses which. So it is
+    # with threads of another stage, all of which do the same here.
     def _stored_where(self, stage: Stage, threads: dict[Var, PrimExpr]) -> PrimExpr:
         """The condition under which a stage stores, without what only says which of the threads
         that reduce does. Raises ScheduleError where none of them would."""
         assert stage.store_predicate is not None
-        reduced = {
+        around = self._threads_around(stage)
+        either = {
             attr.bind_thread.var: axis.extent
-            for axis, attr in stage.iter_var_attrs.items()
-            if attr.bind_thread is not None and is_reduced(axis)
+            for other in self.flow.schedule.stages
+            for axis, attr in other.iter_var_attrs.items()
+            if attr.bind_thread is not None and attr.bind_thread.var not in around
         }
         kept: list[PrimExpr] = []
         for condition in conditions(stage.store_predicate):
-            used = reduced.keys() & set(free_vars(condition))
+            used = either.keys() & set(free_vars(condition))
             if not used:
                 kept.append(condition)
-            elif not _holds_somewhere(condition, {v: reduced[v] for v in used}):
+            elif not _holds_somewhere(condition, {v: either[v] for v in used}):
                 raise ScheduleError(
                     f"set_store_predicate of {stage.name!r}: {condition} is not known to hold for"
                     " any of the threads that reduce, one of which stores the result"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
     from ekiden.tir.transform.loop_partition import loop_partition
     from ekiden.tir.transform.lower_blocks import lower_blocks
+    from ekiden.tir.transform.lower_cross_thread_reduction import lower_cross_thread_reduction
     from ekiden.tir.transform.lower_init_block import lower_init_block
     from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
     from ekiden.tir.transform.numbers_as_tensors import numbers_as_tensors
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         InjectDoubleBuffer,
         InjectVirtualThread,
         LoopPartition,
+        LowerCrossThreadReduction,
         LowerInitBlock,
         LowerIntrin,
         LowerMatchBuffer,
@@ -93,6 +95,7 @@ __all__ = [
     "InjectDoubleBuffer",
     "InjectVirtualThread",
     "LoopPartition",
+    "LowerCrossThreadReduction",
     "LowerInitBlock",
     "LowerIntrin",
     "LowerMatchBuffer",
@@ -124,6 +127,7 @@ __all__ = [
     "loop_partition",
     "lower",
     "lower_blocks",
+    "lower_cross_thread_reduction",
     "lower_init_block",
     "lower_intrinsics",
     "lower_match_buffer",

@@ -21,6 +21,7 @@ from ekiden.arith import prove_equal
 from ekiden.arith.determine import image_box
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
+from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.range import Range
 from ekiden.tir.contents import buffers_inside
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp
@@ -84,6 +85,7 @@ class _Shift(ExprRewriter):
 class _Compact(StmtMutator):
     def __init__(self) -> None:
         self._loops: list[For] = []
+        self._names: set[Var] = set()
 
     def visit_for(self, stmt: For) -> Stmt:
         """Loops around are noted: an allocation may move into them."""
@@ -91,6 +93,19 @@ class _Compact(StmtMutator):
         new = super().visit_for(stmt)
         self._loops.pop()
         return new
+
+    def visit_let(self, stmt: LetStmt) -> Stmt:
+        """Names around are noted: each thread has its own value of one."""
+        self._names.add(stmt.var)
+        new = super().visit_let(stmt)
+        self._names.discard(stmt.var)
+        return new
+
+    # The region of such an access is that of one thread, whose part of the memory it is.
+    def _is_named_by_thread(self, buffer: Buffer, touched: Sequence[Access]) -> bool:
+        """Whether memory that threads share is indexed by names that each has a value of."""
+        used = {v for access in touched for v in free_vars(*access.indices)}
+        return not used.isdisjoint(self._names) and any(_shares(buffer, f) for f in self._loops)
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """Inner buffers first; one that is read as flat memory or by its address stays as it
@@ -103,6 +118,8 @@ class _Compact(StmtMutator):
         if handed and not are_regions(stmt.body, stmt.buffer):
             return stmt
         if flat or stmt.buffer.strides or _has_view(stmt.body, stmt.buffer):
+            return stmt
+        if self._is_named_by_thread(stmt.buffer, touched):
             return stmt
         if stmt.buffer.scope == "global":
             own = stmt.buffer.with_fields(scope="local")
@@ -147,7 +164,9 @@ def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stm
             buffer, accesses(s.body, buffer), [*outer, s]
         ):
             return s.with_fields(body=_place(s.body, buffer, [*outer, s], [*crossed, s]))
-        case LetStmt() | Allocate():
+        case Allocate():
+            return s.with_fields(body=_place(s.body, buffer, outer, crossed))
+        case LetStmt() if not any(_shares(buffer, f) for f in outer if f not in crossed):
             return s.with_fields(body=_place(s.body, buffer, outer, crossed))
         case SeqStmt():
             touching = [n for n, each in enumerate(s.seq) if buffer in buffers_inside(each)]

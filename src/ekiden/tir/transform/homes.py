@@ -37,6 +37,9 @@ NAMES = {
     "lower_blocks": """
         lower_blocks
     """,
+    "lower_cross_thread_reduction": """
+        lower_cross_thread_reduction
+    """,
     "lower_init_block": """
         lower_init_block
     """,
@@ -49,11 +52,11 @@ NAMES = {
     "pipeline": """
         AlignStorage Apply BindTarget CompactBufferAllocation ConvertBlocksToOpaque
         ConvertForLoopsToSerial ConvertSSA DropAttributes Filter FlattenBuffer HoistExpression
-        HoistIfThenElse InjectDoubleBuffer InjectVirtualThread LoopPartition LowerInitBlock
-        LowerIntrin LowerMatchBuffer LowerOpaqueBlock NarrowDataType PASSES RemoveAssume
-        RemoveNoOp RemoveStoreUndef Simplify SplitHostDevice StorageFlatten StorageRewrite
-        TILED_PASSES ThreadSync UnifyThreadBinding UnrollLoop UseAssumptions VectorizeLoop lower
-        prim_func_pass
+        HoistIfThenElse InjectDoubleBuffer InjectVirtualThread LoopPartition
+        LowerCrossThreadReduction LowerInitBlock LowerIntrin LowerMatchBuffer LowerOpaqueBlock
+        NarrowDataType PASSES RemoveAssume RemoveNoOp RemoveStoreUndef Simplify SplitHostDevice
+        StorageFlatten StorageRewrite TILED_PASSES ThreadSync UnifyThreadBinding UnrollLoop
+        UseAssumptions VectorizeLoop lower prim_func_pass
     """,
     "remove_assume": """
         remove_assume use_assumptions

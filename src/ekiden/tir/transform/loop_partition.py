@@ -48,6 +48,7 @@ from ekiden.runtime.late_methods import dataclass
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt
+from ekiden.tir.transform.thread_sync import is_barrier
 from ekiden.tir.visitor import (
     NOTHING,
     StmtMutator,
@@ -192,6 +193,9 @@ class _Partition(StmtMutator):
     def _bounds(self, loop: For) -> list[_Bound]:
         guards = _is_hinted(loop)
         if next(_candidates(loop.body, guards), None) is None:
+            return []
+        # A cut may depend on the thread, and then not all threads come to a barrier of each part.
+        if any(map(is_barrier, walk(loop.body))):
             return []
         inside = {s.loop_var: s for s in walk(loop.body) if isinstance(s, For)}
         hidden = {s.var for s in walk(loop.body) if isinstance(s, LetStmt)}

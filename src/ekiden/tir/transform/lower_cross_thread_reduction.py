@@ -93,8 +93,9 @@ def _reduced_over(realize: BlockRealize) -> set[Var]:
 
 
 class _Lower(StmtMutator):
-    def __init__(self, name: str, target: Target | None) -> None:
-        self._name, self._target = name, target
+    def __init__(self, func: PrimFunc, target: Target | None) -> None:
+        self._name, self._target = func.name, target
+        self._results = frozenset(func.buffers)
         self._around: list[For] = []
         """The loops over threads of the device around the statement."""
         self._axes: set[str] = set()
@@ -155,10 +156,15 @@ class _Lower(StmtMutator):
         self._around += [*outer, *threads]
         steps = self._rebuilt(nest, [*outer, *threads], step)
         team = self._team(nest, threads)
-        whole = team.combined(reduction, own)
+        # What is read later in the kernel every thread stores, and reads what it stored itself.
+        is_result = all(b in self._results for b, _ in places)
+        whole = team.combined(reduction, own, everywhere=not is_result)
         del self._around[len(self._around) - len(outer) - len(threads) :]
         store = _stored(reduction, places, whole.values, initial)
-        store = IfThenElse(conjunction([team.thread.equal(0), *stored_where]), store)
+        who = [team.thread.equal(0)] if is_result else []
+        condition = conjunction([*who, *stored_where])
+        if not is_const(condition, True):
+            store = IfThenElse(condition, store)
         begin = [BufferStore(b, e, _HERE) for b, e in zip(own, starts, strict=True)]
         body: Stmt = seq(*begin, steps, *whole.statements, store)
         for buffer in (*own, *whole.local):
@@ -313,7 +319,7 @@ def _stored(
 
 @dataclass(frozen=True, slots=True)
 class _Combined:
-    """What threads do, the values that the first of them then has, and memory for it."""
+    """What threads do, the values that the first of them then has at least, and memory for it."""
 
     statements: Sequence[Stmt]
     values: Sequence[PrimExpr]
@@ -331,8 +337,9 @@ class _Team:
     groups: int
     has_warps: bool
 
-    def combined(self, reduction: Reduction, own: Sequence[Buffer]) -> _Combined:
-        """Return how what threads have in buffers of one element becomes one."""
+    def combined(self, reduction: Reduction, own: Sequence[Buffer], everywhere: bool) -> _Combined:
+        """Return how what threads have in buffers of one element becomes one, which the first of
+        them knows, or all."""
         if self.count == 1:
             return _Combined((), elements(own), ())
         if not self.has_warps:
@@ -349,6 +356,9 @@ class _Team:
             by //= 2
         warps = self.count // lanes
         if warps == 1:
+            if everywhere:
+                first = shuffled(own, "tvm_warp_shuffle", 0, lanes)
+                statements += [BufferStore(b, e, _HERE) for b, e in zip(own, first, strict=True)]
             return _Combined(statements, elements(own), (), near)
         first_lane = (self.thread % WARP).equal(0)
         made = self._through_memory(
@@ -384,7 +394,6 @@ class _Team:
             return reduction.joined([(p, place) for p in parts], left, right)
 
         folds = fold_by_halves(parts, first, self.thread, count, joined)
-        # The first thread itself stored the result last: it needs no barrier to read it.
         return _Combined([*before, store, *folds], elements(parts, first), parts)
 
 
@@ -396,7 +405,7 @@ def lower_cross_thread_reduction(func: PrimFunc, target: Target | None = None) -
     """
     if not _has_any(func.body):
         return func
-    lowering = _Lower(func.name, target or Target.current())
+    lowering = _Lower(func, target or Target.current())
     return distinct(func.with_fields(body=lowering.visit(func.body)))
 
 
