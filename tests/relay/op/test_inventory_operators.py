@@ -23,7 +23,6 @@ from ekiden.runtime import load_image
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.kernels import schedule
 from long_runs import sizes
 
 TARGET = Target.host()
