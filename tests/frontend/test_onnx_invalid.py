@@ -269,3 +269,32 @@ def test_mutants_of_onnx_own_cases_are_refused_or_imported() -> None:
             text = node_mutants.fault(broken)
             wrong += [f"{case.name} {number}: {text}"] if text else []
     assert wrong == []
+
+
+LAYER = {"x": (3, 1, 2), "w": (1, 16, 2), "r": (1, 16, 4)}
+WINDOWS = {"x": (1, 2, 6, 6), "w": (2, 2, 3, 3), "o": (1, 18, 4, 4)}
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (model("LSTM", "x w r", LAYER, hidden_size=65537),
+         "'hidden_size' is 65537, and the recurrence weight has 4 columns"),
+        (model("Upsample", "x s", X, {"s": np.float32([1, 1, 2, -128])}, opset=9),
+         "scales must be finite and above 0, got [1.0, 1.0, 2.0, -128.0]"),
+        (model("Upsample", "x s", X, {"s": np.float32([1, 1, np.inf, 1])}, opset=9),
+         "scales must be finite and above 0"),
+        (model("DFT", "x n", {"x": (1, 8, 1)}, {"n": np.array(-2)}),
+         "'dft_length' must be at least 1, got -2"),
+        (model("STFT", "x step - n", {"x": (1, 8, 1)}, {"step": np.array(2), "n": np.array(0)}),
+         "'frame_length' must be at least 1, got 0"),
+        (model("DeformConv", "x w o", WINDOWS, strides=[1, 7]),
+         "'offset' has 4 positions along spatial axis 1, expected 1"),
+    ],
+)  # fmt: skip
+def test_numbers_that_contradict_a_shape_are_refused(
+    program: onnx.ModelProto, message: str
+) -> None:
+    """None of them is left out of account, or taken as counted from the end."""
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
+        from_onnx(program)

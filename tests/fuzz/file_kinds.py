@@ -9,9 +9,11 @@ import shutil
 import struct
 import tarfile
 import tempfile
+import typing
 import zipfile
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -182,10 +184,30 @@ TOKENIZER: dict[str, Any] = {
     "normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": "c"},
     "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\w+|\\s"}, "behavior": "Isolated",
                       "invert": False},
-    "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": False},
+    "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": False,
+                                       "trim_offsets": True, "use_regex": True},
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "c": 3}, "merges": [["a", "b"]],
               "unk_token": None},
 }  # fmt: skip
+
+
+_PLAIN = {**TOKENIZER, "normalizer": {"type": "NFC"}}
+_UNIGRAM = {
+    **_PLAIN,
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always",
+        "split": True},
+    "decoder": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always",
+        "split": True},
+    "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<u>", 0.0], ["a", -1.0], ["ab", -2.5]]},
+}  # fmt: skip
+_WORDS = {
+    **_PLAIN, "pre_tokenizer": {"type": "BertPreTokenizer"},
+    "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    "model": {"type": "WordPiece", "unk_token": "[U]", "continuing_subword_prefix": "##",
+              "max_input_chars_per_word": 100, "vocab": {"[U]": 0, "a": 1, "##b": 2}},
+}  # fmt: skip
+TOKENIZERS = (_PLAIN, _PLAIN, _UNIGRAM, _UNIGRAM, _WORDS, _WORDS, TOKENIZER)
+"""The last one gives up on a text after a second, in most of its cases."""
 
 
 def _tokenizers() -> tuple[Any, Loader]:
@@ -194,29 +216,34 @@ def _tokenizers() -> tuple[Any, Loader]:
     folder = _folder()
 
     def make(rng: Random) -> bytes:
-        text = json_text(mutate_json(TOKENIZER, rng)).encode("utf-8", "surrogatepass")
+        text = json_text(mutate_json(rng.choice(TOKENIZERS), rng)).encode("utf-8", "surrogatepass")
         return mutate_bytes(text, rng) if rng.random() < 0.3 else text
 
     def load(case: bytes) -> None:
         (folder / "tokenizer.json").write_bytes(case)
         tokenizer = Tokenizer.read(folder / "tokenizer.json")
-        tokenizer.encode("ab a" + "a" * 40)
+        tokenizer.decode(tokenizer.encode("ab a" + "a" * 40))
 
     return make, load
 
 
 # What a request for text may hold.
 
-PIECES = ("a", "b", ".", "[ab]", "[^a]", "(", ")", "|", "*", "+", "?", "{2}", "{1,3}", "{1000}",
+PIECES = ("a", "b", ".", "[ab]", "[^a]", "(", ")", "|", "*", "+", "?", "{2}", "{1,3}",
           "{0,}", "(?:", "(?i)", "\\d", "\\w", "\\b", "\\p{L}", "\\x{10FFFF}", "^", "$", "é",
           "\U0001f600", "(a*)*", "(a+)+", "(a|a)*", "(.*)*", "[[:alpha:]]", "\\Q", "\\E", "\\", "[",
-          "]", "{", "}", "(?P<n>", "\0", "(a{1,50}){1,50}", ".{0,100}x")  # fmt: skip
+          "]", "{", "}", "(?P<n>", "\0")  # fmt: skip
+LARGE_PIECES = ("{1000}", "(a{1,50}){1,50}", ".{0,100}x", "[^a]{1,200}", "\\w{50}")
+"""Patterns whose automata take a second: one case in 8 has one, else they are nearly all."""
 VOCABULARY = [b"", b"a", b"b", b"ab", b" ", b"\xc3", b"\xa9", b"0", b"\xff", None, b"x" * 20]
 
 
 def _grammars() -> tuple[Any, Loader]:
     def make(rng: Random) -> str:
-        return "".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 12)))
+        pieces = [rng.choice(PIECES) for _ in range(rng.randrange(1, 12))]
+        if rng.random() < 0.125:
+            pieces.insert(rng.randrange(len(pieces)), rng.choice(LARGE_PIECES))
+        return "".join(pieces)
 
     def load(case: str) -> None:
         Grammar.of(case, VOCABULARY, [0])
@@ -254,8 +281,22 @@ def _stops() -> tuple[Any, Loader]:
 # Programs of torch.export.
 
 
+_HINTS: dict[type, Any] = {}
+
+
+def _hints(kind: type, **names: Any) -> Any:  # noqa: ANN401
+    """Return the hints of a class of torch.export's schema; a class has the same ones always."""
+    if kind not in _HINTS:
+        _HINTS[kind] = typing.get_type_hints(kind, **names)
+    return _HINTS[kind]
+
+
 def _pt2_seed() -> bytes:
     import torch  # an extra
+    from torch._export.serde import serialize
+
+    # its reader asks for the hints of a class at each object: two thirds of a case's time
+    serialize.typing = SimpleNamespace(**{**vars(typing), "get_type_hints": _hints})
 
     class Small(torch.nn.Module):
         """A window, a view and a product."""

@@ -5,7 +5,7 @@
     python tests/fuzz/fuzz_inputs.py onnx --seed 3 --number 12     a find again, with its traceback
 
 A case is made by its number and seed alone. Right is an error of the project's own, or that it is
-accepted; a find is any other exception, a signal, a hang, or memory beyond the limit. Workers are
+accepted; a find is any other exception (also MemoryError), a signal or a hang. Workers are
 fresh processes that try CASES_PER_WORKER cases each; one that dies or hangs is replaced by another
 that goes on behind the case that did it. Finds are told apart by the error and the place of ours
 that it came from, and the smallest case of each is kept. `scripts/fuzz_inputs` runs this with the
@@ -21,6 +21,7 @@ import math
 import os
 import resource
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -30,19 +31,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import FrameType
 from typing import Any
 
 import file_kinds
 import message_kinds
 import model_kinds
+import tensorflow_kinds
 from case_kinds import Kind
 
 from ekiden.runtime.errors import EkidenError, InternalError
 
-KINDS = {kind.name: kind for kind in (*model_kinds.KINDS, *file_kinds.KINDS, *message_kinds.KINDS)}
+TABLES = (model_kinds.KINDS, tensorflow_kinds.KINDS, file_kinds.KINDS, message_kinds.KINDS)
+KINDS = {kind.name: kind for table in TABLES for kind in table}
 CASES_PER_WORKER = 20_000
-HANG_S = 120.0
-"""Seconds for a case, however busy the machine is."""
+SLOW_S = 20.0
+"""Seconds of the processor that a case may take; then it is a find, with where it stands."""
+HANG_S = 600.0
+"""Seconds for a case that waits, or that C code does not give back, however busy the machine is."""
 MEMORY = 8 << 30
 SHRINKING_STEPS = 200
 
@@ -69,6 +75,8 @@ class Tally:
     cases: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     finds: dict[str, Find] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Of the processor, by the workers that have ended."""
 
     def add(self, find: Find) -> None:
         """Count a find, and keep the first of its place."""
@@ -79,7 +87,8 @@ class Tally:
 
     def __str__(self) -> str:
         outcomes = ", ".join(f"{count} {name}" for name, count in self.outcomes.most_common())
-        return f"{self.kind}: {self.cases} cases ({outcomes}), {len(self.finds)} finds"
+        rate = f", {self.cases / self.seconds:.0f} a second of a processor" if self.seconds else ""
+        return f"{self.kind}: {self.cases} cases ({outcomes}), {len(self.finds)} finds{rate}"
 
 
 def rng_of(kind: str, seed: int, number: int) -> Random:
@@ -87,18 +96,34 @@ def rng_of(kind: str, seed: int, number: int) -> Random:
     return Random(f"{kind} {seed} {number}")
 
 
-def attempt(load: Callable[[Any], None], case: object) -> tuple[str, Exception | None]:
-    """Try a case: its outcome, and the error that is a find."""
+class SlowError(BaseException):
+    """A case takes too long: not an Exception, which is caught on the way."""
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise SlowError(f"it takes more than {SLOW_S:g} seconds of the processor")
+
+
+def attempt(load: Callable[[Any], None], case: object) -> tuple[str, BaseException | None]:
+    """Try a case: its outcome, and the error that is a find.
+
+    A MemoryError of Python's is one: the worker has a limit of memory (EKIDEN_MEMORY_LIMIT), which
+    must have been asked before so much was allocated.
+    """
+    signal.signal(signal.SIGPROF, _stop)
+    signal.setitimer(signal.ITIMER_PROF, SLOW_S)
     try:
         load(case)
     except InternalError as error:
         return "find", error
     except (EkidenError, FileExistsError):
         return "refused", None
-    except MemoryError:
-        return "out of memory", None
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # panics of Rust code are no Exceptions
         return "find", error
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return "accepted", None
 
 
@@ -176,6 +201,7 @@ def fuzz(
 ) -> Tally:
     """Run cases of a kind in fresh processes, or as many as there are in so many seconds."""
     tally, number, shown = Tally(kind), first, time.monotonic()
+    before = _children_seconds()
     end = shown + seconds
     while number < first + cases and time.monotonic() < end:
         last = min(number + CASES_PER_WORKER, first + cases)
@@ -211,7 +237,14 @@ def fuzz(
             tally.cases += 1
             tally.outcomes["find"] += 1
             number = begun + 1
+        tally.seconds = _children_seconds() - before
     return tally
+
+
+def _children_seconds() -> float:
+    """Return the seconds of the processor that processes took which this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class _Tail:

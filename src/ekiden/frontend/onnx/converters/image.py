@@ -124,15 +124,26 @@ def _deform_conv(node: Node) -> Expr:
         node.unsupported(f"expected a kernel of 2 spatial axes, got {len(kernel)}")
     pads = node.get_ints("pads", (0, 0, 0, 0))
     groups = node.get_int("offset_group", 1)
+    strides, dilations = (node.get_ints(n, (1, 1)) for n in ("strides", "dilations"))
+    for axis in range(2):
+        extent, given = (known(node.shape(n)[2 + axis]) for n in (0, 2))
+        if extent is None or given is None or strides[axis] < 1:  # the operator refuses those
+            continue
+        reach = (kernel[axis] - 1) * dilations[axis] + 1
+        windows = (extent + pads[axis] + pads[2 + axis] - reach) // strides[axis] + 1
+        if given != windows:
+            node.unsupported(
+                f"'offset' has {given} positions along spatial axis {axis}, expected {windows}"
+            )
     mask = node.optional(4)
     found: Expr = op.nn.deformable_conv2d(
         node.expr(0),
         node.expr(2),
         node.expr(1),
         mask=None if mask is None else node.scope.expr(mask),
-        strides=node.get_ints("strides", (1, 1)),
+        strides=strides,
         padding=pads,
-        dilation=node.get_ints("dilations", (1, 1)),
+        dilation=dilations,
         deformable_groups=groups,
         groups=node.get_int("group", 1),
         channels=known(node.shape(1)[0]),

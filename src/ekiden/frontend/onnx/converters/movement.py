@@ -8,6 +8,7 @@ spread over all axes by a scatter, as which axis changes is then for the run to 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -431,6 +432,8 @@ def _resized(
     element each, where these are data, which the sizes follow from."""
     shape = node.shape(0)
     factors = None if scales is None else [_factor(s) for s in scales]
+    if factors is not None and not all(0 < f < math.inf for f in factors):
+        node.unsupported(f"scales must be finite and above 0, got {factors}")
     if rounding == SIMPLE:
         rounding = _one_rounding(node, factors)
     wanted = (

@@ -183,6 +183,11 @@ def _learn_hidden(node: Node, kind: Kind) -> None:
     hidden, gates = node.get_int("hidden_size", 0), len(kind.gates)
     if hidden < 1:
         node.unsupported("attribute 'hidden_size' must be given, and at least 1")
+    columns = known(node.shape(2)[2])
+    if columns not in (None, hidden):
+        node.unsupported(
+            f"attribute 'hidden_size' is {hidden}, and the recurrence weight has {columns} columns"
+        )
     rows = ((1, 1, gates), (2, 1, gates), (2, 2, 1), (3, 1, 2 * gates), (5, 2, 1), (6, 2, 1))
     for index, axis, blocks in (*rows, (7, 1, 3)):
         node.learn(index, axis, blocks * hidden)

@@ -66,6 +66,8 @@ def _dft(node: Node) -> Expr | Value:
 def _dft_along(node: Node, axis: int) -> Expr:
     inverse, onesided = bool(node.get_int("inverse", 0)), bool(node.get_int("onesided", 0))
     length = None if node.optional(1) is None else int(node.numbers(1, "dft_length").item())
+    if length is not None and length < 1:
+        node.unsupported(f"'dft_length' must be at least 1, got {length}")
     if inverse and onesided:
         return _real_inverse(node, axis, length)
     wanted = known(node.shape(0)[axis]) if length is None else length
@@ -143,7 +145,10 @@ def _resized(node: Node, part: Expr, length: int | None) -> Expr:
 
 def _frame_length(node: Node) -> int:
     if node.optional(3) is not None:
-        return int(node.numbers(3, "frame_length").item())
+        length = int(node.numbers(3, "frame_length").item())
+        if length < 1:
+            node.unsupported(f"'frame_length' must be at least 1, got {length}")
+        return length
     window = node.optional(2)
     found = None if window is None else known(window.type.shape[0])
     return node.unsupported("'frame_length' must be constant") if found is None else found
