@@ -26,7 +26,7 @@ from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.ir.pass_context import ENGINE, PassContext, phase
+from ekiden.ir.pass_context import ENGINE, PassContext, dumping, in_dump_of_now, phase
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
@@ -172,6 +172,7 @@ def _region_in_c(region: Function) -> str:
 register_compiler("ccompiler", External(_region_in_c))
 
 
+@dumping("compile")
 def compile_model(
     model: Model,
     target: Targets,
@@ -248,7 +249,7 @@ def compile_model(
         )
     if tiers is not None and is_general:
         ((_, about, general),) = rows
-        tiers.compile_own = partial(_own_code, general, about, executor, files)
+        tiers.compile_own = in_dump_of_now(partial(_own_code, general, about, executor, files))
     return Compiled(code, imported.weight_files, apart, files)
 
 

@@ -22,6 +22,7 @@ from ekiden.backend.kernels.general_shapes import general_shapes
 from ekiden.codegen.build import unpack_code
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Cancellation, Progress, Task, compile_tasks
+from ekiden.ir.pass_context import show_product
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
@@ -99,6 +100,9 @@ class Tiers:
                     self.reasons[task.name] = made_of
         for name, reason in self.reasons.items():
             LOG.debug("kernel %s is compiled at once: %s", name, reason)
+        if names := list(self.general):
+            what = "kernels that are general until their own code is compiled"
+            show_product("general.txt", what, lambda: "\n".join(names) + "\n")
         at_once = [t for t in tasks if t.name not in self.general]
         self.code = compile_tasks(at_once, cache, progress)
         return self.code

@@ -17,7 +17,7 @@ from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.pass_context import phase
+from ekiden.ir.pass_context import dumping, phase
 from ekiden.ir.type import TupleType, Type
 from ekiden.relay.expr import Function, Tuple, TupleGetItem
 from ekiden.relay.transform.language.infer_type import InferType
@@ -45,6 +45,7 @@ class MicroProgram:
         return self.module.name
 
 
+@dumping("compile")
 def compile(
     model: Model,
     target: TargetLike = "c",
