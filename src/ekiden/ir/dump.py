@@ -81,7 +81,7 @@ class DumpIR(PassInstrument):
     """
 
     compiles_cached = True
-    source = "DumpIR"
+    _source = "DumpIR"
     """What named the folder, for messages."""
 
     def __init__(
@@ -332,7 +332,7 @@ class DumpIR(PassInstrument):
         try:
             yield
         except OSError as error:
-            text = f"{self.source}: no file can be written in '{folder}': {reason(error)}"
+            text = f"{self._source}: no file can be written in '{folder}': {reason(error)}"
             raise InputError(text) from error
 
     @contextmanager
@@ -349,7 +349,7 @@ class CompilationDump(DumpIR):
     """The dump that the environment asks for, of one compilation: also in a process that compiles
     kernels for it."""
 
-    source = "the variable EKIDEN_DUMP"
+    _source = "the variable EKIDEN_DUMP"
     dumps_compilation = True
 
     def note_beginning(self, what: str, dump: Dump) -> None:
@@ -404,7 +404,7 @@ def _new_folder(parent: str, what: str) -> Path:
                 return folder
     except OSError as error:
         raise InputError(
-            f"{CompilationDump.source}: no folder can be made in '{parent}': {reason(error)}"
+            f"{CompilationDump._source}: no folder can be made in '{parent}': {reason(error)}"
         ) from error
 
 
