@@ -45,6 +45,18 @@ def test_every_row_of_the_architecture_page_is_a_folder() -> None:
     assert [name for name in architecture_rows() if not (ROOT / name).is_dir()] == []
 
 
+def test_functions_of_the_architecture_page_stand_in_the_files_that_it_names() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = re.findall(r"`(\w+)` in `([\w/]+\.(?:py|c))`", text)
+    assert len(named) >= 20
+    defined = {path: (ROOT / path).read_text() for _, path in named}
+    assert [
+        (name, path)
+        for name, path in named
+        if not re.search(rf"^ *(?:def|class|int) {name}\b", defined[path], re.MULTILINE)
+    ] == []
+
+
 def test_sessions_of_onnx_runtime_are_made_in_one_place() -> None:
     """Which says why its products of bytes are exact; other sessions' are not everywhere."""
     files = [f for f in (ROOT / "tests").rglob("*.py") if f != Path(__file__)]

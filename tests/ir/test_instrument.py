@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,13 @@ from ekiden.ir.instrument import (
     find_breaking_pass,
     pass_instrument,
 )
-from ekiden.ir.pass_context import phase
+from ekiden.ir.pass_context import phase, show_product
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext, PassInfo, PassInstrument, Sequential
 from ekiden.relay import Expr, Function, IRModule, op, parse, var
 from ekiden.relay.analysis import verify
 from ekiden.relay.transform import function_pass, module_pass
-from ekiden.runtime.errors import InternalError, PassError
+from ekiden.runtime.errors import InputError, InternalError, PassError
 
 pytestmark = pytest.mark.quick
 
@@ -238,9 +239,92 @@ def test_print_goes_to_standard_error_around_every_pass(
 
 def test_dump_writes_a_file_per_pass_that_changes_something(tmp_path: Path) -> None:
     made = _run(exp, same, exp, instrument=DumpIR(tmp_path / "passes"))
-    files = sorted((tmp_path / "passes").iterdir())
-    assert [f.name for f in files] == ["00-input.relay", "01-Exp.relay", "03-Exp.relay"]
+    files = sorted((tmp_path / "passes").glob("*.relay"))
+    assert [f.name for f in files] == ["000-input.relay", "001-Exp.relay", "003-Exp.relay"]
     assert structural_equal(parse(files[-1].read_text()), made)
+    index = (tmp_path / "passes" / "index.txt").read_text()
+    assert "002-Same: nothing changed" in index and "after Exp" in index
+
+
+def test_dump_of_a_pass_has_the_module_before_and_after_it(tmp_path: Path) -> None:
+    _run(exp, same, exp, exp, instrument=DumpIR(tmp_path, pass_name="Exp", function="ma*"))
+    assert sorted(f.name for f in tmp_path.glob("*.relay")) == [
+        "000-input.relay", "001-Exp.relay", "003-Exp.relay", "004-Exp.relay",
+    ]  # fmt: skip
+    _run(exp, same, exp, instrument=DumpIR(tmp_path / "same", pass_name="Same"))
+    assert [f.name for f in (tmp_path / "same").glob("*.relay")] == ["002-Same-before.relay"]
+    _run(exp, instrument=DumpIR(tmp_path / "other", function="other"))
+    assert not list((tmp_path / "other").glob("*.relay"))
+
+
+def test_dump_leaves_the_passes_inside_of_a_pass_to_it(tmp_path: Path) -> None:
+    @module_pass(name="Twice")
+    def twice(module: IRModule, context: PassContext) -> IRModule:
+        return exp(exp(module))
+
+    _run(twice, exp, instrument=DumpIR(tmp_path))
+    names = sorted(f.name for f in tmp_path.glob("*.relay"))
+    assert names == ["000-input.relay", "001-Twice.relay", "002-Exp.relay"]
+
+
+def test_dump_has_the_module_that_a_pass_failed_on(tmp_path: Path) -> None:
+    @module_pass(name="Refuse")
+    def refuse(module: IRModule, context: PassContext) -> IRModule:
+        raise InternalError("on purpose\nwith more")
+
+    with pytest.raises(InternalError, match="on purpose"):
+        _run(exp, refuse, instrument=DumpIR(tmp_path, pass_name="Refuse"))
+    assert "exp(%x)" in (tmp_path / "002-Refuse-before.relay").read_text()
+    last = (tmp_path / "index.txt").read_text().splitlines()[-1]
+    assert last.endswith("Refuse failed: InternalError: on purpose")
+    _run(exp, instrument=DumpIR(tmp_path))  # what a name is taken by stays
+    assert (tmp_path / "001-Exp.relay").exists()
+
+
+def test_dump_of_an_error_that_is_caught_goes_on_with_the_next_pass(tmp_path: Path) -> None:
+    @module_pass(name="Refuse")
+    def refuse(module: IRModule, context: PassContext) -> IRModule:
+        raise ValueError("no error of ours")
+
+    with PassContext(instruments=[DumpIR(tmp_path)]):
+        with pytest.raises(ValueError, match="no error of ours"):
+            refuse(MODULE)
+        exp(MODULE)
+    assert (tmp_path / "001-Exp.relay").exists()
+
+
+def test_dump_gives_every_pass_a_name_that_files_can_have(tmp_path: Path) -> None:
+    named = Pass("../up/" + "x" * 300, exp.transform)
+    _run(named, instrument=DumpIR(tmp_path / "in"))
+    (written,) = (f for f in (tmp_path / "in").glob("001-*"))
+    assert written.parent == tmp_path / "in" and len(written.name) < 130
+    assert [f.name for f in tmp_path.iterdir()] == ["in"]
+
+
+def test_dump_to_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="DumpIR: no file can be written in '.*file/passes'"):
+        _run(exp, instrument=DumpIR(tmp_path / "file" / "passes"))
+
+
+def test_instruments_see_what_is_no_module_and_what_fails(tmp_path: Path) -> None:
+    @pass_instrument
+    class Sees:
+        """Keeps texts."""
+
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
+        def see_product(self, file_name: str, meaning: str, render: Callable[[], str]) -> None:
+            """Keep it."""
+            self.texts.append(f"{file_name} {meaning} {render()}")
+
+    sees = Sees()
+    with PassContext(instruments=[sees]):  # type: ignore[list-item]
+        show_product("code.c", "the code as C", lambda: "int x;")
+        exp(MODULE)
+    show_product("code.c", "nobody asks for it", lambda: pytest.fail("it was rendered"))
+    assert sees.texts == ["code.c the code as C int x;"]
 
 
 def test_verify_names_the_pass_that_broke_the_module() -> None:

@@ -34,6 +34,7 @@ from ekiden.ir.instrument import PassPrintingInstrument
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
 from ekiden.kernels.families import given_decisions
+from ekiden.kernels.names import decision_text, schedule_text
 from ekiden.relay.expr import Function
 from ekiden.relay.printer import astext
 from ekiden.relay.transform.devices.plan_devices import device_table
@@ -236,21 +237,11 @@ def _schedule(function: Function, name: str, target: Target, decisions: Given) -
     made = schedule_primitive(function, name, target, decisions)
     family = choose_primitive(function, target, decisions).family
     head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: {family.name}"])
-    if made.trace is None:
-        return f"{head}\n  written by hand: {made.why}\n"
-    return f"{head}\n{made.trace}\n"
+    return f"{head}\n{schedule_text(made)}"
 
 
 def _decisions(function: Function, target: Target, decisions: Given) -> str:
     """The family of a kernel, the decision, and every choice with its domain."""
     chosen = choose_primitive(function, target, decisions)
-    lines = [*names_of(function)[1:], f"{display_name(function)}: {chosen.family.name}"]
-    if chosen.anchor is None:
-        return lines[-1]
-    if chosen.decision:
-        lines.append(f"  {chosen.decision}")
-    for choice in chosen.family.space(chosen.anchor, target):
-        domain = " ".join(map(str, choice.domain))
-        early = ", chosen when weights are packed" if choice.is_early else ""
-        lines.append(f"    {choice.name}: {choice.doc}{early}; one of {domain}")
-    return "\n".join(lines)
+    head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: "])
+    return head + decision_text(chosen, target)

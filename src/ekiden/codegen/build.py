@@ -16,6 +16,7 @@ from ekiden.codegen.llvm.roads import ROADS
 from ekiden.codegen.parallel import Progress, Task, compile_tasks
 from ekiden.ir.extensions import is_extended
 from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import dumping, show_product, with_instruments
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, get_global_func, load_device_code, tensor
 from ekiden.runtime.errors import CompileError
@@ -34,6 +35,8 @@ else:
     debug_library = Late("ekiden.codegen.debug_library")
 
 
+TEXT_FORMS = {"ll": "LLVM IR", "asm": "assembly", "c": "C"}
+"""Format of the text of a processor's code -> what it is."""
 Sources = Mapping[str, Callable[[Sequence[PrimFunc], Target], str]]
 
 
@@ -148,14 +151,31 @@ class Code:
     kernels: tuple[device.DeviceKernel, ...] = ()
 
 
+def compile_lowered(funcs: Sequence[PrimFunc], target: Target, stem: str = "code") -> bytes:
+    """Return the object code of lowered functions, and show instruments its texts: `stem` begins
+    the names of their files."""
+    generator = GENERATORS[target.kind.name]
+    for form, text in generator.sources(target).items():
+        what = f"the code as {TEXT_FORMS[form]}"
+        show_product(f"{stem}.{form}", what, partial(text, funcs, target))
+    return generator.compile(funcs, target)
+
+
 def compile_function(func: PrimFunc, target: Target) -> Code:
     """Lower and compile one scheduled program."""
-    generator = GENERATORS[target.kind.name]
     if not target.kind.has_threads:
         lowered = tir_transform.lower(func, target)
-        return Code(lowered, generator.compile([lowered], target))
+        return Code(lowered, compile_lowered([lowered], target))
+    form = format_of(target)
+    show_product(f"device.{form}", f"its kernels for {target}", lambda: _unwatched(func, target))
     split = device.split_program(func, target)
-    return Code(split.host, generator.compile([split.host], target), tuple(split.kernels))
+    return Code(split.host, compile_lowered([split.host], target.code_host), tuple(split.kernels))
+
+
+def _unwatched(func: PrimFunc, target: Target) -> str:
+    """Return the kernels of a program as text; its passes are seen when they make the code."""
+    with with_instruments(()):
+        return kernel_texts([func], target)
 
 
 def pack_code(code: Code) -> bytes:
@@ -216,6 +236,7 @@ def _key(func: PrimFunc, target: Target, generator: Generator) -> str:
     return kernel_key(func, target, generator.version(), *names)
 
 
+@dumping("build")
 def build(
     program: PrimFunc | IRModule,
     target: TargetLike | None = None,

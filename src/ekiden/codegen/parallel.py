@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.task import Task
 from ekiden.codegen.worker_process import Worker, WorkerEndedError, setup_frame, start_workers
-from ekiden.ir.pass_context import PassContext
+from ekiden.ir.pass_context import PassContext, show_product
 from ekiden.ir.transfer import NotTransferableError, encode
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
@@ -257,9 +257,13 @@ def compile_tasks(
     than EKIDEN_KERNEL_TIMEOUT; CancelledError.
     """
     distinct = {t.key: t for t in tasks}
-    objects: dict[str, bytes] = {}
-    if not PassContext.current().is_watched:
-        objects = {key: code for key in distinct if (code := cache.get(key)) is not None}
+    objects = {key: code for key in distinct if (code := cache.get(key)) is not None}
+    if PassContext.current().compiles_cached:
+        names = [distinct[key].name for key in objects]
+        if names:
+            what = "kernels that the cache has, which were compiled again to be seen"
+            show_product("cached.txt", what, lambda: "\n".join(names) + "\n")
+        objects = {}
     missing = [t for key, t in distinct.items() if key not in objects]
     LOG.info("kernels: %d, of which %d are in the cache", len(distinct), len(objects))
     with closing(_compile_all(missing, cancellation)) as results:

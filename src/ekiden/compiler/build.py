@@ -25,7 +25,15 @@ from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.ir.pass_context import ENGINE, PassContext, phase
+from ekiden.ir.pass_context import (
+    ENGINE,
+    PassContext,
+    PassInstrument,
+    current_dump,
+    dumping,
+    in_dump,
+    phase,
+)
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
@@ -154,14 +162,17 @@ class GeneralProgram:
     metadata: dict[str, object]
     executor: str
     files: mapped.Files
+    dump: PassInstrument | None
+    """What dumps the compilation, which goes on in another thread."""
 
     def finish(self, on_kernel: OnKernel, cancellation: Cancellation) -> Compiled:
         """Return the artifact in which every kernel has its own code; `on_kernel` is given that of
         each as soon as it is compiled. Raises what compiling raises, and CancelledError."""
         code = self.lowered.kernels.kernels.code
         finishing = Finishing(on_kernel, cancellation, code)
-        own = lower_again(self.lowered, finishing, self.executor == "async")
-        linked = compile_variants([(own, self.metadata)], is_native=self.executor == "aot")
+        with in_dump(self.dump):
+            own = lower_again(self.lowered, finishing, self.executor == "async")
+            linked = compile_variants([(own, self.metadata)], is_native=self.executor == "aot")
         cancellation.check()
         return Compiled(linked.file, (), {}, self.files)
 
@@ -191,6 +202,7 @@ def _region_in_c(region: Function) -> str:
 register_compiler("ccompiler", External(_region_in_c))
 
 
+@dumping("compile")
 def compile_model(model: Model, options: CompileOptions) -> Compiled:
     """Compile, under the PassContext that `options.context` enters; errors are those of `compile`.
     Of tier "quick" kernels may be general: `general` of what is returned gives them their own code.
@@ -230,7 +242,9 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
     left: GeneralProgram | None = None
     if linked.general:
         ((lowered, about),) = kept
-        left = GeneralProgram(linked.general, lowered, about, options.executor, files)
+        left = GeneralProgram(
+            linked.general, lowered, about, options.executor, files, current_dump()
+        )
     return Compiled(linked.file, imported.weight_files, linked.apart, files, left)
 
 

@@ -10,13 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import field
-from pathlib import Path
 from typing import TextIO
 
+from ekiden.ir.dump import DumpIR
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument
 from ekiden.runtime.errors import EkidenError
-from ekiden.runtime.files import PathName, write_text
 from ekiden.runtime.late_methods import dataclass
 
 __all__ = [
@@ -83,37 +82,6 @@ class PrintAfterAll(PassPrintingInstrument):
         """Print."""
         if not info.is_sequence:
             self._print("after", module, info)
-
-
-class DumpIR(PassInstrument):
-    """Writes the module after each pass to `folder/03-FuseOps.relay`; a pass that changes nothing
-    writes nothing.
-    """
-
-    def __init__(self, folder: PathName, show_meta_data: bool = False) -> None:
-        """The folder is made when it is missing."""
-        self.folder = Path(folder)
-        self._show_meta_data = show_meta_data
-        self._count = 0
-        self._last = ""
-
-    def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Write what the first pass gets."""
-        if self._count == 0 and not self._last:
-            self._write("input", module)
-
-    def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Write what a pass has made."""
-        if not info.is_sequence:
-            self._count += 1
-            self._write(info.name, module)
-
-    def _write(self, name: str, module: IRModule) -> None:
-        text = module.astext(self._show_meta_data)
-        if text != self._last:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(self.folder / f"{self._count:02}-{name}.relay", text)
-            self._last = text
 
 
 class Verify(PassInstrument):
@@ -262,7 +230,8 @@ class PassTimingInstrument(PassInstrument):
 
 
 HOOKS = ("enter_pass_ctx", "exit_pass_ctx", "should_run", "run_before_pass", "run_after_pass",
-         "enter_phase", "exit_phase", "for_worker", "take_seen", "add_seen")  # fmt: skip
+         "run_failed", "enter_phase", "exit_phase", "see_product", "compiles_cached",
+         "dumps_compilation", "for_worker", "take_seen", "add_seen")  # fmt: skip
 
 
 def pass_instrument(cls: type) -> type:

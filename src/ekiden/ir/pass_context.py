@@ -10,11 +10,11 @@ import contextvars
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ekiden.runtime import Object
+from ekiden.runtime import Object, environment
 from ekiden.runtime.errors import PassError
 from ekiden.runtime.late import Late, LateLog
 from ekiden.runtime.late_methods import dataclass
@@ -22,11 +22,14 @@ from ekiden.runtime.late_methods import dataclass
 if TYPE_CHECKING:
     import difflib
 
+    import ekiden.ir.dump as dumps
     from ekiden.ir.module import IRModule
 else:
     difflib = Late("difflib")
+    dumps = Late("ekiden.ir.dump")
 
 LOG = LateLog(__name__)
+T = TypeVar("T")
 DEBUG, INFO = 10, 20
 """The levels of `logging` for what is said of a compilation."""
 
@@ -56,6 +59,11 @@ class PassInstrument:
     members.
     """
 
+    compiles_cached: bool = False
+    """Whether kernels that a cache has are compiled again, so that their passes are seen."""
+    dumps_compilation: bool = False
+    """Whether it is the dump that the environment asks for, which is of one compilation."""
+
     def enter_pass_ctx(self) -> None:
         """Called when a PassContext with this instrument is entered."""
 
@@ -72,11 +80,18 @@ class PassInstrument:
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
         """Called with the module a pass has made."""
 
+    def run_failed(self, module: IRModule, info: PassInfo, error: BaseException) -> None:
+        """Called with the module a pass was given, where it raises an error."""
+
     def enter_phase(self, name: str) -> None:
         """Called when a part of a compilation begins that is no pass: importing, kernels."""
 
     def exit_phase(self, name: str) -> None:
         """Called when it has ended, whether or not it failed."""
+
+    def see_product(self, file_name: str, meaning: str, render: Callable[[], str]) -> None:
+        """Called with what a stage has made that is no module (a schedule, assembly, bytecode): how
+        a file of it would be called, what it is, and a function that returns its text."""
 
     def for_worker(self) -> PassInstrument | None:
         """Return the instrument that watches the passes of a process that compiles kernels, which
@@ -432,6 +447,11 @@ class PassContext:
         one whose result a cache has."""
         return any(instrument.for_worker() is None for instrument in self.instruments)
 
+    @property
+    def compiles_cached(self) -> bool:
+        """Whether an instrument sees the passes of every kernel, also of one that a cache has."""
+        return self.is_watched or any(each.compiles_cached for each in self.instruments)
+
     def notify(self, call: Callable[[PassInstrument], object]) -> bool:
         """Call each instrument; False as soon as one gives False.
 
@@ -513,6 +533,54 @@ def with_options(config: Mapping[str, object]) -> Iterator[PassContext]:
     finally:
         _CURRENT.reset(token)
         around.instruments = made.instruments
+
+
+@contextmanager
+def with_instruments(instruments: tuple[PassInstrument, ...]) -> Iterator[None]:
+    """Let these instruments watch in place of those of the current context, for a while. Those that
+    watch already are not told of it."""
+    around = PassContext.current()
+    inside = PassContext(
+        around.opt_level, around.required_pass, around.disabled_pass, config=around.config
+    )
+    inside.instruments = instruments
+    token = _CURRENT.set(inside)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+        if instruments and not inside.instruments:  # one of them raised
+            around.instruments = ()
+
+
+def show_product(file_name: str, meaning: str, render: Callable[[], str]) -> None:
+    """Show the current context's instruments what a stage has made that is no module; `render`
+    returns its text, and is called where one of them wants it."""
+    PassContext.current().notify(lambda each: each.see_product(file_name, meaning, render))
+
+
+def current_dump() -> PassInstrument | None:
+    """Return what dumps this compilation, if anything does."""
+    return next((d for d in PassContext.current().instruments if d.dumps_compilation), None)
+
+
+@contextmanager
+def in_dump(dump: PassInstrument | None) -> Iterator[None]:
+    """Do work of a compilation later, in any thread, with its dump watching."""
+    if dump is None:
+        yield
+    else:
+        with with_instruments((*PassContext.current().instruments, dump)):
+            yield
+
+
+@contextmanager
+def dumping(what: str) -> Iterator[None]:
+    """Dump what is compiled meanwhile where EKIDEN_DUMP asks for it; around a block or, as a
+    decorator, around a function. Raises InputError for a value of it that cannot be."""
+    dump = environment.dump()
+    with nullcontext() if dump is None else dumps.dump_compilation(what, dump):
+        yield
 
 
 _CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar(

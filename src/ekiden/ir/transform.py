@@ -114,9 +114,11 @@ class Pass:
         started = time.perf_counter()
         try:
             result = self.transform(module, context)
-        except EkidenError as error:
-            if not self.is_sequence:
+        except Exception as error:
+            if isinstance(error, EkidenError) and not self.is_sequence:
                 error.add_note(f"in pass {self.name!r}")
+            failure = error  # the lambda's, as Python unbinds the other name
+            context.notify(lambda each: each.run_failed(module, info, failure))
             raise
         _expect_module(result, self.name, "made")
         LOG.debug("pass %s: %.1f ms", self.name, 1e3 * (time.perf_counter() - started))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ekiden import te
+from ekiden.ir.pass_context import show_product
 from ekiden.ir.prim import is_const
 from ekiden.kernels.checks import with_checks
 from ekiden.kernels.decision import Decision, Fixed
@@ -13,7 +14,7 @@ from ekiden.kernels.families import FAMILIES, fixed_for
 from ekiden.kernels.family import Family
 from ekiden.kernels.in_place import in_place_inputs, updated_inputs
 from ekiden.kernels.stages import chosen_stages, is_epilogue, own_outputs, stages_of
-from ekiden.kernels.steps import Scheduled
+from ekiden.kernels.steps import Scheduled, program_of
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
@@ -119,8 +120,32 @@ def scheduled(
     """
     chosen = choose(outputs, target, given, names)
     made = chosen.family.make(inputs, outputs, target, name, chosen.decision, chosen.anchor)
+    show_product(
+        "schedule.txt",
+        f"the family {chosen.family.name}, its decision, and the steps of the schedule",
+        lambda: "\n".join([decision_text(chosen, target), "", schedule_text(made)]),
+    )
     func = with_checks(_with_in_place(made.func, inputs, outputs, chosen), inputs, outputs, target)
     return replace(made, func=func)
+
+
+def decision_text(chosen: Chosen, target: Target) -> str:
+    """Return the name of the family, the decision, and every choice with its domain, as lines."""
+    lines = [chosen.family.name]
+    if chosen.anchor is None:
+        return lines[0]
+    if chosen.decision:
+        lines.append(f"  {chosen.decision}")
+    for choice in chosen.family.space(chosen.anchor, target):
+        domain = " ".join(map(str, choice.domain))
+        early = ", chosen when weights are packed" if choice.is_early else ""
+        lines.append(f"    {choice.name}: {choice.doc}{early}; one of {domain}")
+    return "\n".join(lines)
+
+
+def schedule_text(made: Scheduled) -> str:
+    """Return the steps of a kernel's schedule as Python, or why it has none."""
+    return f"  written by hand: {made.why}\n" if made.trace is None else f"{made.trace}\n"
 
 
 def _fills_vectors(anchor: te.Tensor, target: Target) -> bool:
@@ -153,4 +178,7 @@ def _in_place(function: PrimFunc, inputs: tuple[int, ...]) -> PrimFunc:
     return function.with_fields(attrs={**(function.attrs or {}), "tir.in_place": inputs})
 
 
-__all__ = ["FAMILIES", "Chosen", "Family", "Scheduled", "choose", "schedule", "scheduled"]
+__all__ = [
+    "FAMILIES", "Chosen", "Family", "Scheduled", "choose", "decision_text", "program_of",
+    "schedule", "schedule_text", "scheduled",
+]  # fmt: skip

@@ -20,13 +20,16 @@ EKIDEN_RECORDS       files of records of tuning, with ':' between them, that mod
                      where `compile` is given none (default: none)
 EKIDEN_DEBUG_DIR     folder for shared libraries with debug lines, and the text the lines are of, of
                      what ekiden.build makes: gdb and perf then name them (default: none are made)
+EKIDEN_DUMP          folder for what each compilation makes: IR after each pass, schedules, code,
+                     decisions. `folder,function=PATTERN,pass=PATTERN` writes what has such names,
+                     as patterns of a shell (default: nothing is written)
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.late import Late
@@ -120,3 +123,29 @@ def debug_dir() -> pathlib.Path | None:
     """The folder of libraries to debug, or None if none are made."""
     chosen = os.environ.get("EKIDEN_DEBUG_DIR")
     return pathlib.Path(chosen).absolute() if chosen else None
+
+
+class Dump(NamedTuple):
+    """What EKIDEN_DUMP asks for: a folder, and the names of functions and passes that it is for."""
+
+    folder: str
+    function: str = "*"
+    pass_name: str = "*"
+
+    def filters(self) -> dict[str, str]:
+        """Return the patterns as they are written in the variable."""
+        return {"function": self.function, "pass": self.pass_name}
+
+
+def dump() -> Dump | None:
+    """Return what each compilation dumps, or None for nothing. Raises InputError for a value that
+    names no folder, or another filter than those there are."""
+    text = os.environ.get("EKIDEN_DUMP", "")
+    if not text:
+        return None
+    folder, *filters = re.split(r",(?=\w+=)", text)  # a folder may have commas in its name
+    patterns: dict[str, str] = dict(pattern.split("=", 1) for pattern in filters)
+    is_known = patterns.keys() <= {"function", "pass"} and len(patterns) == len(filters)
+    if not folder or not is_known or "" in patterns.values():
+        raise _wrong("EKIDEN_DUMP", "folder[,function=PATTERN][,pass=PATTERN]", text)
+    return Dump(os.path.abspath(folder), patterns.get("function", "*"), patterns.get("pass", "*"))

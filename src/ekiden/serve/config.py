@@ -62,12 +62,6 @@ class ServerConfig:
     """A file of bearer tokens, one a line, of which a request must carry one."""
     control_token_file: str = ""
     """The same for loading and unloading models."""
-    allow_control: bool = False
-    """Load and unload without a token, for programs of this machine: on the loopback interface
-    alone."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Names, beside localhost and addresses, by which a server without tokens, TLS or `open` may be
-    asked, and whose pages may ask any."""
     tls_certificate: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""
@@ -84,6 +78,12 @@ class ServerConfig:
     log: str = "info"
     """The least level that is written: debug (every request), info, warning or error."""
     limits: Limits = field(default_factory=Limits)
+    allow_control: bool = False
+    """Load and unload without a token, for programs of this machine: on the loopback interface
+    alone."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names, beside localhost and addresses, by which a server without tokens, TLS or `open` may be
+    asked, and whose pages may ask any."""
 
 
 @dataclass(frozen=True, slots=True)

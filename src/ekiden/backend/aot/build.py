@@ -8,6 +8,7 @@ from ekiden.backend.aot.emit import PREFIX, emit_functions
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen import llvm
 from ekiden.codegen.parallel import LOCK
+from ekiden.ir.pass_context import show_product
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.late_methods import dataclass
 from ekiden.target import Target
@@ -37,6 +38,10 @@ def native_code(
         raise CompileError(f"compile: there is no native code of functions (aot) for {WASM}")
     with LOCK:
         text = emit_functions(functions, primitives, kernels, target, is_checked=is_checked)
+        show_product("native.ll", "the native code of bytecode, as LLVM IR", lambda: text)
+        show_product(
+            "native.asm", "the same as assembly", lambda: llvm.assembly_of_text(text, target)
+        )
         code = llvm.compile_text(text, target)
     return Native((code,), tuple(PREFIX + each.name for each in functions))
 

@@ -15,6 +15,7 @@ from ekiden.codegen.c.bare import emit_bare, without_prefetches
 from ekiden.codegen.c.helpers import Helpers
 from ekiden.codegen.cache import kernel_key
 from ekiden.ir.expr import RelayExpr
+from ekiden.ir.pass_context import DEBUG, phase, show_product
 from ekiden.kernels.families import given_decisions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory_plan import KernelFacts
@@ -59,11 +60,16 @@ class Kernels:
 
     def _make(self, form: Function, function: Function) -> tuple[Kernel, KernelFacts]:
         name = self._name(display_name(form))
+        with phase(f"kernel: {name}", DEBUG):
+            return self._compile(form, function, name)
+
+    def _compile(self, form: Function, function: Function, name: str) -> tuple[Kernel, KernelFacts]:
         try:
             func = lower_primitive(form, name, self.target, given_decisions())
             func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True})
             lowered = narrow_data_type(without_prefetches(lower(func, self.target)))
             made = emit_bare(lowered, name, self.helpers)
+            show_product("code.c", "the code as C", lambda: made.text)
         except Exception as error:
             if not getattr(error, "__notes__", None):
                 error.add_note(f"while compiling {described(function, name)}")

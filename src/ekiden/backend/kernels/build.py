@@ -32,7 +32,14 @@ from ekiden.backend.kernels.tiers import (
     general_shape_forms,
 )
 from ekiden.codegen import llvm
-from ekiden.codegen.build import GENERATORS, Code, compile_function, pack_code, unpack_code
+from ekiden.codegen.build import (
+    GENERATORS,
+    Code,
+    compile_function,
+    compile_lowered,
+    pack_code,
+    unpack_code,
+)
 from ekiden.codegen.cache import KernelCache, kernel_key, text_key
 from ekiden.codegen.common import FLUSH
 from ekiden.codegen.parallel import LOCK, Progress, Task, compile_tasks
@@ -104,9 +111,9 @@ def _compile_together(programs: Sequence[PrimFunc], target: Target) -> bytes:
     with LOCK:
         lowered = [tir_transform.lower(f, target) for f in programs]
         key = text_key(emitted(lowered, target), target, generator.version())
-        code = None if PassContext.current().is_watched else cache.get(key)
+        code = None if PassContext.current().compiles_cached else cache.get(key)
         if code is None:
-            code = generator.compile(lowered, target)
+            code = compile_lowered(lowered, target, "sizes")
             cache.put(key, code)
     return code
 
@@ -142,7 +149,7 @@ def _compile(
             code = compile_function(scheduled(ranges[0].given), target)
         else:
             lowered = joined(ranges, lambda given: tir_transform.lower(scheduled(given), target))
-            code = Code(lowered, GENERATORS[target.kind.name].compile([lowered], target))
+            code = Code(lowered, compile_lowered([lowered], target))
         return packed(facts_of(code.lowered, target), pack_code(code))
     except Exception as error:
         if not getattr(error, "__notes__", None):

@@ -23,6 +23,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
+from ekiden.ir.pass_context import show_product
 from ekiden.ir.prim import BinaryExpr, PrimExpr, Select, const
 from ekiden.ir.prim_visitor import divides_by_unknown, free_vars, rewrite
 from ekiden.ir.text import prim_text
@@ -233,8 +234,11 @@ def schedule_primitive(
     """
     try:
         inputs, outputs = te_graph(function, target)
+        what = f"{described(function, name)}, before any schedule"
+        show_product("te.tir", what, lambda: str(kernels.program_of(inputs, outputs, name)))
         own = _own_schedule(function, inputs, outputs, name, target)
         if own is not None:
+            show_product("schedule.txt", own.why, lambda: kernels.schedule_text(own))
             return own
         return kernels.scheduled(inputs, outputs, target, name, given, names_of(function))
     except Exception as error:

@@ -21,6 +21,7 @@ from ekiden.backend.kernels.general_shapes import general_shapes
 from ekiden.codegen.build import unpack_code
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Cancellation, Progress, Task, compile_tasks
+from ekiden.ir.pass_context import show_product
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
@@ -75,6 +76,9 @@ def compile_without_form(
                 general[task.name] = made_of
             else:
                 LOG.debug("kernel %s is compiled at once: %s", task.name, made_of)
+    if general:
+        what = "kernels that are general until their own code is compiled"
+        show_product("general.txt", what, lambda: "\n".join(general) + "\n")
     at_once = [t for t in tasks if t.name not in general]
     return TieredCode(compile_tasks(at_once, cache, progress), general)
 

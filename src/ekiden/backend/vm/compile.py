@@ -52,7 +52,7 @@ from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node, fields_of
 from ekiden.ir.op import OPS, Array, Op
-from ekiden.ir.pass_context import phase
+from ekiden.ir.pass_context import phase, show_product
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.type import FuncType, GlobalTypeVar
 from ekiden.relay.adjoint_type import STANDARD_TYPES
@@ -96,8 +96,10 @@ from ekiden.target.virtual_device import PARAM_PLACES
 
 if TYPE_CHECKING:
     from ekiden.backend.aot import build as aot
+    from ekiden.runtime.debug import disassemble as disassembler
 else:
     aot = Late("ekiden.backend.aot.build")
+    disassembler = Late("ekiden.runtime.debug.disassemble")
 
 _Closure: TypeAlias = tuple[int, tuple[int, ...]]
 """The number of a function and the registers of what it captures."""
@@ -699,6 +701,10 @@ def _compile_variant(
         native = found.objects, found.exports
     image = kernels.link(target, *native)
     compiled += _closure_calls(functions["main"])
+    what = f"the bytecode of the virtual machine for {target}"
+    show_product(
+        "bytecode.txt", what, lambda: disassembler.disassemble_functions(compiled, primitives.names)
+    )
     places = Places(
         devices=tuple(each.device for each in table),
         primitives=primitives.devices,

@@ -23,6 +23,7 @@ from ekiden.ir.extensions import is_extended
 from ekiden.ir.hashes import sha256
 from ekiden.ir.known import known, state_of
 from ekiden.ir.pass_context import COSTS, ENGINE, PassContext
+from ekiden.runtime import environment
 from ekiden.runtime.files import PathName
 from ekiden.runtime.late import Late
 from ekiden.runtime.late_methods import dataclass
@@ -84,13 +85,13 @@ class Request:
 
 
 def request(model: object, options: CompileOptions) -> Request | None:
-    """What is asked, or None where it must be compiled: something watches the passes, the program
+    """What is asked, or None where it must be compiled: something watches or dumps it, the program
     has extended the compiler, engines of others or devices are measured or tried, the model is a
     module, or is none at all.
     """
     context = PassContext.current()
     is_measured = context.config.get(ENGINE) or context.config.get(COSTS)
-    if context.instruments or is_measured or is_extended():
+    if context.instruments or environment.dump() or is_measured or is_extended():
         return None
     made_at = time.time_ns()
     try:

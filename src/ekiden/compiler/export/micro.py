@@ -19,7 +19,7 @@ from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.pass_context import phase
+from ekiden.ir.pass_context import dumping, phase
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Function, Tuple, TupleGetItem
 from ekiden.relay.transform.language.infer_type import InferType
@@ -47,6 +47,7 @@ class MicroProgram:
         return self.module.name
 
 
+@dumping("compile")
 def compile(
     model: Model,
     target: TargetLike = "c",

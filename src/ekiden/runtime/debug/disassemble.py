@@ -1,12 +1,17 @@
 """Print an executable's bytecode, an instruction a line, as TVM's virtual machine prints it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from ekiden.runtime.binding.opcodes import BY_NAME
 from ekiden.runtime.debug.instructions import Instruction, Operand, decode, dtype_name
 
-__all__ = ["disassemble", "disassemble_function", "print_instruction"]
+__all__ = [
+    "disassemble",
+    "disassemble_function",
+    "disassemble_functions",
+    "print_instruction",
+]
 
 
 class Program(Protocol):
@@ -27,14 +32,49 @@ class Program(Protocol):
         """Names of the parameters."""
 
 
+class Function(Protocol):
+    """The part of a function of bytecode that is printed."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def params(self) -> Sequence[str]:
+        """Names of the parameters."""
+
+    @property
+    def n_registers(self) -> int:
+        """Number of registers."""
+
+    @property
+    def code(self) -> Sequence[Instruction]:
+        """Its instructions."""
+
+
 def disassemble(executable: Program) -> str:
     """All functions of an executable, in the order of their indices, then the primitives' names."""
-    texts = []
-    for index, name in enumerate(executable.globals):
+    functions = []
+    for name in executable.globals:
         n_registers, words = executable.code(name)
-        head = f"VMFunc[{index}]: {name}({', '.join(executable.params(name))})"
-        texts.append(disassemble_function(head, n_registers, decode(words)))
-    names = [f"PackedFunc[{i}]: {name}" for i, name in enumerate(executable.primitives)]
+        functions.append((name, executable.params(name), n_registers, decode(words)))
+    return _listing(functions, executable.primitives)
+
+
+def disassemble_functions(functions: Iterable[Function], primitives: Iterable[str]) -> str:
+    """Return the same text of functions that are in no executable yet."""
+    return _listing([(f.name, f.params, f.n_registers, f.code) for f in functions], primitives)
+
+
+def _listing(
+    functions: Iterable[tuple[str, Sequence[str], int, Sequence[Instruction]]],
+    primitives: Iterable[str],
+) -> str:
+    texts = [
+        disassemble_function(f"VMFunc[{index}]: {name}({', '.join(params)})", n_registers, code)
+        for index, (name, params, n_registers, code) in enumerate(functions)
+    ]
+    names = [f"PackedFunc[{i}]: {name}" for i, name in enumerate(primitives)]
     return "\n\n".join([*texts, "\n".join(names)] if names else texts) + "\n"
 
 

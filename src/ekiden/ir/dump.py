@@ -1,0 +1,441 @@
+"""Write what a compilation makes into a folder, stage by stage: `EKIDEN_DUMP`, and `DumpIR`.
+
+    folder/index.txt                what each file is, and how long its pass took
+    folder/000-input.relay          the module before the first pass
+    folder/001-InferType.relay      the module after each pass that changed its text
+    folder/bytecode.txt
+    folder/kernels/NAME/index.txt   the same of one kernel, each in a folder of its own
+    folder/kernels/NAME/te.tir      what it computes, before any schedule
+    folder/kernels/NAME/schedule.txt, 000-input.tir, 001-tir.LowerOpaqueBlock.tir, ..., code.ll
+
+Numbers count the passes that ran, so that they are the same under every filter. A process that
+compiles kernels writes their folders itself: what it had written stays if it ends early.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from ekiden.ir.hashes import blake2b
+from ekiden.ir.installed import version_of
+from ekiden.ir.module import IRModule
+from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, with_instruments
+from ekiden.runtime.environment import Dump
+from ekiden.runtime.errors import InputError
+from ekiden.runtime.files import PathName, reason
+from ekiden.runtime.late_methods import dataclass
+
+__all__ = ["CompilationDump", "DumpIR", "dump_compilation"]
+
+KERNEL_PHASE = "kernel: "
+"""What the name of a phase begins with that compiles one kernel."""
+LOOP_PROGRAM = "tir.PrimFunc"
+INDEX = "index.txt"
+INDEX_HEAD = f"{'file':48}{'ms':>10}  what it is\n"
+MAX_FILE_NAME = 100
+"""Characters of a kernel's folder and of a pass in a file's name: file systems take 255 bytes."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """A pass or phase that has begun: when, and how many seconds this dump had taken by then."""
+
+    name: str
+    started: float
+    dump_seconds: float
+
+    def seconds(self, ended: float, dump_seconds: float) -> float:
+        """Return how long it took, without the time of the dump meanwhile."""
+        return ended - self.started - (dump_seconds - self.dump_seconds)
+
+
+@dataclass(slots=True)
+class _Stage:
+    """One sequence of passes and the folder of its files: the model's, or one kernel's."""
+
+    folder: Path
+    is_selected: bool
+    """Whether the filter of functions takes all of it: a kernel is taken by its own name."""
+    count: int = 0
+    """Passes that have run."""
+    text: str = ""
+    """The module as it was last shown, or would have been."""
+    module: IRModule | None = None
+    """The module whose text that is: printing it again can be saved."""
+    running: list[_Run] = field(default_factory=list)
+    """Passes that have begun, the outermost first."""
+
+
+class DumpIR(PassInstrument):
+    """Writes the module after each pass, and what stages make that is no module, into a folder.
+
+    A pass that changes nothing is a line of `index.txt` without a file; passes that another pass
+    runs belong to that one. Kernels that a cache has are compiled again, in their processes.
+    """
+
+    compiles_cached = True
+    _source = "DumpIR"
+    """What named the folder, for messages."""
+
+    def __init__(
+        self,
+        folder: PathName,
+        show_meta_data: bool = False,
+        function: str = "*",
+        pass_name: str = "*",
+    ) -> None:
+        """Choose what is written; nothing is before the first pass runs.
+
+        Args:
+            folder: Where files go; it is made when it is missing.
+            show_meta_data: Whether constants are written out, so that the text parses back.
+            function: Names of global functions and kernels that are written, as of files in a
+                shell: `*` for any letters.
+            pass_name: The same of passes, and of what stages make: `schedule`, `code`, `bytecode`.
+        """
+        self.folder = Path(os.path.abspath(folder))
+        self._show_meta_data = show_meta_data
+        self._function = function
+        self._pass_name = pass_name
+        self._stages: dict[str, _Stage] = {}
+        self._kernels: list[_Run] = []
+        """The kernels that are being compiled."""
+        self._phases: list[_Run] = []
+        """Other parts of the compilation that have begun."""
+        self._seen: list[tuple[str, float]] | None = None
+        """In a process that compiles: kernels, and their seconds, that the program has not heard
+        of. None in the program."""
+        self._dump_seconds = 0.0
+
+    # Passes.
+
+    def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
+        """Write the module, unless it is the one that was written last."""
+        if info.is_sequence:
+            return
+        with self._own_time():
+            stage = self._stage_of(module)
+            if not stage.running and self._takes_pass(info.name):
+                name = "000-input" if stage.count == 0 else f"{_numbered(stage, info)}-before"
+                what = "before the first pass" if stage.count == 0 else f"before {info.name}"
+                self._write_module(stage, module, name, None, what)
+        stage.running.append(self._begun(info.name))
+
+    def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
+        """Write what a pass has made."""
+        ended = time.perf_counter()
+        if info.is_sequence:
+            return
+        with self._own_time():
+            stage = self._stage_of(module)
+            run = _ended_run(stage.running, info.name)
+            if run is None or stage.running:
+                return
+            if self._takes_pass(info.name):
+                seconds = run.seconds(ended, self._dump_seconds)
+                name, what = _numbered(stage, info), f"after {info.name}"
+                if not self._write_module(stage, module, name, seconds, what):
+                    self._note(stage, "-", seconds, f"{name}: nothing changed")
+            stage.count += 1
+
+    def run_failed(self, module: IRModule, info: PassInfo, error: BaseException) -> None:
+        """Write the module that a pass could not take."""
+        if info.is_sequence:
+            return
+        with self._own_time():
+            stage = self._stage_of(module)
+            _ended_run(stage.running, info.name)
+            if stage.running or not self._takes_pass(info.name):
+                return
+            name, what = _numbered(stage, info), f"{info.name} failed"
+            self._write_module(stage, module, f"{name}-failed", None, f"before {what}")
+            self._note(stage, "-", None, f"{what}: {type(error).__name__}: {_first_line(error)}")
+
+    def _stage_of(self, module: IRModule) -> _Stage:
+        """Return the stage that a pass belongs to: a kernel's where one is being compiled, or where
+        the module holds loop programs alone."""
+        if self._kernels:
+            return self._kernel_stage(self._kernels[-1].name)
+        if _is_loops(module):
+            kernel = next(iter(module.functions)).name_hint
+            is_new = kernel not in self._stages
+            stage = self._kernel_stage(kernel)
+            if is_new and stage.is_selected and self._pass_name == "*":
+                whole = self._stage("", self.folder, is_selected=False)
+                self._note(whole, f"kernels/{stage.folder.name}/", None, "a loop program")
+            return stage
+        return self._stage("", self.folder, is_selected=False)
+
+    def _kernel_stage(self, kernel: str) -> _Stage:
+        folder = self.folder / "kernels" / _file_name(kernel)
+        return self._stage(kernel, folder, self._takes_function(kernel))
+
+    def _stage(self, key: str, folder: Path, is_selected: bool) -> _Stage:
+        if key not in self._stages:
+            self._stages[key] = _Stage(folder, is_selected)
+        return self._stages[key]
+
+    # What stages make beside modules.
+
+    def see_product(self, file_name: str, meaning: str, render: Callable[[], str]) -> None:
+        """Write a text that a stage has made: a schedule, machine code, bytecode."""
+        if not self._takes_pass(file_name.partition(".")[0]):
+            return
+        with self._own_time():
+            is_kernel = bool(self._kernels)
+            if is_kernel:
+                stage = self._kernel_stage(self._kernels[-1].name)
+            else:
+                stage = self._stage("", self.folder, is_selected=False)
+            if stage.is_selected or (not is_kernel and self._function == "*"):
+                stem, _, suffix = file_name.partition(".")
+                self._note(stage, self._write(stage, stem, suffix, render()), None, meaning)
+
+    def enter_phase(self, name: str) -> None:
+        """Note when a kernel, or a part of a compilation, begins."""
+        is_kernel = name.startswith(KERNEL_PHASE)
+        phases = self._kernels if is_kernel else self._phases
+        phases.append(self._begun(name.removeprefix(KERNEL_PHASE)))
+
+    def _begun(self, name: str) -> _Run:
+        return _Run(name, time.perf_counter(), self._dump_seconds)
+
+    def exit_phase(self, name: str) -> None:
+        """Add what ended to the index: a kernel, or another part of a compilation."""
+        ended = time.perf_counter()
+        if not name.startswith(KERNEL_PHASE):
+            run = _ended_run(self._phases, name)
+            if run is not None and (stage := self._stage_of_phase()) is not None:
+                with self._own_time():
+                    seconds = run.seconds(ended, self._dump_seconds)
+                    self._note(stage, "-", seconds, f"phase: {name}")
+            return
+        kernel = name.removeprefix(KERNEL_PHASE)
+        run = _ended_run(self._kernels, kernel)
+        if run is None or not self._takes_function(kernel):
+            return
+        seconds = run.seconds(ended, self._dump_seconds)
+        if self._seen is not None:
+            self._seen.append((kernel, seconds))
+        else:
+            self._note_kernel(kernel, seconds)
+
+    def _stage_of_phase(self) -> _Stage | None:
+        """Return the stage whose index has a phase; None where a filter leaves out phases."""
+        if self._pass_name != "*":
+            return None
+        if not self._kernels:
+            return self._stage("", self.folder, is_selected=False)
+        stage = self._kernel_stage(self._kernels[-1].name)
+        return stage if stage.is_selected else None
+
+    def _note_kernel(self, kernel: str, seconds: float | None) -> None:
+        """Add a line about a kernel to the index of the compilation, where it has a folder."""
+        with self._own_time():
+            stage = self._kernel_stage(kernel)
+            if stage.folder.is_dir():
+                whole = self._stage("", self.folder, is_selected=False)
+                self._note(whole, f"kernels/{stage.folder.name}/", seconds, "a kernel")
+
+    # Processes that compile kernels.
+
+    def for_worker(self) -> DumpIR:
+        """Return the instrument of a process that compiles kernels, which writes their folders."""
+        copy = type(self)(self.folder, self._show_meta_data, self._function, self._pass_name)
+        copy._seen = []
+        return copy
+
+    def take_seen(self) -> object:
+        """Return the kernels that were compiled since the last call, with their seconds."""
+        seen, self._seen = self._seen, []
+        return seen
+
+    def add_seen(self, seen: object) -> None:
+        """Add the kernels of another process to the index."""
+        assert isinstance(seen, list), "what take_seen gives"
+        for kernel, seconds in seen:
+            self._note_kernel(kernel, seconds)
+
+    # Files.
+
+    def _takes_pass(self, name: str) -> bool:
+        return fnmatchcase(name, self._pass_name)
+
+    def _takes_function(self, name: str) -> bool:
+        return fnmatchcase(name, self._function)
+
+    def _write_module(
+        self, stage: _Stage, module: IRModule, name: str, seconds: float | None, what: str
+    ) -> bool:
+        """Write the text of a module where it is another than the last; return whether it was."""
+        if module is stage.module:
+            return False
+        text, suffix = self._text_of(module, stage.is_selected)
+        stage.module = module
+        if text == stage.text:
+            return False
+        stage.text = text
+        if text:
+            self._note(stage, self._write(stage, name, suffix, text), seconds, what)
+        return bool(text)
+
+    def _text_of(self, module: IRModule, is_selected: bool) -> tuple[str, str]:
+        """Return the text of the functions that are selected, and the suffix of its file."""
+        functions = {
+            name: function
+            for name, function in module.functions.items()
+            if is_selected or self._takes_function(name.name_hint)
+        }
+        if _is_loops(module):
+            return "\n".join(map(str, functions.values())), "tir"
+        if not functions:
+            return "", "relay"
+        if len(functions) < len(module.functions):
+            module = module.with_functions(functions)
+        return module.astext(self._show_meta_data), "relay"
+
+    def _write(self, stage: _Stage, stem: str, suffix: str, text: str) -> str:
+        """Write a file under a name that no other has; return the name. Raises InputError where
+        that cannot be."""
+        stem, name, number = _file_name(stem), f"{_file_name(stem)}.{suffix}", 1
+        with self._refusing(stage.folder):
+            stage.folder.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    with (stage.folder / name).open("x", encoding="utf-8", newline="\n") as file:
+                        file.write(text)
+                        return name
+                except FileExistsError:
+                    number += 1
+                    name = f"{stem}-{number}.{suffix}"
+
+    def _note(self, stage: _Stage, name: str, seconds: float | None, what: str) -> None:
+        """Add a line to the index of a stage. Raises InputError where that cannot be."""
+        duration = "" if seconds is None else f"{1e3 * seconds:.1f}"
+        with self._refusing(stage.folder):
+            stage.folder.mkdir(parents=True, exist_ok=True)
+            with (stage.folder / INDEX).open("a", encoding="utf-8", newline="\n") as file:
+                if file.tell() == 0:
+                    file.write(INDEX_HEAD)
+                file.write(f"{name:48}{duration:>10}  {what}\n")
+
+    @contextmanager
+    def _refusing(self, folder: Path) -> Iterator[None]:
+        """Name what asked for the folder where the system refuses a file in it."""
+        try:
+            yield
+        except OSError as error:
+            text = f"{self._source}: no file can be written in '{folder}': {reason(error)}"
+            raise InputError(text) from error
+
+    @contextmanager
+    def _own_time(self) -> Iterator[None]:
+        """Count the time of this dump, which is none of the pass around it."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._dump_seconds += time.perf_counter() - started
+
+
+class CompilationDump(DumpIR):
+    """The dump that the environment asks for, of one compilation: also in a process that compiles
+    kernels for it."""
+
+    _source = "the variable EKIDEN_DUMP"
+    dumps_compilation = True
+
+    def note_beginning(self, what: str, dump: Dump) -> None:
+        """Begin the index with what is dumped, and by which filters."""
+        filters = [f"{key}={value}" for key, value in dump.filters().items() if value != "*"]
+        asked = f" ({', '.join(filters)})" if filters else ""
+        version = f"ekiden {version_of('ekiden')}"
+        self._note(
+            self._stage("", self.folder, is_selected=False),
+            "-", None, f"{what} by {version}, process {os.getpid()}{asked}",
+        )  # fmt: skip
+
+    def note_failure(self, error: BaseException) -> None:
+        """End the index with the error of the compilation; it does not matter whether it can be."""
+        stage = self._stage("", self.folder, is_selected=False)
+        with suppress(InputError):
+            self._note(stage, "-", None, f"failed: {type(error).__name__}: {_first_line(error)}")
+
+
+@contextmanager
+def dump_compilation(what: str, dump: Dump) -> Iterator[None]:
+    """Dump what is compiled meanwhile to a new folder, whose name ends with `what`.
+
+    A compilation inside of another one has a folder of its own, and none in that of the other.
+    Raises InputError, naming the variable, where the folder cannot be made or written.
+    """
+    folder = _new_folder(dump.folder, what)
+    instrument = CompilationDump(folder, function=dump.function, pass_name=dump.pass_name)
+    instrument.note_beginning(what, dump)
+    watching = PassContext.current().instruments
+    others = [each for each in watching if not each.dumps_compilation]
+    with with_instruments((*others, instrument)):
+        try:
+            yield
+        except BaseException as error:
+            instrument.note_failure(error)
+            raise
+
+
+def _new_folder(parent: str, what: str) -> Path:
+    """Return a new folder `parent/NNN-what`, numbered behind those that are there: another process
+    may make one at the same time. Raises InputError."""
+    try:
+        os.makedirs(parent, exist_ok=True)
+        numbers = (re.match(r"(\d+)-", name) for name in os.listdir(parent))
+        number = max((int(match[1]) for match in numbers if match), default=0)
+        while True:
+            number += 1
+            folder = Path(parent, f"{number:03}-{what}")
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        raise InputError(
+            f"{CompilationDump._source}: no folder can be made in '{parent}': {reason(error)}"
+        ) from error
+
+
+def _is_loops(module: IRModule) -> bool:
+    """Return whether a module holds loop programs and nothing else."""
+    functions = module.functions.values()
+    return bool(functions) and all(f.type_key == LOOP_PROGRAM for f in functions)
+
+
+def _numbered(stage: _Stage, info: PassInfo) -> str:
+    return f"{stage.count + 1:03}-{info.name}"
+
+
+def _ended_run(running: list[_Run], name: str) -> _Run | None:
+    """Return the innermost run of a pass or phase, which is over as are those inside of it."""
+    while running:
+        run = running.pop()
+        if run.name == name:
+            return run
+    return None
+
+
+def _file_name(text: str) -> str:
+    """Return a name that every file system takes; one that had to be changed tells its text by a
+    digest."""
+    plain = re.sub(r"[^\w.+-]", "_", text, flags=re.ASCII)
+    if plain == text and len(text) <= MAX_FILE_NAME and text.strip("."):
+        return text
+    digest = blake2b(text.encode(), digest_size=4).hexdigest()
+    return f"{plain[:MAX_FILE_NAME].strip('.')}-{digest}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
