@@ -11,7 +11,7 @@ import public_names
 from public_names import ADDED, BASELINE, COMMAND, added_text, all_names, parse
 
 EXCEPTIONS = {
-    "ekiden.topi.rule": "kernel families are `ekiden.kernels`; TVM has no such name",
+    "ekiden.kernels": "kernel families are `ekiden.kernels`; TVM has no such name",
     "ekiden.instrument.*.begin_worker": "no process is forked; `for_worker` gives it an instrument",
     "ekiden.rpc.server.fork": "sessions are processes that are started fresh",
     "ekiden.rpc.server.has_parent": "the same",

@@ -13,16 +13,6 @@ from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import known, product
 
 
-def rounded_to_even(x: Expr, dtype: str) -> Expr:
-    """The nearest whole numbers of floats, midway the even ones."""
-    half, below = const(0.5, dtype), op.floor(x)
-    rest, above = op.subtract(x, below), op.add(below, const(1, dtype))
-    doubled = op.multiply(op.floor(op.multiply(below, half)), const(2, dtype))
-    even = op.where(op.equal(doubled, below), below, above)
-    nearest = op.where(op.greater(rest, half), above, below)
-    return op.where(op.equal(rest, half), even, nearest)
-
-
 def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
     """The mean over axes; of integers their sum, divided towards zero."""
     kind = node.typed(data)

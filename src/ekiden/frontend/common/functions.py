@@ -87,12 +87,29 @@ def _erfc_fraction(x: Expr) -> Expr:
     return op.divide(const(1 / math.sqrt(math.pi), "float64"), found)
 
 
-def fmod(dtype: str, x: Expr, y: Expr) -> Expr:
-    """The remainder of C, with the sign of the dividend."""
+def fmod(x: Expr, y: Expr, dtype: str) -> Expr:
+    """Return the remainder of C, with the sign of the dividend. Of floats by infinity it is the
+    dividend, which a kernel's x - trunc(x / y) * y makes NaN.
+    """
     if not is_float(dtype):
         return op.trunc_mod(x, y)
     alone = op.logical_and(op.isinf(y), op.isfinite(x))
     return op.where(alone, x, op.mod(x, y))
+
+
+def python_mod(x: Expr, y: Expr, dtype: str) -> Expr:
+    """Return the remainder of Python's %, with the sign of the divisor."""
+    if not is_float(dtype):
+        return op.floor_mod(x, y)
+    remainder = fmod(x, y, dtype)
+    return op.where(has_other_sign(remainder, y, dtype), op.add(remainder, y), remainder)
+
+
+def has_other_sign(remainder: Expr, y: Expr, dtype: str) -> Expr:
+    """Return where a remainder that is not 0 has another sign than the divisor."""
+    zero = const(0, dtype)
+    differs = op.not_equal(op.less(remainder, zero), op.less(y, zero))
+    return op.logical_and(op.not_equal(remainder, zero), differs)
 
 
 def atan2(y: Expr, x: Expr, dtype: str) -> Expr:
@@ -115,3 +132,89 @@ def is_negative(x: Expr, dtype: str) -> Expr:
     zero = const(0, dtype)
     below = op.less(op.divide(const(1, dtype), x), zero)
     return op.logical_or(op.less(x, zero), op.logical_and(op.equal(x, zero), below))
+
+
+def reciprocal(x: Expr, dtype: str) -> Expr:
+    """Return 1 / x."""
+    return op.divide(const(1, dtype), x)
+
+
+def square(x: Expr) -> Expr:
+    """Return x * x."""
+    return op.multiply(x, x)
+
+
+def squared_difference(x: Expr, y: Expr) -> Expr:
+    """Return (x - y) ** 2."""
+    return square(op.subtract(x, y))
+
+
+# Activations.
+
+
+def relu6(x: Expr) -> Expr:
+    """Return x between 0 and 6."""
+    return op.clip(x, 0.0, 6.0)
+
+
+def elu(
+    x: Expr, dtype: str, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> Expr:
+    """Return scale * (x if x > 0 else alpha * (exp(input_scale * x) - 1))."""
+    zero = const(0, dtype)
+    below = expm1(_times(op.minimum(x, zero), input_scale, dtype), dtype)
+    return _times(op.where(op.greater(x, zero), x, _times(below, alpha, dtype)), scale, dtype)
+
+
+def _times(x: Expr, factor: float, dtype: str) -> Expr:
+    return x if factor == 1 else op.multiply(x, const(factor, dtype))
+
+
+def selu(
+    x: Expr, dtype: str, alpha: float = 1.6732632423543772, scale: float = 1.0507009873554805
+) -> Expr:
+    """Return elu with the constants of "Self-Normalizing Neural Networks" (Klambauer 2017)."""
+    return elu(x, dtype, alpha, scale)
+
+
+def prelu(x: Expr, slope: Expr, dtype: str) -> Expr:
+    """Return x, below 0 times a slope, which is a tensor."""
+    return op.where(op.less(x, const(0, dtype)), op.multiply(x, slope), x)
+
+
+def softplus(x: Expr, dtype: str) -> Expr:
+    """Return log(1 + exp(x)), as max(x, 0) + log1p(exp(-|x|)): nothing overflows, and below 0 the
+    digits of exp(x) stay, which 1 + exp(x) would lose.
+    """
+    tail = log1p(op.exp(op.negative(op.abs(x))), dtype)
+    return op.add(op.maximum(x, const(0, dtype)), tail)
+
+
+def softsign(x: Expr, dtype: str) -> Expr:
+    """Return x / (1 + |x|)."""
+    return op.divide(x, op.add(const(1, dtype), op.abs(x)))
+
+
+def silu(x: Expr) -> Expr:
+    """Return x * sigmoid(x)."""
+    return op.multiply(x, op.sigmoid(x))
+
+
+def hard_sigmoid(x: Expr, dtype: str) -> Expr:
+    """Return relu6(x + 3) / 6."""
+    return op.divide(relu6(op.add(x, const(3, dtype))), const(6, dtype))
+
+
+def hard_swish(x: Expr, dtype: str) -> Expr:
+    """Return x * relu6(x + 3) / 6."""
+    return op.multiply(x, hard_sigmoid(x, dtype))
+
+
+def gelu(x: Expr, dtype: str, by_tanh: bool = False) -> Expr:
+    """Return x * P(X <= x) for a normal X, exactly or by the usual approximation."""
+    if by_tanh:
+        cubic = op.multiply(const(0.044715, dtype), op.multiply(x, op.multiply(x, x)))
+        inner = op.tanh(op.multiply(const((2 / math.pi) ** 0.5, dtype), op.add(x, cubic)))
+    else:
+        inner = op.erf(op.multiply(x, const(0.5**0.5, dtype)))
+    return op.multiply(op.multiply(const(0.5, dtype), x), op.add(const(1, dtype), inner))

@@ -16,6 +16,7 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.arithmetic import SMALL, Rule, Scalar, concatenated, evaluated, reduced
+from ekiden.frontend.common.converters.elementwise import rows_of
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, dtype_name, known
@@ -299,31 +300,16 @@ VIEWS = frozenset(
     ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "ConstantOfShape")
 )
 """Cheap for any size: no elements are copied (ConstantOfShape makes a weight)."""
-PREDICATES = frozenset(
-    ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or")
-)
+_SHARED = {name: row for name, _, row in rows_of("onnx") if row.rule is not None}
+PREDICATES = frozenset(name for name, row in _SHARED.items() if row.is_predicate)
 
 # fmt: off
 EVALUATORS: Mapping[str, Evaluator] = {
-    "Add":             _plain(rules.add),
-    "Sub":             _plain(rules.subtract),
-    "Mul":             _plain(rules.multiply),
-    "Div":             _plain(rules.divide),
+    **{name: _plain(row.rule) for name, row in _SHARED.items() if row.rule is not None},
     "Mod":             _modulo,
-    "Neg":             _plain(rules.negative),
     "Min":             _plain(rules.minimum),
     "Max":             _plain(rules.maximum),
-    "Equal":           _plain(rules.equal),
-    "Less":            _plain(rules.less),
-    "LessOrEqual":     _plain(rules.less_equal),
-    "Greater":         _plain(rules.greater),
-    "GreaterOrEqual":  _plain(rules.greater_equal),
-    "Not":             _plain(rules.logical_not),
-    "And":             _plain(rules.logical_and),
     "Where":           _plain(rules.where),
-    "Floor":           _plain(rules.floor),
-    "Ceil":            _plain(rules.ceil),
-    "Sqrt":            _plain(rules.sqrt),
     "Cast":            _cast,
     "Identity":        lambda node, inputs: inputs[0],
     "Gather":          _gather,

@@ -10,7 +10,9 @@ from ekiden.frontend.common import arithmetic
 from ekiden.frontend.common import complex as complexes
 from ekiden.frontend.common.arithmetic import Rule
 from ekiden.frontend.common.complex import divided, exponential, multiplied
-from ekiden.frontend.common.functions import atan2, expm1, fmod, log1p, whole
+from ekiden.frontend.common.converters.elementwise import Row as Elementwise
+from ekiden.frontend.common.converters.elementwise import rows_of
+from ekiden.frontend.common.functions import fmod, whole
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
@@ -39,16 +41,11 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import as_attr
 
-Unary = Callable[[Expr], Expr]
 Binary = Callable[[Expr, Expr], Expr]
 
 
 def _fixed(rule: Rule) -> Callable[[Node], Rule]:
     return lambda node: rule
-
-
-def _unary(function: Unary) -> Converter:
-    return lambda node: function(node.expr(0))
 
 
 def _with_dtype(function: Callable[[Expr, str], Expr]) -> Converter:
@@ -69,14 +66,11 @@ def operands(node: Node) -> tuple[Expr, Expr]:
     return node.narrow(0), y
 
 
-def _binary(function: Binary, of_truth: Binary | None = None) -> Converter:
-    """`of_truth` is what it means for truth values, where that is another operator."""
-
+def _shared(row: Elementwise) -> Converter:
     def convert(node: Node) -> Expr:
-        """The call on both operands, which have one shape and dtype in StableHLO."""
-        x, y = operands(node)
-        chosen = of_truth if of_truth is not None and node.dtype(0) == "bool" else function
-        return chosen(x, y)
+        """The call on one operand, or on both, which have one shape and dtype in StableHLO."""
+        sides = [node.expr(0)] if len(node.inputs) == 1 else operands(node)
+        return row.on(node.dtype(0), *sides)
 
     return convert
 
@@ -99,14 +93,10 @@ def _cbrt(x: Expr, dtype: str) -> Expr:
     return op.where(op.less(x, const(0, dtype)), op.negative(root), root)
 
 
-def _not(node: Node) -> Expr:
-    return (op.logical_not if node.dtype(0) == "bool" else op.bitwise_not)(node.expr(0))
-
-
 def _remainder(node: Node) -> Expr:
     """Of integers by 0 what is divided."""
     x, y = operands(node)
-    found = fmod(node.dtype(0), x, y)
+    found = fmod(x, y, node.dtype(0))
     return found if _never_zero(node) else op.where(op.equal(y, const(0, node.dtype(0))), x, found)
 
 
@@ -115,10 +105,6 @@ def _never_zero(node: Node) -> bool:
     given = node.value(1).array
     is_known = given is not None and given.dtype != np.object_
     return is_float(node.dtype(0)) or (is_known and bool(np.all(given)))
-
-
-def _atan2(node: Node) -> Expr:
-    return atan2(*operands(node), node.dtype(0))
 
 
 def _divide(node: Node) -> Expr:
@@ -303,14 +289,9 @@ def _not_of_truth(inputs: Sequence[Array]) -> Array | None:
     return arithmetic.logical_not(inputs)
 
 
-def _different(inputs: Sequence[Array]) -> Array | None:
-    found = arithmetic.equal(inputs)
-    return None if found is None else arithmetic.logical_not([found])
-
-
 _COMPARE: Mapping[str, tuple[Binary, Rule]] = {
     "EQ": (op.equal, arithmetic.equal),
-    "NE": (op.not_equal, _different),
+    "NE": (op.not_equal, arithmetic.not_equal),
     "LT": (op.less, arithmetic.less),
     "LE": (op.less_equal, arithmetic.less_equal),
     "GT": (op.greater, arithmetic.greater),
@@ -389,58 +370,46 @@ _signs = arithmetic.elementwise(np.sign, lambda x: prim.maximum(prim.minimum(x, 
 _absolute = arithmetic.elementwise(np.abs, lambda x: prim.maximum(x, -x))
 
 
-_UNARY: Mapping[str, Unary] = {
-    "negate": op.negative, "exponential": op.exp, "log": op.log,
-    "logistic": op.sigmoid, "tanh": op.tanh, "sine": op.sin, "cosine": op.cos, "tan": op.tan,
-    "sqrt": op.sqrt, "rsqrt": op.rsqrt, "floor": op.floor, "ceil": op.ceil,
-    "round_nearest_even": op.round, "is_finite": op.isfinite,
+_RULES: Mapping[str, Rule] = {
+    "abs": _absolute, "not": _not_of_truth, "and": _and, "or": _or, "xor": _xor,
+    **{name: row.rule for name, _, row in rows_of("stablehlo")
+       if row.rule is not None and name in ("add", "subtract", "multiply", "maximum", "minimum")},
 }  # fmt: skip
-_UNARY_COMPLEX: Mapping[str, Callable[[Converter], ComplexRule]] = {
+"""What is computed of sizes, which in JAX are integers."""
+_ON_COMPLEX: Mapping[str, Callable[[Converter], ComplexRule]] = {
+    "add": per_part, "subtract": per_part, "multiply": binary(multiplied),
+    "maximum": extreme(op.greater), "minimum": extreme(op.less), "atan2": own(atan2_of_complex),
+    "abs": own(absolute), "exponential_minus_one": own(expm1_of_complex),
     "negate": per_part, "exponential": unary(exponential), "log": own(log),
     "sine": unary(complexes.sine), "cosine": unary(complexes.cosine),
     "tan": unary(complexes.tangent), "tanh": unary(complexes.hyperbolic_tangent),
     "logistic": unary(complexes.logistic), "rsqrt": own(rsqrt), "is_finite": own(is_finite),
 }  # fmt: skip
-_CHLO: Mapping[str, Unary] = {
-    "acos": op.acos, "acosh": op.acosh, "asin": op.asin, "asinh": op.asinh, "atan": op.atan,
-    "atanh": op.atanh, "cosh": op.cosh, "sinh": op.sinh, "tan": op.tan, "erf": op.erf,
-    "is_inf": op.isinf,
-}  # fmt: skip
+
+
+def _shared_rows(name: str, row: Elementwise) -> list[Row]:
+    """Return the row of an operation of StableHLO; of one of CHLO also that of how versions of JAX
+    before 0.7 write it where sizes are symbolic.
+    """
+    convert = _shared(row)
+    if name.startswith("chlo."):
+        called = (name, f"custom_call:mhlo.{name.removeprefix('chlo.')}")
+        return [Row(each, convert) for each in called]
+    rule = _fixed(_RULES[name]) if name in _RULES else None
+    return [Row(f"stablehlo.{name}", convert, rule, on_complex=_ON_COMPLEX.get(name))]
+
 
 # fmt: off
 ROWS: tuple[Row, ...] = (
-    *(Row(f"stablehlo.{name}", _unary(function), on_complex=_UNARY_COMPLEX.get(name))
-      for name, function in _UNARY.items()),
-    *(Row(f"chlo.{name}", _unary(function)) for name, function in _CHLO.items()),
-    # how versions of JAX before 0.7 write those where sizes are symbolic
-    *(Row(f"custom_call:mhlo.{name}", _unary(function)) for name, function in _CHLO.items()),
-    Row("stablehlo.exponential_minus_one", _with_dtype(expm1), on_complex=own(expm1_of_complex)),
-    Row("stablehlo.log_plus_one",          _with_dtype(log1p)),
-    Row("stablehlo.cbrt",                  _with_dtype(_cbrt), on_complex=own(cbrt)),
+    *(each for name, _, row in rows_of("stablehlo") for each in _shared_rows(name, row)),
+    Row("stablehlo.cbrt",       _with_dtype(_cbrt), on_complex=own(cbrt)),
     Row("stablehlo.sign",       _with_dtype(_sign), _fixed(_signs), on_complex=own(sign)),
-    Row("stablehlo.abs",        _unary(op.abs), _fixed(_absolute), on_complex=own(absolute)),
-    Row("stablehlo.round_nearest_afz",     _with_dtype(_round_away)),
-    Row("stablehlo.popcnt",                _popcount),
-    Row("stablehlo.count_leading_zeros",   _zeros_in_front),
-    Row("stablehlo.not",                   _not, _fixed(_not_of_truth)),
-    Row("stablehlo.add",       _binary(op.add, op.logical_or),       _fixed(arithmetic.add),
-        on_complex=per_part),
-    Row("stablehlo.subtract",  _binary(op.subtract),                 _fixed(arithmetic.subtract),
-        on_complex=per_part),
-    Row("stablehlo.multiply",  _binary(op.multiply, op.logical_and), _fixed(arithmetic.multiply),
-        on_complex=binary(multiplied)),
-    Row("stablehlo.divide",    _divide,                              _fixed(arithmetic.divide),
-        on_complex=binary(divided)),
-    Row("stablehlo.remainder", _remainder,                       _fixed(_remainders)),
-    Row("stablehlo.maximum",   _binary(op.maximum, op.logical_or),   _fixed(arithmetic.maximum),
-        on_complex=extreme(op.greater)),
-    Row("stablehlo.minimum",   _binary(op.minimum, op.logical_and),  _fixed(arithmetic.minimum),
-        on_complex=extreme(op.less)),
+    Row("stablehlo.round_nearest_afz",   _with_dtype(_round_away)),
+    Row("stablehlo.popcnt",              _popcount),
+    Row("stablehlo.count_leading_zeros", _zeros_in_front),
+    Row("stablehlo.divide",    _divide, _fixed(arithmetic.divide), on_complex=binary(divided)),
+    Row("stablehlo.remainder", _remainder, _fixed(_remainders)),
     Row("stablehlo.power",     _power, on_complex=own(power)),
-    Row("stablehlo.atan2",     _atan2, on_complex=own(atan2_of_complex)),
-    Row("stablehlo.and",       _binary(op.bitwise_and, op.logical_and),  _fixed(_and)),
-    Row("stablehlo.or",        _binary(op.bitwise_or, op.logical_or),    _fixed(_or)),
-    Row("stablehlo.xor",       _binary(op.bitwise_xor, op.logical_xor),  _fixed(_xor)),
     Row("stablehlo.shift_left",             _shift(op.left_shift, is_logical=True)),
     Row("stablehlo.shift_right_logical",    _shift(op.right_shift, is_logical=True)),
     Row("stablehlo.shift_right_arithmetic", _shift(op.right_shift, is_logical=False, is_kept=True)),

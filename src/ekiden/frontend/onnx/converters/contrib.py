@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from ekiden.frontend.common.functions import gelu
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.converters import image, linear, movement, placing, shape
 from ekiden.frontend.onnx.converters.convolution import convolve
-from ekiden.frontend.onnx.converters.elementwise import gelu, note_broadcast, number
+from ekiden.frontend.onnx.converters.elementwise import note_broadcast, number
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
 from ekiden.frontend.onnx.converters.norm import spread
 from ekiden.frontend.onnx.node import Attribute, Converter, Node, Row
@@ -28,7 +29,7 @@ DOMAIN = "com.microsoft"
 
 
 def _fast_gelu(node: Node) -> Expr:
-    return gelu(node, _biased(node), by_tanh=True)
+    return gelu(_biased(node), node.dtype(0), by_tanh=True)
 
 
 def _biased(node: Node) -> Expr:
@@ -49,7 +50,7 @@ def _bias_split_gelu(node: Node) -> Expr:
         op.strided_slice(_biased(node), begin=[b], end=[e], axes=[node.rank(0) - 1])
         for b, e in _halves(node)
     )
-    return op.multiply(left, gelu(node, right))
+    return op.multiply(left, gelu(right, node.dtype(0)))
 
 
 def _halves(node: Node) -> list[tuple[int, int]]:
@@ -86,8 +87,8 @@ _ACTIVATIONS: Mapping[str, Callable[[Node, Expr, Sequence[float]], Expr]] = {
     "LeakyRelu": lambda node, x, params: op.nn.leaky_relu(x, alpha=(params or (0.01,))[0]),
     "Clip": _clipped,
     "HardSigmoid": _hard_sigmoid,
-    "Gelu": lambda node, x, params: gelu(node, x),
-    "FastGelu": lambda node, x, params: gelu(node, x, by_tanh=True),
+    "Gelu": lambda node, x, params: gelu(x, node.dtype(0)),
+    "FastGelu": lambda node, x, params: gelu(x, node.dtype(0), by_tanh=True),
 }
 _ACTIVATION = {"activation": tuple(_ACTIVATIONS)}
 
@@ -348,9 +349,9 @@ ROWS = (
     *(replace(row, domain=DOMAIN, since=1)
       for family in (image, linear, movement, placing, shape) for row in family.ROWS
       if _ALSO.get(row.op_type) == row.since),
-    contrib_row("Gelu",                 lambda node: gelu(node, node.expr(0))),
+    contrib_row("Gelu",                 lambda node: gelu(node.expr(0), node.dtype(0))),
     contrib_row("FastGelu",             _fast_gelu),
-    contrib_row("BiasGelu",             lambda node: gelu(node, _biased(node))),
+    contrib_row("BiasGelu",             lambda node: gelu(_biased(node), node.dtype(0))),
     contrib_row("QuickGelu",            _quick_gelu, "alpha"),
     contrib_row("BiasSplitGelu",        _bias_split_gelu),
     contrib_row("BiasSoftmax",          _bias_softmax, "axis is_inner_broadcast"),

@@ -7,12 +7,13 @@ teaches the scope: a dimension beside a number is that number, or 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.common.functions import expm1, log1p
+from ekiden.frontend.common.converters.elementwise import rows_of
+from ekiden.frontend.common.functions import elu, expm1, fmod, gelu, prelu, python_mod, softplus
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Converter, Node, Row
@@ -27,10 +28,6 @@ def number(node: Node, value: float) -> Constant:
     return const(value, node.dtype(0))
 
 
-def _unary(function: Callable[[Expr], Expr]) -> Converter:
-    return lambda node: function(node.expr(0))
-
-
 def note_broadcast(node: Node) -> None:
     """Learn what follows from the shapes of all inputs broadcasting together."""
     shapes = [node.shape(i) for i in range(len(node.inputs))]
@@ -39,10 +36,10 @@ def note_broadcast(node: Node) -> None:
             node.scope.broadcasts(first, other)
 
 
-def _broadcast(function: Callable[..., Expr]) -> Converter:
+def _broadcast(function: Callable[[Node], Expr]) -> Converter:
     def convert(node: Node) -> Expr:
         note_broadcast(node)
-        return function(*node.exprs())
+        return function(node)
 
     return convert
 
@@ -66,21 +63,10 @@ def _mean(node: Node) -> Expr | Value:
 
 
 def _mod(node: Node) -> Expr:
-    """Mod: with the sign of the divisor (Python's %), with `fmod` that of the dividend (C's). Of
-    floats by infinity the remainder is the dividend, which a kernel's a - trunc(a / b) * b makes
-    NaN."""
+    """Mod: with the sign of the divisor (Python's %), with `fmod` that of the dividend (C's)."""
     note_broadcast(node)
     a, b = node.exprs()
-    if not is_float(node.dtype(0)):
-        return (op.mod if node.get_int("fmod", 0) else op.floor_mod)(a, b)
-    alone = op.logical_and(op.isinf(b), op.isfinite(a))
-    remainder = op.where(alone, a, op.mod(a, b))
-    if node.get_int("fmod", 0):
-        return remainder
-    zero = number(node, 0)
-    other_sign = op.not_equal(op.less(remainder, zero), op.less(b, zero))
-    wrong = op.logical_and(op.not_equal(remainder, zero), other_sign)
-    return op.where(wrong, op.add(remainder, b), remainder)
+    return (fmod if node.get_int("fmod", 0) else python_mod)(a, b, node.dtype(0))
 
 
 def _bit_shift(node: Node) -> Expr:
@@ -137,10 +123,6 @@ def _pow(node: Node) -> Expr:
     return op.power(base, exponent)
 
 
-def _reciprocal(node: Node) -> Expr:
-    return op.divide(number(node, 1), node.expr(0))
-
-
 def _clip_attributes(node: Node) -> Expr:
     lowest = float(np.finfo(np.float32).min)
     return op.clip(node.expr(0), node.get_float("min", lowest), node.get_float("max", -lowest))
@@ -193,26 +175,12 @@ def _prelu_of_channels(node: Node) -> Expr:
     """Before opset 7: a slope for each channel."""
     if node.rank(1) == 1 and node.rank(0) > 2 and known(node.shape(1)[0]) != 1:
         widen(node, 1, node.rank(0) - 2)
-    return _prelu(node)
-
-
-def _prelu(node: Node) -> Expr:
     note_broadcast(node)
-    x, slope = node.exprs()
-    return op.where(op.less(x, number(node, 0)), op.multiply(x, slope), x)
-
-
-def _exponential_below_0(node: Node, alpha: float, scale: float = 1.0) -> Expr:
-    """scale * (x if x > 0 else alpha * (exp(x) - 1))"""
-    x = node.expr(0)
-    zero = number(node, 0)
-    below = op.multiply(number(node, alpha), expm1(op.minimum(x, zero), node.dtype(0)))
-    found = op.where(op.greater(x, zero), x, below)
-    return found if scale == 1 else op.multiply(number(node, scale), found)
+    return prelu(node.expr(0), node.expr(1), node.dtype(0))
 
 
 def _elu(node: Node) -> Expr:
-    return _exponential_below_0(node, node.get_float("alpha", 1.0))
+    return elu(node.expr(0), node.dtype(0), node.get_float("alpha", 1.0))
 
 
 def _selu(node: Node) -> Expr:
@@ -220,7 +188,7 @@ def _selu(node: Node) -> Expr:
         node.get_float("alpha", 1.67326319217681884765625),
         node.get_float("gamma", 1.05070102214813232421875),
     )
-    return _exponential_below_0(node, alpha, gamma)
+    return elu(node.expr(0), node.dtype(0), alpha, gamma)
 
 
 def _celu(node: Node) -> Expr:
@@ -230,38 +198,13 @@ def _celu(node: Node) -> Expr:
     return op.add(op.maximum(x, zero), op.multiply(alpha, below))
 
 
-def softplus(x: Expr, dtype: str) -> Expr:
-    """log(1 + exp(x)), as max(x, 0) + log1p(exp(-|x|)): nothing overflows, and below 0 the digits
-    of exp(x) stay, which 1 + exp(x) would lose."""
-    tail = log1p(op.exp(op.negative(op.abs(x))), dtype)
-    return op.add(op.maximum(x, const(0, dtype)), tail)
-
-
-def _softplus_of(node: Node) -> Expr:
-    return softplus(node.expr(0), node.dtype(0))
-
-
 def _mish(node: Node) -> Expr:
-    return op.multiply(node.expr(0), op.tanh(_softplus_of(node)))
-
-
-def _softsign(node: Node) -> Expr:
-    x = node.expr(0)
-    return op.divide(x, op.add(number(node, 1), op.abs(x)))
+    return op.multiply(node.expr(0), op.tanh(softplus(node.expr(0), node.dtype(0))))
 
 
 def _gelu(node: Node) -> Expr:
-    return gelu(node, node.expr(0), node.get_string("approximate", "none") == "tanh")
-
-
-def gelu(node: Node, x: Expr, by_tanh: bool = False) -> Expr:
-    """x * P(X <= x) for a normal X, exactly or by the usual approximation."""
-    if by_tanh:
-        cubic = op.multiply(number(node, 0.044715), op.multiply(x, op.multiply(x, x)))
-        inner = op.tanh(op.multiply(number(node, (2 / np.pi) ** 0.5), op.add(x, cubic)))
-    else:
-        inner = op.erf(op.multiply(x, number(node, 0.5**0.5)))
-    return op.multiply(op.multiply(number(node, 0.5), x), op.add(number(node, 1), inner))
+    by_tanh = node.get_string("approximate", "none") == "tanh"
+    return gelu(node.expr(0), node.dtype(0), by_tanh)
 
 
 def _swish(node: Node) -> Expr:
@@ -294,82 +237,36 @@ def _is_inf(node: Node) -> Expr:
     return found if node.get_int("detect_positive", 1) else op.logical_and(found, op.less(x, zero))
 
 
-_ALIGNED: Mapping[str, Callable[..., Expr]] = {
-    "Add": op.add,
-    "Sub": op.subtract,
-    "Mul": op.multiply,
-    "Div": op.divide,
-    "Equal": op.equal,
-    "Less": op.less,
-    "Greater": op.greater,
-    "And": op.logical_and,
-    "Or": op.logical_or,
-    "Xor": op.logical_xor,
-}
-"""Operators that had other broadcast rules before opset 7."""
 _GELU = {"approximate": ("none", "tanh")}
+
+SHARED = tuple(rows_of("onnx"))
+"""(operator, since which opset, what it means), of those that other formats have too."""
 
 # fmt: off
 ROWS = (
-    *(Row(name, _aligned(_broadcast(function)), attributes="axis broadcast consumed_inputs")
-      for name, function in _ALIGNED.items()),
-    *(Row(name, _broadcast(function), since=7) for name, function in _ALIGNED.items()),
+    *(Row(name, _broadcast(row.convert), since) for name, since, row in SHARED),
+    *(Row(name, _aligned(_broadcast(row.convert)), attributes="axis broadcast consumed_inputs")
+      for name, since, row in SHARED if since == 7 and name != "PRelu"),
+    Row("PRelu",           _prelu_of_channels, attributes="consumed_inputs"),
     Row("Mod",             _mod, attributes="fmod"),
     Row("Pow",             _aligned(_pow), attributes="axis broadcast"),
     Row("Pow",             _pow, since=7),
     Row("BitShift",        _bit_shift, since=11, attributes="direction",
         values={"direction": ("LEFT", "RIGHT")}),
-    Row("BitwiseNot",      _unary(op.bitwise_not)),
-    Row("BitwiseAnd",      _broadcast(op.bitwise_and)),
-    Row("BitwiseOr",       _broadcast(op.bitwise_or)),
-    Row("BitwiseXor",      _broadcast(op.bitwise_xor)),
-    Row("LessOrEqual",     _broadcast(op.less_equal)),
-    Row("GreaterOrEqual",  _broadcast(op.greater_equal)),
-    Row("Where",           _broadcast(op.where)),
+    Row("Where",           _broadcast(lambda node: op.where(*node.exprs()))),
     Row("Sum",             _variadic(op.add)),
     Row("Max",             _variadic(op.maximum)),
     Row("Min",             _variadic(op.minimum)),
     Row("Mean",            _mean),
-    Row("Abs",             _unary(op.abs)),
-    Row("Neg",             _unary(op.negative)),
-    Row("Sign",            _unary(op.sign)),
-    Row("Floor",           _unary(op.floor)),
-    Row("Ceil",            _unary(op.ceil)),
-    Row("Round",           _unary(op.round)),
-    Row("Exp",             _unary(op.exp)),
-    Row("Log",             _unary(op.log)),
-    Row("Sqrt",            _unary(op.sqrt)),
-    Row("Sin",             _unary(op.sin)),
-    Row("Cos",             _unary(op.cos)),
-    Row("Tan",             _unary(op.tan)),
-    Row("Asin",            _unary(op.asin)),
-    Row("Acos",            _unary(op.acos)),
-    Row("Atan",            _unary(op.atan)),
-    Row("Sinh",            _unary(op.sinh)),
-    Row("Cosh",            _unary(op.cosh)),
-    Row("Asinh",           _unary(op.asinh)),
-    Row("Acosh",           _unary(op.acosh)),
-    Row("Atanh",           _unary(op.atanh)),
-    Row("Tanh",            _unary(op.tanh)),
-    Row("Erf",             _unary(op.erf)),
-    Row("Sigmoid",         _unary(op.sigmoid)),
-    Row("Relu",            _unary(op.nn.relu)),
-    Row("Not",             _unary(op.logical_not)),
-    Row("IsNaN",           _unary(op.isnan)),
     Row("IsInf",           _is_inf, attributes="detect_negative detect_positive"),
-    Row("Reciprocal",      _reciprocal),
     Row("Clip",            _clip_attributes, since=6, attributes="min max"),
     Row("Clip",            _clip, since=11),
     Row("HardSigmoid",     _hard_sigmoid, attributes="alpha beta"),
     Row("HardSwish",       _hard_swish),
     Row("LeakyRelu",       _leaky_relu, attributes="alpha"),
-    Row("PRelu",           _prelu_of_channels, attributes="consumed_inputs"),
-    Row("PRelu",           _prelu, since=7),
     Row("Elu",             _elu, attributes="alpha"),
     Row("Selu",            _selu, attributes="alpha gamma"),
     Row("Celu",            _celu, attributes="alpha"),
-    Row("Softplus",        _softplus_of),
-    Row("Softsign",        _softsign),
     Row("Mish",            _mish),
     Row("Gelu",            _gelu, attributes="approximate", values=_GELU),
     Row("Swish",           _swish, attributes="alpha"),

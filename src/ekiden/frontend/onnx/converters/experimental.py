@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.onnx.converters.elementwise import number, softplus
+from ekiden.frontend.common.functions import softplus
+from ekiden.frontend.onnx.converters.elementwise import number
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import GE, binary
 from ekiden.relay import op

@@ -6,10 +6,11 @@ Those of one input are tables. Of two, sums are computed of 20 more bits, produc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ekiden.frontend.common.converters.elementwise import Kind, rows_of
 from ekiden.frontend.tflite import gemmlowp
 from ekiden.frontend.tflite.integer import (
     Levels,
@@ -337,3 +338,18 @@ def tanh(node: Node) -> Expr:
 elu = of_real(lambda x: np.where(x < 0, np.expm1(x), x))
 exp = of_real(np.exp)
 log = of_real(lambda x: np.where(x > 0, np.log(x), -np.inf))
+
+KERNELS: Mapping[str, Converter] = {
+    "ADD": total(op.add), "SUB": total(op.subtract), "MUL": multiply, "DIV": divide,
+    "MAXIMUM": same_scales(op.maximum), "MINIMUM": same_scales(op.minimum),
+    "SQUARED_DIFFERENCE": squared_difference, "ABS": absolute, "RSQRT": rsqrt, "EXP": exp,
+    "LOG": log, "TANH": tanh, "LOGISTIC": logistic, "RELU": clipped(0, None),
+    "RELU6": clipped(0, 6), "ELU": elu, "PRELU": prelu, "HARD_SWISH": hard_swish,
+    **{code: compare(row.function) for code, _, row in rows_of("tflite")
+       if row.kind is Kind.COMPARED},
+}  # fmt: skip
+"""Operators that other formats have too, of quantised tensors."""
+WIDE = KERNELS.keys() - {
+    "DIV", "SQUARED_DIFFERENCE", "RSQRT", "EXP", "LOG", "ELU", "PRELU", "HARD_SWISH",
+}  # fmt: skip
+"""Those of them whose kernels take int16 too."""

@@ -68,10 +68,6 @@ def _update_slice(node: Node) -> Expr:
     return placed(node, node.expr(0), node.value(1), starts)
 
 
-def _zeros_like(node: Node) -> Expr:
-    return op.zeros_like(node.expr(0))
-
-
 def _bitcast(node: Node) -> Expr:
     """The bytes as another dtype: a last axis goes, or comes, where their sizes differ."""
     data, source, wanted = node.expr(0), node.dtype(0), node.outs[0].dtype
@@ -212,7 +208,6 @@ ROWS = (
     Row("MATRIX_SET_DIAG",         _matrix_set_diag,  MOVED, data=(0, 1)),
     Row("DYNAMIC_UPDATE_SLICE",    _update_slice,     MOVED, data=(0, 1)),
     Row("BROADCAST_ARGS",          shape_of_both),
-    Row("ZEROS_LIKE",              _zeros_like),
     Row("BITCAST",                 _bitcast),
     Row("DILATE",                  _dilate,           MOVED, data=(0, 2)),
     Row("BUCKETIZE",               _bucketize),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ekiden.frontend.common.combined import REDUCE, is_neutral
-from ekiden.frontend.common.filled import iota
+from ekiden.frontend.common.converters.elementwise import rows_of
 from ekiden.frontend.common.functions import shifted
 from ekiden.frontend.common.places import inside, places, taken
 from ekiden.frontend.common.scattered import MODES, scattered
@@ -16,7 +16,6 @@ from ekiden.frontend.common.slices import pad, placed, start_of, window_at
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.windows import Windows, padded, taps
 from ekiden.frontend.tflite.node import Converter, Node, Row
-from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim, as_dim, equal
@@ -39,10 +38,6 @@ def _declared(node: Node) -> tuple[int, ...]:
     return shape
 
 
-def _unary(function: Callable[[Expr], Expr]) -> Converter:
-    return lambda node: function(node.expr(0))
-
-
 def _binary(function: Callable[[Expr, Expr], Expr]) -> Converter:
     return lambda node: function(node.expr(0), node.expr(1))
 
@@ -53,15 +48,6 @@ def _binary(function: Callable[[Expr, Expr], Expr]) -> Converter:
 def _cbrt(node: Node) -> Expr:
     x, dtype = node.expr(0), node.dtype(0)
     return op.multiply(op.sign(x), op.power(op.abs(x), const(1 / 3, dtype)))
-
-
-def _divide(node: Node) -> Expr:
-    divide = op.divide if is_float(node.dtype(0)) else op.trunc_divide
-    return divide(*node.exprs())
-
-
-def _bits(logical: Callable[..., Expr], bitwise: Callable[..., Expr]) -> Converter:
-    return lambda node: (logical if node.dtype(0) == "bool" else bitwise)(*node.exprs())
 
 
 def _clamp(node: Node) -> Expr:
@@ -291,28 +277,22 @@ def _composite(node: Node) -> list[Value]:
     return node.graph.inside(index).run([node.value(i) for i in range(len(node.inputs))])
 
 
+_SHARED = frozenset(
+    """
+    abs add and cosine exponential floor log logistic maximum minimum multiply negate or rsqrt
+    subtract tanh
+    """.split()
+)
+"""Operations on each element that the schema of TensorFlow Lite has."""
+
 # fmt: off
 ROWS = (
-    Row("STABLEHLO_ABS",                  _unary(op.abs)),
-    Row("STABLEHLO_NEGATE",               _unary(op.negative)),
+    *(Row(f"STABLEHLO_{name.upper()}", row.convert) for name, _, row in rows_of("stablehlo")
+      if name in _SHARED),
     Row("STABLEHLO_CBRT",                 _cbrt),
-    Row("STABLEHLO_COSINE",               _unary(op.cos)),
-    Row("STABLEHLO_EXPONENTIAL",          _unary(op.exp)),
-    Row("STABLEHLO_FLOOR",                _unary(op.floor)),
-    Row("STABLEHLO_LOG",                  _unary(op.log)),
-    Row("STABLEHLO_LOGISTIC",             _unary(op.sigmoid)),
-    Row("STABLEHLO_RSQRT",                _unary(op.rsqrt)),
-    Row("STABLEHLO_TANH",                 _unary(op.tanh)),
-    Row("STABLEHLO_ADD",                  _binary(op.add)),
-    Row("STABLEHLO_SUBTRACT",             _binary(op.subtract)),
-    Row("STABLEHLO_MULTIPLY",             _binary(op.multiply)),
-    Row("STABLEHLO_DIVIDE",               _divide),
+    Row("STABLEHLO_DIVIDE",               _binary(op.divide)),
     Row("STABLEHLO_REMAINDER",            _binary(op.trunc_mod)),
     Row("STABLEHLO_POWER",                _binary(op.power)),
-    Row("STABLEHLO_MAXIMUM",              _binary(op.maximum)),
-    Row("STABLEHLO_MINIMUM",              _binary(op.minimum)),
-    Row("STABLEHLO_AND",                  _bits(op.logical_and, op.bitwise_and)),
-    Row("STABLEHLO_OR",                   _bits(op.logical_or, op.bitwise_or)),
     Row("STABLEHLO_SHIFT_LEFT",           _shift_left),
     Row("STABLEHLO_CLAMP",                _clamp),
     Row("STABLEHLO_COMPARE",              _compare),

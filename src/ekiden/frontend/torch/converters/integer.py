@@ -27,7 +27,7 @@ def _gcd(node: Node, x: Value, y: Value) -> Expr:
         """One step: (smaller, larger % smaller); elements that are done keep their number."""
         larger, smaller = (node.of(v) for v in values)
         is_done = op.equal(smaller, zero)
-        left = fmod(dtype, larger, op.where(is_done, one, smaller))
+        left = fmod(larger, op.where(is_done, one, smaller), dtype)
         rest = op.where(is_done, zero, left)
         found = op.where(is_done, larger, smaller)
         return Iteration(

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ekiden.frontend.common.functions import atan2, expm1, fmod, is_negative, log1p
+from ekiden.frontend.common.converters.elementwise import Kind, rows_of
+from ekiden.frontend.common.converters.elementwise import Row as Elementwise
+from ekiden.frontend.common.functions import (
+    elu,
+    fmod,
+    gelu,
+    hard_sigmoid,
+    has_other_sign,
+    is_negative,
+    softplus,
+)
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex import bilinear, own, per_part
 from ekiden.frontend.torch.converters import complex as of_complex
-from ekiden.frontend.torch.node import Converter, Node, Operand, Row
+from ekiden.frontend.torch.node import Converter, Node, Operand, Row, Rule
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float, is_int, is_unsigned, itemsize
 from ekiden.relay import op
@@ -24,23 +33,25 @@ def same(node: Node, value: Value, *_: object, **__: object) -> Result:
     return value if value.type.dtype == node.out_dtype else op.cast(node.of(value), node.out_dtype)
 
 
-def _floats(node: Node, *values: Operand) -> list[Expr]:
-    """Arguments as floats: integers become the output's dtype."""
-    dtype = node.out_dtype if is_float(node.out_dtype) else "float32"
-    return [node.of(v, dtype) for v in values]
+def _float_dtype(node: Node) -> str:
+    """The dtype in which functions of floats compute: integers become the output's."""
+    return node.out_dtype if is_float(node.out_dtype) else "float32"
 
 
 def _unary(function: Callable[[Expr], Expr]) -> Converter:
     return lambda node, x: function(node.of(x))
 
 
-def _float_unary(function: Callable[[Expr], Expr]) -> Converter:
-    return lambda node, x: function(*_floats(node, x))
+def _float_unary(row: Elementwise) -> Converter:
+    def convert(node: Node, x: Value) -> Expr:
+        dtype = _float_dtype(node)
+        return row.on(dtype, node.of(x, dtype))
+
+    return convert
 
 
-def _rounding(function: Callable[[Expr], Expr]) -> Converter:
-    """Integers are whole."""
-    return lambda node, x: x if not is_float(x.type.dtype) else function(node.of(x))
+def _rounding(row: Elementwise) -> Converter:
+    return lambda node, x: row.on(x.type.dtype, node.of(x))
 
 
 def _round(node: Node, x: Value, *, decimals: int = 0) -> Result:
@@ -92,11 +103,16 @@ def _scaled(function: Callable[[Expr, Expr], Expr]) -> Converter:
     return convert
 
 
-def _multiply(node: Node, a: Operand, b: Operand) -> Expr:
-    broadcast(node, a, b)
-    dtype = node.out_dtype
-    both = op.logical_and if dtype == "bool" else op.multiply
-    return both(node.of(a, dtype), node.of(b, dtype))
+def _pair(row: Elementwise) -> Converter:
+    """In the dtype of the result."""
+
+    def convert(node: Node, a: Operand, b: Operand) -> Expr:
+        """Both operands in the dtype of the result, to which PyTorch promotes them."""
+        broadcast(node, a, b)
+        dtype = node.out_dtype
+        return row.on(dtype, node.of(a, dtype), node.of(b, dtype))
+
+    return convert
 
 
 def _compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
@@ -128,43 +144,19 @@ def _floor_divided(dtype: str, x: Expr, y: Expr) -> Expr:
     """
     if not is_float(dtype):
         return op.floor_divide(x, y)
-    rest, zero, one = fmod(dtype, x, y), const(0, dtype), const(1, dtype)
+    rest, zero, one = fmod(x, y, dtype), const(0, dtype), const(1, dtype)
     quotient = op.divide(op.subtract(x, rest), y)
-    quotient = op.where(_is_below(rest, y, zero), op.subtract(quotient, one), quotient)
+    quotient = op.where(has_other_sign(rest, y, dtype), op.subtract(quotient, one), quotient)
     down = op.floor(quotient)
     is_next = op.greater(op.subtract(quotient, down), const(0.5, dtype))
     near = op.where(is_next, op.add(down, one), down)
     return op.where(op.equal(y, zero), op.divide(x, y), near)
 
 
-def _is_below(rest: Expr, y: Expr, zero: Expr) -> Expr:
-    """Where a remainder with the sign of what is divided has another sign than the divisor."""
-    other_sign = op.not_equal(op.less(rest, zero), op.less(y, zero))
-    return op.logical_and(op.not_equal(rest, zero), other_sign)
-
-
 def _floor_divide(node: Node, a: Operand, b: Operand) -> Expr:
     broadcast(node, a, b)
     dtype = node.out_dtype
     return _floor_divided(dtype, node.of(a, dtype), node.of(b, dtype))
-
-
-def _python_mod(dtype: str, x: Expr, y: Expr) -> Expr:
-    """With the sign of the divisor."""
-    if not is_float(dtype):
-        return op.floor_mod(x, y)
-    found = fmod(dtype, x, y)
-    return op.where(_is_below(found, y, const(0, dtype)), op.add(found, y), found)
-
-
-def _remainder(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
-    def convert(node: Node, a: Operand, b: Operand) -> Expr:
-        """In the dtype of the result, which the function is told."""
-        broadcast(node, a, b)
-        dtype = node.out_dtype
-        return function(dtype, node.of(a, dtype), node.of(b, dtype))
-
-    return convert
 
 
 def _power(node: Node, a: Operand, b: Operand) -> Expr:
@@ -219,20 +211,6 @@ def _clamp(node: Node, x: Value, low: Operand | None = None, high: Operand | Non
     return found
 
 
-def _extreme(
-    function: Callable[[Expr, Expr], Expr], truths: Callable[[Expr, Expr], Expr]
-) -> Converter:
-    def convert(node: Node, a: Value, b: Value) -> Expr:
-        """In the dtype of the result; of truth values by what the extreme means for them."""
-        broadcast(node, a, b)
-        dtype = node.out_dtype
-        if dtype == "bool":
-            return truths(node.of(a), node.of(b))
-        return function(node.of(a, dtype), node.of(b, dtype))
-
-    return convert
-
-
 def _fextreme(function: Callable[[Expr, Expr], Expr]) -> Converter:
     """The other where one is not a number."""
 
@@ -249,22 +227,6 @@ def _fextreme(function: Callable[[Expr, Expr], Expr]) -> Converter:
 
 
 # Functions that are made of others.
-
-
-def _expm1(node: Node, x: Value) -> Expr:
-    (data,) = _floats(node, x)
-    return expm1(data, node.out_dtype)
-
-
-def _log1p(node: Node, x: Value) -> Expr:
-    (data,) = _floats(node, x)
-    return log1p(data, node.out_dtype)
-
-
-def _atan2(node: Node, a: Operand, b: Operand) -> Expr:
-    broadcast(node, a, b)
-    dtype = node.out_dtype
-    return atan2(node.of(a, dtype), node.of(b, dtype), dtype)
 
 
 def _signbit(node: Node, x: Value) -> Expr:
@@ -293,24 +255,8 @@ def _abs(node: Node, x: Value) -> Result:
     return x if x.type.dtype == "bool" else op.abs(node.of(x))
 
 
-def _reciprocal(node: Node, x: Value) -> Expr:
-    (data,) = _floats(node, x)
-    return op.divide(const(1, node.out_dtype), data)
-
-
-def _logical(function: Callable[..., Expr]) -> Converter:
-    return lambda node, *values: function(*(node.of(v, "bool") for v in values))
-
-
-def _bitwise(bits: Callable[..., Expr], truths: Callable[..., Expr]) -> Converter:
-    def convert(node: Node, *values: Operand) -> Expr:
-        """On the bits, or of truth values on these."""
-        broadcast(node, *values)
-        dtype = node.out_dtype
-        function = truths if dtype == "bool" else bits
-        return function(*(node.of(v, dtype) for v in values))
-
-    return convert
+def _logical(row: Elementwise) -> Converter:
+    return lambda node, *values: row.function(*(node.of(v, "bool") for v in values))
 
 
 def _is(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
@@ -337,6 +283,11 @@ def _isinf_signed(greater: bool) -> Converter:
 # Activations.
 
 
+def _exp2(node: Node, x: Value) -> Expr:
+    data = node.of(x, _float_dtype(node))
+    return op.power(op.full_like(data, const(2.0)), data)
+
+
 def _relu(node: Node, x: Value) -> Expr:
     if is_float(x.type.dtype):
         return op.nn.relu(node.of(x))
@@ -344,28 +295,13 @@ def _relu(node: Node, x: Value) -> Expr:
 
 
 def _gelu(node: Node, x: Value, approximate: str = "none") -> Expr:
-    dtype, data = node.out_dtype, node.of(x)
-    if approximate == "tanh":
-        cubic = op.multiply(const(0.044715, dtype), op.multiply(data, op.multiply(data, data)))
-        inner = op.tanh(op.multiply(const((2 / math.pi) ** 0.5, dtype), op.add(data, cubic)))
-    else:
-        inner = op.erf(op.multiply(data, const(0.5**0.5, dtype)))
-    return op.multiply(op.multiply(const(0.5, dtype), data), op.add(const(1, dtype), inner))
-
-
-def _silu(node: Node, x: Value) -> Expr:
-    (data,) = _floats(node, x)
-    return op.multiply(data, op.sigmoid(data))
+    return gelu(node.of(x), node.out_dtype, approximate == "tanh")
 
 
 def _elu(
     node: Node, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 ) -> Expr:
-    dtype, data = node.out_dtype, node.of(x)
-    zero = const(0, dtype)
-    below = expm1(op.multiply(op.minimum(data, zero), const(input_scale, dtype)), dtype)
-    found = op.where(op.greater(data, zero), data, op.multiply(const(alpha, dtype), below))
-    return found if scale == 1 else op.multiply(found, const(scale, dtype))
+    return elu(node.of(x), node.out_dtype, alpha, scale, input_scale)
 
 
 def _leaky_relu(node: Node, x: Value, negative_slope: float = 0.01) -> Expr:
@@ -385,9 +321,7 @@ def _rrelu(
 def _softplus(node: Node, x: Value, beta: float = 1, threshold: float = 20) -> Expr:
     dtype, data = node.out_dtype, node.of(x)
     scaled = op.multiply(data, const(beta, dtype))
-    zero = const(0, dtype)
-    tail = log1p(op.exp(op.negative(op.abs(scaled))), dtype)
-    soft = op.divide(op.add(op.maximum(scaled, zero), tail), const(beta, dtype))
+    soft = op.divide(softplus(scaled, dtype), const(beta, dtype))
     return op.where(op.greater(scaled, const(threshold, dtype)), data, soft)
 
 
@@ -395,18 +329,8 @@ def _hardtanh(node: Node, x: Value, low: Scalar = -1.0, high: Scalar = 1.0) -> E
     return _clamp(node, x, low, high)
 
 
-def _hardsigmoid_of(data: Expr, dtype: str) -> Expr:
-    shifted = op.clip(op.add(data, const(3, dtype)), 0.0, 6.0)
-    return op.divide(shifted, const(6, dtype))
-
-
 def _hardsigmoid(node: Node, x: Value) -> Expr:
-    return _hardsigmoid_of(node.of(x), node.out_dtype)
-
-
-def _hardswish(node: Node, x: Value) -> Expr:
-    data = node.of(x)
-    return op.multiply(data, _hardsigmoid_of(data, node.out_dtype))
+    return hard_sigmoid(node.of(x), node.out_dtype)
 
 
 def _threshold(node: Node, x: Value, threshold: float, value: float) -> Expr:
@@ -434,61 +358,55 @@ def _convert(node: Node, x: Value, dtype: object) -> Result:
     return _to_copy(node, x)
 
 
+_CONVERTERS: Mapping[Kind, Callable[[Elementwise], Converter]] = {
+    Kind.SAME: _pair,
+    Kind.FLOAT: _float_unary,
+    Kind.WHOLE: _rounding,
+    Kind.COMPARED: lambda row: _compare(row.function),
+    Kind.LOGICAL: _logical,
+}
+"""How operands of rows that other formats have too are promoted."""
+_OF_COMPLEX: Mapping[str, Callable[[Converter], Rule]] = {
+    "mul": bilinear, "eq": own(of_complex.equal), "ne": own(of_complex.unequal),
+    "exp": own(of_complex.exp), "log": own(of_complex.log), "sqrt": own(of_complex.sqrt),
+    "reciprocal": own(of_complex.reciprocal),
+}  # fmt: skip
+"""What those do to complex numbers."""
+
+
+def _shared(name: str, row: Elementwise) -> Row:
+    convert = _CONVERTERS[row.kind](row)
+    return (name, convert, _OF_COMPLEX[name]) if name in _OF_COMPLEX else (name, convert)
+
+
 # fmt: off
 ROWS: tuple[Row, ...] = (
+    *(_shared(name, row) for name, _, row in rows_of("torch")),
     ("add", _scaled(op.add), own(of_complex.summed(op.add))),
     ("sub", _scaled(op.subtract), own(of_complex.summed(op.subtract))),
-    ("mul", _multiply, bilinear),
     ("div", _divide, own(of_complex.div)),
     ("true_divide", _divide, own(of_complex.div)),
     ("floor_divide", _floor_divide),
-    ("remainder", _remainder(_python_mod)),
-    ("fmod", _remainder(fmod)),
     ("pow", _power, own(of_complex.power)),
-    ("maximum", _extreme(op.maximum, op.logical_or)),
-    ("minimum", _extreme(op.minimum, op.logical_and)),
     ("fmax", _fextreme(op.maximum)),
     ("fmin", _fextreme(op.minimum)),
-    ("atan2", _atan2),
     ("copysign", _copysign),
     ("where", _where, per_part),
     ("clamp", _clamp),
     ("clamp_min", lambda node, x, low: _clamp(node, x, low)),
     ("clamp_max", lambda node, x, high: _clamp(node, x, None, high)),
-    ("eq", _compare(op.equal), own(of_complex.equal)),
-    ("ne", _compare(op.not_equal), own(of_complex.unequal)),
-    *((name, _compare(function)) for name, function in (
-        ("lt", op.less), ("le", op.less_equal),
-        ("gt", op.greater), ("ge", op.greater_equal))),
-    *((name, _logical(function)) for name, function in (
-        ("logical_and", op.logical_and), ("logical_or", op.logical_or),
-        ("logical_xor", op.logical_xor), ("logical_not", op.logical_not))),
-    ("bitwise_and", _bitwise(op.bitwise_and, op.logical_and)),
-    ("bitwise_or", _bitwise(op.bitwise_or, op.logical_or)),
-    ("bitwise_xor", _bitwise(op.bitwise_xor, op.logical_xor)),
-    ("bitwise_not", _bitwise(op.bitwise_not, op.logical_not)),
+    ("bitwise_not", lambda node, x: (
+        op.logical_not if x.type.dtype == "bool" else op.bitwise_not)(node.of(x))),
     ("bitwise_left_shift", _binary(op.left_shift)),
     ("bitwise_right_shift", _binary(op.right_shift)),
-    ("exp2", _float_unary(lambda x: op.power(op.full_like(x, const(2.0)), x))),
-    ("exp", _float_unary(op.exp), own(of_complex.exp)),
-    ("log", _float_unary(op.log), own(of_complex.log)),
-    ("sqrt", _float_unary(op.sqrt), own(of_complex.sqrt)),
-    *((name, _float_unary(function)) for name, function in (
-        ("log2", op.log2), ("log10", op.log10),
-        ("rsqrt", op.rsqrt), ("sin", op.sin), ("cos", op.cos), ("tan", op.tan),
-        ("asin", op.asin), ("acos", op.acos), ("atan", op.atan), ("sinh", op.sinh),
-        ("cosh", op.cosh), ("asinh", op.asinh), ("acosh", op.acosh), ("atanh", op.atanh),
-        ("tanh", op.tanh), ("erf", op.erf), ("sigmoid", op.sigmoid))),
-    *((name, _rounding(function)) for name, function in (
-        ("floor", op.floor), ("ceil", op.ceil), ("trunc", op.trunc))),
+    ("exp2", _exp2),
+    ("log2", lambda node, x: op.log2(node.of(x, _float_dtype(node)))),
+    ("log10", lambda node, x: op.log10(node.of(x, _float_dtype(node)))),
     ("round", _round),
     ("neg", _unary(op.negative), per_part),
     ("abs", _abs, own(of_complex.absolute)),
     ("sign", _sign),
     ("signbit", _signbit),
-    ("expm1", _expm1),
-    ("log1p", _log1p),
-    ("reciprocal", _reciprocal, own(of_complex.reciprocal)),
     ("isnan", _is(op.isnan, False)),
     ("isinf", _is(op.isinf, False)),
     ("isfinite", _is(op.isfinite, True)),
@@ -496,14 +414,12 @@ ROWS: tuple[Row, ...] = (
     ("isneginf", _isinf_signed(False)),
     ("relu", _relu),
     ("gelu", _gelu),
-    ("silu", _silu),
     ("elu", _elu),
     ("leaky_relu", _leaky_relu),
     ("rrelu_with_noise_functional", _rrelu),
     ("softplus", _softplus),
     ("hardtanh", _hardtanh),
     ("hardsigmoid", _hardsigmoid),
-    ("hardswish", _hardswish),
     ("threshold", _threshold),
     ("threshold_backward", _threshold_backward),
     ("_to_copy", _to_copy, own(of_complex.cast)),

@@ -1,0 +1,1 @@
+"""Operators that mean the same in several formats: a row for each, which names it in every one."""

@@ -1,0 +1,245 @@
+"""Operators on each element that mean the same in several formats.
+
+A row holds the meaning once; a format's own table takes the rows that name one of its operators,
+and says beside them what only it has: fused activations, integer kernels, promotions of dtypes.
+
+The columns of names say which specification a row implements:
+
+    onnx         operators of ai.onnx, "@7" where the meaning holds from that opset on
+    tensorflow   tf.raw_ops
+    tflite       BuiltinOperator of TensorFlow Lite's schema
+    torch        operators of PyTorch's library aten
+    stablehlo    operations of the StableHLO specification; those of CHLO with their dialect
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from functools import partial, reduce
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common.arithmetic import Rule
+from ekiden.frontend.common.functions import (
+    atan2,
+    elu,
+    erfc,
+    expm1,
+    fmod,
+    hard_swish,
+    log1p,
+    prelu,
+    python_mod,
+    reciprocal,
+    relu6,
+    selu,
+    shifted,
+    silu,
+    softplus,
+    softsign,
+    square,
+    squared_difference,
+)
+from ekiden.frontend.common.node import Node
+from ekiden.ir.dtype import is_float
+from ekiden.ir.op import Array
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+from ekiden.runtime.late_methods import dataclass
+
+Format: TypeAlias = Literal["onnx", "tensorflow", "tflite", "torch", "stablehlo"]
+
+
+class Kind(Enum):
+    """What the operands of a row are brought to where a format promotes dtypes, and its result."""
+
+    SAME = "operands and result have one dtype"
+    FLOAT = "operands and result are floats"
+    WHOLE = "integers are their own results"
+    COMPARED = "operands have one dtype, the result is a truth value"
+    LOGICAL = "operands and result are truth values"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An operator on each element: what it is in Relay, and what each format calls it ("" where
+    the format lacks it or means something else, several names with blanks between them).
+    """
+
+    function: Callable[..., Expr]
+    """Of as many expressions as the operator has operands, then of their dtype if `is_typed`."""
+    onnx: str = ""
+    tensorflow: str = ""
+    tflite: str = ""
+    torch: str = ""
+    stablehlo: str = ""
+    kind: Kind = Kind.SAME
+    rule: Rule | None = None
+    """The same of elements that are known at import."""
+    truths: Callable[..., Expr] | None = None
+    """What it means for truth values, where that is another function."""
+    is_typed: bool = False
+
+    @property
+    def is_predicate(self) -> bool:
+        """Whether the result is a truth value."""
+        return self.kind in (Kind.COMPARED, Kind.LOGICAL)
+
+    def on(self, dtype: str, *operands: Expr) -> Expr:
+        """Return the call on operands of that dtype."""
+        if self.kind is Kind.WHOLE and not is_float(dtype):
+            return operands[0]
+        if self.truths is not None and dtype == "bool":
+            return self.truths(*operands)
+        return self.function(*operands, dtype) if self.is_typed else self.function(*operands)
+
+    def convert(self, node: Node) -> Expr:
+        """Return the call on all inputs of a node, which have one dtype."""
+        return self.on(node.dtype(0), *node.exprs())
+
+
+def rows_of(name: Format) -> Iterator[tuple[str, int, Row]]:
+    """Yield what a format has of the table: (operator, the opset from which it means that, row)."""
+    for row in ROWS:
+        for word in getattr(row, name).split():
+            called, _, since = word.partition("@")
+            yield called, int(since or 1), row
+
+
+def total(*parts: Expr) -> Expr:
+    """Return the sum of one tensor or more, added from the left."""
+    return reduce(op.add, parts)
+
+
+def select(node: Node, per_row: bool) -> Expr:
+    """Return where(condition, x, y) of TensorFlow's Select and SelectV2. `per_row`: the first of
+    them, whose condition may be one truth value for each first index.
+    """
+    condition, x, y = node.exprs()
+    if per_row and node.rank(0) == 1 and node.rank(1) > 1:
+        condition = op.expand_dims(condition, axis=1, num_newaxis=node.rank(1) - 1)
+    return op.where(condition, x, y)
+
+
+_floor_quotient = rules.elementwise(np.floor_divide, operator.floordiv)
+
+
+def floor_div_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
+    """Return the floor divisions of integers that are known, of which none is by 0; else None."""
+    if is_float(node.dtype(0)) or (inputs[1].dtype != np.object_ and not inputs[1].all()):
+        return None
+    return _floor_quotient(inputs)
+
+
+FLOAT, WHOLE, COMPARED, LOGICAL = Kind.FLOAT, Kind.WHOLE, Kind.COMPARED, Kind.LOGICAL
+
+# fmt: off
+ROWS = (
+    #                  ONNX           TensorFlow      TFLite         PyTorch     StableHLO
+    Row(op.add,        "Add@7",       "Add AddV2",    "ADD",         "",         "add",
+        rule=rules.add, truths=op.logical_or),
+    Row(op.subtract,   "Sub@7",       "Sub",          "SUB",         "",         "subtract",
+        rule=rules.subtract),
+    Row(op.multiply,   "Mul@7",       "Mul",          "MUL",         "mul",      "multiply",
+        rule=rules.multiply, truths=op.logical_and),
+    Row(op.divide,     "Div@7",       "Div RealDiv TruncateDiv", "DIV", rule=rules.divide),
+    Row(total,         "",            "AddN",         "ADD_N"),
+    Row(op.floor_mod,  "",            "FloorMod",     "FLOOR_MOD",   rule=rules.floor_mod),
+    Row(op.trunc_mod,  "",            "Mod TruncateMod"),
+    Row(fmod,          "",            "",             "",            "fmod",      is_typed=True),
+    Row(python_mod,    "",            "",             "",            "remainder", is_typed=True),
+    Row(op.maximum,    "",            "Maximum",      "MAXIMUM",     "maximum",  "maximum",
+        rule=rules.maximum, truths=op.logical_or),
+    Row(op.minimum,    "",            "Minimum",      "MINIMUM",     "minimum",  "minimum",
+        rule=rules.minimum, truths=op.logical_and),
+    Row(op.power,      "",            "Pow",          "POW"),
+    Row(atan2,         "",            "Atan2",        "ATAN2",       "atan2",    "atan2",
+        is_typed=True),
+    Row(squared_difference, "", "SquaredDifference", "SQUARED_DIFFERENCE"),
+    Row(square,        "",            "Square",       "SQUARE"),
+    # comparisons
+    Row(op.equal,      "Equal@7",     "Equal",        "EQUAL",       "eq", "", COMPARED,
+        rules.equal),
+    Row(op.not_equal,  "",            "NotEqual",     "NOT_EQUAL",   "ne", "", COMPARED,
+        rules.not_equal),
+    Row(op.less,       "Less@7",      "Less",         "LESS",        "lt", "", COMPARED,
+        rules.less),
+    Row(op.less_equal, "LessOrEqual", "LessEqual",    "LESS_EQUAL",  "le", "", COMPARED,
+        rules.less_equal),
+    Row(op.greater,    "Greater@7",   "Greater",      "GREATER",     "gt", "", COMPARED,
+        rules.greater),
+    Row(op.greater_equal, "GreaterOrEqual", "GreaterEqual", "GREATER_EQUAL", "ge", "", COMPARED,
+        rules.greater_equal),
+    Row(op.isnan,      "IsNaN",       "IsNan",        "",            "", "",            COMPARED),
+    Row(op.isinf,      "",            "IsInf",        "",            "", "chlo.is_inf", COMPARED),
+    Row(op.isfinite,   "",            "IsFinite",     "",            "", "is_finite",   COMPARED),
+    # truth values and bits
+    Row(op.logical_and, "And@7",      "LogicalAnd",   "LOGICAL_AND", "logical_and", "", LOGICAL,
+        rules.logical_and),
+    Row(op.logical_or, "Or@7",        "LogicalOr",    "LOGICAL_OR",  "logical_or",  "", LOGICAL),
+    Row(op.logical_xor, "Xor@7",      "",             "",            "logical_xor", "", LOGICAL),
+    Row(op.logical_not, "Not",        "LogicalNot",   "LOGICAL_NOT", "logical_not", "", LOGICAL,
+        rules.logical_not),
+    Row(op.bitwise_and, "BitwiseAnd", "BitwiseAnd",   "",            "bitwise_and", "and",
+        truths=op.logical_and),
+    Row(op.bitwise_or, "BitwiseOr",   "BitwiseOr",    "",            "bitwise_or",  "or",
+        truths=op.logical_or),
+    Row(op.bitwise_xor, "BitwiseXor", "BitwiseXor",   "BITWISE_XOR", "bitwise_xor", "xor",
+        truths=op.logical_xor),
+    Row(op.bitwise_not, "BitwiseNot", "Invert",       "",            "",            "not",
+        truths=op.logical_not),
+    Row(partial(shifted, op.left_shift),  "", "LeftShift",  "",            is_typed=True),
+    Row(partial(shifted, op.right_shift), "", "RightShift", "RIGHT_SHIFT", is_typed=True),
+    # whole numbers and signs
+    Row(op.ceil,       "Ceil",        "Ceil",         "CEIL",  "ceil",  "ceil",  WHOLE, rules.ceil),
+    Row(op.floor,      "Floor",       "Floor",        "FLOOR", "floor", "floor", WHOLE,
+        rules.floor),
+    Row(op.round,      "Round",       "Round Rint",   "ROUND", "", "round_nearest_even", WHOLE),
+    Row(op.trunc,      "",            "",             "",            "trunc",    "",       WHOLE),
+    Row(op.abs,        "Abs",         "Abs",          "ABS",         "",         "abs"),
+    Row(op.negative,   "Neg",         "Neg",          "NEG",         "",         "negate",
+        rule=rules.negative),
+    Row(op.sign,       "Sign",        "Sign",         "SIGN"),
+    # functions of floats
+    Row(op.exp,        "Exp",         "Exp",          "EXP",         "exp", "exponential", FLOAT),
+    Row(expm1,         "", "Expm1", "", "expm1", "exponential_minus_one", FLOAT, is_typed=True),
+    Row(op.log,        "Log",         "Log",          "LOG",         "log",      "log",    FLOAT),
+    Row(log1p,         "", "Log1p", "", "log1p", "log_plus_one", FLOAT, is_typed=True),
+    Row(op.sqrt,       "Sqrt",        "Sqrt",         "SQRT",        "sqrt",     "sqrt",   FLOAT,
+        rules.sqrt),
+    Row(op.rsqrt,      "",            "Rsqrt",        "RSQRT",       "rsqrt",    "rsqrt",  FLOAT),
+    Row(reciprocal,    "Reciprocal",  "Reciprocal Inv", "", "reciprocal", "", FLOAT, is_typed=True),
+    Row(op.sin,        "Sin",         "Sin",          "SIN",         "sin",      "sine",   FLOAT),
+    Row(op.cos,        "Cos",         "Cos",          "COS",         "cos",      "cosine", FLOAT),
+    Row(op.tan,        "Tan",         "Tan",          "",            "tan", "tan chlo.tan", FLOAT),
+    Row(op.asin,       "Asin",        "Asin",         "",            "asin",  "chlo.asin",  FLOAT),
+    Row(op.acos,       "Acos",        "Acos",         "",            "acos",  "chlo.acos",  FLOAT),
+    Row(op.atan,       "Atan",        "Atan",         "",            "atan",  "chlo.atan",  FLOAT),
+    Row(op.sinh,       "Sinh",        "Sinh",         "",            "sinh",  "chlo.sinh",  FLOAT),
+    Row(op.cosh,       "Cosh",        "Cosh",         "",            "cosh",  "chlo.cosh",  FLOAT),
+    Row(op.tanh,       "Tanh",        "Tanh",         "TANH",        "tanh",  "tanh",       FLOAT),
+    Row(op.asinh,      "Asinh",       "Asinh",        "",            "asinh", "chlo.asinh", FLOAT),
+    Row(op.acosh,      "Acosh",       "Acosh",        "",            "acosh", "chlo.acosh", FLOAT),
+    Row(op.atanh,      "Atanh",       "Atanh",        "",            "atanh", "chlo.atanh", FLOAT),
+    Row(op.erf,        "Erf",         "Erf",          "",            "erf",   "chlo.erf",   FLOAT),
+    Row(erfc,          "",            "Erfc",         is_typed=True),
+    Row(op.sigmoid,    "Sigmoid",     "Sigmoid",      "LOGISTIC",    "sigmoid", "logistic", FLOAT),
+    # activations
+    Row(op.nn.relu,    "Relu",        "Relu",         "RELU"),
+    Row(relu6,         "",            "Relu6",        "RELU6"),
+    Row(elu,           "",            "Elu",          "ELU",         is_typed=True),
+    Row(selu,          "",            "Selu",         is_typed=True),
+    Row(prelu,         "PRelu@7",     "",             "PRELU",       is_typed=True),
+    Row(softplus,      "Softplus",    "Softplus",     is_typed=True),
+    Row(softsign,      "Softsign",    "Softsign",     is_typed=True),
+    Row(silu,          "",            "",             "",            "silu",      "", FLOAT),
+    Row(hard_swish,    "",            "",             "HARD_SWISH",  "hardswish", "", FLOAT,
+        is_typed=True),
+    Row(op.zeros_like, "",            "ZerosLike",    "ZEROS_LIKE"),
+    Row(op.ones_like,  "",            "OnesLike"),
+)
+# fmt: on
