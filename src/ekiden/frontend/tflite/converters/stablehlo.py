@@ -9,6 +9,7 @@ import numpy as np
 
 from ekiden.frontend.common.combined import REDUCE, is_neutral
 from ekiden.frontend.common.converters.elementwise import rows_of
+from ekiden.frontend.common.filled import iota
 from ekiden.frontend.common.functions import shifted
 from ekiden.frontend.common.places import inside, places, taken
 from ekiden.frontend.common.scattered import MODES, scattered
