@@ -156,7 +156,7 @@ def compile_lowered(funcs: Sequence[PrimFunc], target: Target, stem: str = "code
     the names of their files."""
     generator = GENERATORS[target.kind.name]
     for form, text in generator.sources(target).items():
-        what = f"the code as {TEXT_FORMS[form]}"
+        what = f"the code as {TEXT_FORMS.get(form, form)}"
         show_product(f"{stem}.{form}", what, partial(text, funcs, target))
     return generator.compile(funcs, target)
 
