@@ -108,5 +108,6 @@ def main(
                 C[vj] = T.float32(1)
 """
     )
+    assert isinstance(func, tir.PrimFunc)
     with pytest.raises(CompileError, match="the kernel has threads of threadIdx.y too"):
         LowerCrossThreadReduction()(IRModule({"main": func}))
