@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from onnx_files import model
 import ekiden
 from ekiden import relay, te, tir
 from ekiden.compiler.export import micro
-from ekiden.ir.pass_context import PassContext
+from ekiden.ir.dump import dump_compilation
+from ekiden.ir.pass_context import PassContext, show_product
 from ekiden.relay.transform import module_pass
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InputError
@@ -21,6 +23,8 @@ from ekiden.runtime.errors import CompileError, InputError
 pytestmark = pytest.mark.slow
 
 TEXT = "def @main(%x: Tensor[(4, 3), float32]) { exp(%x) }"
+SYMBOLIC = "def @main(%x: Tensor[(n, 3), float32]) { exp(%x) }"
+VARIANTS = ["llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64"]
 SEVERAL = """def @main(%x: Tensor[(4, 3), float32], %y: Tensor[(5, 7), float32]) {
   (exp(%x), tanh(%y), sum(%y), max(%x, axis=[1]))
 }"""
@@ -79,6 +83,29 @@ def test_every_compilation_has_a_folder_of_its_own(dump: Path) -> None:
     ekiden.build(_add_one(), "c", name="add_one")
     assert sorted(f.name for f in dump.iterdir()) == ["001-compile", "002-build"]
     assert "add_one" in (dump / "002-build" / "kernels" / "add_one" / "code.c").read_text()
+
+
+def test_compilations_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
+    def begin(number: int) -> None:
+        with dump_compilation("build", environment.Dump(str(tmp_path))):
+            show_product("code.c", "the code as C", lambda: f"int x{number};")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(begin, range(16)))
+    texts = {(folder / "code.c").read_text() for folder in tmp_path.iterdir()}
+    assert texts == {f"int x{number};" for number in range(16)}
+
+
+def test_a_compilation_inside_of_another_has_its_own_folder_alone(tmp_path: Path) -> None:
+    outer, inner = (environment.Dump(str(tmp_path)) for _ in range(2))
+    with dump_compilation("compile", outer):
+        with dump_compilation("build", inner):
+            show_product("code.c", "the code as C", lambda: "int x;")
+        show_product("bytecode.txt", "bytecode", lambda: "ret $0")
+    assert sorted(f.name for f in tmp_path.rglob("*.[ct]*")) == [
+        "bytecode.txt", "code.c", "index.txt", "index.txt",
+    ]  # fmt: skip
+    assert not (tmp_path / "001-compile" / "code.c").exists()
 
 
 def test_filters_choose_functions_and_passes(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,11 +182,12 @@ def _on_opencl() -> None:
     [
         (_on_opencl, "device.opencl"),
         (lambda: ekiden.compile(relay.parse(TEXT), executor="aot"), "native.ll"),
+        (lambda: ekiden.compile(relay.parse(SYMBOLIC), VARIANTS), "bytecode-2.txt"),
         (lambda: relay.build(relay.parse(TEXT), "c"), "code.c"),
         (lambda: micro.compile(relay.parse(TEXT)), "code.c"),
         (lambda: relay.vm.compile(relay.parse(TEXT), "llvm"), "bytecode.txt"),
     ],
-    ids=["opencl", "aot", "relay.build", "micro", "relay.vm"],
+    ids=["opencl", "aot", "variants", "relay.build", "micro", "relay.vm"],
 )  # fmt: skip
 def test_every_way_to_compile_is_dumped(
     dump: Path, compiles: Callable[[], object], name: str
