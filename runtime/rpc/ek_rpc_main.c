@@ -24,12 +24,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 enum { MAX_SESSIONS = 16, MAX_GUESTS = 64, HELLO_SECONDS = 10, MAX_HELLO = 16 << 10, TICK_MS = 100 };
-enum { DAY_SECONDS = 86400, HEAD_BYTES = 8, MAX_FOLDERS = 32 };
+enum { DAY_SECONDS = 86400, HEAD_BYTES = 8, MAX_FOLDERS = 32, FOLDER_BYTES = 64 };
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -48,7 +50,8 @@ typedef struct rpc_slot {
   pid_t pid;                               /* 0: none */
   int control, client;                     /* what it says to the server; its client, or -1 */
   double ends, gone;                       /* when it is to end; when its client went, or 0 */
-  char folder[64];
+  char folder[FOLDER_BYTES];
+  int lock;                                /* a descriptor of the folder, which is locked */
 } rpc_slot;
 
 /* A client that has not said its whole first message. */
@@ -121,7 +124,7 @@ static int take_client(int control, int ends[2]) {
 }
 
 static int run_session(const rpc_settings *settings, int control) {
-  char folder[64];
+  char folder[FOLDER_BYTES];
   int ends[2], has_devices = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dri", F_OK) == 0;
   unsigned walls = 0;
   if (getcwd(folder, sizeof folder) == NULL || read(control, &walls, sizeof walls) != sizeof walls) {
@@ -148,13 +151,56 @@ static int remove_one(const char *path, const struct stat *about, int kind, stru
   return 0;
 }
 
-static int make_folder(char *folder, size_t size) {
+#define FOLDER_PREFIX "ekiden-session-"
+
+static const char *base_folder(void) {
   const char *base = getenv("TMPDIR");
-  snprintf(folder, size, "%.40s/ekiden-rpc-XXXXXX", base != NULL && strlen(base) < 40 ? base : "/tmp");
-  return mkdtemp(folder) == NULL ? -1 : 0;
+  return base != NULL && strlen(base) <= 40 ? base : "/tmp";
 }
 
-static void remove_folder(const char *folder) { nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS); }
+/* Makes a folder of a session, of FOLDER_BYTES; a descriptor that holds its lock, or -1. The kernel
+** drops the lock with this process, however it ends: then the next server removes the folder. It
+** has another name until it is locked, so that no server takes it for one that was left. */
+static int make_folder(char *folder) {
+  char unlocked[FOLDER_BYTES];
+  snprintf(unlocked, sizeof unlocked, "%.40s/ekiden-rpc-XXXXXX", base_folder());
+  if (mkdtemp(unlocked) == NULL) return -1;
+  int lock = open(unlocked, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock < 0) return -1;
+  flock(lock, LOCK_EX | LOCK_NB); /* without locks nothing is found to be stale */
+  snprintf(folder, FOLDER_BYTES, "%.40s/" FOLDER_PREFIX "%.6s", base_folder(),
+           unlocked + strlen(unlocked) - 6);
+  if (rename(unlocked, folder) == 0) return lock;
+  close(lock);
+  rmdir(unlocked);
+  return -1;
+}
+
+static void remove_tree(const char *folder) { nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS); }
+
+static void remove_folder(const char *folder, int lock) {
+  remove_tree(folder);
+  close(lock);
+}
+
+/* Removes folders of sessions whose server was killed: this user's own, whose lock nobody holds. */
+static void remove_stale_folders(void) {
+  DIR *base = opendir(base_folder());
+  if (base == NULL) return;
+  for (struct dirent *entry = readdir(base); entry != NULL; entry = readdir(base)) {
+    char path[FOLDER_BYTES + sizeof entry->d_name];
+    struct stat about;
+    if (strncmp(entry->d_name, FOLDER_PREFIX, strlen(FOLDER_PREFIX)) != 0) continue;
+    int lock = openat(dirfd(base), entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (lock < 0) continue;
+    if (fstat(lock, &about) == 0 && about.st_uid == geteuid() && flock(lock, LOCK_EX | LOCK_NB) == 0) {
+      snprintf(path, sizeof path, "%.40s/%s", base_folder(), entry->d_name);
+      remove_tree(path);
+    }
+    close(lock);
+  }
+  closedir(base);
+}
 
 static int number_of(const char *variable) {
   const char *text = getenv(variable);
@@ -199,10 +245,10 @@ static int start(const rpc_settings *settings, rpc_slot *slot) {
   int control[2];
   unsigned walls = 0;
   ssize_t count = readlink("/proc/self/exe", program, sizeof program - 1);
-  if (count < 0 || make_folder(slot->folder, sizeof slot->folder) != 0) return -1;
+  if (count < 0 || (slot->lock = make_folder(slot->folder)) < 0) return -1;
   program[count] = 0;
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control) != 0) {
-    remove_folder(slot->folder);
+    remove_folder(slot->folder, slot->lock);
     return -1;
   }
   snprintf(limit, sizeof limit, "%u", (unsigned)settings->limit);
@@ -227,7 +273,7 @@ static int start(const rpc_settings *settings, rpc_slot *slot) {
   if (slot->pid > 0 && send(control[0], &walls, sizeof walls, MSG_NOSIGNAL) == sizeof walls) return 0;
   if (slot->pid < 0) fprintf(stderr, "ekiden-rpc: no session: %s\n", wrong);
   close(control[0]);
-  remove_folder(slot->folder);
+  remove_folder(slot->folder, slot->lock);
   slot->pid = 0;
   return -1;
 }
@@ -262,7 +308,7 @@ static void end(rpc_slot *slot, int is_running) {
   if (is_running) waitpid(slot->pid, NULL, 0);
   if (slot->control >= 0) close(slot->control);
   if (slot->client >= 0) close(slot->client);
-  remove_folder(slot->folder);
+  remove_folder(slot->folder, slot->lock);
   slot->pid = 0;
 }
 
@@ -302,7 +348,7 @@ static int listen_at(int port) {
 /* A trusted session is a copy of this process, which has one thread. */
 static void start_trusted(const rpc_settings *settings, int listener, int client, rpc_slot *slot) {
   int parent = getpid();
-  if (make_folder(slot->folder, sizeof slot->folder) != 0) return;
+  if ((slot->lock = make_folder(slot->folder)) < 0) return;
   slot->pid = fork();
   if (slot->pid == 0) {
     rpc_die_with(parent);
@@ -418,6 +464,7 @@ static int run_server(const rpc_settings *settings) {
   int parent = getppid(), listener = listen_at(settings->port);
   double rests_until = 0; /* what has failed fails again, a second later */
   if (listener < 0) return 1;
+  remove_stale_folders();
   while (getppid() == parent) {
     rpc_slot *room = slot_of(slots, 0);
     int is_wanted = settings->has_sandbox && room != NULL && slot_of(slots, 1) == NULL;
@@ -438,16 +485,17 @@ static int run_server(const rpc_settings *settings) {
 /* One session on standard input and output, in a program of its own: what this one waits for. */
 static int run_pipe(const rpc_settings *settings) {
   rpc_slot slot = {0};
-  char folder[64];
+  char folder[FOLDER_BYTES];
   int out = dup(STDOUT_FILENO), in = dup(STDIN_FILENO);
   int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
   if (out < 0 || in < 0 || nothing < 0) return 1;
   dup2(nothing, STDIN_FILENO); /* what prints must not come between messages */
   dup2(STDERR_FILENO, STDOUT_FILENO);
   if (!settings->has_sandbox) {
-    if (make_folder(folder, sizeof folder) != 0) return 1;
+    int lock = make_folder(folder);
+    if (lock < 0) return 1;
     int code = run_trusted(settings, in, out, folder);
-    remove_folder(folder);
+    remove_folder(folder, lock);
     return code;
   }
   if (start(settings, &slot) != 0) return 1;

@@ -26,7 +26,7 @@ def folders(pid: int) -> set[Path]:
     for child in children(pid):
         with suppress(OSError):  # it has ended
             found.add(Path(os.readlink(f"/proc/{child}/cwd")))
-    return {folder for folder in found if folder.name.startswith("ekiden-rpc-")}
+    return {folder for folder in found if folder.name.startswith("ekiden-session-")}
 
 
 def one_session(port: int, rng: random.Random, pid: int) -> set[Path]:

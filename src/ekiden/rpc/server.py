@@ -26,6 +26,7 @@ from ekiden.rpc.client import dial, open_session
 from ekiden.rpc.door import Door, Guest, relay, run_in_thread
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
+from ekiden.rpc.folders import remove_stale_folders
 from ekiden.rpc.fresh import FIRST_DESCRIPTOR, Background, has_parent, start
 from ekiden.rpc.keys import Key, is_loopback
 from ekiden.rpc.messages import HELLO_LIMIT, MAGIC, VERSION, Kind
@@ -198,6 +199,7 @@ def serve_program(options: Options, has_listener: bool) -> None:
     listener = socket.socket(fileno=FIRST_DESCRIPTOR) if has_listener else None
     if options.is_silent:
         _log.setLevel(logging.ERROR)
+    remove_stale_folders()
     _Loop(listener, options).run()
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import socket
 import stat
-import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ekiden.rpc.folders import SessionFolder
 from ekiden.rpc.fresh import FIRST_DESCRIPTOR, task_file, words
 from ekiden.rpc.sandbox import Limits, start_behind_walls
 from ekiden.rpc.session import FAILED, NUMBER, READY, Task
@@ -44,7 +43,7 @@ class Program:
     """Where it says that it is ready, and gets its client; None then."""
     output: int
     """What it prints, to be read."""
-    folder: str
+    folder: SessionFolder
     limits: Limits
     is_ready: bool = False
     logged: int = 0
@@ -83,7 +82,7 @@ class Program:
         """Return which of its limits it has passed."""
         if _threads_of(self.pid) > self.limits.threads:
             return f"more than {self.limits.threads} threads"
-        if _disk_of(self.pid, self.folder) > self.limits.disk:
+        if _disk_of(self.pid, self.folder.path) > self.limits.disk:
             return f"more than {self.limits.disk} bytes in its folder"
         return ""
 
@@ -102,26 +101,26 @@ class Program:
         self.process = -1
         if self.control is not None:
             self.control.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.remove()
 
 
 def start_program(template: Task) -> Program:
     """Start the program of a session, for the next client. Raises OSError, RPCError."""
-    folder = tempfile.mkdtemp(prefix="ekiden-rpc-")
+    folder = SessionFolder.make()
     own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     source, output = os.pipe()
     task = -1
     try:
-        task = task_file("ekiden.rpc.session:run_session", replace(template, folder=folder))
+        task = task_file("ekiden.rpc.session:run_session", replace(template, folder=folder.path))
         descriptors = (other_end.fileno(), task)
         pid, walls = start_behind_walls(
-            words(FIRST_DESCRIPTOR), folder, descriptors, output, template.libraries,
+            words(FIRST_DESCRIPTOR), folder.path, descriptors, output, template.libraries,
             template.has_sandbox,
         )  # fmt: skip
     except BaseException:
         own_end.close()
         os.close(source)
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
         raise
     finally:
         other_end.close()

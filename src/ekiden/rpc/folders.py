@@ -1,0 +1,69 @@
+"""Folders of sessions, and what servers that were killed left of them.
+
+A folder is locked as long as its server lives: the kernel drops the lock with the process, however
+that ends. `ekiden-rpc` makes and removes them in the same way (runtime/rpc/ek_rpc_main.c).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from ekiden.runtime.late_methods import dataclass
+
+__all__ = ["SessionFolder", "remove_stale_folders"]
+
+PREFIX = "ekiden-session-"
+_UNLOCKED_PREFIX = "ekiden-rpc-"
+"""Of a folder that has no lock yet: no other server takes it for one that was left."""
+
+
+@dataclass(eq=False, slots=True)
+class SessionFolder:
+    """An empty folder of the system's temporary ones, which this process alone removes."""
+
+    path: str
+    lock: int
+    """A descriptor of the folder, which holds its lock."""
+
+    @staticmethod
+    def make() -> SessionFolder:
+        """Make one. Raises OSError."""
+        unlocked = tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX)
+        lock = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(OSError):  # a file system without locks: then nothing is found to be stale
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        parent, name = os.path.split(unlocked)
+        path = os.path.join(parent, PREFIX + name.removeprefix(_UNLOCKED_PREFIX))
+        os.rename(unlocked, path)
+        return SessionFolder(path, lock)
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
+
+
+def remove_stale_folders() -> None:
+    """Remove the folders of sessions whose server was killed: this user's own ones, whose lock
+    nobody holds."""
+    with os.scandir(tempfile.gettempdir()) as entries:
+        names = [e.name for e in entries if e.name.startswith(PREFIX)]
+    for name in names:
+        with suppress(OSError):  # removed meanwhile, a link, or another user's
+            _remove_if_stale(Path(tempfile.gettempdir(), name))
+
+
+def _remove_if_stale(path: Path) -> None:
+    """Remove a folder of this user whose lock is free. Raises OSError, also for a link."""
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(lock).st_uid == os.geteuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError while it is used
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)
