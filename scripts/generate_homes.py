@@ -19,8 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
+from ekiden._lazy import load_deferred
 from ekiden.ir import op
-from ekiden.runtime.late import load_postponed
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGES = (
@@ -84,7 +84,7 @@ def declared() -> dict[str, str]:
     for file in sorted((SOURCE / OPERATORS.replace(".", "/")).rglob("*.py")):
         if file.stem != "__init__":
             import_module(".".join(file.relative_to(SOURCE).with_suffix("").parts))
-    load_postponed()
+    load_deferred()
     return {name: home for name, home in found.items() if home.startswith("ekiden.relay.")}
 
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias, cast
 
+from ekiden._lazy import load_module
 from ekiden.backend.external import External, register_compiler
 from ekiden.backend.kernels.build import flush_asked
 from ekiden.backend.kernels.tiers import Tiers
@@ -51,7 +52,6 @@ from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.devices.engines import text_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import Writer
-from ekiden.runtime.late import import_late
 from ekiden.runtime.late_methods import dataclass
 from ekiden.runtime.terminal import stderr_is_terminal
 from ekiden.target.virtual_device import Targets, compilation_config
@@ -203,7 +203,7 @@ def compile_model(
     targets = config.primitive_targets
     regions: list[str] = []
     if PassContext.current().config.get(ENGINE):
-        module, regions = import_late("ekiden.compiler.engines").with_engine(module, target, config)
+        module, regions = load_module("ekiden.compiler.engines").with_engine(module, target, config)
     metadata: dict[str, object] = {
         "executor": executor,
         "weights": _weight_bytes(module),
@@ -355,5 +355,5 @@ def _bar() -> AbstractContextManager[Progress | None]:
     """A progress bar over kernels where standard error is a terminal."""
     if not stderr_is_terminal():
         return nullcontext()
-    bar: AbstractContextManager[Progress] = import_late("ekiden.compiler.progress").Bar()
+    bar: AbstractContextManager[Progress] = load_module("ekiden.compiler.progress").Bar()
     return bar

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from ekiden import runtime
+from ekiden._lazy import LazyModule, load_module
 from ekiden.compiler.cache.artifacts import ArtifactCache
 from ekiden.compiler.cache.keys import Request, is_this_machine, request
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
@@ -42,9 +43,9 @@ from ekiden.runtime.errors import CompileError, UnrankedInputError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.files import PathName, check_folder
 from ekiden.runtime.forks import Lock
-from ekiden.runtime.late import Late, LateLog, import_late
+from ekiden.runtime.logs import LazyLogger
 
-LOG = LateLog(__name__)
+LOG = LazyLogger(__name__)
 
 if TYPE_CHECKING:
     from ekiden import target as target_values
@@ -62,13 +63,13 @@ if TYPE_CHECKING:
     from ekiden.target.virtual_device import Targets
     from ekiden.tune.records import RecordsLike
 else:
-    frame = Late("ekiden.runtime.artifact.frame")
-    worker_process = Late("ekiden.codegen.worker_process")
-    library = Late("ekiden.compiler.export.library")
-    time_limit = Late("ekiden.compiler.time_limit")
-    unranked = Late("ekiden.compiler.unranked")
-    target_values = Late("ekiden.target")
-    virtual_device = Late("ekiden.target.virtual_device")
+    frame = LazyModule("ekiden.runtime.artifact.frame")
+    worker_process = LazyModule("ekiden.codegen.worker_process")
+    library = LazyModule("ekiden.compiler.export.library")
+    time_limit = LazyModule("ekiden.compiler.time_limit")
+    unranked = LazyModule("ekiden.compiler.unranked")
+    target_values = LazyModule("ekiden.target")
+    virtual_device = LazyModule("ekiden.target.virtual_device")
 
 
 def compile(
@@ -374,7 +375,7 @@ def records_config(records: RecordsLike) -> dict[str, object]:
         if RECORDS in PassContext.current().config or not (given := environment.records()):
             return {}
         records = list(given)
-    reader = import_late("ekiden.tune.records")
+    reader = load_module("ekiden.tune.records")
     found = reader.records_of(records).by_sizes()
     return {RECORDS: found} if found else {}
 
@@ -460,7 +461,7 @@ def _compiler() -> Any:  # noqa: ANN401
     with phase("load compiler", DEBUG):
         gc.disable()
         try:
-            return import_late("ekiden.compiler.build")
+            return load_module("ekiden.compiler.build")
         finally:
             if collects:
                 gc.enable()
@@ -509,7 +510,7 @@ def compile_fastest(
     progress: Progress | None,
 ) -> runtime.Executable:
     """What `compile` makes for the devices on which it runs fastest, as measured here."""
-    auto = import_late("ekiden.compiler.auto_devices")
+    auto = load_module("ekiden.compiler.auto_devices")
 
     def compiled(targets: Targets) -> runtime.Executable:
         """The executable for some targets, whose times are compared."""
@@ -544,7 +545,7 @@ def compile_quick(
             f"compile: tier 'quick' answers on this machine, which cannot run code for {targets[0]}"
         )
     _compiler()  # as a phase of its own, and without looking for garbage
-    tiers = import_late("ekiden.backend.kernels.tiers").Tiers()
+    tiers = load_module("ekiden.backend.kernels.tiers").Tiers()
     started = time.perf_counter()
     made = _compiled(model, target, options, executor, progress, tiers)
     if not tiers.is_general:
@@ -558,7 +559,7 @@ def compile_quick(
     raw = frame.executable_of(made.joined(), made.apart)
     made.files.check("compile")
     _log_made(len(made), started)
-    upgrade = import_late("ekiden.compiler.tiers").Upgrade
+    upgrade = load_module("ekiden.compiler.tiers").Upgrade
     return raw, upgrade(raw, tiers, targets[0], store, WORKER_MODULES)
 
 

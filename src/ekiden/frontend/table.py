@@ -19,10 +19,10 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Protocol, cast
 from warnings import catch_warnings, simplefilter
 
+from ekiden._lazy import load_module
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.installed import version_of
 from ekiden.runtime.errors import CompileError, ImportModelError
-from ekiden.runtime.late import import_late
 from ekiden.runtime.late_methods import dataclass
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Frontend:
         """
         self.check_packages()
         try:
-            return import_late(f"ekiden.frontend.{self.name}.{name}")
+            return load_module(f"ekiden.frontend.{self.name}.{name}")
         except BROKEN as error:  # of a package, which may raise anything
             found = broken(self.packages, error)
             text = found.told(" ".join(p.distribution for p in self.packages))

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
+from ekiden.ir.table import Table
 from ekiden.runtime import Object, define_node_class, set_node_hooks
-from ekiden.runtime.late import Table
 from ekiden.runtime.late_methods import (
     RawField,
     delete_attribute,

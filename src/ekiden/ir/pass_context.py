@@ -14,19 +14,20 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime import Object
 from ekiden.runtime.errors import PassError
-from ekiden.runtime.late import Late, LateLog
 from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.logs import LazyLogger
 
 if TYPE_CHECKING:
     import difflib
 
     from ekiden.ir.module import IRModule
 else:
-    difflib = Late("difflib")
+    difflib = LazyModule("difflib")
 
-LOG = LateLog(__name__)
+LOG = LazyLogger(__name__)
 DEBUG, INFO = 10, 20
 """The levels of `logging` for what is said of a compilation."""
 

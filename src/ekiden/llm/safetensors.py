@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.weights import PLAIN, FileBytes, Weight, bytes_of
+from ekiden.runtime.cached import cached_property
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.late import cached_property
 from ekiden.runtime.late_methods import dataclass
 
 __all__ = ["SafetensorsCheckpoint", "SafetensorsFile", "write_safetensors"]

@@ -11,9 +11,9 @@ from ekiden.target.target import Target
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 else:
-    from ekiden.runtime.late import Late
+    from ekiden._lazy import LazyModule
 
-    llvm = Late("llvmlite.binding")
+    llvm = LazyModule("llvmlite.binding")
 
 
 def llvm_version_major(allow_none: bool = False) -> int | None:

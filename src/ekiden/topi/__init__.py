@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
-from ekiden.runtime.late import lend
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
+from ekiden._lazy import attach, exported_names
 from ekiden.te import tensor as _tensor
 from ekiden.topi.homes import NAMES
 
@@ -54,7 +54,10 @@ __all__ = [
     "image", "linalg", "ml", "nn", "operators", "random", "sampling", "sparse", "testing",
     "text", "vision",
 ]  # fmt: skip
-__all__ += [name for name in lend(__name__, NAMES) if name not in __all__]
+__all__ += [name for name in exported_names(NAMES) if name not in __all__]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, NAMES, registers=True)
 
 
 def operators() -> dict[str, Callable[..., Any]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.backend.vm.module_kernels import CompileKernels, ModuleKernels
 from ekiden.backend.vm.refusals import refusals_of
 from ekiden.ir.module import IRModule
@@ -64,13 +65,12 @@ from ekiden.relay.transform.quantization.integer_products import IntegerProducts
 from ekiden.relay.transform.shapes.bind_dimensions import BindDimensions
 from ekiden.relay.transform.shapes.carry_dimensions import CarryDimensions
 from ekiden.relay.transform.shapes.hoist_dimensions import HoistDimensions
-from ekiden.runtime.late import Late
 from ekiden.target import CompilationConfig, Target
 
 if TYPE_CHECKING:
     from ekiden.backend.vm import place_by_cost
 else:
-    place_by_cost = Late("ekiden.backend.vm.place_by_cost")
+    place_by_cost = LazyModule("ekiden.backend.vm.place_by_cost")
 
 MOST_JOINED = 64
 """Tensors that one kernel joins at most, below the parts that loops are cut into (kernels): a

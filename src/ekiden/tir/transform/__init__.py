@@ -7,7 +7,7 @@ constants.
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import lend
+from ekiden._lazy import attach
 from ekiden.tir.transform.homes import NAMES
 
 if TYPE_CHECKING:
@@ -141,4 +141,5 @@ __all__ = [
     "vectorize_loops",
 ]
 
-lend(__name__, NAMES)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, NAMES, registers=True)
