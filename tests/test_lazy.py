@@ -93,11 +93,13 @@ def test_a_module_that_is_being_imported_may_load_module(put: Put) -> None:
 def test_a_module_that_uses_a_package_is_loaded_while_another_thread_loads_the_package(
     put: Put,
 ) -> None:
-    """importlib alone raises in one of the threads: each would wait for the other's module."""
-    body = "events['begun'].set()\nevents['inside'].wait(0.2)\nfrom ekiden.late_house import room"
+    """importlib alone gives the package half a module: each thread would wait for the other."""
+    body = "events['begun'].set()\nevents['inside'].wait(0.2)\nlater = 1"
+    body = f"{body}\nevents['go'].wait(0.2)\nfrom ekiden.late_house.room import whole"
     events = put("late_house/__init__", body)
-    put("late_house/room", "import ekiden.late_house\nwhole = True")
-    put("late_guest", "events['inside'].set()\nfrom ekiden.late_house.room import whole")
+    body = "events['inside'].set()\nfrom ekiden.late_house import later\nwhole = True"
+    put("late_house/room", body)
+    put("late_guest", "from ekiden.late_house.room import whole")
     with ThreadPoolExecutor(1) as pool:
         house = pool.submit(load_module, "ekiden.late_house")
         assert events["begun"].wait(20)

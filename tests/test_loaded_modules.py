@@ -36,7 +36,7 @@ CACHED_ANSWER = {
         runtime.executable.executable runtime.executable.formats runtime.executable.loading
         runtime.executable.nested runtime.executable.outputs runtime.executable.sequences
         runtime.executable.state
-        runtime.cached runtime.files runtime.forks runtime.late_methods runtime.logs runtime.text
+        runtime.cached runtime.files runtime.forks runtime.lazy_dataclass runtime.logs runtime.text
     """.split()),
 }  # fmt: skip
 """By a program that compiles a file whose artifact is in the cache, and runs it."""

@@ -20,7 +20,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, get_global_func, load_device_code, tensor
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.target.virtual_device import with_asked_bounds
 from ekiden.tir import transform as tir_transform

@@ -23,7 +23,7 @@ from ekiden.ir.transfer import NotTransferableError, encode
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.forks import Lock
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.logs import LazyLogger
 
 if TYPE_CHECKING:

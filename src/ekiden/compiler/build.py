@@ -52,7 +52,7 @@ from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.devices.engines import text_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import Writer
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.terminal import stderr_is_terminal
 from ekiden.target.virtual_device import Targets, compilation_config
 

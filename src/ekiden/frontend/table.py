@@ -23,7 +23,7 @@ from ekiden._lazy import load_module
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.installed import version_of
 from ekiden.runtime.errors import CompileError, ImportModelError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ekiden.frontend.common.imported import ImportedModule

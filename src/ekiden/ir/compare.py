@@ -12,7 +12,7 @@ from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
 from ekiden.ir.structural import nodes_in, open_module, plan_of, structural_equal
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.object_path import (
     MapValuePath,
     MissingArrayElementPath,

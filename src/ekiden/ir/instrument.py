@@ -17,7 +17,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument
 from ekiden.runtime.errors import EkidenError
 from ekiden.runtime.files import PathName, write_text
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
     "DumpIR",

@@ -25,7 +25,7 @@ from ekiden.ir.text import type_text
 from ekiden.ir.type import TensorType, TupleType, Type, tensor_type, with_dims
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, EkidenError, RunError, TypeInferenceError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import difflib

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule
 from ekiden.runtime import Object
 from ekiden.runtime.errors import PassError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.logs import LazyLogger
 
 if TYPE_CHECKING:

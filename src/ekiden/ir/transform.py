@@ -24,7 +24,7 @@ from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, regist
 from ekiden.ir.table import Table
 from ekiden.runtime import Object, register_func
 from ekiden.runtime.errors import EkidenError, PassError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.logs import LazyLogger
 
 __all__ = [

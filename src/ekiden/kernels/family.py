@@ -17,7 +17,7 @@ from ekiden.kernels.decision import Choice, Decision, Fixed, Space, check_fixed
 from ekiden.kernels.stages import has_known_weights
 from ekiden.kernels.steps import Kernel, Scheduled, Steps, program_of, scheduled
 from ekiden.runtime.errors import CompileError, ScheduleError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 

@@ -21,7 +21,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.kernels.decision import Decision
 from ekiden.runtime.errors import ScheduleError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 

@@ -9,7 +9,7 @@ from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen import llvm
 from ekiden.codegen.parallel import LOCK
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.target.features import WASM
 

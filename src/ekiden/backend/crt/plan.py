@@ -39,7 +39,7 @@ from ekiden.relay.transform.memory.storage_in_place import merge_in_place
 from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes, Request, is_alias, op_name
 from ekiden.relay.transform.memory.storage_places import place_in
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 ALGORITHMS = ("", "greedy_by_size", "greedy_by_conflicts", "hill_climb")
 """Names of ways to plan memory in TVM; for each the one way here stands."""

@@ -35,7 +35,7 @@ from ekiden.relay.op.strategy import implementation_of
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory.manifest_alloc import tensor_types
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.range_check import check_site
 from ekiden.tir.expr import Buffer

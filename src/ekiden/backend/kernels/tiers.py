@@ -27,7 +27,7 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory.manifest_alloc import tensor_types
 from ekiden.runtime.files import Written
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.logs import LazyLogger
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc

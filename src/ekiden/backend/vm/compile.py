@@ -89,7 +89,7 @@ from ekiden.runtime.artifact.metadata import CALL_CLOSURE
 from ekiden.runtime.artifact.pieces import LARGE
 from ekiden.runtime.debug.instructions import make
 from ekiden.runtime.errors import CompileError, InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target, VirtualDevice
 from ekiden.target.virtual_device import PARAM_PLACES
 

@@ -32,7 +32,7 @@ from ekiden.ir.intrinsic import WARP
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import FRAGMENTS, Buffer, Ramp
 from ekiden.tir.stmt import AssertStmt, BufferStore, Evaluate, For, ForKind, PrimFunc, Stmt

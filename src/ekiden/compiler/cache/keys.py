@@ -25,7 +25,7 @@ from ekiden.ir.hashes import sha256
 from ekiden.ir.known import known, state_of
 from ekiden.ir.pass_context import COSTS, ENGINE, PassContext
 from ekiden.runtime.files import PathName
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import hashlib

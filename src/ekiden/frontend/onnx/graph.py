@@ -39,7 +39,7 @@ from ekiden.frontend.onnx.signatures import Signature, check_limits, signature
 from ekiden.frontend.onnx.tensor import dense, to_array
 from ekiden.ir.span import Span
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import function_body

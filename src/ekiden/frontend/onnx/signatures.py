@@ -19,7 +19,7 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Node
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import known
 
 if TYPE_CHECKING:

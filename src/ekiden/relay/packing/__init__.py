@@ -12,7 +12,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.packing.common import dtype_of
 from ekiden.relay.packing.dense import batch_words, dense, dense_words
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 if TYPE_CHECKING:

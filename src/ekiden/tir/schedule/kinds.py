@@ -29,7 +29,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
 from ekiden.ir.structural import structural_key
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.regions import all_accesses
 from ekiden.tir.schedule.program import (

@@ -36,7 +36,7 @@ from ekiden.ir.prim import (
     Var,
     const,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir import expr as tir_expr
 from ekiden.tir.op import address_of, assume

@@ -12,7 +12,7 @@ from typing import ClassVar
 from ekiden._lazy import load_module
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.errors import ScheduleError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import PrimFunc
 
 BESIDE = ("lanes", "x86", "cuda")

@@ -47,7 +47,7 @@ from ekiden.relay.transform.graph.calls import typed
 from ekiden.relay.transform.graph.float_rewrites import allows
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.attention as attention_op

@@ -14,7 +14,7 @@ from dataclasses import field
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Let, Var
 from ekiden.relay.transform.language.scopes import bodies, with_children
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Binding = tuple[Var, RelayExpr]
 
