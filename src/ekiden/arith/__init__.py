@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden._lazy import attach
-from ekiden.arith.homes import NAMES
+from ekiden.arith._exports import EXPORTS
 
 if TYPE_CHECKING:
     from ekiden.arith.analyzer import Analyzer, ConstIntBound, ProofStrength, prove_equal, simplify
@@ -100,4 +100,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, NAMES, registers=True)
+    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)

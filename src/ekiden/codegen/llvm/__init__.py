@@ -4,7 +4,7 @@ images."""
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import attach
-from ekiden.codegen.llvm.homes import NAMES
+from ekiden.codegen.llvm._exports import EXPORTS
 
 if TYPE_CHECKING:
     from ekiden.codegen.llvm.compiler import (
@@ -39,4 +39,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, NAMES, registers=True)
+    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)

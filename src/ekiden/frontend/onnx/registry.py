@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden._lazy import load_module
-from ekiden.frontend.onnx.converters.homes import ROWS
+from ekiden.frontend.onnx.converters._exports import ROWS
 from ekiden.frontend.onnx.node import Converter, Row
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.table import Table

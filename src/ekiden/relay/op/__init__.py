@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import attach, defer, exported_names
 from ekiden.ir.op import OP_NODES, OPS
 from ekiden.relay.op._document import documenting
-from ekiden.relay.op.homes import NAMES, OPERATORS
+from ekiden.relay.op._exports import EXPORTS, OPERATORS
 
 if TYPE_CHECKING:
     from ekiden.ir.op import get
@@ -106,8 +106,8 @@ __all__ = [
     "vision",
     "vm",
 ]
-__all__ += [name for name in exported_names(NAMES) if name not in __all__]
+__all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, NAMES, registers=True)
+    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
     __getattr__ = documenting("", __getattr__)

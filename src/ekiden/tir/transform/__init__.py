@@ -8,7 +8,7 @@ constants.
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import attach
-from ekiden.tir.transform.homes import NAMES
+from ekiden.tir.transform._exports import EXPORTS
 
 if TYPE_CHECKING:
     from ekiden.tir.transform.align_storage import align_storage
@@ -142,4 +142,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, NAMES, registers=True)
+    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
