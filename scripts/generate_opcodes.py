@@ -25,7 +25,7 @@ HEADER = '''"""The instructions of the virtual machine, as the C runtime has the
 Generated from runtime/src/vm_opcodes.def by scripts/generate_opcodes.py. Do not edit.
 """
 
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ IMPORTED = {"ekiden"}
 CACHED_ANSWER = {
     "ekiden",
     *(f"ekiden.{name}" for name in """
+        _lazy
         compiler compiler.cache compiler.cache.artifacts compiler.cache.keys compiler.compile
         compiler.options compiler.time_limit
         frontend frontend.common frontend.common.options frontend.table
@@ -35,7 +36,7 @@ CACHED_ANSWER = {
         runtime.executable.executable runtime.executable.formats runtime.executable.loading
         runtime.executable.nested runtime.executable.outputs runtime.executable.sequences
         runtime.executable.state
-        runtime.files runtime.forks runtime.late runtime.late_methods runtime.text
+        runtime.cached runtime.files runtime.forks runtime.lazy_dataclass runtime.logs runtime.text
     """.split()),
 }  # fmt: skip
 """By a program that compiles a file whose artifact is in the cache, and runs it."""

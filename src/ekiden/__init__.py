@@ -196,8 +196,7 @@ def __getattr__(name: str) -> object:
 def _module(home: str, name: str) -> object:
     """The module of a public name; MissingCompilerError where the compiler is not installed."""
     try:
-        import_module("ekiden.runtime")  # before a module of it, as import_late does
-        return import_module("ekiden.runtime.late").import_late(home)
+        return import_module("ekiden._lazy").load_module(home)
     except ModuleNotFoundError:
         return import_module("ekiden.runtime.compiler").compiler_module(home, f"ekiden.{name}")
 

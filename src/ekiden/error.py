@@ -1,6 +1,6 @@
 """The errors of Ekiden under the names that TVM's programs catch."""
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.runtime.errors import CompileError as DiagnosticError
 from ekiden.runtime.errors import EkidenError as TVMError
 from ekiden.runtime.errors import InternalError, RPCError, RPCSessionTimeoutError

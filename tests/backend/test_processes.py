@@ -22,6 +22,7 @@ import pytest
 from test_kernels import TARGET, primitive
 
 import ekiden
+from ekiden._lazy import load_module
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
@@ -29,7 +30,6 @@ from ekiden.codegen.parallel import Task, compile_tasks
 from ekiden.compiler import compile
 from ekiden.runtime import forks
 from ekiden.runtime.executable import callers
-from ekiden.runtime.late import import_late
 
 pytestmark = pytest.mark.quick
 
@@ -153,7 +153,7 @@ def test_a_fork_waits_while_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> No
     """As those of a whole compiler do on a busy machine, one after the other."""
     looks = ["ekiden.first"] * 2 + ["ekiden.second"] * 2 + ["ekiden.third"] * 2
     monkeypatch.setattr(forks, "PATIENCE", 0)
-    monkeypatch.setattr(forks, "_owners", lambda: [(looks.pop(0), 0)] if looks else [])
+    monkeypatch.setattr(forks, "module_owners", lambda: [(looks.pop(0), 0)] if looks else [])
     forks._hold()
     forks._release()
     assert looks == []
@@ -320,7 +320,7 @@ def importing(
     monkeypatch.syspath_prepend(tmp_path)
     begun = threading.Event()
     monkeypatch.setattr(sys, "_half_made", {"begun": begun, **names}, raising=False)
-    thread = threading.Thread(target=lambda: import_late(package + name))
+    thread = threading.Thread(target=lambda: load_module(package + name))
     thread.start()
     assert begun.wait(20)
     return thread, lambda: importlib.import_module(package + name)

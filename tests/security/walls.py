@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ekiden import rpc
 from ekiden.rpc.sandbox import MAX_LANDLOCK_VARIABLE, NAMESPACES_VARIABLE
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.paths import include_dir
 
 SOURCE = Path(__file__).with_name("attacks.c")

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
-from ekiden.arith.homes import NAMES
-from ekiden.runtime.late import lend
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
+from ekiden._lazy import attach
+from ekiden.arith._exports import EXPORTS
 
 if TYPE_CHECKING:
     from ekiden.arith.analyzer import Analyzer, ConstIntBound, ProofStrength, prove_equal, simplify
@@ -99,4 +99,5 @@ __all__ = [
     "substitute",
 ]
 
-lend(__name__, NAMES)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)

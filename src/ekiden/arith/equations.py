@@ -17,7 +17,7 @@ from ekiden.arith.linear import LinearForm, conjuncts, linear_form
 from ekiden.ir.prim import EQ, LE, LT, PrimExpr, Sub, Var, binary, const, is_const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.range import Range
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, post_order, same
 from ekiden.ir.range import Range
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 # Over-estimates: a set holds every value that may come, and may hold more. So a question "is it
 # never below 0" may be answered by a set, and "does it reach 5" may not. Variables are taken one at

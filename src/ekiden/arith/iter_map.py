@@ -48,7 +48,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, free_vars, post_order, rewrite, same, substitute
 from ekiden.ir.range import Range
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Size: TypeAlias = int | PrimExpr
 """A whole number, or a symbolic one."""

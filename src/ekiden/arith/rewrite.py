@@ -27,7 +27,7 @@ from ekiden.ir.prim import (
     const,
 )
 from ekiden.ir.prim_visitor import children, same
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Match: TypeAlias = dict[str, PrimExpr]
 Prove: TypeAlias = Callable[[PrimExpr], bool]

@@ -18,7 +18,7 @@ proved by z3 in the tests.
 
 from __future__ import annotations
 
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir import prim
 from ekiden.ir.node import NODE_TYPES
 from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr, binary, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Modular = Callable[[PrimExpr], tuple[int, int]]
 """(coeff, base) of an integer: see Analyzer.modular_set."""

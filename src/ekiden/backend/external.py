@@ -22,7 +22,7 @@ from ekiden.relay.expr import Function
 from ekiden.runtime import Module, get_global_func, register_func
 from ekiden.runtime.devices.engines import guarded, kept_for
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Kernel = Callable[..., object]
 """What computes a function: called with its inputs and the tensors it writes."""

@@ -5,7 +5,7 @@ exe = ekiden.compile(module)             # exe.save: the artifact says what it n
 exe = ekiden.compile(model, byoc="auto") # the regions that an engine runs faster than Ekiden here
 """
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.byoc.backend import Backend, partition, register
 from ekiden.byoc.chooser import Choice, choose
 

@@ -20,7 +20,7 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.graph.fold_scale_axis import op_of
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import EkidenError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.timing import least_in_turns
 
 __all__ = ["Choice", "choose"]

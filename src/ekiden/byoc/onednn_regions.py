@@ -19,7 +19,7 @@ from ekiden.relay.expr import Call, Constant, Function
 from ekiden.relay.transform.external.merge_composite import Entry
 from ekiden.runtime.devices.engines import load_region
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["OneDnnEngine"]
 

@@ -16,7 +16,7 @@ from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.external.merge_composite import Entry
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Region", "Row", "patterns_of", "pool_padding", "results_of", "tensor_of"]
 

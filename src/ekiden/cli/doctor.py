@@ -25,7 +25,7 @@ from ekiden.compiler.device_peak import measure_device
 from ekiden.compiler.export.library import export_library
 from ekiden.compiler.peak import measure_peak
 from ekiden.runtime.files import make_own_folder
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 BROKEN = 3

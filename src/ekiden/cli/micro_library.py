@@ -6,12 +6,12 @@ import argparse
 import os
 import time
 
+from ekiden._lazy import load_module
 from ekiden.backend.crt.module import MicroModule, Pool
 from ekiden.cli.options import decisions_config, parse_shapes, split_pair, whole_number
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder
-from ekiden.runtime.late import import_late
 
 DEFAULT = "default"
 """The name of a model that is given none (TVM's)."""
@@ -70,14 +70,14 @@ def write_library(options: argparse.Namespace) -> int:
     if len(targets) > 1:
         raise InputError("--target: a model library has one")
     with PassContext(config=decisions_config(options)):
-        program = import_late("ekiden.compiler.export.micro").compile(
+        program = load_module("ekiden.compiler.export.micro").compile(
             options.model,
             targets[0],
             shape=parse_shapes(options.shape) or None,
             name=options.module_name,
             pools=_pools(options.workspace_pools),
         )
-    import_late("ekiden.compiler.export.model_library").export_model_library_format(
+    load_module("ekiden.compiler.export.model_library").export_model_library_format(
         program, options.output
     )
     size, seconds = os.path.getsize(options.output), time.perf_counter() - started
@@ -85,7 +85,7 @@ def write_library(options: argparse.Namespace) -> int:
     for line in memory_lines(program.module):
         print(f"  {line}")
     if options.footprint:
-        for line in import_late("ekiden.micro.footprint").footprint(program).lines():
+        for line in load_module("ekiden.micro.footprint").footprint(program).lines():
             print(f"  {line}")
     return 0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.codegen import c, device, llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.device.formats import FORMATS, format_of
@@ -20,8 +21,7 @@ from ekiden.ir.pass_context import dumping, show_product, with_instruments
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, get_global_func, load_device_code, tensor
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.target.virtual_device import with_asked_bounds
 from ekiden.tir import transform as tir_transform
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ekiden.codegen import debug_library
 else:
-    debug_library = Late("ekiden.codegen.debug_library")
+    debug_library = LazyModule("ekiden.codegen.debug_library")
 
 
 TEXT_FORMS = {"ll": "LLVM IR", "asm": "assembly", "c": "C"}

@@ -27,7 +27,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.errors import CompileError, InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.task import Task
 from ekiden.codegen.worker_process import Worker, WorkerEndedError, setup_frame, start_workers
@@ -22,22 +23,22 @@ from ekiden.ir.transfer import NotTransferableError, encode
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.forks import Lock
-from ekiden.runtime.late import Late, LateLog
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.runtime.logs import LazyLogger
 
 if TYPE_CHECKING:
     import logging
     import select
 else:  # a program that answers by general kernels starts no workers
-    logging = Late("logging")
-    select = Late("select")
+    logging = LazyModule("logging")
+    select = LazyModule("select")
 
 __all__ = ["Cancellation", "CancelledError", "Progress", "Task", "compile_tasks"]
 
 Progress = Callable[[int, int, str], None]
 """Called with (kernels done, kernels in all, name of the one just done)."""
 
-LOG = LateLog(__name__)
+LOG = LazyLogger(__name__)
 MIN_PARALLEL_TASKS = 4
 """Kernels to compile from which worker processes pay."""
 BACKGROUND_NICENESS = 5

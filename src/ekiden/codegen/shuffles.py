@@ -10,7 +10,7 @@ from __future__ import annotations
 from ekiden.ir.intrinsic import SHUFFLES, WARP, WHOLE_WARP
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 ACTIVE = "tvm_warp_activemask"
 

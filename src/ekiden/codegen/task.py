@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ekiden.ir.pass_context import DEBUG, phase
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Task"]
 

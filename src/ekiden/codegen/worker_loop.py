@@ -22,7 +22,7 @@ from ekiden.codegen.task import Task
 from ekiden.ir.pass_context import PassContext, PassInstrument
 from ekiden.ir.transfer import decode
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Connection", "Reply", "Setup", "run"]
 

@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, cast
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.pass_context import DENORMALS, PassContext, PassInstrument
 from ekiden.ir.transfer import NotTransferableError, encode
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.forks import Lock
 from ekiden.runtime.fresh_python import fresh_python
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     import logging
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from ekiden.codegen import worker_loop, worker_server
     from ekiden.codegen.task import Task
 else:  # a program that answers from the cache starts no process
-    logging = Late("logging")
-    select = Late("select")
-    signal = Late("signal")
-    socket = Late("socket")
-    tempfile = Late("tempfile")
-    worker_loop = Late("ekiden.codegen.worker_loop")
-    worker_server = Late("ekiden.codegen.worker_server")
+    logging = LazyModule("logging")
+    select = LazyModule("select")
+    signal = LazyModule("signal")
+    socket = LazyModule("socket")
+    tempfile = LazyModule("tempfile")
+    worker_loop = LazyModule("ekiden.codegen.worker_loop")
+    worker_server = LazyModule("ekiden.codegen.worker_server")
 
 __all__ = [
     "Worker", "WorkerEndedError", "become_worker", "compile_isolated", "end_server", "prepare",

@@ -21,7 +21,7 @@ from ekiden.relay.transform.devices.plan_devices import said_places
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, EkidenError
 from ekiden.runtime.executable.executable import Executable
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.report import Peak
 from ekiden.runtime.profile.timing import least_in_turns
 from ekiden.target import Target

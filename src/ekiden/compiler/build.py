@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias, cast
 
+from ekiden._lazy import load_module
 from ekiden.backend.external import External, register_compiler
 from ekiden.backend.kernels.build import flush_asked
 from ekiden.backend.kernels.tiers import Finishing, OnKernel
@@ -57,8 +58,7 @@ from ekiden.runtime.artifact.metadata import (
 from ekiden.runtime.devices.engines import text_of
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import Writer
-from ekiden.runtime.late import import_late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.terminal import stderr_is_terminal
 from ekiden.target.virtual_device import CompilationConfig, Targets, compilation_config
 
@@ -219,7 +219,7 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
     module = _with_conditions(NameDimensions()(InferType()(module)))
     metadata: dict[str, object] = {"executor": options.executor, "main": describe(module)}
     if PassContext.current().config.get(ENGINE):
-        with_engine = import_late("ekiden.compiler.engines").with_engine
+        with_engine = load_module("ekiden.compiler.engines").with_engine
         module, regions = with_engine(module, options.targets, config)
         metadata |= {"regions": regions} if regions else {}
     metadata |= _about(module, imported, config, options)
@@ -358,5 +358,5 @@ def _bar() -> AbstractContextManager[Progress | None]:
     """A progress bar over kernels where standard error is a terminal."""
     if not stderr_is_terminal():
         return nullcontext()
-    bar: AbstractContextManager[Progress] = import_late("ekiden.compiler.progress").Bar()
+    bar: AbstractContextManager[Progress] = load_module("ekiden.compiler.progress").Bar()
     return bar

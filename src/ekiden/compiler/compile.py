@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ekiden import runtime
+from ekiden._lazy import LazyModule, load_module
 from ekiden.compiler.cache.artifacts import ArtifactCache
 from ekiden.compiler.cache.keys import Request, is_this_machine, request
 from ekiden.compiler.options import DEFAULTS, CompileOptions
@@ -29,9 +30,9 @@ from ekiden.runtime.errors import CompileError, UnrankedInputError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.files import PathName, check_folder
 from ekiden.runtime.forks import Lock
-from ekiden.runtime.late import Late, LateLog, import_late
+from ekiden.runtime.logs import LazyLogger
 
-LOG = LateLog(__name__)
+LOG = LazyLogger(__name__)
 
 if TYPE_CHECKING:
     from ekiden import target as target_values
@@ -48,13 +49,13 @@ if TYPE_CHECKING:
     from ekiden.target.virtual_device import Targets
     from ekiden.tune.records import RecordsLike
 else:
-    frame = Late("ekiden.runtime.artifact.frame")
-    worker_process = Late("ekiden.codegen.worker_process")
-    library = Late("ekiden.compiler.export.library")
-    time_limit = Late("ekiden.compiler.time_limit")
-    unranked = Late("ekiden.compiler.unranked")
-    target_values = Late("ekiden.target")
-    virtual_device = Late("ekiden.target.virtual_device")
+    frame = LazyModule("ekiden.runtime.artifact.frame")
+    worker_process = LazyModule("ekiden.codegen.worker_process")
+    library = LazyModule("ekiden.compiler.export.library")
+    time_limit = LazyModule("ekiden.compiler.time_limit")
+    unranked = LazyModule("ekiden.compiler.unranked")
+    target_values = LazyModule("ekiden.target")
+    virtual_device = LazyModule("ekiden.target.virtual_device")
 
 
 def compile(
@@ -381,7 +382,7 @@ def _compiler() -> Any:  # noqa: ANN401
     with phase("load compiler", DEBUG):
         gc.disable()
         try:
-            return import_late("ekiden.compiler.build")
+            return load_module("ekiden.compiler.build")
         finally:
             if collects:
                 gc.enable()
@@ -407,7 +408,7 @@ def _artifact_of(model: Model, options: CompileOptions) -> memoryview | runtime.
 
 def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable:
     """Return what `compile` makes for the devices on which it runs fastest, as measured here."""
-    auto = import_late("ekiden.compiler.auto_devices")
+    auto = load_module("ekiden.compiler.auto_devices")
 
     def compiled(targets: Targets) -> runtime.Executable:
         """The executable for some targets, whose times are compared."""
@@ -449,7 +450,7 @@ def _compile_quick(
     raw = frame.executable_of(made.joined(), made.apart)
     made.files.check("compile")
     _log_made(len(made), started)
-    upgrade = import_late("ekiden.compiler.tiers").Upgrade
+    upgrade = load_module("ekiden.compiler.tiers").Upgrade
     return raw, upgrade(raw, made.general, targets[0], store, WORKER_MODULES)
 
 

@@ -15,7 +15,7 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Var, const
 from ekiden.kernels.gpu.parts import bound, serial
 from ekiden.runtime import Device, empty, get_global_func, tensor
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.target.kinds import KINDS
 from ekiden.tir.expr import Buffer, BufferLoad

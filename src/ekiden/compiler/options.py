@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule, load_module
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.ir.pass_context import (
     DECISIONS,
@@ -23,8 +24,7 @@ from ekiden.ir.pass_context import (
 from ekiden.runtime import environment
 from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import Late, import_late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ekiden.codegen.parallel import Progress
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ekiden.target.virtual_device import Targets
     from ekiden.tune.records import RecordsLike
 else:
-    virtual_device = Late("ekiden.target.virtual_device")
+    virtual_device = LazyModule("ekiden.target.virtual_device")
 
 DEVICES = ("", "auto")
 EXECUTORS = ("vm", "aot", "async")
@@ -151,7 +151,7 @@ def records_options(records: RecordsLike) -> dict[str, object]:
         if RECORDS in PassContext.current().config or not (given := environment.records()):
             return {}
         records = list(given)
-    found = import_late("ekiden.tune.records").records_of(records).by_sizes()
+    found = load_module("ekiden.tune.records").records_of(records).by_sizes()
     return {RECORDS: found} if found else {}
 
 

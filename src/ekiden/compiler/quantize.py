@@ -18,7 +18,7 @@ from ekiden.quantization.plan import QuantPlan, Recipe
 from ekiden.quantization.rewrite import rewrite, smoothed, upgraded
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName, write_to
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Quantized", "quantize"]
 

@@ -20,13 +20,13 @@ from ekiden.codegen.parallel import Cancellation, CancelledError
 from ekiden.ir.pass_context import PassContext
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import LateLog
+from ekiden.runtime.logs import LazyLogger
 from ekiden.target import Target
 
 if TYPE_CHECKING:
     from ekiden.compiler.build import Compiled, GeneralProgram
 
-LOG = LateLog(__name__)
+LOG = LazyLogger(__name__)
 GENERAL, COMPILED = "general", "compiled"
 """What a kernel runs as."""
 EXIT_LIMIT_S = 10.0

@@ -28,7 +28,7 @@ from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.executable.loading import load
 from ekiden.runtime.files import PathName
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.html import table
 from ekiden.target import TargetLike
 

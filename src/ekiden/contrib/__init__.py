@@ -3,7 +3,9 @@
 A module is loaded when it is first used.
 """
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
-from ekiden.runtime.late import lend
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
+from ekiden._lazy import attach
 
-__all__ = lend(__name__, {})
+__all__: list[str] = []
+
+__getattr__, __dir__ = attach(__name__, {})

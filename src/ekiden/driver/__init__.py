@@ -4,7 +4,7 @@
 
 from typing import TYPE_CHECKING
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.runtime.artifact.metadata import TensorInfo
 from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.executable.executable import Executable

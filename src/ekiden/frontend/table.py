@@ -19,11 +19,11 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Protocol, cast
 from warnings import catch_warnings, simplefilter
 
+from ekiden._lazy import load_module
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.installed import version_of
 from ekiden.runtime.errors import CompileError, ImportModelError
-from ekiden.runtime.late import import_late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ekiden.frontend.common.imported import ImportedModule
@@ -164,7 +164,7 @@ class Frontend:
         """
         self.check_packages()
         try:
-            return import_late(f"ekiden.frontend.{self.name}.{name}")
+            return load_module(f"ekiden.frontend.{self.name}.{name}")
         except BROKEN as error:  # of a package, which may raise anything
             found = broken(self.packages, error)
             text = found.told(" ".join(p.distribution for p in self.packages))

@@ -6,13 +6,13 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime import environment
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     import platformdirs
 else:
-    platformdirs = Late("platformdirs")
+    platformdirs = LazyModule("platformdirs")
 
 __all__ = ["cache_layers", "is_filled"]
 

@@ -18,7 +18,7 @@ from ekiden.ir.structural import (
     plan_of,
     structural_equal,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.object_path import (
     MapValuePath,
     MissingArrayElementPath,

@@ -10,16 +10,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ekiden import IMPORTED_NS
+from ekiden._lazy import LazyModule
 from ekiden.ir.hashes import sha256
 from ekiden.ir.installed import version_of
 from ekiden.ir.known import known
 from ekiden.runtime.files import states_below
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     import hashlib
 else:
-    hashlib = Late("hashlib")
+    hashlib = LazyModule("hashlib")
 
 _PACKAGES = ("ekiden", "llvmlite", "numpy", "ml_dtypes", "onnx")
 """The packages whose versions decide what is compiled."""

@@ -15,7 +15,7 @@ from enum import IntEnum
 
 from ekiden.ir.module import IRModule
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 class DiagnosticLevel(IntEnum):

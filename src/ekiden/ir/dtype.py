@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     import ml_dtypes
 else:  # for types that NumPy has not
-    ml_dtypes = Late("ml_dtypes")
+    ml_dtypes = LazyModule("ml_dtypes")
 
 SCALAR_BITS: dict[str, int] = {
     "bool": 8,

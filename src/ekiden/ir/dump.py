@@ -30,7 +30,7 @@ from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, with_i
 from ekiden.runtime.environment import Dump
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName, reason
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["CompilationDump", "DumpIR", "dump_compilation"]
 

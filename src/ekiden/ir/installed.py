@@ -9,12 +9,12 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import Late
+from ekiden._lazy import LazyModule
 
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    metadata = Late("importlib.metadata")
+    metadata = LazyModule("importlib.metadata")
 
 __all__ = ["version_of"]
 

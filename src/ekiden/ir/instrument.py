@@ -16,7 +16,7 @@ from ekiden.ir.dump import DumpIR
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument
 from ekiden.runtime.errors import EkidenError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
     "DumpIR",

@@ -24,7 +24,7 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.runtime import get_global_func
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

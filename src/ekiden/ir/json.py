@@ -34,7 +34,7 @@ _MODULE = ("functions", "type_definitions", "attrs")
 
 @cache
 def _fields(type_key: str) -> tuple[Field[object], ...]:
-    return fields_of(NODE_TYPES[type_key])  # type: ignore[arg-type]
+    return fields_of(NODE_TYPES[type_key])
 
 
 def _take_apart(at: Node | IRModule) -> tuple[str, Fields]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import field
 
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

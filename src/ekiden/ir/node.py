@@ -23,16 +23,12 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
+from ekiden.ir.table import Table
 from ekiden.runtime import Object, define_node_class, set_node_hooks
-from ekiden.runtime.late import Table
-from ekiden.runtime.late_methods import (
-    RawField,
+from ekiden.runtime.lazy_dataclass import (
+    decorate,
     delete_attribute,
     field_values,
-    fields_in,
-    initialize_late,
-    raw_fields,
-    repr_of,
     set_attribute,
     set_field_values,
 )
@@ -104,16 +100,12 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
         """The class with slots, an initializer of its own fields and its place in NODE_TYPES.
         Raises ValueError when the key is taken.
         """
-        made = fields_in(cls, slots=True)
-        if "__init__" not in vars(cls):
-            initialize_late(made, frozen=True)
-        if not hasattr(cls, "astext") and "__repr__" not in vars(cls):
-            made.__repr__ = repr_of  # type: ignore[method-assign]
+        made = decorate(cls, repr=not hasattr(cls, "astext"), eq=False, frozen=True, slots=True)
         made.type_key = type_key
         if NODE_TYPES.has(type_key):
             raise ValueError(f"node type {type_key!r}: already made by {NODE_TYPES[type_key]!r}")
         NODE_TYPES[type_key] = made
-        define_node_class(made, _keys(made), list(map(_reflected, raw_fields(made))))
+        define_node_class(made, _keys(made), list(map(_reflected, fields_of(made))))
         return made
 
     return register
@@ -137,15 +129,12 @@ NODE_KEYS: dict[type, str] = {}
 """Class of nodes -> the key of its type, also of abstract classes."""
 
 
-def _reflected(field: RawField) -> tuple[str, str, bool, bool]:
-    """What other languages know of a field: name, annotation, whether it may be left out, whether
-    equality ignores it.
+def _reflected(field: dataclasses.Field[Any]) -> tuple[str, str, bool, bool]:
+    """Return what other languages know of a field: name, annotation, whether it may be left out,
+    whether equality ignores it.
     """
-    name, text, value = field
-    is_written = isinstance(value, dataclasses.Field)
-    default = value.default if is_written else value
-    is_ignored = bool(value.metadata.get("ignored")) if is_written else False
-    return name, text, default is not dataclasses.MISSING, is_ignored
+    is_optional = field.default is not dataclasses.MISSING
+    return field.name, str(field.type), is_optional, bool(field.metadata.get("ignored"))
 
 
 def _read(source: object, name: str) -> object:
@@ -173,6 +162,6 @@ def _enums_of(cls: type) -> dict[str, type[Enum]]:
 set_node_hooks(_read, _build)
 
 
-def fields_of(value: Node) -> tuple[dataclasses.Field[Any], ...]:
+def fields_of(value: Node | type[Node]) -> tuple[dataclasses.Field[Any], ...]:
     """The dataclass fields of a node: its reflection table."""
     return dataclasses.fields(value)  # type: ignore[arg-type]

@@ -13,23 +13,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from numpy import typing as npt  # the package first: another thread may be importing it
 
+from ekiden._lazy import LazyModule, load_deferred
 from ekiden.ir.attrs import Attrs, NamedDimsAttrs, own_attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.node import NODE_TYPES, ignored, node
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.span import Span
+from ekiden.ir.table import Table
 from ekiden.ir.text import type_text
 from ekiden.ir.type import TensorType, TupleType, Type, tensor_type, with_dims
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, EkidenError, RunError, TypeInferenceError
-from ekiden.runtime.late import Late, Table, load_postponed
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import difflib
 else:  # for messages
-    difflib = Late("difflib")
+    difflib = LazyModule("difflib")
 
 _V = TypeVar("_V")
 
@@ -152,7 +153,7 @@ class Op(RelayExpr):
         loaded, which describes them by the functions that call them.
         """
         if not self.definition.description:
-            load_postponed()
+            load_deferred()
         return self.definition.description
 
     def set_num_inputs(self, n: int) -> None:

@@ -14,10 +14,11 @@ from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime import Object, environment
 from ekiden.runtime.errors import PassError
-from ekiden.runtime.late import Late, LateLog
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.runtime.logs import LazyLogger
 
 if TYPE_CHECKING:
     import difflib
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     import ekiden.ir.dump as dumps
     from ekiden.ir.module import IRModule
 else:
-    difflib = Late("difflib")
-    dumps = Late("ekiden.ir.dump")
+    difflib = LazyModule("difflib")
+    dumps = LazyModule("ekiden.ir.dump")
 
-LOG = LateLog(__name__)
+LOG = LazyLogger(__name__)
 T = TypeVar("T")
 DEBUG, INFO = 10, 20
 """The levels of `logging` for what is said of a compilation."""

@@ -28,7 +28,7 @@ from ekiden.ir.node import Node, fields_of
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.runtime import register_func
 from ekiden.runtime.binding._core import Object
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Row = tuple[object, ...]
 FreeVars = Literal["identity", "order"]

@@ -20,7 +20,7 @@ from dataclasses import field
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassInfo, PassInstrument
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

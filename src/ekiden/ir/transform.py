@@ -21,10 +21,11 @@ from ekiden.ir.expr import BaseFunc
 from ekiden.ir.extensions import note_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
+from ekiden.ir.table import Table
 from ekiden.runtime import Object, register_func
 from ekiden.runtime.errors import EkidenError, PassError
-from ekiden.runtime.late import LateLog, Table
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.runtime.logs import LazyLogger
 
 __all__ = [
     "FunctionPass",
@@ -43,7 +44,7 @@ __all__ = [
     "share_passes",
 ]
 
-LOG = LateLog(__name__)
+LOG = LazyLogger(__name__)
 
 Transform = Callable[[IRModule, PassContext], IRModule]
 """What a pass does; it gets the context it runs under and makes a new module."""

@@ -4,9 +4,9 @@ group's anchor.
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import names_in
+from ekiden._lazy import attach
 
 if TYPE_CHECKING:
     from ekiden.kernels.names import *  # noqa: F403
 else:
-    __getattr__, __dir__ = names_in("ekiden.kernels.names")
+    __getattr__, __dir__ = attach(__name__, {}, rest="names")

@@ -19,7 +19,7 @@ from ekiden.kernels.decision import Choice, divisors
 from ekiden.kernels.family import NARROW, Product, narrowed
 from ekiden.kernels.micro_kernels.matrix_tiles import BY_DATA, LANES, WORD_BYTES
 from ekiden.kernels.micro_kernels.register_tiles import DYNAMIC_ROWS
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Cache, Target
 
 LINE = 64

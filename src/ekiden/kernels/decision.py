@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Value: TypeAlias = int | str
 """Of a choice: a number, or a word."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from ekiden._lazy import load_module
 from ekiden.ir.pass_context import DECISIONS, PassContext
 from ekiden.kernels.decision import Decision, Fixed, Value
 from ekiden.kernels.family import Family
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import import_late
 
 _HOMES: Mapping[str, str] = {
     "attention": "attention.scaled_dot_product",
@@ -43,7 +43,7 @@ class _Families(Mapping[str, Family]):
     def __getitem__(self, name: str) -> Family:
         """The row. Raises KeyError."""
         if name not in _ROWS:
-            module = import_late(f"ekiden.kernels.{_HOMES[name]}")
+            module = load_module(f"ekiden.kernels.{_HOMES[name]}")
             rows = getattr(module, "FAMILIES", None) or (module.FAMILY,)
             _ROWS.update({row.name: row for row in rows})
         return _ROWS[name]

@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden import te
+from ekiden._lazy import LazyModule
 from ekiden.ir.prim import IntImm
 from ekiden.kernels.decision import Choice, Decision, Fixed, Space, check_fixed
 from ekiden.kernels.stages import has_known_weights
 from ekiden.kernels.steps import Kernel, Scheduled, Steps, program_of, scheduled
 from ekiden.runtime.errors import CompileError, ScheduleError
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 
 if TYPE_CHECKING:
     from ekiden.kernels.gpu import lanes as thread_lanes
 else:
-    thread_lanes = Late("ekiden.kernels.gpu.lanes")
+    thread_lanes = LazyModule("ekiden.kernels.gpu.lanes")
 
 NARROW = "narrow"
 """What stands for the dtype of bytes whose sums of two products fit int16."""

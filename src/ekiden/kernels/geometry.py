@@ -11,7 +11,7 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import EQ, PrimExpr, binary, const, logical_and, maximum
 from ekiden.kernels.cpu.windows import Window
 from ekiden.kernels.micro_kernels.epilogue import operands_of
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def _ints(value: object) -> tuple[int, ...]:

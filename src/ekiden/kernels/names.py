@@ -15,7 +15,7 @@ from ekiden.kernels.family import Family
 from ekiden.kernels.in_place import in_place_inputs, updated_inputs
 from ekiden.kernels.stages import chosen_stages, is_epilogue, own_outputs, stages_of
 from ekiden.kernels.steps import Scheduled, program_of
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 

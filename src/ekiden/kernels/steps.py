@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from ekiden import te
+from ekiden._lazy import LazyModule
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.kernels.decision import Decision
 from ekiden.runtime.errors import ScheduleError
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ekiden.tir.schedule.schedule import Schedule
     from ekiden.tir.schedule.trace import Trace
 else:
-    schedule = Late("ekiden.tir.schedule.schedule")
+    schedule = LazyModule("ekiden.tir.schedule.schedule")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ for piece in model.generate("Once upon", max_tokens=50):
     print(piece.text, end="", flush=True)
 """
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.llm.engine import Engine, Stream
 from ekiden.llm.grammar import Grammar
 from ekiden.llm.model import Model, Piece, load

@@ -15,7 +15,7 @@ from typing import Any
 from ekiden.llm.config_numbers import real, size, whole
 from ekiden.llm.rope import Rope, read_rope
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["ARCHITECTURES", "Architecture", "DecoderConfig", "read_config"]
 

@@ -44,7 +44,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.transform.language.remove_unused_functions import ENTRIES
 from ekiden.relay.ty import RefType
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["FORWARD", "Layout", "cache_shape", "decoder_module"]
 

@@ -24,7 +24,7 @@ from ekiden.llm.grammar import Grammar
 from ekiden.llm.pages import Key, Pages
 from ekiden.llm.sampling import Sampling
 from ekiden.runtime.errors import InputError, RunError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ekiden.llm.model import Model

@@ -9,8 +9,8 @@ from pathlib import Path
 from ekiden.llm.gguf_architectures import architecture_of, config_of, renamed, undone
 from ekiden.llm.gguf_file import Entry, GGUFFile, write_gguf
 from ekiden.llm.weights import Weight
+from ekiden.runtime.cached import cached_property
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.late import cached_property
 
 __all__ = ["GGUFCheckpoint", "GGUFFile", "write_gguf"]
 

@@ -25,7 +25,7 @@ import numpy as np
 from ekiden.llm.gguf_file import GGUFFile
 from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "config_of", "renamed", "undone"]
 

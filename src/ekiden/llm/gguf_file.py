@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ekiden.llm.weights import PLAIN, FileBytes, Weight, bytes_of
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 
 __all__ = ["Entry", "GGUFFile", "write_gguf"]

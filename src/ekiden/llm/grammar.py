@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ekiden.frontend.onnx.regex import RegexError, automaton
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["MOST_BYTES", "Grammar"]
 

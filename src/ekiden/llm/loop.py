@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 
 from ekiden.llm.engine import Engine, Stream
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["EngineLoop", "Update"]
 

@@ -26,7 +26,7 @@ from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Pieces, Tokenizer
 from ekiden.llm.weights import Checkpoint, OfFiles
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.vm import VirtualMachine
 
 __all__ = ["Model", "Piece", "load"]

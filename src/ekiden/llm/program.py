@@ -32,7 +32,7 @@ from ekiden.llm.decoder import FORWARD, Layout, cache_shape, decoder_module
 from ekiden.llm.weights import Checkpoint
 from ekiden.relay.parser import parse
 from ekiden.relay.transform.language.remove_unused_functions import ENTRIES
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["DECODE", "DRAFT", "PREFILL", "SETTINGS", "SPECULATE", "Draft", "program"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ekiden.llm.config_numbers import real
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Rope", "read_rope"]
 

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.weights import PLAIN, FileBytes, Weight, bytes_of
+from ekiden.runtime.cached import cached_property
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.late import cached_property
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["SafetensorsCheckpoint", "SafetensorsFile", "write_safetensors"]
 

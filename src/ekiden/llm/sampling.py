@@ -6,7 +6,7 @@ import math
 
 from ekiden.llm.grammar import Grammar
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Sampling"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ekiden.runtime.artifact.mapped import Files, read_whole
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS
 
 __all__ = ["PLAIN", "Checkpoint", "FileBytes", "OfFiles", "Weight", "bytes_of"]

@@ -18,7 +18,7 @@ from ekiden.compiler.export.model_library import library_files
 from ekiden.micro.stack import Calls
 from ekiden.micro.templates import C_FLAGS, FPUS
 from ekiden.runtime.errors import ExportError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.triple import MICRO
 
 NOBITS, ALLOCATED, WRITABLE = 8, 2, 1

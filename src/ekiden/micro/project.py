@@ -37,7 +37,7 @@ from ekiden.rpc.channel import Stream
 from ekiden.rpc.client import start_program
 from ekiden.runtime.errors import ExportError, InputError, LoadError
 from ekiden.runtime.files import PathName, named
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.paths import micro_source_dir, server_source_dir
 
 Options = Mapping[str, object]

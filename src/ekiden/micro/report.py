@@ -8,7 +8,7 @@ from ekiden.compiler.export.micro import MicroProgram
 from ekiden.micro.footprint import Footprint, footprint
 from ekiden.micro.project import GeneratedProject, Sizes
 from ekiden.micro.session import Session
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ekiden.runtime.errors import ExportError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 _REGISTERS = re.compile(r"\{([^}]*)\}")
 _PUSH = re.compile(r"\t(v?push|stmdb(?:\.w)?\tsp!,)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 START = "ek_micro_start.c"
 SERVER = ("ek_micro_rpc.c", "ek_micro_rpc.h", "ek_rpc_table.h")

@@ -6,7 +6,7 @@ says so in ONNX's own words, QuantizeLinear and DequantizeLinear.
 was decided, a row for each layer; `rewrite` makes the model of it.
 """
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.quantization.layers import Layer, find_layers
 from ekiden.quantization.plan import KINDS, LayerPlan, QuantPlan, Recipe
 from ekiden.quantization.ranges import METHODS

@@ -17,7 +17,7 @@ import onnx
 from ekiden.ir.op import Array
 from ekiden.quantization.ranges import Histogram
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Compile", "Feeds", "Observed", "observe", "read_feeds", "tensors_of"]
 

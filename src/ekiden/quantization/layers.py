@@ -7,7 +7,7 @@ from onnx import numpy_helper
 
 from ekiden.frontend.onnx.load import sorted_nodes
 from ekiden.ir.op import Array
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Layer", "find_layers"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from ekiden.quantization.ranges import METHODS
 from ekiden.quantization.rounding import ROUNDINGS
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.html import table
 
 __all__ = ["KINDS", "LayerPlan", "QuantPlan", "Recipe"]

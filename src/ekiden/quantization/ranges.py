@@ -13,7 +13,7 @@ from dataclasses import field
 import numpy as np
 
 from ekiden.ir.op import Array
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["METHODS", "Histogram", "Method", "scale_and_point"]
 

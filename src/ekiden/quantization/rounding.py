@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.ir.op import Array
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["ROUNDINGS", "Rounding", "squared_error"]
 

@@ -11,7 +11,7 @@ from ekiden.ir.op import Array
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import Recipe
 from ekiden.quantization.rounding import ROUNDINGS, Ends, squared_error
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Integers", "aware_factor", "bias_shift", "integers_of", "nibbles_of"]
 

@@ -8,10 +8,10 @@ on higher floors and is loaded when it is first used.
 
 from typing import TYPE_CHECKING
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
-from ekiden.runtime.late import names_in
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
+from ekiden._lazy import attach
 
 if TYPE_CHECKING:
     from ekiden.relay.names import *  # noqa: F403
 else:
-    __getattr__, __dir__ = names_in("ekiden.relay.names")
+    __getattr__, __dir__ = attach(__name__, {}, rest="names")

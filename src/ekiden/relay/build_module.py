@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ekiden._lazy import attach
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInstrument
 from ekiden.relay.expr import Constant, Function, Var, const
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import import_late
 
 
 def bind_params_by_name(func: Function, params: Mapping[str, object]) -> Function:
@@ -48,19 +48,13 @@ def build_config(
     return PassContext(opt_level, required_pass, disabled_pass, instruments)
 
 
-_HIGHER = {
-    "build": "ekiden.compiler.faces.relay",
-    "optimize": "ekiden.compiler.faces.relay",
-    "create_executor": "ekiden.compiler.faces.executors",
-}
-
-
-def __getattr__(name: str) -> object:
-    """What compiles stands on a higher floor and is loaded when it is first used."""
-    if name not in _HIGHER:
-        raise AttributeError(f"module 'ekiden.relay.build_module' has no attribute {name!r}")
-    found: object = getattr(import_late(_HIGHER[name]), name)
-    return found
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "ekiden.compiler.faces.relay": "build optimize",
+        "ekiden.compiler.faces.executors": "create_executor",
+    },
+)  # what compiles stands on a higher floor
 
 
 __all__ = ["bind_params_by_name", "bind_params_in_module", "build_config"]

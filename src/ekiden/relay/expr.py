@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 import ekiden.relay.texts  # noqa: F401  # how expressions show themselves
+from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
@@ -26,13 +27,12 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeVar, tensor_type
 from ekiden.runtime.devices.memory import hold_array
 from ekiden.runtime.errors import TypeInferenceError
-from ekiden.runtime.late import Late
 from ekiden.target.virtual_device import RESULT_PLACE
 
 if TYPE_CHECKING:
     from ekiden.relay import type_infer
 else:
-    type_infer = Late("ekiden.relay.type_infer")
+    type_infer = LazyModule("ekiden.relay.type_infer")
 
 Expr = RelayExpr
 __all__ = [

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from ekiden.ir.span import Span
 from ekiden.runtime.errors import ParseError, TypeInferenceError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 PUNCTUATION = "=> -> == != <= >= ( ) { } [ ] , ; : = . + - * / < > ?".split()
 

@@ -1,5 +1,6 @@
 """The names of `ekiden.relay`, loaded when the first is used."""
 
+from ekiden._lazy import attach, exported_names
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
@@ -83,35 +84,30 @@ from ekiden.relay.visitor import (
     free_vars,
     post_order,
 )
-from ekiden.runtime.late import import_late
 
 Any = AnyDim
 """A dimension nothing is known about (TVM's name)."""
 
 pretty_print = astext
 
-_HIGHER = {
-    "build": "ekiden.compiler.faces.relay:build",
-    "optimize": "ekiden.compiler.faces.relay:optimize",
-    "create_executor": "ekiden.compiler.faces.executors:create_executor",
-    "vm": "ekiden.compiler.faces.relay_vm",
-    "quantize": "ekiden.compiler.faces.relay_quantize",
-    "frontend": "ekiden.relay.frontend",
-    "backend": "ekiden.relay.backend",
-    "data_dep_optimization": "ekiden.relay.data_dep_optimization",
-    "testing": "ekiden.relay.testing",
-    "dataflow_pattern": "ekiden.relay.dataflow_pattern",
-    "script": "ekiden.relay.reader:script",
+_ABOVE = {
+    "ekiden.compiler.faces.relay": "build optimize",
+    "ekiden.compiler.faces.executors": "create_executor",
+    "ekiden.relay.reader": "script",
+    "": "vm:ekiden.compiler.faces.relay_vm quantize:ekiden.compiler.faces.relay_quantize"
+    " frontend:ekiden.relay.frontend backend:ekiden.relay.backend"
+    " data_dep_optimization:ekiden.relay.data_dep_optimization testing:ekiden.relay.testing"
+    " dataflow_pattern:ekiden.relay.dataflow_pattern",
 }
-"""Name -> the module it is, or the module and the name in it."""
+"""What stands on higher floors, and what few programs use."""
+_NAMES_ABOVE = frozenset(exported_names(_ABOVE))
+_load_above, __dir__ = attach(__name__, _ABOVE)
 
 
 def __getattr__(name: str) -> object:
-    """An operator, or what is loaded when it is first used."""
-    if name in _HIGHER:
-        home, _, inner = _HIGHER[name].partition(":")
-        found: object = import_late(home)
-        return getattr(found, inner) if inner else found
+    """Load a name from above, or return an operator. Raises AttributeError."""
+    if name in _NAMES_ABOVE:
+        return _load_above(name)
     if not name.startswith("_") and hasattr(op, name):
         return getattr(op, name)
     raise AttributeError(f"module 'ekiden.relay' has no attribute {name!r}")

@@ -16,7 +16,7 @@ from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Constant, Function, Let, Tuple, TupleGetItem, Var
 from ekiden.relay.visitor import CHILDREN, post_order
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["MOST", "draw"]
 

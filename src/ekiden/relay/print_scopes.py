@@ -20,7 +20,7 @@ from ekiden.relay.expr import (
     TupleGetItem,
 )
 from ekiden.relay.visitor import ATOMS
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)

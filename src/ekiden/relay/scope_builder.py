@@ -17,7 +17,7 @@ from dataclasses import field
 
 from ekiden.ir.type import FuncType, Type
 from ekiden.relay.expr import Expr, Function, If, Let, Var, var
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)

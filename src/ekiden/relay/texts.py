@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     from ekiden.relay import html, printer
 else:
-    html = Late("ekiden.relay.html")
-    printer = Late("ekiden.relay.printer")
+    html = LazyModule("ekiden.relay.html")
+    printer = LazyModule("ekiden.relay.printer")
 
 
 def _text(

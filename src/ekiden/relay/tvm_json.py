@@ -270,7 +270,7 @@ def _hints(type_key: str) -> dict[str, Any]:
 
 @cache
 def _fields(type_key: str) -> tuple[Field[object], ...]:
-    return fields_of(NODE_TYPES[type_key])  # type: ignore[arg-type]
+    return fields_of(NODE_TYPES[type_key])
 
 
 def _renamed(given: dict[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.relay.expr import Constructor, Expr, Function
 from ekiden.runtime import ADT
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Symbols = dict[PrimVar, int]
 

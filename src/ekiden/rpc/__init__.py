@@ -8,7 +8,7 @@
 docs/rpc.md has the messages, docs/security.md what is trusted. Needs `ekiden.runtime` alone.
 """
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.rpc.client import LocalSession, PopenSession, RPCSession, connect
 from ekiden.rpc.errors import FrameError, RPCError, RPCSessionTimeoutError
 from ekiden.rpc.far import (

@@ -8,7 +8,7 @@ differently.
 
 from __future__ import annotations
 
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
     "CALLS", "DEVICE_IOCTLS", "FALLBACKS", "FOLDER_VARIABLES", "GROUPS", "KEPT_VARIABLES",

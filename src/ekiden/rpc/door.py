@@ -21,7 +21,7 @@ from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
 from ekiden.rpc.keys import Key, server_socket
 from ekiden.rpc.services import hear
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Door", "Guest", "relay", "run_in_thread"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ekiden.rpc.errors import RPCError
 from ekiden.runtime.files import PathName, check_folder, named
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Key", "client_socket", "is_loopback", "make_key", "server_socket"]
 

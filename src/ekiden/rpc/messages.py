@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 MAGIC = 0x0043_5052_4B45_8901
 """What HELLO begins with: bytes 01 89 EKRPC 00."""

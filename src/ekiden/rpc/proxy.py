@@ -18,7 +18,7 @@ from ekiden.rpc.server import listen
 from ekiden.rpc.websocket import require_websockets, start_web
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Proxy"]
 

@@ -17,7 +17,7 @@ import ekiden
 from ekiden.rpc.calls import FOLDER_VARIABLES, KEPT_VARIABLES
 from ekiden.rpc.errors import RPCError
 from ekiden.runtime import close_sandbox, library_path, sandbox_lack, start_session
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Limits", "Walls", "close_walls", "die_with_parent", "missing", "start_behind_walls"]
 

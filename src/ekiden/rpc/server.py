@@ -38,7 +38,7 @@ from ekiden.rpc.wire import Plain, write_body
 from ekiden.runtime import registered_callables
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Background", "Limits", "Server", "listen", "serve_program"]
 

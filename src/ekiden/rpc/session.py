@@ -18,7 +18,7 @@ from ekiden.rpc.portable import unpack_function
 from ekiden.rpc.sandbox import Limits, close_walls
 from ekiden.rpc.services import serve
 from ekiden.runtime import device, load_module, memory_limit, register_func
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["FAILED", "NUMBER", "READY", "Task", "run_session"]
 

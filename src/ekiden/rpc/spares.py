@@ -19,7 +19,7 @@ from ekiden.rpc.folders import SessionFolder
 from ekiden.rpc.fresh import FIRST_DESCRIPTOR, task_file, words
 from ekiden.rpc.sandbox import Limits, start_behind_walls
 from ekiden.rpc.session import FAILED, NUMBER, READY, Task
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Program", "start_program"]
 

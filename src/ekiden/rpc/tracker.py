@@ -25,7 +25,7 @@ from ekiden.rpc.errors import FrameError, RPCError, RPCSessionTimeoutError
 from ekiden.rpc.messages import Kind
 from ekiden.rpc.pool import Hub, Peer
 from ekiden.runtime.files import PathName
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Tracker", "TrackerSession", "connect_tracker"]
 

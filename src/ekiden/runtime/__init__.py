@@ -7,6 +7,7 @@ first used.
 
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import attach
 from ekiden.runtime.artifact import archive, late_bound  # noqa: F401  # registers functions
 from ekiden.runtime.binding._core import (
     ADT,
@@ -63,7 +64,6 @@ from ekiden.runtime.binding._core import (
 from ekiden.runtime.binding._core import Shape as ShapeTuple
 from ekiden.runtime.binding.objects import Object
 from ekiden.runtime.devices import engines  # noqa: F401  # registers functions
-from ekiden.runtime.late import names_from
 
 if TYPE_CHECKING:
     from ekiden.runtime import container, executor, vm  # noqa: F401
@@ -192,46 +192,24 @@ __all__ = [
     "webgpu",
 ]
 
-_NAMES = {
-    "devices.named": "check_devices cl cuda enabled ext_dev gpu hexagon metal mtl opencl rocm vpi"
-    " vulkan webgpu",
-    "artifact.graph_json": "load_json save_json",
-    "devices.memory": "MemoryStats memory_limit memory_stats reset_peak_memory",
-    "ndarray": "NDArray",
-    "object_path": "ObjectPath",
-    "params": "load_param_dict load_param_dict_from_file load_params save_param_dict "
-    "save_param_dict_to_file save_params",
-    "paths": "cmake_dir include_dir library_path static_library_path",
-    "profile.timing": "BenchmarkResult",
-}
-"""Module -> what it has of the names above."""
-_MODULES = {
-    **{
-        name: name
-        for name in (
-            "artifact binding container debug devices executable executor files module ndarray"
-            " object_path params paths profile profiling vm"
-        ).split()
-    },
-    "nd": "ndarray",
-    "expression": "artifact.expression",
-    "flame": "profile.flame",
-    "graph_json": "artifact.graph_json",
-    "html": "profile.html",
-    "memory": "devices.memory",
-    "opcodes": "binding.opcodes",
-    "stepping": "debug.stepping",
-    "timing": "profile.timing",
-}
-"""Name of a module -> where it is."""
 if not TYPE_CHECKING:
-    __getattr__ = names_from(
+    __getattr__, __dir__ = attach(
         __name__,
-        {name: module for module, names in _NAMES.items() for name in names.split()},
-        _MODULES,
+        {
+            "": "artifact binding container debug devices executable executor files module ndarray"
+            " object_path params paths profile profiling vm nd:ndarray"
+            " expression:artifact.expression flame:profile.flame graph_json:artifact.graph_json"
+            " html:profile.html memory:devices.memory opcodes:binding.opcodes"
+            " stepping:debug.stepping timing:profile.timing",
+            "devices.named": "check_devices cl cuda enabled ext_dev gpu hexagon metal mtl opencl"
+            " rocm vpi vulkan webgpu",
+            "artifact.graph_json": "load_json save_json",
+            "devices.memory": "MemoryStats memory_limit memory_stats reset_peak_memory",
+            "ndarray": "NDArray",
+            "object_path": "ObjectPath",
+            "params": "load_param_dict load_param_dict_from_file load_params save_param_dict"
+            " save_param_dict_to_file save_params",
+            "paths": "cmake_dir include_dir library_path static_library_path",
+            "profile.timing": "BenchmarkResult",
+        },
     )
-
-
-def __dir__() -> list[str]:
-    """The public names and the modules."""
-    return sorted({*__all__, *_MODULES})

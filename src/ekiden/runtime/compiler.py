@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from ekiden._lazy import load_module
 from ekiden.runtime.errors import MissingCompilerError
-from ekiden.runtime.late import import_late
 
 __all__ = ["compiler_module"]
 
@@ -21,7 +21,7 @@ def compiler_module(name: str, doing: str) -> ModuleType:
     module of another package that is missing is a ModuleNotFoundError as ever.
     """
     try:
-        return import_late(name)
+        return load_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing != name and not name.startswith(f"{missing}."):

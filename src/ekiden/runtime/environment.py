@@ -31,13 +31,13 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     import pathlib
 else:
-    pathlib = Late("pathlib")
+    pathlib = LazyModule("pathlib")
 
 DEFAULT_CACHE_LIMIT = 4 << 30
 DEFAULT_KERNEL_LIMIT = 1 << 30

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime.artifact.metadata import ANY_OBJECT, read_metadata, tensor_infos
 from ekiden.runtime.binding._core import (
     Device,
@@ -30,14 +31,13 @@ from ekiden.runtime.binding._core import (
 )
 from ekiden.runtime.binding._core import tensor as tensor_of
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.late import Late
 from ekiden.runtime.name_transforms import sanitize_name
 from ekiden.runtime.profile.timing import BenchmarkResult
 
 if TYPE_CHECKING:
     from ekiden.runtime.executable import placing
 else:
-    placing = Late("ekiden.runtime.executable.placing")
+    placing = LazyModule("ekiden.runtime.executable.placing")
 
 Devices = Device | Sequence[Device]
 

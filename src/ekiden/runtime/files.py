@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime.binding._core import _states_below
-from ekiden.runtime.late import Late, LateLog
+from ekiden.runtime.logs import LazyLogger
 
 if TYPE_CHECKING:
     import pathlib
     from pathlib import Path
 else:
-    pathlib = Late("pathlib")
+    pathlib = LazyModule("pathlib")
 
 __all__ = [
     "File",
@@ -165,7 +166,7 @@ def expect_trusted(path: PathName, layer: PathName | None = None) -> None:
             )
 
 
-_LOG = LateLog("ekiden")
+_LOG = LazyLogger("ekiden")
 _LOGGED: set[str] = set()
 
 

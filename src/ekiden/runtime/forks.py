@@ -15,23 +15,22 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from importlib import _bootstrap as importing
 from typing import TYPE_CHECKING
 from weakref import WeakSet
+
+from ekiden._lazy import THIRD_PARTY_IMPORTERS, module_owners
 
 if TYPE_CHECKING:
     import imp
 else:
     imp = sys.modules["_imp"]  # the module `imp` is gone since Python 3.12, this stays
 
-__all__ = ["Lock", "before_fork", "hold_at_forks", "imports_here"]
+__all__ = ["Lock", "before_fork", "hold_at_forks"]
 
 PATIENCE = 1000
 """Polls before a fork gives up on other threads' imports while none of them ends and none begins:
 they may be waiting for the one that forks. Counted, not timed, so that a suspended process does not
 time out."""
-FOR_US: list[int] = []
-"""Threads that import a module of others late, as Ekiden uses it: each as often as it does."""
 _PAUSE = 0.001
 """Seconds between two looks."""
 _holder: int | None = None
@@ -62,24 +61,10 @@ class Lock:
 _LOCKS: WeakSet[Lock] = WeakSet()
 
 
-def _owners() -> list[tuple[str, int]]:
-    """The modules that are being imported, and by which threads: importlib has a lock of each,
-    which lives as long as somebody waits for it or has it."""
-    locks = getattr(importing, "_module_locks", {})
-    alive = ((str(name), made()) for name, made in list(locks.items()))
-    return [(name, lock.owner) for name, lock in alive if lock is not None]
-
-
-def imports_here() -> bool:
-    """Whether this thread is importing a module: it holds a lock that others may wait for."""
-    own = threading.get_ident()
-    return any(owner == own for _, owner in _owners())
-
-
 def _imported_elsewhere() -> list[str]:
     """Return the modules of Ekiden's, and those for Ekiden, that other threads import."""
     own = threading.get_ident()
-    return sorted(n for n, owner in _owners() if owner != own and _is_ours(n, owner))
+    return sorted(n for n, owner in module_owners() if owner != own and _is_ours(n, owner))
 
 
 def _hold() -> None:
@@ -90,7 +75,7 @@ def _hold() -> None:
     left = PATIENCE
     imp.acquire_lock()
     while others := _imported_elsewhere():
-        now = _owners()
+        now = module_owners()
         imp.release_lock()  # which they need to end
         if now != seen:
             seen, left = now, PATIENCE
@@ -121,7 +106,7 @@ def hold_at_forks(guard: Callable[[], AbstractContextManager[object]]) -> None:
 
 
 def _is_ours(module: str, thread: int) -> bool:
-    return module.partition(".")[0] == "ekiden" or thread in FOR_US
+    return module.partition(".")[0] == "ekiden" or thread in THIRD_PARTY_IMPORTERS
 
 
 def before_fork() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime.binding import _core
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     import pathlib
     from pathlib import Path
 else:
-    pathlib = Late("pathlib")
+    pathlib = LazyModule("pathlib")
 
 _FOLDER = os.path.dirname(os.path.dirname(_core.__file__))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
 from ekiden.runtime.binding._core import Device, Module
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.report import Report
 
 

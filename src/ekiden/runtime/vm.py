@@ -18,13 +18,13 @@ import numpy as np
 from ekiden.runtime.artifact.metadata import tensor_infos
 from ekiden.runtime.binding._core import Executable, Module, Object, Tensor, cpu, tensor, wait_for
 from ekiden.runtime.binding._core import VirtualMachine as Machine
+from ekiden.runtime.cached import cached_property
 from ekiden.runtime.debug.stepping import Place, Stepper
 from ekiden.runtime.devices.named import check_devices
 from ekiden.runtime.errors import InputError, UnsupportedError
 from ekiden.runtime.executable.callers import executor_of
 from ekiden.runtime.executable.placing import direct_places, invoke_into, is_same, result_sites
 from ekiden.runtime.executable.remote_program import FarExecutable, far_executable
-from ekiden.runtime.late import cached_property
 from ekiden.runtime.profile.timing import BenchmarkResult, Evaluator
 
 _NUMBERS = {bool: "bool", int: "int32", float: "float32"}

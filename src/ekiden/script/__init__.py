@@ -8,7 +8,7 @@ class Module:
             B[i] = A[i] + 1.0
 """
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden.tir import script
 from ekiden.tir.script import from_source, ir_module
 

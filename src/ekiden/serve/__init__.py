@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
+from ekiden._lazy import load_module
 from ekiden.runtime.errors import ServeError
-from ekiden.runtime.late import import_late
 from ekiden.serve.config import ModelConfig, ServerConfig
 from ekiden.serve.text import Message, Piece, Sampling, TextModel
 
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> object:
     if name != "Server":
         raise AttributeError(name)
     try:
-        return import_late("ekiden.serve.server").Server
+        return load_module("ekiden.serve.server").Server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("ekiden"):
             raise

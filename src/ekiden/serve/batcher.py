@@ -26,7 +26,7 @@ from dataclasses import field
 import numpy as np
 
 from ekiden.runtime.errors import EkidenError, RequestError, RunLimitError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.datatypes import Array
 from ekiden.serve.reasons import refusal
 

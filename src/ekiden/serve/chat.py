@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.connections import EndingWithClient
 from ekiden.serve.engine import Engine
 from ekiden.serve.generation import Generation

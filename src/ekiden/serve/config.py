@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from ekiden.runtime.errors import ServeError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
     "Batching", "Limits", "ModelConfig", "Sequences", "ServerConfig", "TextConfig",

@@ -13,7 +13,7 @@ from ml_dtypes import bfloat16
 
 from ekiden.runtime.artifact.metadata import TEXT
 from ekiden.runtime.errors import RequestError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Array: TypeAlias = npt.NDArray[Any]
 

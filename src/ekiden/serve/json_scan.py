@@ -19,7 +19,7 @@ import numpy.typing as npt
 import orjson
 
 from ekiden.runtime.errors import RequestError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
     "PIECE_BYTES",

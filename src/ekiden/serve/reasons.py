@@ -13,7 +13,7 @@ from ekiden.runtime.errors import (
     RunError,
     RunLimitError,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

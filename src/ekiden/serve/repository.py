@@ -23,7 +23,7 @@ from ekiden.compiler.inputs import random_inputs
 from ekiden.frontend.table import is_model_file
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
 from ekiden.runtime.executable.executable import Executable
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.batcher import Batcher, Run, Runners, Work
 from ekiden.serve.config import ModelConfig, read_model_config
 from ekiden.serve.datatypes import Array

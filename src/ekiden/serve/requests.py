@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ekiden.runtime.errors import RequestError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.datatypes import LARGEST, Array
 from ekiden.serve.signature import Signature
 

@@ -18,7 +18,7 @@ import numpy as np
 from ekiden.runtime import load_param_dict, save_param_dict
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError, ServeError
 from ekiden.runtime.executable.executable import Executable
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.datatypes import Array
 from ekiden.serve.signature import Port, Signature, output_arrays
 

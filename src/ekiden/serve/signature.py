@@ -13,7 +13,7 @@ import numpy as np
 from ekiden import runtime
 from ekiden.runtime.artifact.metadata import ANY_SHAPE, TensorInfo
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.datatypes import BY_DTYPE, Array, Datatype
 
 __all__ = ["Port", "Program", "Signature", "output_arrays", "read_signature", "runs_rows_apart"]

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
     "Message", "Piece", "Sampling", "TextAnswer", "TextEngine", "TextModel", "find_text_model",

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
-from ekiden.runtime.late import lend
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
+from ekiden._lazy import attach
 
 if TYPE_CHECKING:
     from ekiden.target.boards import (
@@ -47,12 +47,14 @@ __all__ = [
     "target_or_current",
 ]
 
-lend(
-    __name__,
-    {
-        "boards": "arm_cpu bifrost create cuda intel_graphics list_tags mali riscv_cpu rocm",
-        "processors": "Cache",
-        "target": "Target TargetKind TargetLike target_or_current",
-        "virtual_device": "HOST CompilationConfig VirtualDevice make_compilation_config",
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(
+        __name__,
+        {
+            "boards": "arm_cpu bifrost create cuda intel_graphics list_tags mali riscv_cpu rocm",
+            "processors": "Cache",
+            "target": "Target TargetKind TargetLike target_or_current",
+            "virtual_device": "HOST CompilationConfig VirtualDevice make_compilation_config",
+        },
+        registers=True,
+    )

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     import llvmlite.binding as llvm
 else:
-    from ekiden.runtime.late import Late
+    from ekiden._lazy import LazyModule
 
-    llvm = Late("llvmlite.binding")
-    subprocess = Late("subprocess")
+    llvm = LazyModule("llvmlite.binding")
+    subprocess = LazyModule("subprocess")
 
 _INTRINSIC_NAME = re.compile(r"llvm(\.\w+)+", re.ASCII)
 _PARSE_CALL = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 X86, ARM, RISCV, WASM, CORTEX_M = "x86-64", "aarch64", "riscv64", "wasm32", "cortex-m"
 ARMV7 = "armv7"

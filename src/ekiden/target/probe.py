@@ -11,7 +11,7 @@ from functools import partial
 
 from ekiden.runtime import get_global_func
 from ekiden.runtime.files import PathName
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.features import ARM, ARMV7, BY_FLAG, RISCV, X86, closure
 from ekiden.target.processors import (
     GENERIC,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.features import ARM, ARMV7, CORTEX_M, RISCV, WASM, X86
 
 KB = 1 << 10

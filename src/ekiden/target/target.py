@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 from ekiden.ir import dtype as dt
 from ekiden.runtime import Object
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import facts as target_facts
 from ekiden.target.config import Config, read_config, written
 from ekiden.target.device_facts import ASKED, device_facts

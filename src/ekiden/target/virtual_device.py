@@ -12,7 +12,7 @@ from ekiden.ir.prim import IntImm
 from ekiden.runtime import Device, device
 from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.kinds import KINDS
 from ekiden.target.target import Target, TargetLike, target_or_current
 

@@ -7,9 +7,9 @@ say the same, and becomes that.
 
 from typing import TYPE_CHECKING
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
+from ekiden._lazy import attach
 from ekiden.ir.prim import const
-from ekiden.runtime.late import lend
 from ekiden.te import intrin, reducer, tensor
 from ekiden.te.inline import inline_injective, is_injective, post_order_tensors, tensor_loads
 from ekiden.te.intrin import *  # noqa: F403
@@ -32,15 +32,17 @@ __all__ = [
     "tensor_loads", "thread_axis", *intrin.__all__, *reducer.__all__, *tensor.__all__,
 ]  # fmt: skip
 
-lend(
-    __name__,
-    {
-        "": "hybrid schedule",
-        "gradient": "gradient",
-        "prim_func": "create_prim_func",
-        "range_check": "index_check info_check range_check",
-        "scan": "scan",
-        "schedule": "Schedule Stage create_schedule thread_axis",
-        "tensor_intrin": "TensorIntrin decl_tensor_intrin",
-    },
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(
+        __name__,
+        {
+            "": "hybrid schedule",
+            "gradient": "gradient",
+            "prim_func": "create_prim_func",
+            "range_check": "index_check info_check range_check",
+            "scan": "scan",
+            "schedule": "Schedule Stage create_schedule thread_axis",
+            "tensor_intrin": "TensorIntrin decl_tensor_intrin",
+        },
+        registers=True,
+    )

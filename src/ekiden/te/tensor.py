@@ -20,7 +20,7 @@ from ekiden.ir.node import Node, node
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, SizeVar, Var, const, convert
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.statements import replace_buffers
 from ekiden.tir.expr import Buffer, BufferLoad

@@ -18,7 +18,7 @@ from ekiden.arith import simplify
 from ekiden.ir.node import ignored, node
 from ekiden.ir.prim import PrimExpr, Var, convert, is_const
 from ekiden.ir.prim_visitor import rewrite, substitute
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.reducer import Reduce, ReduceAxis, make_reduce
 from ekiden.te.tensor import ComputeOp, InstructionCall, ProducerLoad, Tensor, TensorRegion
 from ekiden.tir.stmt import IterVar

@@ -13,7 +13,7 @@ from typing import Any
 
 from ekiden.ir.prim import PrimExpr, Var
 from ekiden.runtime.errors import ScheduleError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.reducer import ReduceAxis
 from ekiden.te.tensor import ComputeOp, Operation, PlaceholderOp, Tensor, TensorRegion

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
 from ekiden import runtime
 from ekiden.runtime import Device, cpu
 from ekiden.target import Target, TargetLike

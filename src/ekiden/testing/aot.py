@@ -33,7 +33,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import FUSE_DEPTH, PassContext
 from ekiden.relay.backend import Executor, Runtime
 from ekiden.runtime.errors import CompileError, InputError, RunError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import TargetLike
 
 Array = NDArray[Any]

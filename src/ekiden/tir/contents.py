@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Intrinsic
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, DeclBuffer, Prefetch, Stmt
 from ekiden.tir.visitor import expressions, post_order, sub_statements, walk

@@ -23,7 +23,7 @@ from ekiden.ir.prim import (
     numbers_beside,
 )
 from ekiden.runtime.errors import ExpressionError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 FRAGMENTS = ("wmma.matrix_a", "wmma.matrix_b", "wmma.accumulator")
 """Matrices that the threads of a warp hold together, which calls alone read and write."""

@@ -43,7 +43,7 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.ir.prim_visitor import children, post_order
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 from ekiden.tir.regions import BufferRegion
 

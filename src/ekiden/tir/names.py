@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import attach
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -33,7 +34,6 @@ from ekiden.ir.prim import AnyDim as Any
 from ekiden.ir.prim import BinaryExpr as BinaryOpExpr
 from ekiden.ir.prim import Intrinsic as Call
 from ekiden.runtime.errors import ScheduleError
-from ekiden.runtime.late import names_from
 from ekiden.tir import analysis, ir_builder, op, specialize, stmt_functor
 from ekiden.tir.data_layout import BijectiveLayout, Layout, bijective_layout, layout
 from ekiden.tir.distinct import distinct
@@ -85,18 +85,14 @@ if TYPE_CHECKING:
     from ekiden.tir.script import prim_func
     from ekiden.tir.script.builtins import max_value, min_value
 else:
-    __getattr__ = names_from(
-        "ekiden.tir",
+    __getattr__, __dir__ = attach(
+        __name__,
         {
-            **dict.fromkeys(
-                ("CommReducer", "ProducerLoad", "Reduce", "comm_reducer", "sum"), "ekiden.te"
-            ),
-            "parse": "script:from_source",
-            "prim_func": "script",
-            "max_value": "script.builtins",
-            "min_value": "script.builtins",
+            "ekiden.te": "CommReducer ProducerLoad Reduce comm_reducer sum",
+            "ekiden.tir.script": "parse:from_source prim_func",
+            "ekiden.tir.script.builtins": "max_value min_value",
+            "": "script:ekiden.tir.script",
         },
-        {"script": "script"},
     )
 
 __all__ = [

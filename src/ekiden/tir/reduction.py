@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from ekiden.ir.prim import Add, And, BinaryExpr, Max, Min, Mul, Or, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.structural import structural_key
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Block, BufferStore, LetStmt, SeqStmt, Stmt, seq
 from ekiden.tir.visitor import ExprRewriter, walk

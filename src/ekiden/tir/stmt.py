@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
+from ekiden._lazy import LazyModule
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.node import Node, binding, freeze, ignored, node
 from ekiden.ir.prim import AnyDim, ExprLike, PrimExpr, StringImm, Var, const, convert
 from ekiden.ir.range import Range
 from ekiden.ir.span import Span
-from ekiden.runtime.late import Late
 from ekiden.tir.expr import Buffer
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ekiden.runtime.profile import html
     from ekiden.tir import printer
 else:
-    html = Late("ekiden.runtime.profile.html")
-    printer = Late("ekiden.tir.printer")  # which imports this
-    string = Late("string")
+    html = LazyModule("ekiden.runtime.profile.html")
+    printer = LazyModule("ekiden.tir.printer")  # which imports this
+    string = LazyModule("string")
 
 
 class Stmt(Node):

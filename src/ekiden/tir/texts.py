@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     from ekiden.runtime.profile import html
     from ekiden.tir import expression_text, printer
 else:
-    html = Late("ekiden.runtime.profile.html")
-    expression_text = Late("ekiden.tir.expression_text")
-    printer = Late("ekiden.tir.printer")
+    html = LazyModule("ekiden.runtime.profile.html")
+    expression_text = LazyModule("ekiden.tir.expression_text")
+    printer = LazyModule("ekiden.tir.printer")
 
 
 def _of_expression(expr: PrimExpr) -> str:

@@ -30,7 +30,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children, free_vars, post_order, same, substitute
 from ekiden.runtime.errors import VerifyError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import SCOPES, Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, lanes_text
 from ekiden.tir.printer import text_and_lines
 from ekiden.tir.stmt import (

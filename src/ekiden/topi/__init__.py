@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
-from ekiden.runtime.late import lend
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
+from ekiden._lazy import attach, exported_names
 from ekiden.te import tensor as _tensor
-from ekiden.topi.homes import NAMES
+from ekiden.topi._exports import EXPORTS
 
 if TYPE_CHECKING:
     from ekiden.topi import (
@@ -54,12 +54,15 @@ __all__ = [
     "image", "linalg", "ml", "nn", "operators", "random", "sampling", "sparse", "testing",
     "text", "vision",
 ]  # fmt: skip
-__all__ += [name for name in lend(__name__, NAMES) if name not in __all__]
+__all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
 
 
 def operators() -> dict[str, Callable[..., Any]]:
     """Every operator by its name within topi: "add", "nn.conv2d"."""
-    own = (name for home, names in NAMES.items() if home for name in names.split())
+    own = (name for home, names in EXPORTS.items() if home for name in names.split())
     found = {name: _own(name) for name in own}
     for prefix in _NAMESPACES:
         module = _own(prefix)

@@ -22,7 +22,7 @@ import numpy as np
 
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.prim import Div, Max, Min, PrimExpr, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import broadcast
 
 Value: TypeAlias = Any

@@ -8,7 +8,7 @@ from functools import partial, reduce
 from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import NE, Or, PrimExpr, Select, binary, cast, const, logical_and
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ekiden.runtime.late import import_late
+from ekiden._lazy import load_module
 
 Array: TypeAlias = npt.NDArray[Any]
 Ints: TypeAlias = int | Sequence[int]
@@ -18,12 +18,12 @@ Padding: TypeAlias = int | str | Sequence[int]
 
 
 def _op() -> Any:  # noqa: ANN401 - the operators stand on a higher floor
-    return import_late("ekiden.relay.op")
+    return load_module("ekiden.relay.op")
 
 
 def _value(build: Callable[..., Any], *arrays: npt.ArrayLike) -> Any:  # noqa: ANN401
     """What an expression on constants evaluates to."""
-    interpreter = import_late("ekiden.relay.interpreter").Interpreter()
+    interpreter = load_module("ekiden.relay.interpreter").Interpreter()
     expr = build(*(_op().const(np.asarray(a)) for a in arrays))
     return interpreter.evaluate(expr)
 

@@ -18,11 +18,10 @@ processes confirm, with results that agree, becomes a record that `compile(recor
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see import_late)
-from ekiden.runtime.late import import_late
+import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
+from ekiden._lazy import ExportingPackage, attach, load_module
 
 if TYPE_CHECKING:
     from ekiden.tune.candidate import Candidate
@@ -68,63 +67,33 @@ __all__ = [
     "template_task",
 ]
 
-_HOMES = {
-    "Best": "records",
-    "Candidate": "candidate",
-    "Evolution": "search",
-    "FamilySpace": "space",
-    "Measurer": "measure",
-    "Outcome": "measure",
-    "Random": "search",
-    "RayExecutor": "clusters",
-    "Records": "records",
-    "Remote": "remote",
-    "Replay": "search",
-    "Search": "search",
-    "Session": "session",
-    "Space": "space",
-    "Task": "task",
-    "TraceSpace": "sketch",
-    "Trial": "records",
-    "get_config": "template",
-    "learned": "search",
-    "read_autotvm": "foreign",
-    "read_metaschedule": "foreign",
-    "schedule_task": "task",
-    "te_task": "task",
-    "template": "template",
-    "template_task": "template",
-}
+if not TYPE_CHECKING:  # reading records needs no compiler
+    __getattr__, __dir__ = attach(
+        __name__,
+        {
+            "records": "Best Records Trial",
+            "candidate": "Candidate",
+            "search": "Evolution Random Replay Search learned",
+            "space": "FamilySpace Space",
+            "measure": "Measurer Outcome",
+            "clusters": "RayExecutor",
+            "remote": "Remote",
+            "session": "Session",
+            "task": "Task schedule_task te_task",
+            "sketch": "TraceSpace",
+            "template": "get_config template template_task",
+            "foreign": "read_autotvm read_metaschedule",
+            "ekiden.compiler.tune": "extract_tasks profile_sizes",
+        },
+    )
 
 
-_OF_MODELS = ("extract_tasks", "profile_sizes")
-
-
-def __getattr__(name: str) -> object:
-    """Load a public name when it is first used: reading records needs no compiler."""
-    if name in _OF_MODELS:
-        home = "ekiden.compiler.tune"  # above this floor, as what imports models is
-    elif name in _HOMES:
-        home = f"{__name__}.{_HOMES[name]}"
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_late(home), name)
-    globals()[name] = value
-    return value
-
-
-class _Callable(ModuleType):
-    """This package, which can be called: `ekiden.tune(model, ...)`. A module that Python imports
-    does not take the place of the name that it has: `template` is a function.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in _HOMES or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
+class _CallablePackage(ExportingPackage):
+    """This package, which can be called: `ekiden.tune(model, ...)`; PEP 562 knows no call."""
 
     def __call__(self, *args: object, **options: object) -> object:
-        """What `ekiden.compiler.tune.tune` does."""
-        return import_late("ekiden.compiler.tune").tune(*args, **options)
+        """Call `ekiden.compiler.tune.tune`."""
+        return load_module("ekiden.compiler.tune").tune(*args, **options)
 
 
-sys.modules[__name__].__class__ = _Callable
+sys.modules[__name__].__class__ = _CallablePackage

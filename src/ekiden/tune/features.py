@@ -22,7 +22,7 @@ from dataclasses import field, replace
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import BinaryExpr, IntImm
 from ekiden.ir.prim_visitor import post_order
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import BufferStore, For, ForKind, PrimFunc, Stmt
 from ekiden.tir.visitor import sub_statements

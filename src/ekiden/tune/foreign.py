@@ -24,7 +24,7 @@ from ekiden.ir.prim import IntImm
 from ekiden.kernels.decision import Decision
 from ekiden.runtime.errors import EkidenError, LoadError, ScheduleError
 from ekiden.runtime.files import PathName, named
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.blocks import block_of
 from ekiden.tune.candidate import Candidate

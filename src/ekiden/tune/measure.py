@@ -11,7 +11,7 @@ from typing import cast
 
 from ekiden.runtime import environment
 from ekiden.runtime.errors import EkidenError, InputError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import NAME
 from ekiden.tune.records import processor

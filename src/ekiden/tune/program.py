@@ -20,7 +20,7 @@ from ekiden.relay.expr import Function
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime.artifact.device_code import pack_kernels
 from ekiden.runtime.errors import CompileError, ScheduleError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc

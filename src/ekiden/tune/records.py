@@ -24,7 +24,7 @@ from filelock import FileLock
 from ekiden import __version__
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import PathName, check_folder, named, write_text
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 FORMAT = 1
 """Of a record; a higher one is of a later version, and left alone."""

@@ -19,7 +19,7 @@ from ekiden.ir.pass_context import RECORDS, with_options
 from ekiden.relay.expr import Call, Function, Var
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime.errors import EkidenError, ScheduleError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
 from ekiden.tune.candidate import Candidate

@@ -18,7 +18,7 @@ from dataclasses import field
 from ekiden import tir
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.prim import IntImm
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.reduction import update_of
 from ekiden.tir.regions import block_regions

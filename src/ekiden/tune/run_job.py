@@ -20,7 +20,7 @@ import numpy as np
 from ekiden import runtime
 from ekiden.ir.dtype import to_numpy
 from ekiden.runtime.errors import EkidenError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.code import load
 from ekiden.tune.wire import Head, Message
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from ekiden.runtime.errors import CompileError, InputError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.cost_model import CostModel, Features
 from ekiden.tune.records import Records

@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import TypeAlias
 
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.measure import Measurer, NoDefaultError, Outcome
 from ekiden.tune.records import Best, Record, Records, Trial, is_faster

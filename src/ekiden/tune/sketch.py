@@ -18,7 +18,7 @@ from typing import cast
 from ekiden import tir
 from ekiden.ir.hashes import sha256
 from ekiden.runtime.errors import CompileError, ScheduleError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.schedule.sampling import categorical
 from ekiden.tir.schedule.trace import SAMPLING, BlockRV, Instruction, Trace

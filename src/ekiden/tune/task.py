@@ -27,7 +27,7 @@ from ekiden.relay.transform.devices.plan_devices import device_table
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory.manifest_alloc import tensor_types
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target, TargetLike, target_or_current
 from ekiden.target.virtual_device import compilation_config
 from ekiden.te.prim_func import create_prim_func

@@ -30,7 +30,7 @@ from ekiden.ir.structural import structural_digest
 from ekiden.kernels.decision import Choice, Decision, Fixed, Value
 from ekiden.kernels.family import size_of
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import TargetLike, target_or_current
 from ekiden.te.prim_func import create_prim_func
 from ekiden.te.schedule import Schedule

@@ -20,7 +20,7 @@ from ekiden.kernels.cost_model import (
 )
 from ekiden.kernels.decision import divisors
 from ekiden.runtime.errors import ScheduleError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.stmt import Block, IterKind, PrimFunc

@@ -10,7 +10,7 @@ from ekiden.codegen import llvm
 from ekiden.codegen.parallel import LOCK
 from ekiden.ir.pass_context import show_product
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.target.features import WASM
 

@@ -22,7 +22,7 @@ from ekiden.runtime.binding import layout
 from ekiden.runtime.binding.layout import Native, Native32, Tensor, TypeIndex, Value
 from ekiden.runtime.debug.instructions import Instruction, Operand, encode
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 PREFIX = "vm2:"

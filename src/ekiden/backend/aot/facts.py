@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ekiden.runtime.binding.opcodes import BY_NAME
 from ekiden.runtime.debug.instructions import Instruction, Operand
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ekiden.backend.crt import module as crt
 from ekiden.backend.crt.kernels import c_name
 from ekiden.backend.crt.module import Home, MicroModule, Place, Routine, Statement, Step
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 ENTRY_POINT = "run_arrays"
 """The function of the last routine."""

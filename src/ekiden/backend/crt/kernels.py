@@ -20,7 +20,7 @@ from ekiden.kernels.families import given_decisions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.tir.transform.narrow_data_type import narrow_data_type

@@ -35,7 +35,7 @@ from ekiden.ir.type import (
 from ekiden.relay.expr import Constructor, TypeData
 from ekiden.relay.visitor import substitute_type
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 MAX_LEAVES = 4096
 """Addresses of one value: types that hold each other may be exponentially many."""

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.op import Array
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 ALIGNMENT = 16

@@ -32,7 +32,7 @@ from ekiden.relay.expr import Var
 from ekiden.relay.transform.memory.storage_in_place import merge
 from ekiden.relay.transform.memory.storage_lifetimes import Request, Span, exclude_each_other
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 PlaceAll: TypeAlias = Callable[[Sequence[Request]], tuple[dict[Request, Place], int]]
 """Gives requests their places, and says how many bytes that takes."""

@@ -17,7 +17,7 @@ from ekiden.relay.expr import (
     Function,
 )
 from ekiden.relay.transform.memory.storage_lifetimes import Request
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 RUNTIME = "compile: runtime 'crt'"
 WHICH_FUNCTION = (

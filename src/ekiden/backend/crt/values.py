@@ -9,7 +9,7 @@ from ekiden.backend.crt.module import Home, Place, Statement
 from ekiden.relay.expr import Var
 from ekiden.relay.transform.fusion.union_find import Joined
 from ekiden.relay.transform.memory.storage_lifetimes import Block, Request
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

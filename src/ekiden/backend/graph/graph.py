@@ -12,7 +12,7 @@ import numpy as np
 
 from ekiden.runtime.binding.dtypes import dtype_code, dtype_name
 from ekiden.runtime.errors import InternalError, LoadError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 RESHAPE = "__nop"
 """The function of a node that gives its input another shape."""

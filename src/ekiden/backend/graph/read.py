@@ -19,7 +19,7 @@ from ekiden.runtime.artifact.metadata import ANY_OBJECT, tensor_infos
 from ekiden.runtime.binding.opcodes import BY_NAME
 from ekiden.runtime.debug.instructions import Instruction, decode, dtype_name
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import lend
+from ekiden._lazy import attach
 
 if TYPE_CHECKING:
     from ekiden.backend.kernels.build import Kernels, build_kernels
@@ -10,4 +10,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Kernels", "build_kernels", "lower_primitive"]
 
-lend(__name__, {"build": "Kernels build_kernels", "lower": "lower_primitive"})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(
+        __name__,
+        {"build": "Kernels build_kernels", "lower": "lower_primitive"},
+        registers=True,
+    )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ekiden import kernels
+from ekiden._lazy import LazyModule
 from ekiden.backend.kernels.flops import count_flops
 from ekiden.backend.kernels.lower import te_graph
 from ekiden.ir.op import Op
@@ -13,15 +14,15 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.language.scopes import evaluation_order
-from ekiden.runtime.late import Late, LateLog
+from ekiden.runtime.logs import LazyLogger
 from ekiden.target import Target
 
 if TYPE_CHECKING:
     from ekiden.kernels.quantized import over_floats
 else:  # for products of integers
-    over_floats = Late("ekiden.kernels.quantized.over_floats")
+    over_floats = LazyModule("ekiden.kernels.quantized.over_floats")
 
-LOG = LateLog("ekiden")
+LOG = LazyLogger("ekiden")
 SLOWER = 1.1
 """Times as long from which a kernel is named: the model is not nearer than that."""
 MIN_OPERATIONS = 1 << 17

@@ -54,7 +54,7 @@ from ekiden.relay.transform.memory.manifest_alloc import tensor_types
 from ekiden.relay.transform.memory_plan import KernelFacts
 from ekiden.runtime.artifact.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc

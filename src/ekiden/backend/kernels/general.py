@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ekiden import te
+from ekiden._lazy import LazyModule
 from ekiden.backend.kernels.general_code import CodeBuilder, NoGeneralFormError, Sizes, element_of
 from ekiden.backend.kernels.general_parts import boxes_of
 from ekiden.backend.kernels.general_stages import staged
@@ -27,7 +28,6 @@ from ekiden.ir.prim_visitor import free_vars, rewrite
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
 from ekiden.runtime import PackedFunc, load_module
-from ekiden.runtime.late import Late
 from ekiden.runtime.paths import general_kernels_path
 from ekiden.target import Target
 from ekiden.te.prim_func import whole_operations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ekiden.backend.kernels import general_regions
     from ekiden.backend.kernels.general_regions import Place, Region, Step
 else:
-    general_regions = Late("ekiden.backend.kernels.general_regions")
+    general_regions = LazyModule("ekiden.backend.kernels.general_regions")
 
 MAGIC, VERSION = 0x454B4746, 4
 MAP, REDUCE, PRODUCT, REPEAT, CHECK = range(5)

@@ -27,7 +27,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.kernels.attention.scaled_dot_product import Heads
 from ekiden.kernels.recurrent.layers import PEEPHOLES
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.cells import Cell
 from ekiden.topi.nn.weights import WORD
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ekiden import te
+from ekiden._lazy import LazyModule
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import FloorDiv, FloorMod, PrimExpr, Var, const, is_const
 from ekiden.ir.prim import cast as cast_to
 from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.kernels.steps import replaced
-from ekiden.runtime.late import Late
 from ekiden.topi.layout import packed_tile, permute
 from ekiden.topi.nn.conv import conv, guarded, inside, weight_element
 from ekiden.topi.nn.weights import window_axes
@@ -25,8 +25,8 @@ from ekiden.topi.shape import as_dim
 if TYPE_CHECKING:
     from ekiden.topi.nn import pool, winograd
 else:
-    pool = Late("ekiden.topi.nn.pool")
-    winograd = Late("ekiden.topi.nn.winograd")
+    pool = LazyModule("ekiden.topi.nn.pool")
+    winograd = LazyModule("ekiden.topi.nn.winograd")
 
 Made = tuple[te.Tensor, list[te.Tensor]]
 """The result in the place of another, and the computations that must be stored."""

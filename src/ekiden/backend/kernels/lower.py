@@ -19,6 +19,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ekiden import kernels, te
+from ekiden._lazy import LazyModule
 from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
@@ -35,8 +36,7 @@ from ekiden.relay.op.strategy import implementation_of
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory.manifest_alloc import tensor_types
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.range_check import check_site
 from ekiden.tir.expr import Buffer
@@ -45,7 +45,7 @@ from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
 if TYPE_CHECKING:
     from ekiden.tir.schedule import schedule
 else:
-    schedule = Late("ekiden.tir.schedule.schedule")
+    schedule = LazyModule("ekiden.tir.schedule.schedule")
 
 Tensors = list[te.Tensor]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ekiden.backend.kernels.lower import Given
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import IfThenElse, PrimFunc
 from ekiden.tir.visitor import rename
 

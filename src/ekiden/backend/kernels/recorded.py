@@ -17,11 +17,11 @@ from ekiden.ir.structural import structural_digest
 from ekiden.kernels.decision import Decision, Fixed, check_fixed
 from ekiden.relay.expr import Function
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import LateLog
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.runtime.logs import LazyLogger
 from ekiden.target import Target
 
-LOG = LateLog(__name__)
+LOG = LazyLogger(__name__)
 Said: TypeAlias = tuple[Points, str, str]
 """(sizes of each run it was tuned for, rule, choice)."""
 

@@ -26,12 +26,12 @@ from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory.manifest_alloc import tensor_types
-from ekiden.runtime.late import LateLog
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.runtime.logs import LazyLogger
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 
-LOG = LateLog(__name__)
+LOG = LazyLogger(__name__)
 USUAL = 64
 """What a dimension that is not known counts as, where kernels are put into an order."""
 

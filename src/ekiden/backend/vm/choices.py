@@ -14,7 +14,7 @@ from ekiden.ir.node import Node
 from ekiden.ir.type import GlobalTypeVar
 from ekiden.relay.analysis.matches import pattern_text
 from ekiden.relay.expr import Constructor, If, Match, TypeData
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Choices", "Parts"]
 

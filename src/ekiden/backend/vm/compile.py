@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.backend.external import is_external
 from ekiden.backend.kernels.beside_floats import slower_than_floats, warn_of_slower
 from ekiden.backend.kernels.canonical import canonicalize
@@ -89,8 +90,7 @@ from ekiden.runtime.artifact.metadata import CALL_CLOSURE
 from ekiden.runtime.artifact.pieces import LARGE
 from ekiden.runtime.debug.instructions import make
 from ekiden.runtime.errors import CompileError, InternalError
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target, VirtualDevice
 from ekiden.target.virtual_device import PARAM_PLACES
 
@@ -98,8 +98,8 @@ if TYPE_CHECKING:
     from ekiden.backend.aot import build as aot
     from ekiden.runtime.debug import disassemble as disassembler
 else:
-    aot = Late("ekiden.backend.aot.build")
-    disassembler = Late("ekiden.runtime.debug.disassemble")
+    aot = LazyModule("ekiden.backend.aot.build")
+    disassembler = LazyModule("ekiden.runtime.debug.disassemble")
 
 _Closure: TypeAlias = tuple[int, tuple[int, ...]]
 """The number of a function and the registers of what it captures."""

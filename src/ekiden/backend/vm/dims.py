@@ -33,7 +33,7 @@ from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs, ReshapeTensorAttr
 from ekiden.relay.transform.language.chains import unchain
 from ekiden.relay.transform.language.scopes import bodies
 from ekiden.relay.visitor import type_post_order
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ekiden.backend.vm.stages import Sources

@@ -28,7 +28,7 @@ from ekiden.relay.expr import (
     PatternWildcard,
     Var,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Leaf", "Path", "Test", "decision_tree", "look", "tuple_places"]
 

@@ -17,7 +17,7 @@ from ekiden.relay.transform.devices.plan_devices import device_table
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory_plan import KernelFacts
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 _NO_DEVICES: Mapping[int, Target] = {}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.backend.kernels.tiers import Finishing
 from ekiden.backend.vm.module_kernels import ModuleKernels, compile_kernels
 from ekiden.backend.vm.refusals import refusals_of
@@ -66,14 +67,13 @@ from ekiden.relay.transform.quantization.integer_products import IntegerProducts
 from ekiden.relay.transform.shapes.bind_dimensions import BindDimensions
 from ekiden.relay.transform.shapes.carry_dimensions import CarryDimensions
 from ekiden.relay.transform.shapes.hoist_dimensions import HoistDimensions
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import CompilationConfig, Target
 
 if TYPE_CHECKING:
     from ekiden.backend.vm import place_by_cost
 else:
-    place_by_cost = Late("ekiden.backend.vm.place_by_cost")
+    place_by_cost = LazyModule("ekiden.backend.vm.place_by_cost")
 
 MOST_JOINED = 64
 """Tensors that one kernel joins at most, below the parts that loops are cut into (kernels): a

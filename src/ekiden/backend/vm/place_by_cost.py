@@ -50,7 +50,7 @@ from ekiden.relay.transform.language.scopes import (
     rewrite_graph,
 )
 from ekiden.relay.visitor import children
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import CompilationConfig
 from ekiden.target.virtual_device import HOST, VirtualDevice
 

@@ -30,7 +30,7 @@ from dataclasses import field
 from ekiden.backend.vm.operands import jumps, may_move, reads, rename, with_jumps, writes
 from ekiden.runtime.debug.instructions import Instruction, make
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["allocate"]
 

@@ -26,7 +26,7 @@ from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.binding.layout import DimWord, TypeLimit, TypeWord
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 ANY_DIM = -(2**63)
 NO_LIMIT = 2**63 - 1

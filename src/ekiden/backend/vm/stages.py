@@ -25,7 +25,7 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 

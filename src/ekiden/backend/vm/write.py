@@ -14,7 +14,7 @@ from ekiden.runtime.artifact.pieces import Pieces
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.debug.instructions import Instruction, dtype_code, encode
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
     "Places",

@@ -3,9 +3,9 @@ system's compiler."""
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import names_in
+from ekiden._lazy import attach
 
 if TYPE_CHECKING:
     from ekiden.codegen.c.names import *  # noqa: F403
 else:
-    __getattr__, __dir__ = names_in("ekiden.codegen.c.names")
+    __getattr__, __dir__ = attach(__name__, {}, rest="names")

@@ -18,7 +18,7 @@ from ekiden.codegen.common import dimensions, in_place
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, StringImm
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, For, Prefetch, PrimFunc, Stmt
 from ekiden.tir.transform import remove_no_op

@@ -12,7 +12,7 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import substitute
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, For, LetStmt, SeqStmt, Stmt
 

@@ -17,7 +17,7 @@ from ekiden.codegen.c.types import C
 from ekiden.codegen.c.vectors import Kind, NoVectorsError, VectorSyntax
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Div, Max, Min
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 LANES = 4
 HEAD = """\

@@ -21,7 +21,7 @@ from ekiden.codegen.llvm.software import WITHOUT
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import BinaryExpr
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 # fmt: off

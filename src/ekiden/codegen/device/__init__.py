@@ -3,9 +3,9 @@ dialect of C, and a function of the host that launches them."""
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import names_in
+from ekiden._lazy import attach
 
 if TYPE_CHECKING:
     from ekiden.codegen.device.names import *  # noqa: F403
 else:
-    __getattr__, __dir__ = names_in("ekiden.codegen.device.names")
+    __getattr__, __dir__ = attach(__name__, {}, rest="names")

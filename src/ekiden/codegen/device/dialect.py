@@ -9,7 +9,7 @@ from ekiden.codegen.c.helpers import Form
 from ekiden.codegen.c.types import Syntax
 from ekiden.codegen.c.vectors import VectorSyntax
 from ekiden.codegen.device import wgsl
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 AXES = ("x", "y", "z")
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import FRAGMENTS, Buffer, BufferAddress
 from ekiden.tir.stmt import Evaluate, Stmt
 from ekiden.tir.visitor import walk

@@ -48,7 +48,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim_visitor import children
 from ekiden.runtime.errors import CompileError, InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
 from ekiden.tir.stmt import (

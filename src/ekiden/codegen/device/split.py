@@ -26,7 +26,7 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.transform import Sequential
 from ekiden.runtime.artifact.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import BufferAddress, BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, LetStmt, PrimFunc, Stmt

@@ -3,8 +3,8 @@ images."""
 
 from typing import TYPE_CHECKING
 
-from ekiden.codegen.llvm.homes import NAMES
-from ekiden.runtime.late import lend
+from ekiden._lazy import attach
+from ekiden.codegen.llvm._exports import EXPORTS
 
 if TYPE_CHECKING:
     from ekiden.codegen.llvm.compiler import (
@@ -38,4 +38,5 @@ __all__ = [
     "link",
 ]
 
-lend(__name__, NAMES)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)

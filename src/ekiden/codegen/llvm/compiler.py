@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.codegen.task import Task
 from ekiden.codegen.worker_process import compile_isolated
 from ekiden.ir.installed import version_of
@@ -19,7 +20,6 @@ from ekiden.ir.pass_context import DEBUG, phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.forks import hold_at_forks
-from ekiden.runtime.late import Late
 from ekiden.target import Target
 from ekiden.target.features import BASE, RISCV
 from ekiden.tir.stmt import PrimFunc
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
     import ekiden.codegen.llvm.emit as emit
 else:
-    emit = Late("ekiden.codegen.llvm.emit")
-    llvm = Late("llvmlite.binding")  # 15 ms that a program with general kernels does not wait for
+    emit = LazyModule("ekiden.codegen.llvm.emit")
+    llvm = LazyModule(
+        "llvmlite.binding"
+    )  # 15 ms that a program with general kernels does not wait for
 
 VERSION = f"llvmlite {version_of('llvmlite')}"
 """Part of the key under which object code is cached."""

@@ -7,7 +7,7 @@ import struct
 from dataclasses import field
 
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 SHT_SYMTAB, SHT_RELA, SHT_NOBITS, SHT_REL = 2, 4, 8, 9
 SHF_ALLOC, SHF_EXECUTE = 2, 4

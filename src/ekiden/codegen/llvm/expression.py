@@ -44,7 +44,7 @@ from ekiden.ir.prim import (
     Var,
 )
 from ekiden.runtime.errors import CompileError, InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
 
 

@@ -23,7 +23,7 @@ from ekiden.codegen.llvm.relocation import ARCHITECTURES, X86_64, Reference
 from ekiden.runtime.binding.layout import ABI_SERVICES, SERVICES
 from ekiden.runtime.binding.opcodes import OPCODES
 from ekiden.runtime.errors import InternalError, LoadError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 MAGIC = b"EKIMG\0"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 # Image code is loaded anywhere and never patched, so only references relative to their own place
 # are taken: everything else is an error here, and not one that shows when the image is called.

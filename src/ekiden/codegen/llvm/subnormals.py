@@ -10,7 +10,7 @@ with what its maker had set, and would keep that for ever.
 from __future__ import annotations
 
 from ekiden.codegen.llvm.builder import Builder, Operand
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.features import ARM, X86
 
 MXCSR = (1 << 15) | (1 << 6)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.arith import simplify
 from ekiden.codegen.common import flat_extent
 from ekiden.codegen.llvm.builder import Module, Operand
@@ -38,8 +39,7 @@ from ekiden.ir.intrinsic import WARP
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import FRAGMENTS, Buffer, Ramp
 from ekiden.tir.stmt import AssertStmt, BufferStore, Evaluate, For, ForKind, PrimFunc, Stmt
@@ -47,7 +47,7 @@ from ekiden.tir.stmt import AssertStmt, BufferStore, Evaluate, For, ForKind, Pri
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 else:
-    llvm = Late("llvmlite.binding")
+    llvm = LazyModule("llvmlite.binding")
 
 GIVEN = f"ptr addrspace({MEMORY})"
 STATUS = f"{GIVEN} %ek_status"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import field
 
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 MAGIC = b"\0asm\1\0\0\0"
 CUSTOM, TYPE, IMPORT, FUNCTION, ELEMENT, CODE, DATA = 0, 1, 2, 3, 9, 10, 11

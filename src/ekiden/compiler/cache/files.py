@@ -28,7 +28,7 @@ from ekiden.runtime.files import (
     shrink,
     write_whole,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 VERSION = 1
 """Of packed caches. Files of another version are refused."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.table import as_bytes, frontend_of
 from ekiden.ir.compiler_digest import compiler_digest
@@ -25,8 +26,7 @@ from ekiden.ir.known import known, state_of
 from ekiden.ir.pass_context import COSTS, ENGINE, PassContext
 from ekiden.runtime import environment
 from ekiden.runtime.files import PathName
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import hashlib
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from ekiden.target import virtual_device
     from ekiden.target.virtual_device import Targets
 else:
-    futures = Late("concurrent.futures")
-    hashlib = Late("hashlib")
-    pathlib = Late("pathlib")
-    virtual_device = Late("ekiden.target.virtual_device")
+    futures = LazyModule("concurrent.futures")
+    hashlib = LazyModule("hashlib")
+    pathlib = LazyModule("pathlib")
+    virtual_device = LazyModule("ekiden.target.virtual_device")
 
 _LEAF, _BLOCK = 16 << 20, 1 << 20
 """Bytes of a file that one thread takes at a time, and that it has in memory of them."""

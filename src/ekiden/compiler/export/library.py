@@ -33,7 +33,7 @@ from ekiden.runtime.artifact.pieces import Bytes
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.executable.formats import ARTIFACT, KINDS
 from ekiden.runtime.files import PathName, Writer, check_folder, named, write_whole
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.paths import include_dir, source_dir, static_library_path
 from ekiden.target import Target
 from ekiden.target.features import WASM

@@ -25,7 +25,7 @@ from ekiden.relay.expr import Function, Tuple, TupleGetItem
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.target.target import TargetLike
 from ekiden.target.triple import MICRO

@@ -27,7 +27,7 @@ from ekiden.relay.op.strategy import OpImplementation, own_lowering, strategy_of
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime import PackedFunc
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target, TargetLike
 from ekiden.target.target import target_or_current
 from ekiden.te import Tensor

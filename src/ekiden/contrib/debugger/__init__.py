@@ -1,5 +1,7 @@
 """The graph executor that shows what every node gives, and how long it takes."""
 
-from ekiden.runtime.late import lend
+from ekiden._lazy import attach
 
-__all__ = lend(__name__, {})
+__all__: list[str] = []
+
+__getattr__, __dir__ = attach(__name__, {})

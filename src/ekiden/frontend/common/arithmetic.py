@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.arith import Analyzer, simplify
 from ekiden.frontend.common import sizes
 from ekiden.frontend.common.node import Result
@@ -30,12 +31,11 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TupleType
 from ekiden.relay.expr import Expr, TupleGetItem
 from ekiden.relay.visitor import free_vars, post_order
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     from ekiden.relay import interpreter
 else:
-    interpreter = Late("ekiden.relay.interpreter")
+    interpreter = LazyModule("ekiden.relay.interpreter")
 
 SMALL = 1024
 """The most elements that are evaluated at import; more is left to constant folding."""

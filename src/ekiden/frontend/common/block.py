@@ -11,7 +11,7 @@ from ekiden.ir import prim
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.span import Span
 from ekiden.relay.expr import Expr, If, Let, Match, Tuple, Var
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def fail(reason: str) -> Expr:

@@ -20,7 +20,7 @@ from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.value import Value
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import known
 
 Gate = Callable[[Expr], Expr]

@@ -6,7 +6,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.waves import Parts
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

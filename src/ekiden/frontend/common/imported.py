@@ -14,7 +14,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay.transform.language.remove_unused_functions import ENTRIES
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 INITIAL = "initial_state"
 """The function that gives what is kept between runs before the first: one value, or a tuple."""

@@ -42,7 +42,7 @@ from ekiden.relay.expr import (
     const,
 )
 from ekiden.relay.op import sequence
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import is_any
 
 MAX_WRITTEN_OUT = 64

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ekiden.ir.prim import maximum, minimum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import Shape, as_attr, tidy
 
 SINGULAR = "is 0: the matrix is singular"

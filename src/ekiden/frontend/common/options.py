@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ekiden.runtime.debug.shown import shown
 from ekiden.runtime.errors import ImportModelError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Dims: TypeAlias = Sequence[int | str | None]
 Shapes: TypeAlias = Mapping[str, Dims | Sequence[Dims] | None]

@@ -16,7 +16,7 @@ from ekiden.frontend.common.value import Value, constant, known
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import Dim, as_attr, as_dim, equal, tidy
 from ekiden.topi.shape import known as number_of
 

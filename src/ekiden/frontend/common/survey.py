@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Dim = int | str
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import Late
+from ekiden._lazy import LazyModule
 
 if TYPE_CHECKING:
     import difflib
 else:
-    difflib = Late("difflib")
+    difflib = LazyModule("difflib")
 
 
 class Unsupported(Exception):  # noqa: N818 - UnsupportedError is made of these

@@ -10,7 +10,7 @@ from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import Dim, as_attr, as_dim, known, tidy
 
 

@@ -10,7 +10,7 @@ keras_models  models of Keras to functions
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import import_late
+from ekiden._lazy import load_module
 
 if TYPE_CHECKING:
     from ekiden.frontend.jax.registry import register as register
@@ -20,6 +20,6 @@ def __getattr__(name: str) -> object:
     """`register`. Raises ModuleNotFoundError where JAX is missing."""
     if name != "register":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_late("ekiden.frontend.jax.registry"), name)
+    found: object = getattr(load_module("ekiden.frontend.jax.registry"), name)
     globals()[name] = found
     return found

@@ -10,6 +10,7 @@ from typing import cast
 from jax.export import Exported
 from jaxlib.mlir import ir
 
+from ekiden._lazy import load_module
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.libraries import check_readable
 from ekiden.frontend.common.options import ImportOptions
@@ -17,7 +18,6 @@ from ekiden.frontend.jax.export import argument_names, exported, label_of, loade
 from ekiden.frontend.jax.program import import_program, import_stablehlo
 from ekiden.frontend.jax.stablehlo import bytecode_of, is_stablehlo, read
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import import_late
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
@@ -68,7 +68,7 @@ def _is_of_keras(model: object) -> bool:
 
 def _import_keras(model: object, options: ImportOptions) -> ImportedModule:
     """Return the module of a model of Keras, by its own inputs or by examples."""
-    keras_models = import_late("ekiden.frontend.jax.keras_models")
+    keras_models = load_module("ekiden.frontend.jax.keras_models")
     if isinstance(model, (str, os.PathLike, bytes)):
         is_path = not isinstance(model, bytes)
         label = f"model {os.path.basename(os.fspath(model))!r}" if is_path else "a model of Keras"

@@ -20,7 +20,7 @@ from ekiden.frontend.common.waves import Parts
 from ekiden.frontend.jax.dtype import array_of, bits_of, extents_of, is_complex, part_dtype_of
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import Dim, as_attr, as_dim, known
 
 if TYPE_CHECKING:

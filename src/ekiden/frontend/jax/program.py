@@ -35,7 +35,7 @@ from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.frontend.common.unsupported import Unsupported, nearest
 from ekiden.frontend.common.walk import raise_problems
 from ekiden.frontend.onnx.load import Functions, key_of, subgraphs, versions_of
@@ -14,12 +15,11 @@ from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Row, check_kind, describe, read_attribute
 from ekiden.frontend.onnx.registry import TABLE
 from ekiden.frontend.onnx.signatures import Signature, signature, signature_problems
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import function_body
 else:
-    function_body = Late("ekiden.frontend.onnx.function_body")
+    function_body = LazyModule("ekiden.frontend.onnx.function_body")
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 

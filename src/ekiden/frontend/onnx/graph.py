@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.frontend.common.cases import Case, Cases, PerCase
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope, with_span
@@ -38,15 +39,14 @@ from ekiden.frontend.onnx.signatures import Signature, check_limits, signature
 from ekiden.frontend.onnx.tensor import dense, to_array
 from ekiden.ir.span import Span
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import function_body
     from ekiden.frontend.onnx.converters import text
 else:
-    function_body = Late("ekiden.frontend.onnx.function_body")
-    text = Late("ekiden.frontend.onnx.converters.text")
+    function_body = LazyModule("ekiden.frontend.onnx.function_body")
+    text = LazyModule("ekiden.frontend.onnx.converters.text")
 
 
 class Shared(Walk):

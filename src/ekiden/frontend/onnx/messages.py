@@ -19,7 +19,7 @@ from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import Late
+from ekiden._lazy import LazyModule
 
 __all__ = ["onnx"]
 
@@ -53,11 +53,11 @@ def _messages_in_c() -> Iterator[None]:
     if kind == "python" or hasattr(internal, _IN_PYTHON):
         yield
         return
-    setattr(internal, _IN_PYTHON, Late(f"{internal.__name__}.{_IN_PYTHON}"))
+    setattr(internal, _IN_PYTHON, LazyModule(f"{internal.__name__}.{_IN_PYTHON}"))
     try:
         yield
     finally:
-        if isinstance(getattr(internal, _IN_PYTHON), Late):
+        if isinstance(getattr(internal, _IN_PYTHON), LazyModule):
             delattr(internal, _IN_PYTHON)
 
 

@@ -19,7 +19,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.tensor import dense, to_array
 from ekiden.ir.op import Array
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Attribute: TypeAlias = (
     int

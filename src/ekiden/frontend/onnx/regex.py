@@ -18,7 +18,7 @@ from typing import NoReturn, TypeAlias, TypeVar
 import numpy as np
 
 from ekiden.ir.op import Array
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Ranges: TypeAlias = "tuple[tuple[int, int], ...]"
 Tree: TypeAlias = "tuple[object, ...]"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ekiden.frontend.onnx.converters.homes import ROWS
+from ekiden._lazy import load_module
+from ekiden.frontend.onnx.converters._exports import ROWS
 from ekiden.frontend.onnx.node import Converter, Row
 from ekiden.ir.extensions import note_extension
-from ekiden.runtime.late import Table, import_late
+from ekiden.ir.table import Table
 
 FAMILIES = "ekiden.frontend.onnx.converters"
 
@@ -20,14 +21,14 @@ class Converters(Table[tuple[str, str], tuple[Row, ...]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.homes = {key_of(op): home for home, ops in ROWS.items() for op in ops.split()}
+        self.row_modules = {key_of(op): home for home, ops in ROWS.items() for op in ops.split()}
 
     def load(self, home: str) -> None:
         """Have the rows of a family; threads may at the same time, and what a user has registered
         stays.
         """
         found: dict[tuple[str, str], tuple[Row, ...]] = {}
-        for row in import_late(f"{FAMILIES}.{home}").ROWS:
+        for row in load_module(f"{FAMILIES}.{home}").ROWS:
             key = (row.domain, row.op_type)
             have = found.get(key, ())
             assert all(r.since != row.since for r in have), f"{key} since {row.since} has two rows"

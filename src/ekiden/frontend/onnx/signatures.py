@@ -12,22 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.frontend.common.sequence_value import NoTensor
 from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Node
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import known
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import contrib_signatures, limits, signature_table
 else:
-    contrib_signatures = Late("ekiden.frontend.onnx.contrib_signatures")
-    limits = Late("ekiden.frontend.onnx.limits")
-    signature_table = Late("ekiden.frontend.onnx.signature_table")
+    contrib_signatures = LazyModule("ekiden.frontend.onnx.contrib_signatures")
+    limits = LazyModule("ekiden.frontend.onnx.limits")
+    signature_table = LazyModule("ekiden.frontend.onnx.signature_table")
 
 _PROTO = onnx.AttributeProto
 KINDS: Mapping[str, tuple[int, str]] = {

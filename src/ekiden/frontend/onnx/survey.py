@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.frontend.common.survey import Operator, Port, Problem, Survey
 from ekiden.frontend.common.value import dim_name
 from ekiden.frontend.onnx.check import domain_of, find_row, problems_of
@@ -22,12 +23,11 @@ from ekiden.frontend.onnx.load import (
 )
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import describe
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import function_body
 else:
-    function_body = Late("ekiden.frontend.onnx.function_body")
+    function_body = LazyModule("ekiden.frontend.onnx.function_body")
 
 
 def survey(model: Source, opset: int | None = None) -> Survey:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.ir.op import Array
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
 """What a node asks, by the number that TreeEnsemble gives it."""

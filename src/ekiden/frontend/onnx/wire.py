@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ekiden.frontend.onnx.dtype import PLAIN
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 LEAST = 1 << 14
 """Bytes of a tensor from which it stays out: below that to find it takes longer than to copy it."""

@@ -23,7 +23,7 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 from ekiden.frontend.common.libraries import check_readable, told_by
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.runtime.errors import CompileError, ImportModelError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Proto: TypeAlias = Any
 """A message of TensorFlow's protocol buffers, which has no types."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.tensorflow.load import Graph, Proto, tensor_name
 from ekiden.runtime.errors import ImportModelError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

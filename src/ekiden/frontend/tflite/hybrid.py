@@ -25,7 +25,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
 from ekiden.relay.qnn.rescale import away
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 NONE = const(np.int32(0)), const(np.int32(0)), const(np.float32(1)), const(np.float32(1))
 """Zero points and scales of products, which are applied to sums."""

@@ -21,7 +21,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn.rescale import fixed_point, times, times_array, times_whole
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 DTYPES = ("int8", "uint8", "int16")
 """Those of the integer kernels that are here."""

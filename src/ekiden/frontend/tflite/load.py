@@ -19,7 +19,7 @@ from ekiden.frontend.tflite.sparse import densified
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import ImportModelError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 IDENTIFIER = b"TFL3"
 Table: TypeAlias = Any

@@ -14,7 +14,7 @@ from ekiden.frontend.tflite.load import BYTES, Operation, Tensor
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import known
 
 if TYPE_CHECKING:

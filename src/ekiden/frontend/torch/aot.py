@@ -20,7 +20,7 @@ from ekiden.frontend.torch.run_sizes import Places, places_of, symbols_of
 from ekiden.ir.module import IRModule
 from ekiden.relay import op
 from ekiden.runtime.errors import UnsupportedError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ekiden import runtime
+from ekiden._lazy import load_module
 from ekiden.frontend.torch.aot import ImportedGraph, import_graph
 from ekiden.frontend.torch.draws import with_own_draws
 from ekiden.frontend.torch.export import decompositions
 from ekiden.frontend.torch.layers import keep_layers, pass_idle_dropouts, wants_gradients
 from ekiden.frontend.torch.run_sizes import RunSizes
 from ekiden.runtime.errors import CompileError, InternalError, LinAlgError
-from ekiden.runtime.late import import_late
 
 LOG = logging.getLogger("ekiden.torch")
 counters: Counter[str] = Counter()
@@ -163,7 +163,7 @@ def _executable(
         imported = import_graph(graph, name, weights)
     if imported.module is None:
         return None, imported
-    driver = import_late("ekiden.compiler.compile")  # above: it is loaded when PyTorch asks for it
+    driver = load_module("ekiden.compiler.compile")  # above: it is loaded when PyTorch asks for it
     return driver.compile(imported.module.as_module()), imported
 
 

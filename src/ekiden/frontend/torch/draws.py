@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, _prims_common
 
 from ekiden.frontend.torch.run_sizes import RunSizes
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 

@@ -22,9 +22,9 @@ from ekiden.frontend.torch.program import import_program
 from ekiden.frontend.torch.registry import is_taken_apart
 from ekiden.frontend.torch.symbols import derived_name
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
-from ekiden.runtime.late import LateLog
+from ekiden.runtime.logs import LazyLogger
 
-LOG = LateLog(__name__)
+LOG = LazyLogger(__name__)
 LIBRARIES = ("torch", "sympy")
 """Those whose lines are none of the user's."""
 

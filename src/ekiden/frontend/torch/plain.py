@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from ekiden.frontend.torch.converters.pointwise import same
 from ekiden.frontend.torch.draws import argument, is_random
 from ekiden.frontend.torch.registry import converter_of
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 TRAINING = ("train", "training")
 """Arguments of operators that do something else, and write more than they say, where they are

@@ -19,7 +19,7 @@ import sympy
 import torch
 
 from ekiden.frontend.torch.run_sizes import RunSizes, expression
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 _VIEWS = (torch.ops.aten._unsafe_view.default,)
 """Operators that give views and do not say so."""

@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from ekiden.frontend.torch.symbols import plain_name
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Places = Mapping[str, tuple[int, int | None]]
 """A symbol -> the argument that it can be read from, and which axis of it; None for a number."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Div, Max, Mul, PrimExpr, Sub, Var, const
 from ekiden.kernels.attention.row_values import power_at_most_one
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, Stmt, seq
 

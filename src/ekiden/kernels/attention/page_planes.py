@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, IntImm, PrimExpr, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 
 SCALE = np.dtype("<f2")

@@ -49,7 +49,7 @@ from ekiden.kernels.attention.page_parts import LEAST, Parts
 from ekiden.kernels.attention.page_planes import Plane
 from ekiden.kernels.attention.row_values import power_at_most_one
 from ekiden.kernels.cost_model import LINE
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (
     Allocate,

@@ -48,7 +48,7 @@ from ekiden.kernels.micro_kernels.register_tiles import (
 )
 from ekiden.kernels.micro_kernels.transposed_tiles import turned
 from ekiden.kernels.prim_builder import extern_buffers, tiled_function
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (

@@ -44,7 +44,7 @@ from ekiden.kernels.micro_kernels.register_tiles import (
 )
 from ekiden.kernels.prim_builder import make_buffers, product, tiled_function, unflatten
 from ekiden.kernels.spaces.product import MOST_ROWS, NARROW_ROWS, default, is_turned, space
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import (

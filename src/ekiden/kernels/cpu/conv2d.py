@@ -57,7 +57,7 @@ from ekiden.kernels.micro_kernels.register_tiles import (
 from ekiden.kernels.prim_builder import make_buffers, tiled_function
 from ekiden.kernels.quantized.words import pairs_of, widen
 from ekiden.kernels.spaces.conv import default, is_short, space
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import (

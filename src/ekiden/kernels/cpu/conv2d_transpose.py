@@ -39,7 +39,7 @@ from ekiden.kernels.micro_kernels.prefetch import Lets, bound
 from ekiden.kernels.micro_kernels.register_tiles import KLoop, balanced_rows
 from ekiden.kernels.spaces.conv import is_short
 from ekiden.kernels.stages import has_known_weights
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
 

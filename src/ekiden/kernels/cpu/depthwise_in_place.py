@@ -41,7 +41,7 @@ from ekiden.kernels.geometry import FLAT, Geometry, geometry_of
 from ekiden.kernels.micro_kernels.epilogue import find_anchor, operands_of
 from ekiden.kernels.micro_kernels.prefetch import bound
 from ekiden.kernels.micro_kernels.register_tiles import column_mask
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq

@@ -35,7 +35,7 @@ from ekiden.kernels.cpu.loops import (
     vectorized,
 )
 from ekiden.kernels.micro_kernels.transposed_tiles import tile_size, turned, woven
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq

@@ -31,7 +31,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import children, post_order, rewrite, substitute
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, LetStmt, Stmt

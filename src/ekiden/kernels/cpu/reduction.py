@@ -26,7 +26,7 @@ from ekiden.kernels.cpu.loops import (
     vector_lanes,
     vectorized,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.reducer import COMBINE, identity
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor

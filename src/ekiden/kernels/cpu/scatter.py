@@ -33,7 +33,7 @@ from ekiden.kernels.cpu.loops import Axis, estimate, parallel_outer, serial, vec
 from ekiden.kernels.decision import Choice, Decision, Fixed, Space
 from ekiden.kernels.family import Family, size_of
 from ekiden.kernels.prim_builder import extern_buffers
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.range_check import from_either_end
 from ekiden.tir.expr import Buffer

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
 from ekiden.kernels.micro_kernels.prefetch import Lets
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Taps: TypeAlias = Mapping[int, tuple[PrimExpr, PrimExpr]]
 """axis -> the first tap along it, and how many; all of them along others."""

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from ekiden.ir.intrinsic import WARP
 from ekiden.ir.prim import PrimExpr, Var, const, maximum
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated, stores
 from ekiden.tir.expr import Buffer

@@ -10,7 +10,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, maximum, minimum
 from ekiden.ir.prim_visitor import post_order, substitute
 from ekiden.kernels.cpu.loops import product
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Block, BufferStore, IterKind, Stmt

@@ -14,7 +14,7 @@ from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.coalesced import near_lanes
 from ekiden.kernels.gpu.lanes import Lanes, coordinates, first_of
 from ekiden.kernels.stages import chosen_stages, own_outputs, stages_of
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.inline import Inliner, is_injective, post_order_tensors
 from ekiden.te.prim_func import BufferMap

@@ -38,7 +38,7 @@ from ekiden.kernels.gpu.parts import (
     threads_of_row,
 )
 from ekiden.kernels.gpu.rows import row_of
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import BufferMap, allocated, stage_block, stores
 from ekiden.te.reducer import Reduce

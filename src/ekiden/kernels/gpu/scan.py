@@ -17,7 +17,7 @@ from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.block_reduction import Team
 from ekiden.kernels.gpu.lanes import coordinates
 from ekiden.kernels.gpu.parts import FEWEST, bound, serial, threads_of_row
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import BufferMap, allocated
 from ekiden.te.tensor import ExternOp, Tensor

@@ -28,7 +28,7 @@ from ekiden.kernels.gpu.factors import Factors, are_neighbours, factors_of
 from ekiden.kernels.gpu.lanes import coordinates
 from ekiden.kernels.gpu.parts import Group, bound, serial, unrolled
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
 from ekiden.te.tensor import ComputeOp

@@ -22,7 +22,7 @@ from ekiden.kernels.gpu.factors import Factors, are_neighbours, factors_of
 from ekiden.kernels.gpu.lanes import coordinates
 from ekiden.kernels.gpu.parts import Group
 from ekiden.kernels.gpu.tiles import TileKernel
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.reducer import Reduce, ReduceAxis, reduce_axis
 from ekiden.te.tensor import ProducerLoad

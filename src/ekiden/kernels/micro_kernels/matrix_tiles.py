@@ -26,7 +26,7 @@ from ekiden.ir.dtype import itemsize, with_lanes
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, minimum
 from ekiden.kernels.micro_kernels.register_tiles import KLoop, Store, column_mask
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, ramp
 from ekiden.tir.stmt import (
     Allocate,

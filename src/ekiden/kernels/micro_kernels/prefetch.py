@@ -14,7 +14,7 @@ from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.kernels.micro_kernels.register_tiles import Ahead
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import LetStmt, Prefetch, Stmt
 

@@ -26,7 +26,7 @@ from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import HEIGHTS, MATRIX_DOTS
 from ekiden.kernels.prim_builder import product
 from ekiden.kernels.quantized.words import dot_space, dots, matrix_dot
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.topi.nn.weights import WORD_OF
 

@@ -31,7 +31,7 @@ from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
 from ekiden.kernels.family import Product, size_of
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.kernels.prim_builder import product
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 MOST_ROWS = 12

@@ -15,7 +15,7 @@ from typing import Any
 from ekiden.quantization.ranges import METHODS
 from ekiden.relay.qnn.config import ROUNDINGS
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["QAnnotateKind", "QConfig", "current_qconfig", "kind2str", "qconfig"]
 

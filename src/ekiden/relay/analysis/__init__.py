@@ -6,9 +6,9 @@ and is loaded when it is first used.
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import names_in
+from ekiden._lazy import attach
 
 if TYPE_CHECKING:
     from ekiden.relay.analysis.names import *  # noqa: F403
 else:
-    __getattr__, __dir__ = names_in("ekiden.relay.analysis.names")
+    __getattr__, __dir__ = attach(__name__, {}, rest="names")

@@ -19,7 +19,7 @@ from ekiden.relay.expr import (
     PatternTuple,
     PatternWildcard,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Row = tuple[Pattern, ...]
 

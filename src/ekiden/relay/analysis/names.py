@@ -1,5 +1,6 @@
 """The names of `ekiden.relay.analysis`, loaded when the first is used."""
 
+from ekiden._lazy import attach
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.analysis.conditions import kernel_conditions, shape_conditions
 from ekiden.relay.analysis.count import (
@@ -29,19 +30,14 @@ from ekiden.relay.analysis.well_formedness import (
     well_formed,
 )
 from ekiden.relay.visitor import all_vars, bound_vars, free_vars
-from ekiden.runtime.late import import_late
 
-_ABOVE = {
-    "AnnotatedRegionSet": "ekiden.relay.transform.external.compiler_regions",
-    "get_calibration_data": "ekiden.compiler.calibration",
-}
-"""TVM's names of what stands above this folder."""
-
-
-def __getattr__(name: str) -> object:
-    if name in _ABOVE:
-        return getattr(import_late(_ABOVE[name]), name)
-    raise AttributeError(f"module 'ekiden.relay.analysis' has no attribute {name!r}")
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "ekiden.relay.transform.external.compiler_regions": "AnnotatedRegionSet",
+        "ekiden.compiler.calibration": "get_calibration_data",
+    },
+)  # TVM's names of what stands above this folder
 
 
 __all__ = [

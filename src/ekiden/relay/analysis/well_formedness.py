@@ -21,7 +21,7 @@ from ekiden.relay.visitor import (
     types_in,
 )
 from ekiden.runtime.errors import InternalError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)

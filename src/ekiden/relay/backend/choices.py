@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Option = tuple[type, object]
 """The type of an option's value, and what it is where nobody says; None: it is not set."""

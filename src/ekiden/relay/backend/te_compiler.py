@@ -2,11 +2,11 @@
 it is first used.
 """
 
-from ekiden.runtime.late import import_late
+from ekiden._lazy import load_module
 
 
 def __getattr__(name: str) -> object:
     """A name of `ekiden.compiler.faces.te_compiler`."""
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_late("ekiden.compiler.faces.te_compiler"), name)
+    return getattr(load_module("ekiden.compiler.faces.te_compiler"), name)

@@ -16,7 +16,7 @@ from ekiden.relay.dataflow_pattern.matcher import NodeMap, Users, find_match, us
 from ekiden.relay.expr import Call, Constant, Constructor, Function, Tuple, TupleGetItem, Var
 from ekiden.relay.transform.language.scopes import with_children
 from ekiden.relay.visitor import binders, children, post_order
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 OPEN = (p.WildcardPattern, p.VarPattern)
 """What these match stays outside of the function and becomes an argument."""

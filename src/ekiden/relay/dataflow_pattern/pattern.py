@@ -16,7 +16,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import get
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import Type
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 class DFPattern:

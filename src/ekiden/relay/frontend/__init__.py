@@ -3,17 +3,10 @@ them from (`relay.frontend.onnx`). They stand on a higher floor, in ekiden.front
 loaded when one is used.
 """
 
-from ekiden.runtime.late import names_from
+from ekiden._lazy import attach
 
 __all__ = [
     "from_jax", "from_keras", "from_onnx", "from_pytorch", "from_tensorflow", "from_tflite",
 ]  # fmt: skip
 
-__getattr__ = names_from(
-    __name__,
-    dict.fromkeys(__all__, "ekiden.frontend.relay"),
-    {
-        name: name
-        for name in ("common", "keras", "onnx", "pytorch", "tensorflow", "tensorflow2", "tflite")
-    },
-)
+__getattr__, __dir__ = attach(__name__, {"ekiden.frontend.relay": " ".join(__all__)})

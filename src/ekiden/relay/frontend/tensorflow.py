@@ -1,5 +1,5 @@
 """TVM's module of `from_tensorflow` (see ekiden.relay.frontend)."""
 
-from ekiden.runtime.late import names_from
+from ekiden._lazy import attach
 
-__getattr__ = names_from(__name__, {"from_tensorflow": "ekiden.frontend.relay"}, {})
+__getattr__, __dir__ = attach(__name__, {"ekiden.frontend.relay": "from_tensorflow"})

@@ -3,10 +3,10 @@ its TVM name. Each family is a module, whose `__all__` is the one list of its na
 
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import attach, defer, exported_names
 from ekiden.ir.op import OP_NODES, OPS
-from ekiden.relay.op._document import document
-from ekiden.relay.op.homes import NAMES, OPERATORS
-from ekiden.runtime.late import lend, postpone
+from ekiden.relay.op._document import documenting
+from ekiden.relay.op._exports import EXPORTS, OPERATORS
 
 if TYPE_CHECKING:
     from ekiden.ir.op import get
@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     )
     from ekiden.relay.op.transform import *  # noqa: F403
 
-OPS.homes = OP_NODES.homes = {
+OPS.row_modules = OP_NODES.row_modules = {
     name: home for home, names in OPERATORS.items() for name in names.split()
 }
-postpone([*OPERATORS, f"{__name__}.described"])
+defer([*OPERATORS, f"{__name__}.described"])
 __all__ = [
     "OpImplementation",
     "OpSpecialization",
@@ -106,4 +106,8 @@ __all__ = [
     "vision",
     "vm",
 ]
-__all__ += [name for name in lend(__name__, NAMES, document("")) if name not in __all__]
+__all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
+    __getattr__ = documenting("", __getattr__)

@@ -11,19 +11,21 @@ from ekiden.ir.node import Node
 from ekiden.ir.op import OPS, OpDef
 
 
-def document(prefix: str) -> Callable[[str, object], None]:
-    """What a package does with each of its names when it is first asked for: documentation is made
-    of a function, or of all functions of a module, whose operators have its name before theirs.
+def documenting(prefix: str, load_name: Callable[[str], object]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package whose names get documentation when they are first used:
+    a function, or all functions of a module, whose operators have its name before theirs.
     """
 
-    def found(name: str, value: object) -> None:
-        """A function, or a module with those of one family."""
+    def load_documented(name: str) -> object:
+        """Load a name of the package. Raises AttributeError."""
+        value = load_name(name)
         if isinstance(value, ModuleType):
             attach(f"{prefix}{name}.", vars(value))
         else:
             attach(prefix, {name: value})
+        return value
 
-    return found
+    return load_documented
 
 
 def attach(prefix: str, names: Mapping[str, object]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ekiden import te
+from ekiden._lazy import LazyModule
 from ekiden.arith import evaluate
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
@@ -31,14 +32,13 @@ from ekiden.ir.op import (
 )
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.op._declare import Takes, check_dtype, fail, tensor_fields, tensors
-from ekiden.runtime.late import Late
 from ekiden.te import Tensor
 from ekiden.tir import transform as tir_transform
 
 if TYPE_CHECKING:
     from ekiden.tir import interpreter
 else:
-    interpreter = Late("ekiden.tir.interpreter")
+    interpreter = LazyModule("ekiden.tir.interpreter")
 
 Compute = Callable[..., "Tensor | Sequence[Tensor]"]
 """(attributes, *tensors) -> a tensor, or several for a tuple. ValueError is a type error."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ekiden import topi
+from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
@@ -29,7 +30,6 @@ from ekiden.relay.op.reduce import axes_attr, mean, reduced_axes
 from ekiden.relay.op.reduce import max as largest_of
 from ekiden.relay.op.reduce import sum as sum_of
 from ekiden.relay.op.reshape import squeeze
-from ekiden.runtime.late import Late
 from ekiden.topi.broadcast import broadcast_to as repeated
 from ekiden.topi.reduce import accumulator
 from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape
@@ -37,7 +37,7 @@ from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape
 if TYPE_CHECKING:
     from ekiden.topi import transform as arranging
 else:
-    arranging = Late("ekiden.topi.transform")
+    arranging = LazyModule("ekiden.topi.transform")
 
 
 @node("relay.attrs.EinsumAttrs")

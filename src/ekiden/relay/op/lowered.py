@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ekiden import te
+from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.intrinsic import row_of
@@ -26,7 +27,6 @@ from ekiden.relay.expr import Call, Expr, Function, Tuple
 from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.unify import match_dims, size_vars, substitute_dims
 from ekiden.runtime.errors import TypeInferenceError
-from ekiden.runtime.late import Late
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.stmt import Block, PrimFunc, Stmt
@@ -44,7 +44,7 @@ from ekiden.tir.visitor import (
 if TYPE_CHECKING:
     from ekiden.tir import interpreter
 else:
-    interpreter = Late("ekiden.tir.interpreter")
+    interpreter = LazyModule("ekiden.tir.interpreter")
 
 
 @node("relay.attrs.CallLoweredAttrs")

@@ -31,7 +31,7 @@ from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.text import shape_text, type_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.errors import CompileError, EkidenError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te import Tensor
 

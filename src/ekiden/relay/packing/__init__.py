@@ -7,21 +7,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.packing.common import dtype_of
 from ekiden.relay.packing.dense import batch_words, dense, dense_words
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 if TYPE_CHECKING:
     from ekiden.relay.packing import blocks, conv, nibbles, recurrent
 else:  # what few models have
-    conv = Late("ekiden.relay.packing.conv")
-    blocks = Late("ekiden.relay.packing.blocks")
-    nibbles = Late("ekiden.relay.packing.nibbles")
-    recurrent = Late("ekiden.relay.packing.recurrent")
+    conv = LazyModule("ekiden.relay.packing.conv")
+    blocks = LazyModule("ekiden.relay.packing.blocks")
+    nibbles = LazyModule("ekiden.relay.packing.nibbles")
+    recurrent = LazyModule("ekiden.relay.packing.recurrent")
 
 Pack: TypeAlias = Callable[[Call, Target], RelayExpr]
 """(call with checked types, target) -> what stands for it."""

@@ -7,9 +7,9 @@ the pipeline, writes each as integer arithmetic in ordinary operators.
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import names_in
+from ekiden._lazy import attach
 
 if TYPE_CHECKING:
     from ekiden.relay.qnn.names import *  # noqa: F403
 else:
-    __getattr__, __dir__ = names_in("ekiden.relay.qnn.names")
+    __getattr__, __dir__ = attach(__name__, {}, rest="names")

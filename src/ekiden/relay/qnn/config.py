@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 ROUNDINGS = ("UPWARD", "TONEAREST")
 """Of values midway between two whole numbers: to the larger one, or away from zero."""

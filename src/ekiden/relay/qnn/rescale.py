@@ -64,7 +64,7 @@ from ekiden.relay.qnn.config import (
     current_requantize_config,
 )
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 POINT = 31
 """Bits behind the point of a multiplier."""

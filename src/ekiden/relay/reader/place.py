@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from ekiden.ir.span import Span
 from ekiden.relay.lexer import Source
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

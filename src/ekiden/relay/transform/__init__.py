@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import names_in
+from ekiden._lazy import attach
 
 if TYPE_CHECKING:
     from ekiden.relay.transform.names import *  # noqa: F403
 else:
-    __getattr__, __dir__ = names_in("ekiden.relay.transform.names")
+    __getattr__, __dir__ = attach(__name__, {}, rest="names")

@@ -24,7 +24,7 @@ from ekiden.relay.expr import const as constant
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import Dim, as_dim
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from ekiden.ir.op import OP_ATTRS, OPS, Op, OpPattern
 from ekiden.ir.prim import IntImm, is_const
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.layout import parse
 
 Layout = str | None

@@ -53,7 +53,7 @@ from ekiden.relay.transform.language.scopes import bodies, on_body, with_childre
 from ekiden.relay.transform.memory.storage_in_place import merge_in_place
 from ekiden.relay.transform.memory.storage_lifetimes import Block, Lifetimes, Request, run_of
 from ekiden.relay.transform.memory.storage_places import ALIGNMENT, place_all
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Stretch = tuple[Block, int, int]
 """A block, how many barriers stand before the stretch, and the device of an arena of it."""

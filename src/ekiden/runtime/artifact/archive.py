@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime.binding._core import Module, module_from_bytes, register_func
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     import mmap
     import tarfile
 else:
-    mmap, tarfile = Late("mmap"), Late("tarfile")
+    mmap, tarfile = LazyModule("mmap"), LazyModule("tarfile")
 
 _KEPT: list[mmap.mmap] = []
 """What modules lie in: code of theirs may run as long as the process."""

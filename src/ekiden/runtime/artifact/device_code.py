@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from ekiden.runtime.binding._core import Device
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 MAGIC = b"EKDEVC\0\1"
 

@@ -24,7 +24,7 @@ from ekiden.runtime.artifact.pieces import (
 from ekiden.runtime.binding._core import Executable, Tensor, empty, get_global_func, tensor
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.files import Writer
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 MAGIC = b"\x89EKIDEN\n"
 VERSION = 1

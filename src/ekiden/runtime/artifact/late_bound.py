@@ -1,4 +1,4 @@
-"""Late-bound constants: weights that an executable leaves to be given when it is loaded.
+"""LazyModule-bound constants: weights that an executable leaves to be given when it is loaded.
 
 They are named `const_<number>`, as TVM names them. An executable that waits for some can be saved
 and looked into, but not run.
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime.binding._core import Executable, Tensor, get_global_func, register_func, tensor
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import Writer
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     from ekiden.runtime import params
     from ekiden.runtime.artifact import frame
 else:
-    frame = Late("ekiden.runtime.artifact.frame")
-    params = Late("ekiden.runtime.params")
+    frame = LazyModule("ekiden.runtime.artifact.frame")
+    params = LazyModule("ekiden.runtime.params")
 
 PREFIX = "const_"
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ekiden.runtime.binding._core import Tensor, get_global_func
 from ekiden.runtime.errors import EkidenError, ImportModelError
 from ekiden.runtime.files import PathName
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 LEAST = 1 << 20
 """Bytes of a file from which it is mapped: a smaller one is read as fast."""

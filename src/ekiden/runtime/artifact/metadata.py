@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 
 from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.errors import InternalError, LoadError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 ANY_OBJECT = "object"
 """The dtype of an input or output that is not a tensor."""

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime import environment
 from ekiden.runtime.artifact import mapped
 from ekiden.runtime.binding._core import empty, get_global_func, tensor
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     from concurrent import futures
 else:
-    futures = Late("concurrent.futures")
+    futures = LazyModule("concurrent.futures")
 
 Bytes = bytes | memoryview
 Piece = Bytes | np.ndarray

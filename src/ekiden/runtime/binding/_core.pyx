@@ -33,7 +33,7 @@ import numpy
 
 from ekiden.runtime import errors
 from ekiden.runtime.binding.dtypes import no_numpy_dtype, numpy_type
-from ekiden.runtime.late import load_postponed
+from ekiden._lazy import load_deferred
 from ekiden.runtime.artifact.metadata import Tables, read_metadata
 
 np.import_array()

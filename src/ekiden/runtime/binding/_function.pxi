@@ -237,7 +237,7 @@ def get_global_func(str name not None, bint allow_missing=False):
     """The function of that name. If there is none: None if allow_missing, else a ValueError."""
     cdef ek_object *found = ek_registry_get(name.encode())
     if found == NULL:
-        load_postponed()
+        load_deferred()
         found = ek_registry_get(name.encode())
     if found != NULL:
         return _wrap(PackedFunc, found)
@@ -260,7 +260,7 @@ def registered_callables():
 def list_global_func_names():
     """The names of all global functions, sorted."""
     cdef ek_object *names = NULL
-    load_postponed()
+    load_deferred()
     _check(ek_registry_names(&names))
     return _take_list(names)
 

@@ -241,7 +241,7 @@ def object_class(str type_key not None):
     """
     index = ek_type_index(type_key.encode())
     if index < 0:
-        load_postponed()
+        load_deferred()
         index = ek_type_index(type_key.encode())
     if index < 0:
         raise ValueError(f"object_class: no type has the key {type_key!r}")
@@ -265,7 +265,7 @@ def is_defined(str type_key not None):
     """Whether a type is known and its fields are, so that objects of it can be made."""
     index = ek_type_index(type_key.encode())
     if index < 0:
-        load_postponed()
+        load_deferred()
         index = ek_type_index(type_key.encode())
     return index >= 0 and ek_type_get(index).is_defined != 0
 

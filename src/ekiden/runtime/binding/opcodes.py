@@ -3,7 +3,7 @@
 Generated from runtime/src/vm_opcodes.def by scripts/generate_opcodes.py. Do not edit.
 """
 
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ekiden.runtime.binding.dtypes import dtype_code, dtype_name
 from ekiden.runtime.binding.opcodes import BY_NAME, OPCODES, Opcode, operand_words
 from ekiden.runtime.errors import InternalError, LoadError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Instruction", "decode", "dtype_code", "dtype_name", "encode", "make"]
 

@@ -15,17 +15,17 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime.artifact import engine_artifact
 from ekiden.runtime.binding._core import get_global_func, register_func
 from ekiden.runtime.errors import EkidenError, LoadError, RunError
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     import base64
     import pathlib
 else:
-    base64 = Late("base64")
-    pathlib = Late("pathlib")
+    base64 = LazyModule("base64")
+    pathlib = LazyModule("pathlib")
 
 __all__ = [
     "ENGINES", "folder_of", "guarded", "kept_for", "load_region", "missing", "register_loader",

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
+from ekiden._lazy import LazyModule
 from ekiden.runtime.binding._core import Executable, VirtualMachine, num_threads
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     from concurrent import futures
 
     from ekiden.runtime.executable import placing
 else:
-    futures = Late("concurrent.futures")
-    placing = Late("ekiden.runtime.executable.placing")
+    futures = LazyModule("concurrent.futures")
+    placing = LazyModule("ekiden.runtime.executable.placing")
 
 Result = TypeVar("Result")
 

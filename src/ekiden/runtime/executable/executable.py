@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast, overload
 import numpy as np
 
 from ekiden import runtime
+from ekiden._lazy import LazyModule, load_module
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.metadata import (
     ANY_OBJECT,
@@ -28,6 +29,7 @@ from ekiden.runtime.artifact.metadata import (
     tensor_infos,
     variants,
 )
+from ekiden.runtime.cached import cached_property
 from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.devices.named import without_driver
 from ekiden.runtime.errors import (
@@ -45,7 +47,6 @@ from ekiden.runtime.executable.outputs import BoundRun, places_of, write_results
 from ekiden.runtime.executable.sequences import from_list, held, to_list, to_maps
 from ekiden.runtime.executable.state import kept_values
 from ekiden.runtime.files import File, PathName, write_to
-from ekiden.runtime.late import Late, cached_property, import_late
 from ekiden.runtime.text import decode, encode
 
 if TYPE_CHECKING:
@@ -60,12 +61,12 @@ if TYPE_CHECKING:
     from ekiden.runtime.profile import html
     from ekiden.runtime.profile import report as profiling
 else:
-    disassemble = Late("ekiden.runtime.debug.disassemble")
-    placing = Late("ekiden.runtime.executable.placing")
-    frame = Late("ekiden.runtime.artifact.frame")
-    pathlib = Late("pathlib")
-    html = Late("ekiden.runtime.profile.html")
-    profiling = Late("ekiden.runtime.profile.report")
+    disassemble = LazyModule("ekiden.runtime.debug.disassemble")
+    placing = LazyModule("ekiden.runtime.executable.placing")
+    frame = LazyModule("ekiden.runtime.artifact.frame")
+    pathlib = LazyModule("pathlib")
+    html = LazyModule("ekiden.runtime.profile.html")
+    profiling = LazyModule("ekiden.runtime.profile.report")
 
 
 class Program:
@@ -597,7 +598,7 @@ class Executable:
 @cache
 def _peak() -> profiling.Peak | None:
     try:
-        module = import_late("ekiden.compiler.peak")
+        module = load_module("ekiden.compiler.peak")
     except ImportError:  # a machine that only runs models
         return None
     return cast("profiling.Peak", module.measure_peak())

@@ -7,10 +7,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from ekiden import runtime
+from ekiden._lazy import LazyModule, load_module
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.files import PathName, named
-from ekiden.runtime.late import Late, import_late
 
 if TYPE_CHECKING:
     import pathlib
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from ekiden.runtime.artifact import frame
 else:
-    pathlib = Late("pathlib")
-    frame = Late("ekiden.runtime.artifact.frame")
+    pathlib = LazyModule("pathlib")
+    frame = LazyModule("ekiden.runtime.artifact.frame")
 
 __all__ = ["Reader", "load"]
 
@@ -82,4 +82,4 @@ def _is_model(path: Path) -> bool:
     """Whether the compiler takes it; without the compiler, no file is a model."""
     if find_spec("ekiden.frontend") is None:
         return False
-    return bool(import_late("ekiden.frontend.table").is_model_file(path))
+    return bool(load_module("ekiden.frontend.table").is_model_file(path))

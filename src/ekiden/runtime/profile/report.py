@@ -21,7 +21,7 @@ from ekiden.runtime.artifact.expression import evaluate
 from ekiden.runtime.binding._core import Executable, Module, get_global_func, num_threads
 from ekiden.runtime.binding.layout import Event
 from ekiden.runtime.binding.opcodes import OPCODES, Opcode, operand_words
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.flame import Bar, flame
 from ekiden.runtime.profile.html import folded, table
 

@@ -47,7 +47,7 @@ from ekiden.ir.prim import (
     logical_and,
 )
 from ekiden.runtime.errors import ParseError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.hybrid.runtime import CASTS, HYBRID_GLOBALS, MATH
 from ekiden.te.tensor import Tensor, extern_op
 from ekiden.tir.expr import Buffer, BufferLoad

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ekiden.ir.node import Node, node
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, Var, const
 from ekiden.ir.range import Range
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.reducer import ReduceAxis
 from ekiden.te.tensor import Operation
 from ekiden.tir.stmt import IterKind, IterVar

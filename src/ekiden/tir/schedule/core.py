@@ -14,7 +14,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.errors import ScheduleError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.printer import text_and_lines
 from ekiden.tir.schedule.check import check_concurrent, is_within_block

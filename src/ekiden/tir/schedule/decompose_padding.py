@@ -21,7 +21,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.predicates import conjunction
 from ekiden.tir.schedule.check import single_store

@@ -17,7 +17,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.reduction import COMMUTATIVE, same_expr, update_of
 from ekiden.tir.regions import all_accesses

@@ -29,7 +29,7 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad, broadcast
 from ekiden.tir.reduction import update_of
 from ekiden.tir.schedule.kinds import REDUCTION, reduce_loops, require_kind

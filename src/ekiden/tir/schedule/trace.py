@@ -17,7 +17,7 @@ from ekiden.ir.json import load_json, save_json
 from ekiden.ir.prim import IntImm, PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.errors import ScheduleError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.html import PYTHON, coloured, styled
 from ekiden.tir.index_map import IndexMap, expr_text, index_map_text
 

@@ -25,7 +25,7 @@ from ekiden.ir.prim import (
     is_const,
 )
 from ekiden.ir.prim_visitor import free_vars, substitute
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.predicates import conditions, conjunction
 from ekiden.tir.schedule.kinds import COMPLETE, kind_of

@@ -14,7 +14,7 @@
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import lend
+from ekiden._lazy import attach
 
 if TYPE_CHECKING:
     from ekiden.tir.script.builtins import I, T
@@ -24,4 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["I", "T", "from_source", "ir_module", "prim_func"]
 
 # T and I are whole when the decorators are: those are names of theirs
-lend(__name__, {"decorator": "I T ir_module prim_func", "parser": "from_source"})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(
+        __name__,
+        {"decorator": "I T ir_module prim_func", "parser": "from_source"},
+        registers=True,
+    )

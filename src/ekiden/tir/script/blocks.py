@@ -10,7 +10,7 @@ from ekiden.arith import Analyzer, simplify
 from ekiden.ir.dtype import lanes
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.range import Range
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.script import builtins as script
 from ekiden.tir.script.evaluate import Evaluator, Source

@@ -36,7 +36,7 @@ from ekiden.ir.prim import (
     Var,
     const,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.target.codegen import llvm_lookup_intrinsic_id
 from ekiden.tir import expr as tir_expr

@@ -19,7 +19,7 @@ from ekiden.ir import prim
 from ekiden.ir.prim import BinaryExpr, IntImm, PrimExpr
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ParseError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, Bytes, Ramp
 from ekiden.tir.regions import BufferRegion
 from ekiden.tir.script import builtins as script

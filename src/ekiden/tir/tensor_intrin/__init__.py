@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ekiden._lazy import load_module
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.errors import ScheduleError
-from ekiden.runtime.late import import_late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import PrimFunc
 
 BESIDE = ("lanes", "x86", "cuda")
@@ -63,7 +63,7 @@ class TensorIntrin:
         """
         if name not in TensorIntrin._table:
             for module in BESIDE:
-                import_late(f"{__name__}.{module}")
+                load_module(f"{__name__}.{module}")
         found = TensorIntrin._table.get(name)
         if found is None:
             raise ScheduleError(

@@ -10,7 +10,7 @@ together.
 from __future__ import annotations
 
 from ekiden.ir.prim import const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.script import T
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.tensor_intrin import TensorIntrin

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from ekiden.ir.prim import PrimExpr
 from ekiden.runtime.errors import ScheduleError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
 

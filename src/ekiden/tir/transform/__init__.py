@@ -7,8 +7,8 @@ constants.
 
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.late import lend
-from ekiden.tir.transform.homes import NAMES
+from ekiden._lazy import attach
+from ekiden.tir.transform._exports import EXPORTS
 
 if TYPE_CHECKING:
     from ekiden.tir.transform.align_storage import align_storage
@@ -145,4 +145,5 @@ __all__ = [
     "vectorize_loops",
 ]
 
-lend(__name__, NAMES)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)

@@ -23,7 +23,7 @@ from ekiden.ir.intrinsic import WARP
 from ekiden.ir.prim import IntImm, PrimExpr, Var, cast, const, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import Buffer

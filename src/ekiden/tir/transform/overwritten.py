@@ -13,7 +13,7 @@ from ekiden.arith import Analyzer
 from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import GE, LT, Intrinsic, PrimExpr, Var, cast, const, logical_and
 from ekiden.ir.prim_visitor import post_order, substitute
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, For, ForKind, IfThenElse, SeqStmt, Stmt
 from ekiden.tir.visitor import NOTHING, StmtMutator, all_expressions, sequence, walk

@@ -23,6 +23,7 @@ from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 from ekiden.tir.distinct import distinct
 from ekiden.tir.stmt import PrimFunc
+from ekiden.tir.transform._exports import EXPORTS
 from ekiden.tir.transform.align_storage import align_storage
 from ekiden.tir.transform.compact_buffers import compact_buffers
 from ekiden.tir.transform.convert_blocks_to_opaque import convert_blocks_to_opaque
@@ -31,7 +32,6 @@ from ekiden.tir.transform.drop_attributes import drop_attributes
 from ekiden.tir.transform.flatten_buffers import flatten_buffers
 from ekiden.tir.transform.hoist_conditions import hoist_conditions
 from ekiden.tir.transform.hoist_invariants import hoist_invariants
-from ekiden.tir.transform.homes import NAMES
 from ekiden.tir.transform.inject_double_buffer import inject_double_buffer
 from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
 from ekiden.tir.transform.loop_partition import loop_partition
@@ -344,4 +344,6 @@ def _with_added(passes: Sequence[Pass]) -> list[Pass]:
     return made
 
 
-share_passes("tir.transform", {name: globals()[name] for name in NAMES.get("pipeline", "").split()})
+share_passes(
+    "tir.transform", {name: globals()[name] for name in EXPORTS.get("pipeline", "").split()}
+)

@@ -23,7 +23,7 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, StringImm, Var
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import (
     Block,

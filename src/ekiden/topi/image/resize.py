@@ -36,7 +36,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
 from ekiden.te.inline import STORED
 from ekiden.topi.layout import spatial

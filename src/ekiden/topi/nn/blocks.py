@@ -29,7 +29,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr, Var, cast, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
 from ekiden.te.range_check import CHECKS, from_either_end, index_check
 from ekiden.topi.nn.block_formats import (

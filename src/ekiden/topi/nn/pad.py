@@ -15,7 +15,7 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
 from ekiden.topi.nn.conv import guarded
 from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, expect_least, known, tidy

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ekiden import te
 from ekiden.ir.prim import GE, PrimExpr, Select, binary, cast, const, logical_and
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder

@@ -49,7 +49,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Format: TypeAlias = Literal["onnx", "tensorflow", "tflite", "torch", "stablehlo"]
 

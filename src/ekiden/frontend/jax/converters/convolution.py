@@ -13,7 +13,7 @@ from ekiden.frontend.jax.converters.complex import bilinear
 from ekiden.frontend.jax.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import Dim, as_attr, tidy
 
 _CALLS: Mapping[int, tuple[Callable[..., Expr], str, str]] = {

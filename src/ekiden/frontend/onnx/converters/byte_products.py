@@ -14,7 +14,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
 from ekiden.relay.qnn import products as qnn
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import known
 
 BYTES = ("uint8", "int8")

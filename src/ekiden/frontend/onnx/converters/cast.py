@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.messages import onnx
@@ -13,13 +14,12 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.dtype import SMALL_FLOATS, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.runtime.late import Late
 from ekiden.tir.small_types import SCALE
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx.converters import text_numbers
 else:
-    text_numbers = Late("ekiden.frontend.onnx.converters.text_numbers")
+    text_numbers = LazyModule("ekiden.frontend.onnx.converters.text_numbers")
 
 
 def saturated(node: Node, data: Expr, dtype: str) -> Expr:

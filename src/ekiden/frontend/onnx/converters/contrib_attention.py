@@ -20,7 +20,7 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import LE, PrimExpr, binary, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import as_dim, equal, known, tidy
 
 HEADS_LAST = "bshd"

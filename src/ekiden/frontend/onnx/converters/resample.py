@@ -23,7 +23,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import free_vars
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import Dim, as_dim, equal, known, tidy
 
 SIMPLE = "simple"

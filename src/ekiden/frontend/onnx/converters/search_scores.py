@@ -15,7 +15,7 @@ from ekiden.frontend.onnx.node import Node
 from ekiden.ir.prim import GE, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import as_dim, known, product, tidy
 
 LOWEST = float(np.finfo(np.float32).min)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Function, Tuple, TupleGetItem, Var, const
 from ekiden.relay.visitor import bind, free_vars
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     from ekiden.relay.transform.differentiation import differentiate
 else:
-    differentiate = Late("ekiden.relay.transform.differentiation.differentiate")
+    differentiate = LazyModule("ekiden.relay.transform.differentiation.differentiate")
 
 
 def _groups(node: Node, states: int) -> list[list[Expr]]:

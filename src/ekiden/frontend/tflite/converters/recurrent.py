@@ -22,7 +22,7 @@ from ekiden.frontend.tflite.hybrid import Operand, real
 from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 VARIABLE = ("variable",)
 

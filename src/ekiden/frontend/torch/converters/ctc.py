@@ -22,7 +22,7 @@ from ekiden.frontend.torch.node import Node, Row
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import Dim, as_dim, tidy
 
 Lengths = Value | Sequence[int]

@@ -15,7 +15,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "lstm": ("lstm", ()),

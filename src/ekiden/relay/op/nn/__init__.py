@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from ekiden.relay.op._document import document
-from ekiden.relay.op.nn.homes import NAMES
-from ekiden.runtime.late import lend
+from ekiden._lazy import attach, exported_names
+from ekiden.relay.op._document import documenting
+from ekiden.relay.op.nn._exports import EXPORTS
 
 if TYPE_CHECKING:
     from ekiden.relay.op.image import upsampling
@@ -33,4 +33,8 @@ if TYPE_CHECKING:
     from ekiden.relay.op.reshape import batch_flatten
 
 __all__ = ["attention", "batch_flatten", "dense", "pad", "recurrent", "upsampling"]
-__all__ += [name for name in lend(__name__, NAMES, document("nn.")) if name not in __all__]
+__all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
+    __getattr__ = documenting("nn.", __getattr__)

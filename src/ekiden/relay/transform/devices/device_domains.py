@@ -63,7 +63,7 @@ from ekiden.relay.transform.shapes.host_values import (
 )
 from ekiden.relay.visitor import children, pattern_vars, type_post_order
 from ekiden.runtime import Device
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.virtual_device import HOST, PARAM_PLACES, RESULT_PLACE, VirtualDevice, Where
 from ekiden.tir.expr import Buffer, BufferLoad
 

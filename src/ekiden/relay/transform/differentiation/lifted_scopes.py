@@ -25,7 +25,7 @@ from ekiden.relay.transform.language.chains import Chain, unchain
 from ekiden.relay.transform.language.scopes import bodies, operands
 from ekiden.relay.visitor import pattern_vars
 from ekiden.runtime.errors import DifferentiationError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)

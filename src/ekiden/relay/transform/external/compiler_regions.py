@@ -11,7 +11,7 @@ from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform.external.annotate_target import inside, mark_of
 from ekiden.relay.transform.language.scopes import evaluation_order, is_atom
 from ekiden.relay.visitor import children
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(eq=False, slots=True)

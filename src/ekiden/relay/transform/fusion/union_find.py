@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Self
 
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(eq=False, slots=True)

@@ -41,7 +41,7 @@ from ekiden.relay.transform.language.scopes import (
     operands,
     rewrite_graph,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Key = tuple[object, ...]
 FEW_ROWS = 8

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS, Op, OpDef, get
@@ -19,12 +20,11 @@ from ekiden.relay.expr import Call, Var
 from ekiden.relay.transform.graph.calls import Rewrite, call_pass
 from ekiden.relay.transform.language.scopes import infer_here
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     from ekiden.relay import gradient
 else:
-    gradient = Late("ekiden.relay.gradient")
+    gradient = LazyModule("ekiden.relay.gradient")
 
 
 def _expand(call: Call) -> RelayExpr:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ekiden.ir.float_tier import FloatTier
 from ekiden.ir.pass_context import PassContext
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 EXACT, ROUNDED, FREE = FloatTier
 

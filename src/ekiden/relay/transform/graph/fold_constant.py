@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import itemsize, to_numpy
 from ekiden.ir.expr import RelayExpr
@@ -50,12 +51,11 @@ from ekiden.runtime import environment
 from ekiden.runtime.artifact import mapped
 from ekiden.runtime.devices.memory import check_room
 from ekiden.runtime.errors import IndexRangeError, LinAlgError
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     from concurrent import futures
 else:  # for large constants
-    futures = Late("concurrent.futures")
+    futures = LazyModule("concurrent.futures")
 
 MAX_BYTES, MAX_GROWTH = 1 << 20, 16
 """A result may be this large, or this many times as large as what it is made from (a weight of one

@@ -51,7 +51,7 @@ from ekiden.relay.transform.language.scopes import (
     operands,
     with_children,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

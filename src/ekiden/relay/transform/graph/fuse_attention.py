@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -46,13 +47,12 @@ from ekiden.relay.transform.graph.calls import typed
 from ekiden.relay.transform.graph.float_rewrites import allows
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
-from ekiden.runtime.late import Late
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.attention as attention_op
 else:
-    attention_op = Late("ekiden.relay.op.nn.attention")
+    attention_op = LazyModule("ekiden.relay.op.nn.attention")
 
 HIDDEN = -1e9
 """A score up to this is as good as none: what is added to it is rounded away, or it is -inf."""

@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.dtype import SMALL_FLOATS, is_float
 from ekiden.ir.float_tier import FloatTier
 from ekiden.ir.op import Array
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     import ml_dtypes
 else:
-    ml_dtypes = Late("ml_dtypes")
+    ml_dtypes = LazyModule("ml_dtypes")
 
 
 def merged_sum(a: Array, b: Array, terms: Array | None = None) -> Array | None:

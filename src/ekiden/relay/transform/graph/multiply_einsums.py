@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import PrimExpr
@@ -21,15 +22,14 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.transform.graph.calls import call_pass
-from ekiden.runtime.late import Late
 from ekiden.topi.shape import product
 
 if TYPE_CHECKING:
     from ekiden.relay.op import algebra
     from ekiden.topi import products
 else:
-    algebra = Late("ekiden.relay.op.algebra")
-    products = Late("ekiden.topi.products")
+    algebra = LazyModule("ekiden.relay.op.algebra")
+    products = LazyModule("ekiden.topi.products")
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Types whose products have kernels."""

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import get
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv1DAttrs, Conv1DTransposeAttrs, ConvAttrs
 from ekiden.relay.transform.language.scopes import infer_here
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.conv as conv
 else:
-    conv = Late("ekiden.relay.op.nn.conv")
+    conv = LazyModule("ekiden.relay.op.nn.conv")
 
 
 def _with_height(operand: RelayExpr, axis: int) -> RelayExpr:

@@ -25,7 +25,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.pass_context import SIZE, PassContext
 from ekiden.relay.expr import ConstantData
 from ekiden.runtime.artifact.pieces import checksum
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Result: TypeAlias = Array | tuple[Array, ...]
 LARGE = 1 << 16

@@ -21,7 +21,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Var
 from ekiden.relay.transform.graph.calls import typed
 from ekiden.relay.transform.graph.fold_scale_axis import row_of, same_shape
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Axes = tuple[int, ...]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
@@ -22,12 +23,11 @@ from ekiden.relay.op.nn.norm import BatchNormAttrs
 from ekiden.relay.transform.graph.float_rewrites import allows
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
-from ekiden.runtime.late import Late
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.conv as conv
 else:
-    conv = Late("ekiden.relay.op.nn.conv")
+    conv = LazyModule("ekiden.relay.op.nn.conv")
 
 
 def _is_call(expr: RelayExpr, name: str) -> bool:

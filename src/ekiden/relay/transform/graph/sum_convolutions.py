@@ -50,7 +50,7 @@ from ekiden.relay.transform.language.scopes import (
     operands,
     with_children,
 )
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)

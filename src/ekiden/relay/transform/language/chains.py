@@ -15,7 +15,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Let, Var
 from ekiden.relay.transform.language.scopes import bodies, with_children
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Binding = tuple[Var, RelayExpr]
 

@@ -61,7 +61,7 @@ from ekiden.relay.visitor import (
     type_post_order,
 )
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 SUFFIX = "_cps"
 """What the names of functions in this style end in, where those without it stand beside them."""

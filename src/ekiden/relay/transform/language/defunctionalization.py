@@ -53,7 +53,7 @@ from ekiden.relay.visitor import (
     type_children,
 )
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def monomorphize(module: IRModule, entry: str = "main") -> IRModule:

@@ -53,7 +53,7 @@ from ekiden.relay.transform.language.scopes import (
     with_children,
 )
 from ekiden.relay.visitor import pattern_vars, type_post_order
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 MAX_REGION_VISITS = 16
 """Visits of an expression, on average, that look for loops and branches which move as a whole;

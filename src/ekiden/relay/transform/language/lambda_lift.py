@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm
@@ -45,13 +46,12 @@ from ekiden.relay.transform.language.scopes import (
     with_children,
 )
 from ekiden.relay.visitor import bind, free_vars, post_order, type_post_order
-from ekiden.runtime.late import Late
 from ekiden.target.virtual_device import PARAM_PLACES, all_on_host
 
 if TYPE_CHECKING:
     from ekiden.arith import detect
 else:
-    detect = Late("ekiden.arith.detect")
+    detect = LazyModule("ekiden.arith.detect")
 
 
 def flatten_closure(function: Function) -> Function:

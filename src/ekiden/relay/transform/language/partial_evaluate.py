@@ -73,7 +73,7 @@ from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
 from ekiden.relay.unify import size_vars
 from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order
 from ekiden.runtime.errors import IndexRangeError, LinAlgError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 MAX_DEPTH = 5_000
 """Calls that are unrolled inside each other, before the rest is left as it is."""

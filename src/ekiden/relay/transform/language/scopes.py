@@ -39,7 +39,7 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.visitor import REBUILD, children, free_vars
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)

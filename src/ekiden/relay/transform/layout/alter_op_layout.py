@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -26,13 +27,12 @@ from ekiden.relay.op.strategy import version_of
 from ekiden.relay.packing import reader_of, rule_of
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
-from ekiden.runtime.late import Late
 from ekiden.target import Target
 
 if TYPE_CHECKING:
     from ekiden.relay.transform.layout import layout_rewriter
 else:
-    layout_rewriter = Late("ekiden.relay.transform.layout.layout_rewriter")
+    layout_rewriter = LazyModule("ekiden.relay.transform.layout.layout_rewriter")
 
 ATTRIBUTE = "FTVMAlterOpLayout"
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -46,13 +47,12 @@ from ekiden.relay.transform.graph.one_axis import over_two_axes, without_height
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import infer_here, map_functions, on_body, rewrite_graph
 from ekiden.relay.visitor import post_order
-from ekiden.runtime.late import Late
 from ekiden.topi.shape import is_any
 
 if TYPE_CHECKING:
     from ekiden.relay.transform.layout import desired_layouts as layouts
 else:
-    layouts = Late("ekiden.relay.transform.layout.desired_layouts")
+    layouts = LazyModule("ekiden.relay.transform.layout.desired_layouts")
 
 Perm = tuple[int, ...]
 LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}

@@ -29,7 +29,7 @@ from ekiden.relay.transform.infer_layout_utils import Layout, infer_layouts, pri
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.visitor import children, rebuild
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor, placeholder
 
 

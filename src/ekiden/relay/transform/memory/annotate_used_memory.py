@@ -24,7 +24,7 @@ from ekiden.relay.transform.language.chains import Chain, unchain
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import bodies, evaluation_order, operands, with_children
 from ekiden.runtime.errors import PassError
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Roots = frozenset[Var]
 """Variables whose tensors a value has: itself, or those that a tuple or a field stands for."""

@@ -56,7 +56,7 @@ from ekiden.relay.transform.language.scopes import (
     with_children,
 )
 from ekiden.relay.transform.memory_plan import known_at_entry
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 LINE = 64
 """Where a part begins is a multiple of this many bytes, as are rows that it lies in: vectors stay

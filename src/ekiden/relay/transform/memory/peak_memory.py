@@ -20,7 +20,7 @@ from ekiden.relay.expr import Constructor, Function
 from ekiden.relay.transform.devices.plan_devices import device_table
 from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes
 from ekiden.relay.transform.memory.storage_places import round_up
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from ekiden.relay.transform.language.chains import Binding, Chain, map_chains, o
 from ekiden.relay.transform.language.scopes import map_functions, on_body
 from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes
 from ekiden.relay.transform.memory_plan import known_at_entry
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.slice import Range
 
 

@@ -24,7 +24,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Tuple, Var
 from ekiden.relay.transform.memory.manifest_alloc import size_in_bytes
 from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes, Request
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

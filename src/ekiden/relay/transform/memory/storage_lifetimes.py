@@ -33,7 +33,7 @@ from ekiden.relay.op.memory import AllocStorageAttrs
 from ekiden.relay.transform.language.chains import Chain, op_name, unchain
 from ekiden.relay.transform.language.scopes import bodies, evaluation_order, operands
 from ekiden.relay.visitor import pattern_vars
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 Span = tuple[int, int]
 """The first position and the last."""

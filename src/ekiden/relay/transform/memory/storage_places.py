@@ -28,7 +28,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const, maximum
 from ekiden.ir.prim_visitor import Interned, children, free_vars, pending
 from ekiden.relay.transform.fusion.kernel_order import KernelOrder
 from ekiden.relay.transform.memory.storage_lifetimes import Request, Span, exclude_each_other
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 ALIGNMENT = 64
 LONGEST = 4_000

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Op, Precision
@@ -35,15 +36,14 @@ from ekiden.relay.transform.graph.fold_scale_axis import op_of
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import map_functions, on_body
 from ekiden.runtime.errors import PassError
-from ekiden.runtime.late import Late
 from ekiden.target import Target
 
 if TYPE_CHECKING:
     from ekiden.relay.transform.quantization import byte_products
     from ekiden.topi.nn import winograd
 else:
-    winograd = Late("ekiden.topi.nn.winograd")
-    byte_products = Late("ekiden.relay.transform.quantization.byte_products")
+    winograd = LazyModule("ekiden.topi.nn.winograd")
+    byte_products = LazyModule("ekiden.relay.transform.quantization.byte_products")
 
 WIDE, BRIEF = "float32", "bfloat16"
 SMALL = ("float16", BRIEF)

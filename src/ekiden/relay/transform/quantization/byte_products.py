@@ -23,7 +23,7 @@ from ekiden.relay.op.nn.dense import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
 from ekiden.relay.transform.graph.fold_scale_axis import op_of
 from ekiden.relay.transform.quantization import computed_products
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 BYTES = ("int8", "uint8")

@@ -31,7 +31,7 @@ from ekiden.relay.transform.graph.float_rewrites import allows
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import map_functions, on_body
 from ekiden.relay.transform.quantization.levels import Levels, levels_of, type_of
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 PRODUCTS = ("nn.dense", "nn.matmul", "nn.batch_matmul", "nn.conv2d", "nn.conv2d_transpose")
 SUMS = ("int32", "float32")

@@ -25,7 +25,7 @@ from ekiden.ir.op import Op, OpPattern
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import RelayRefType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.virtual_device import HOST
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""Where the names of `ekiden.arith` stand. Made by scripts/generate_homes.py."""
+"""Where the names of `ekiden.arith` stand. Made by scripts/generate_exports.py."""
 
-NAMES = {
+EXPORTS = {
     "analyzer": """
         Analyzer ConstIntBound ProofStrength prove_equal simplify
     """,

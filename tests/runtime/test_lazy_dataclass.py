@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ekiden.runtime.late_methods import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
 OPTIONS: list[dict[str, bool]] = [
     {},

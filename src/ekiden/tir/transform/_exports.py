@@ -1,6 +1,6 @@
-"""Where the names of `ekiden.tir.transform` stand. Made by scripts/generate_homes.py."""
+"""Where the names of `ekiden.tir.transform` stand. Made by scripts/generate_exports.py."""
 
-NAMES = {
+EXPORTS = {
     "align_storage": """
         align_storage
     """,

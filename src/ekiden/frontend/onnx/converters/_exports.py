@@ -1,4 +1,4 @@
-"""Which operators of ONNX each family converts. Made by scripts/generate_homes.py."""
+"""Which operators of ONNX each family converts. Made by scripts/generate_exports.py."""
 
 ROWS = {
     "cast": """

@@ -1,6 +1,6 @@
-"""Where the names of `ekiden.codegen.llvm` stand. Made by scripts/generate_homes.py."""
+"""Where the names of `ekiden.codegen.llvm` stand. Made by scripts/generate_exports.py."""
 
-NAMES = {
+EXPORTS = {
     "compiler": """
         VERSION assembly assembly_of_text check_target check_triple compile_object compile_text
         held

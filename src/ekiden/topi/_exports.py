@@ -1,6 +1,6 @@
-"""Where the names of `ekiden.topi` stand. Made by scripts/generate_homes.py."""
+"""Where the names of `ekiden.topi` stand. Made by scripts/generate_exports.py."""
 
-NAMES = {
+EXPORTS = {
     "": """
         image linalg ml nn random sampling sparse testing text vision
     """,

@@ -1,6 +1,6 @@
-"""Where the names of `ekiden.topi.nn` stand. Made by scripts/generate_homes.py."""
+"""Where the names of `ekiden.topi.nn` stand. Made by scripts/generate_exports.py."""
 
-NAMES = {
+EXPORTS = {
     "activation": """
         bias_add leaky_relu prelu relu
     """,

@@ -1,7 +1,7 @@
-"""Write which module each name of a package stands in, which each operator of Relay is declared in
-and which each of ONNX is converted in, so that programs import those alone whose names they use.
+"""Write the tables of what loads late: the module of each name of a package (`attach` reads it), of
+each operator of Relay, and of each converter of ONNX (rows of `ekiden.ir.table.Table`).
 
-    python scripts/generate_homes.py [--check]
+    python scripts/generate_exports.py [--check]
 
 What a package offers is read from the imports under `if TYPE_CHECKING:` in its `__init__.py` and
 from the `__all__` of its modules; which module declares an operator is seen while all are imported.
@@ -19,8 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
+from ekiden._lazy import load_deferred
 from ekiden.ir import op
-from ekiden.runtime.late import load_postponed
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGES = (
@@ -84,7 +84,7 @@ def declared() -> dict[str, str]:
     for file in sorted((SOURCE / OPERATORS.replace(".", "/")).rglob("*.py")):
         if file.stem != "__init__":
             import_module(".".join(file.relative_to(SOURCE).with_suffix("").parts))
-    load_postponed()
+    load_deferred()
     return {name: home for name, home in found.items() if home.startswith("ekiden.relay.")}
 
 
@@ -92,14 +92,14 @@ def converted() -> str:
     """The file that says which operators of ONNX each family converts."""
     homes: dict[str, str] = {}
     for file in sorted(path_of(CONVERTERS).parent.glob("*.py")):
-        if file.stem in ("__init__", "homes"):
+        if file.stem in ("__init__", "_exports"):
             continue
         for row in getattr(import_module(f"{CONVERTERS}.{file.stem}"), "ROWS", ()):
             name = f"{row.domain}:{row.op_type}" if row.domain else row.op_type
             if homes.setdefault(name, file.stem) != file.stem:
                 raise ValueError(f"rows of {name} in {homes[name]} and {file.stem}")
     said = (
-        '"""Which operators of ONNX each family converts. Made by scripts/generate_homes.py."""\n'
+        '"""Which operators of ONNX each family converts. Made by scripts/generate_exports.py."""\n'
     )
     rows = grouped(CONVERTERS, ((home, name) for name, home in homes.items()))
     return "\n".join([said, table("ROWS", rows, "Family -> its operators, behind their domain.")])
@@ -125,8 +125,8 @@ def grouped(package: str, pairs: Iterator[tuple[str, str]]) -> dict[str, list[st
 def text_of(package: str, operators: Mapping[str, str] | None) -> str:
     """The file of a package, with the operators where they are given."""
     parts = [
-        f'"""Where the names of `{package}` stand. Made by scripts/generate_homes.py."""\n',
-        table("NAMES", grouped(package, offered(package)), "Module -> its names."),
+        f'"""Where the names of `{package}` stand. Made by scripts/generate_exports.py."""\n',
+        table("EXPORTS", grouped(package, offered(package)), "Module -> its names."),
     ]
     if operators is not None:
         homes = grouped("", ((home, name) for name, home in operators.items()))
@@ -153,14 +153,14 @@ def main() -> int:
         if not check:
             path.write_text(text)
         elif not path.is_file() or path.read_text() != text:
-            print(f"{path}: out of date: python scripts/generate_homes.py")
+            print(f"{path}: out of date: python scripts/generate_exports.py")
             status = 1
     return status
 
 
 def path_of(package: str) -> Path:
     """The file of a package."""
-    return SOURCE / package.replace(".", "/") / "homes.py"
+    return SOURCE / package.replace(".", "/") / "_exports.py"
 
 
 if __name__ == "__main__":

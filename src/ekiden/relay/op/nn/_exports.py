@@ -1,6 +1,6 @@
-"""Where the names of `ekiden.relay.op.nn` stand. Made by scripts/generate_homes.py."""
+"""Where the names of `ekiden.relay.op.nn` stand. Made by scripts/generate_exports.py."""
 
-NAMES = {
+EXPORTS = {
     "ekiden.relay.op.image": """
         upsampling
     """,

@@ -1,0 +1,87 @@
+"""Registries whose rows are made by modules that load when a row is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from typing import TypeVar, cast
+
+from ekiden._lazy import load_deferred, load_module
+
+__all__ = ["Table"]
+
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+
+
+class Table(dict[_K, _V]):
+    """A registry that modules fill when they are imported. Before it denies a row, or lists all, it
+    loads deferred modules: the one that makes the row, where `row_modules` knows it. `has` and
+    `rows` look at what is loaded. A listing leaves out rows that other threads add meanwhile.
+    """
+
+    __slots__ = ("row_modules",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row_modules: Mapping[_K, str] = {}
+
+    def load(self, module: str) -> None:
+        """Load the rows of a module."""
+        load_module(module)
+
+    def load_rest(self) -> None:
+        """Load all rows."""
+        load_deferred()
+
+    def _loaded(self) -> dict[_K, _V]:
+        # keys are listed in one step of the interpreter, as other threads add rows
+        return {key: super(Table, self).__getitem__(key) for key in list(super().__iter__())}
+
+    def __missing__(self, key: _K) -> _V:
+        if key in self:
+            return self[key]
+        raise KeyError(key)
+
+    def has(self, key: _K) -> bool:
+        """Return whether the row is loaded: for the code that adds it."""
+        return super().__contains__(key)
+
+    def rows(self) -> ItemsView[_K, _V]:
+        """Return the loaded rows: a program cannot use others."""
+        return self._loaded().items()
+
+    def __contains__(self, key: object) -> bool:
+        if not super().__contains__(key):
+            module = cast(Mapping[object, str], self.row_modules).get(key)
+            if module is not None:
+                self.load(module)
+            if not super().__contains__(key):
+                self.load_rest()
+        return super().__contains__(key)
+
+    def get(self, key: _K, default: _V | None = None) -> _V | None:  # type: ignore[override]
+        """Return the row, or the default."""
+        return super().get(key, default) if key in self else default
+
+    def __iter__(self) -> Iterator[_K]:
+        self.load_rest()
+        return iter(self._loaded())
+
+    def __len__(self) -> int:
+        self.load_rest()
+        return super().__len__()
+
+    def keys(self) -> KeysView[_K]:  # type: ignore[override]
+        """Return the keys of all rows."""
+        self.load_rest()
+        return self._loaded().keys()
+
+    def values(self) -> ValuesView[_V]:  # type: ignore[override]
+        """Return all rows."""
+        self.load_rest()
+        return self._loaded().values()
+
+    def items(self) -> ItemsView[_K, _V]:  # type: ignore[override]
+        """Return all rows with their keys."""
+        self.load_rest()
+        return self._loaded().items()
