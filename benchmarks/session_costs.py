@@ -103,8 +103,8 @@ def main() -> None:
         ratios = [a / b for a, b in zip(numbers["after"], numbers["before"], strict=True)]
         before, after = (statistics.median(numbers[side]) for side in ("before", "after"))
         low, high = interval(ratios)
-        print(f"{name}: {before:.2f} before, {after:.2f} after; after / before"
-              f" {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})", flush=True)  # fmt: skip
+        ratio = f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+        print(f"{name}: {before:.2f} before, {after:.2f} after; ratio {ratio}", flush=True)
         report[name] = numbers
     if options.json:
         options.json.write_text(json.dumps(report))
