@@ -425,6 +425,11 @@ def test_edges_of_functions(code: str) -> None:
     np.testing.assert_allclose(run(data, *args)[0], litert(data, *args)[0], rtol=1e-6)
 
 
+def test_rounding_keeps_the_sign_of_zero() -> None:
+    data, args = one("ROUND", [np.array([-0.3, -0.5, 0.5, 0.3], np.float32)], Spec((4,)))
+    assert np.signbit(run(data, *args)[0]).tolist() == [True, True, False, False]
+
+
 def test_the_error_function_ends_at_one() -> None:
     data, args = one("GELU", [EDGES[1:]], Spec((10,)), ("GeluOptions", {"Approximate": False}))
     np.testing.assert_allclose(run(data, *args)[0], litert(data, *args)[0], rtol=1e-6, atol=1e-6)

@@ -218,3 +218,25 @@ class Node:
     def wants(self, index: int) -> bool:
         """Whether an output is used by anyone."""
         return index < len(self.output_names) and self.output_names[index] in self.scope.used
+
+
+class AttributeNode(Node):
+    """A node of TensorFlow or TensorFlow Lite, whose attributes have the same names, as TensorFlow
+    writes them: "keep_dims". Readers give the default where a node does not say it.
+    """
+
+    def flag(self, name: str) -> bool:
+        """Return a truth value; False where it is not given."""
+        raise NotImplementedError
+
+    def number(self, name: str, default: int = 0) -> int:
+        """Return an integer."""
+        raise NotImplementedError
+
+    def dtype_of(self, name: str, default: str = "float32") -> str:
+        """Return a dtype. Raises Unsupported for one of no tensor."""
+        raise NotImplementedError
+
+    def of_input(self, index: int) -> str:
+        """Return " of <tensor>" for messages; "" where inputs have no names."""
+        return ""

@@ -18,12 +18,26 @@ def multiplied(node: Node, a: Expr, b: Expr) -> Expr:
     node.scope.same(left[-1:], right[-2:-1])
     if len(right) == 2:
         return op.nn.matmul(a, b)
+    return batched(node, a, b)
+
+
+def batched(node: Node, a: Expr, b: Expr, transpose_b: bool = False) -> Expr:
+    """[..., r, k] times [..., k, c], or [..., c, k] if it is transposed, both of rank 2 or more:
+    the axes before broadcast, and become the one batch of nn.batch_matmul.
+
+    Raises Unsupported where they do not.
+    """
+    left, right = node.typed(a).shape, node.typed(b).shape
     node.scope.broadcasts(left[:-2], right[:-2])
     batch = broadcast_shape(left[:-2], right[:-2])
     if batch is None:
         node.unsupported(f"batches {left[:-2]!r} and {right[:-2]!r} do not broadcast")
-    made = op.nn.batch_matmul(_flat(node, a, batch), _flat(node, b, batch), transpose_b=False)
-    return made if len(batch) == 1 else op.reshape(made, (*batch, left[-2], right[-1]), True)
+    sides = _flat(node, a, batch), _flat(node, b, batch)
+    product_of_each = op.nn.batch_matmul(*sides, transpose_b=transpose_b)
+    if len(batch) == 1:
+        return product_of_each
+    shape = (*batch, left[-2], right[-2 if transpose_b else -1])
+    return op.reshape(product_of_each, shape, allowzero=True)
 
 
 def _flat(node: Node, expr: Expr, batch: Shape) -> Expr:

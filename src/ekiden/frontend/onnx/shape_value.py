@@ -8,15 +8,16 @@ its output, or None to leave the node to its converter.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
-from ekiden.frontend.common.arithmetic import SMALL, Rule, Scalar, concatenated, evaluated, reduced
+from ekiden.frontend.common.arithmetic import SMALL, Rule, Scalar, concatenated, evaluated
 from ekiden.frontend.common.converters.elementwise import rows_of
+from ekiden.frontend.common.converters.reduction import reduced_vector
+from ekiden.frontend.common.converters.reduction import rows_of as reductions
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, dtype_name, known
@@ -277,7 +278,7 @@ def _range(node: Node, inputs: Sequence[Array]) -> Array | None:
     return found if found.size <= SMALL else None
 
 
-def _reduce(function: Scalar) -> Evaluator:
+def _reduce(both: Scalar) -> Evaluator:
     def evaluator(node: Node, inputs: Sequence[Array]) -> Array | None:
         """The reduction of a vector of sizes; None for other shapes, for axes that are not known,
         and for no elements.
@@ -285,11 +286,11 @@ def _reduce(function: Scalar) -> Evaluator:
         if any(i.dtype == np.object_ for i in inputs[1:]):
             return None
         data, axes = inputs[0], _constant_axes(node, inputs)
-        if data.ndim != 1 or axes not in (None, (0,), (-1,), ()) or not data.size:
+        if axes not in (None, (0,), (-1,), ()):
             return None
-        if not axes and node.get_int("noop_with_empty_axes", 0):
+        if data.ndim == 1 and data.size and not axes and node.get_int("noop_with_empty_axes", 0):
             return data
-        return np.full((1,) if node.get_int("keepdims", 1) else (), reduced(data, function), object)
+        return reduced_vector(data, both, bool(node.get_int("keepdims", 1)))
 
     return evaluator
 
@@ -324,9 +325,6 @@ EVALUATORS: Mapping[str, Evaluator] = {
     "Expand":          _expand,
     "Tile":            _tile,
     "Range":           _range,
-    "ReduceProd":      _reduce(operator.mul),
-    "ReduceSum":       _reduce(operator.add),
-    "ReduceMax":       _reduce(prim.maximum),
-    "ReduceMin":       _reduce(prim.minimum),
+    **{name: _reduce(row.both) for name, row in reductions("onnx") if row.both is not None},
 }
 # fmt: on

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ekiden.frontend.tensorflow.graph import Graph
 
 
-class Node(common.Node):
+class Node(common.AttributeNode):
     """What a converter is given. graph: where the node stands."""
 
     def __init__(

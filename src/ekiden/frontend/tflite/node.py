@@ -10,12 +10,12 @@ from ekiden.frontend.common import node as common
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.sequence_value import NoTensor
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tflite.load import BYTES, Operation, Tensor
+from ekiden.frontend.tflite.load import BYTES, DTYPES, Operation, Tensor
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import known
+from ekiden.topi.shape import Dim, known
 
 if TYPE_CHECKING:
     from ekiden.frontend.tflite.graph import Graph
@@ -42,7 +42,7 @@ class Resource(NoTensor):
         self.array = self.symbols = self.expr = self.hint = None
 
 
-class Node(common.Node):
+class Node(common.AttributeNode):
     """What a converter is given. graph: where the operator stands; ins, outs: the tensors as the
     model declares them.
     """
@@ -69,6 +69,31 @@ class Node(common.Node):
         options = self.operation.options
         return default if options is None else getattr(options, name)()
 
+    def flag(self, name: str) -> bool:
+        """Return a truth value of the operator's table, by TensorFlow's name of it."""
+        return bool(self.option(_field(name)))
+
+    def number(self, name: str, default: int = 0) -> int:
+        """Return an integer, by TensorFlow's name of it."""
+        return int(self.option(_field(name), default))
+
+    def dtype_of(self, name: str, default: str = "float32") -> str:
+        """Return a dtype, by TensorFlow's name of it."""
+        has_table = bool(self.stated) or self.operation.options is not None
+        return DTYPES[self.option(_field(name))] if has_table else default
+
+    def of_input(self, index: int) -> str:
+        """Return " of " and the tensor, for messages."""
+        return f" of {self.ins[index]}"
+
+    def numbers(self, index: int, what: str) -> Array:
+        """An input that must be constant; `what` names it in the error."""
+        return super().numbers(index, _WORDS.get(what, what))
+
+    def dims(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
+        """An input of integers as numbers and dimensions; `what` names it in the error."""
+        return super().dims(index, _WORDS.get(what, what), count)
+
     def extents(self, index: int, axes: Sequence[int]) -> tuple[int | None, ...]:
         """Extents of an input as numbers, None for symbolic ones."""
         shape = self.shape(index)
@@ -87,6 +112,16 @@ class Node(common.Node):
         return self.activation(expr)
 
 
+def _field(name: str) -> str:
+    """Return the name of a field of the schema: "keep_dims" is "KeepDims"."""
+    return "".join(word.title() for word in name.split("_"))
+
+
+_WORDS = {
+    "perm": "permutation", "size_splits": "sizes", "block_shape": "block", "dimension": "axis",
+    "dims": "shape", "output_shape": "shape", "segments": "num_segments",
+}  # fmt: skip
+"""TensorFlow's names of inputs -> what messages call them here."""
 _ACTIVATIONS: dict[int, Callable[[Expr], Expr]] = {
     0: lambda x: x,
     1: op.nn.relu,

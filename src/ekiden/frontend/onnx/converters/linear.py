@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.onnx.converters.shape import broadcast
+from ekiden.frontend.common.products import batched
+from ekiden.frontend.common.value import constant
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.op import Array
-from ekiden.ir.prim import is_const
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.errors import ImportModelError
-from ekiden.topi.shape import Shape, as_dim, broadcast_shape, equal, known, product
+from ekiden.topi.shape import known
 
 
 def _weight(matrix: Array) -> Expr:
@@ -30,7 +29,7 @@ def _weight(matrix: Array) -> Expr:
 
 def multiply_matrices(node: Node) -> Expr:
     """MatMul, in the dtype of its inputs."""
-    a, b = node.value(0), node.value(1)
+    b = node.value(1)
     if not node.rank(0) or not node.rank(1):
         node.unsupported("inputs must have at least 1 dimension")
     _check_inner(node)
@@ -42,12 +41,9 @@ def multiply_matrices(node: Node) -> Expr:
     if node.rank(1) == 2:
         return op.nn.matmul(node.expr(0), node.expr(1))
     if node.rank(0) == 1:
-        row = Value(
-            a.type.with_fields(shape=(as_dim(1), *a.type.shape)),
-            expr=op.expand_dims(node.expr(0), axis=0),
-        )
-        return op.squeeze(_batched(node, row, b), axis=-2)
-    return _batched(node, a, b)
+        row = op.expand_dims(node.expr(0), axis=0)
+        return op.squeeze(batched(node, row, node.expr(1)), axis=-2)
+    return batched(node, node.expr(0), node.expr(1))
 
 
 def _check_inner(node: Node) -> None:
@@ -66,36 +62,6 @@ def _times_vector(node: Node) -> Expr:
     return op.squeeze(
         op.nn.dense(node.expr(0), op.expand_dims(node.expr(1), axis=0), units=1), axis=-1
     )
-
-
-def _batched(node: Node, a: Value, b: Value) -> Expr:
-    """Both of rank >= 2: leading axes broadcast and become the one batch of nn.batch_matmul."""
-    left, right = a.type.shape, b.type.shape
-    node.scope.broadcasts(left[:-2], right[:-2])
-    batch = broadcast_shape(left[:-2], right[:-2])
-    if batch is None:
-        node.unsupported(f"batches {left[:-2]!r} and {right[:-2]!r} do not broadcast")
-    found = op.nn.batch_matmul(_flat(node, a, batch), _flat(node, b, batch), transpose_b=False)
-    return (
-        found
-        if len(batch) == 1
-        else op.reshape(found, (*batch, left[-2], right[-1]), allowzero=True)
-    )
-
-
-def _flat(node: Node, value: Value, batch: Shape) -> Expr:
-    """[batch..., r, c] as [product, r, c]; a batch of 1 stays 1."""
-    shape = value.type.shape
-    if len(shape) == 3 and (len(batch) == 1 or is_const(shape[0], 1)):
-        return node.scope.expr(value)
-    if all(is_const(d, 1) for d in shape[:-2]):
-        return op.reshape(node.scope.expr(value), (1, *shape[-2:]), allowzero=True)
-    same = len(shape) == len(batch) + 2 and all(
-        equal(d, e) for d, e in zip(shape, batch, strict=False)
-    )
-    full = value if same else broadcast(value, node, (*batch, *shape[-2:]))
-    expr = node.scope.expr(full) if isinstance(full, Value) else full
-    return op.reshape(expr, (product(batch), *shape[-2:]), allowzero=True)
 
 
 def _gemm(node: Node) -> Expr:

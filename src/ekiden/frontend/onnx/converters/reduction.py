@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ekiden.frontend.common.converters.reduction import rows_of
 from ekiden.frontend.common.sizes import dims
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.axis import axes_by_data, is_data
@@ -169,11 +170,8 @@ _ATTRIBUTES = "axes keepdims noop_with_empty_axes"
 
 # fmt: off
 ROWS = (
-    Row("ReduceSum",       _reduce(_simple(op.sum)),           attributes=_ATTRIBUTES),
-    Row("ReduceMean",      _reduce(_simple(op.mean)),          attributes=_ATTRIBUTES),
-    Row("ReduceMax",       _reduce(_simple(op.max)),           attributes=_ATTRIBUTES),
-    Row("ReduceMin",       _reduce(_simple(op.min)),           attributes=_ATTRIBUTES),
-    Row("ReduceProd",      _reduce(_simple(op.prod)),          attributes=_ATTRIBUTES),
+    *(Row(name, _reduce(_simple(row.function)), attributes=_ATTRIBUTES)
+      for name, row in rows_of("onnx")),
     Row("ReduceL1",        _reduce(_simple(op.sum), op.abs),   attributes=_ATTRIBUTES),
     Row("ReduceL2",        _reduce(_simple(op.sum), _square, op.sqrt), attributes=_ATTRIBUTES),
     Row("ReduceSumSquare", _reduce(_simple(op.sum), _square),  attributes=_ATTRIBUTES),

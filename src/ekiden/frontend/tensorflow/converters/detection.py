@@ -6,44 +6,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden.frontend.common.converters.movement import suppressed
 from ekiden.frontend.common.products import taken
-from ekiden.frontend.common.suppression import kept_boxes, padded_to
+from ekiden.frontend.common.suppression import kept_boxes
 from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import known
 
 
-def _kept(node: Node) -> tuple[Expr, Expr]:
+def _selected(node: Node) -> Expr:
+    """The positions of those that are kept, as many as there are."""
     overlap = node.expr(3) if len(node.inputs) > 3 else const(node.real("iou_threshold", 0.5))
     least = node.expr(4) if len(node.inputs) > 4 else const(-np.inf, node.dtype(1))
     limits = [op.reshape(node.expr(2), ()), overlap, least]
-    return kept_boxes(node, node.expr(0), node.expr(1), *limits)
-
-
-def _selected(node: Node) -> Expr:
-    """The positions of those that are kept, as many as there are."""
-    rows, count = _kept(node)
+    rows, count = kept_boxes(node, node.expr(0), node.expr(1), *limits)
     return op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
 
 
 def _padded(node: Node) -> Sequence[Expr]:
-    """Positions, scores in version 5, and how many there are; padded with 0 where that is said."""
-    is_scored = node.op.endswith("V5")
-    if is_scored and node.numbers(5, "soft_nms_sigma").item() > 0:
-        node.unsupported("scores that fade by overlap ('soft_nms_sigma' above 0)")
-    rows, count = _kept(node)
-    scores = node.expr(1)
-    if node.flag("pad_to_max_output_size"):
-        (most,) = node.axes(2, "max_output_size")
-        places, is_there = padded_to(node, rows, count, most)
-        found = op.take(scores, places, axis=0)
-        found = op.where(is_there, found, op.zeros_like(found))
-    else:
-        places = op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
-        found = op.take(scores, places, axis=0)
-    number = op.reshape(op.cast(count, "int32"), ())
-    return [places, found, number] if is_scored else [places, number]
+    """Padded with 0 where that is said."""
+    return suppressed(node, node.op.endswith("V5"), node.flag("pad_to_max_output_size"))
 
 
 def _combined(node: Node) -> list[Expr]:

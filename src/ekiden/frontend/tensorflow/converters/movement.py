@@ -7,20 +7,29 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.arithmetic import SMALL
+from ekiden.frontend.common.converters.movement import (
+    batch_to_space,
+    coordinates,
+    gather_nd,
+    resize,
+    reverse,
+    reverse_sequence,
+    scatter_nd,
+    split,
+    split_v,
+    tile,
+    transpose,
+    where,
+)
 from ekiden.frontend.common.filled import iota
 from ekiden.frontend.common.formulas import uniques
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import known
 from ekiden.frontend.tensorflow.node import Node, Row
-from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim
 from ekiden.topi.shape import known as number
-
-
-def _transpose(node: Node) -> Expr:
-    return op.transpose(node.expr(0), node.axes(1, "perm"))
 
 
 def _unpack(node: Node) -> Result:
@@ -30,26 +39,6 @@ def _unpack(node: Node) -> Result:
         parts = np.moveaxis(value.elements, axis, 0)
         return [known(np.asarray(p), node.dtype(0)) for p in parts]
     return [op.take(node.expr(0), const(np.int32(i)), axis=axis) for i in range(count)]
-
-
-def _split(node: Node) -> Result:
-    """(axis, data) into equal parts."""
-    (axis,), count = node.axes(0, "axis"), node.number("num_split")
-    return op.split(node.expr(1), count, axis=node.axis(axis, node.rank(1)))
-
-
-def _split_v(node: Node) -> Result:
-    """(data, sizes, axis); one size may be -1, the rest."""
-    (axis,) = node.axes(2, "axis")
-    axis = node.axis(axis, node.rank(0))
-    sizes = list(node.axes(1, "size_splits"))
-    if -1 in sizes:
-        extent = number(node.shape(0)[axis])
-        if extent is None:
-            node.unsupported(f"axis {axis} must be known for a size of -1")
-        sizes[sizes.index(-1)] = extent - sum(s for s in sizes if s >= 0)
-    places = [int(p) for p in np.cumsum(sizes)[:-1]]
-    return op.split(node.expr(0), places, axis=axis) if places else [node.expr(0)]
 
 
 def _slice(node: Node) -> Expr:
@@ -85,47 +74,14 @@ def _mirror_pad(node: Node) -> Expr:
     return op.nn.mirror_pad(node.expr(0), pairs, node.text("mode"))
 
 
-def _tile(node: Node) -> Expr:
-    return op.tile(node.expr(0), node.dims(1, "multiples"))
-
-
-def _reverse(node: Node) -> Expr:
-    made = node.expr(0)
-    for axis in node.axes(1, "axis"):
-        made = op.reverse(made, axis=node.axis(axis, node.rank(0)))
-    return made
-
-
-def _reverse_sequence(node: Node) -> Expr:
-    axes = node.number("seq_dim"), node.number("batch_dim")
-    return op.reverse_sequence(node.expr(0), node.expr(1), *axes)
-
-
-def _gather_nd(node: Node) -> Expr:
-    """Relay has the coordinates along the first axis, TensorFlow along the last."""
-    rank = node.rank(1)
-    return op.gather_nd(node.expr(0), op.transpose(node.expr(1), (rank - 1, *range(rank - 1))))
-
-
-def _coordinates(node: Node, index: int) -> Expr:
-    rank = node.rank(index)
-    return op.transpose(node.expr(index), (rank - 1, *range(rank - 1)))
-
-
 def _scatter(mode: str) -> Row:
     """Into a tensor: (data, indices, updates)."""
     name = f"TensorScatter{mode.title()}"
 
     def convert(node: Node) -> Expr:
-        return op.scatter_nd(node.expr(0), _coordinates(node, 1), node.expr(2), mode)
+        return op.scatter_nd(node.expr(0), coordinates(node, 1), node.expr(2), mode)
 
     return Row(name, convert)
-
-
-def _scatter_nd(node: Node) -> Expr:
-    """Into zeros: (indices, updates, shape); equal indices add up."""
-    zeros = op.zeros(node.dims(2, "shape"), node.dtype(1))
-    return op.scatter_nd(zeros, _coordinates(node, 0), node.expr(1), "add")
 
 
 def _one_hot(node: Node) -> Expr:
@@ -150,10 +106,6 @@ def _bin_count(node: Node) -> Expr:
 def _topk(node: Node) -> Expr:
     count = node.axes(1, "k")[0] if len(node.inputs) > 1 else node.number("k")
     return op.topk(node.expr(0), count, axis=-1, ret_type="both", dtype="int32")
-
-
-def _where(node: Node) -> Expr:
-    return op.cast(op.argwhere(node.expr(0)), "int64")
 
 
 def _invert_permutation(node: Node) -> Expr:
@@ -211,10 +163,6 @@ def _space_to_batch(node: Node) -> Expr:
     return op.nn.space_to_batch_nd(node.expr(0), node.axes(1, "block_shape"), _pairs(node, 2))
 
 
-def _batch_to_space(node: Node) -> Expr:
-    return op.nn.batch_to_space_nd(node.expr(0), node.axes(1, "block_shape"), _pairs(node, 2))
-
-
 def _space_to_depth(node: Node) -> Expr:
     layout = node.text("data_format", "NHWC")
     return op.nn.space_to_depth(node.expr(0), node.number("block_size"), layout)
@@ -225,59 +173,36 @@ def _depth_to_space(node: Node) -> Expr:
     return op.nn.depth_to_space(node.expr(0), node.number("block_size"), layout)
 
 
-def _resize(method: str) -> Row:
-    name = {"linear": "Bilinear", "nearest_neighbor": "NearestNeighbor", "cubic": "Bicubic"}
-
-    def convert(node: Node) -> Expr:
-        """Resizing of NHWC images; kernels other than the nearest give floats, as TensorFlow's do.
-        Its cubic kernel has a = -0.5 where pixels have centres, without weights for what is outside
-        of the image, else -0.75.
-        """
-        mode = "half_pixel" if node.flag("half_pixel_centers") else "asymmetric"
-        mode = "align_corners" if node.flag("align_corners") else mode
-        data = node.expr(0)
-        is_near = method == "nearest_neighbor"
-        if not is_near and not is_float(node.dtype(0)):
-            data = op.cast(data, "float32")
-        rounding = "" if not is_near else "floor" if mode == "asymmetric" else "round_prefer_ceil"
-        return op.image.resize2d(
-            data, node.dims(1, "size"), layout="NHWC", method=method,
-            coordinate_transformation_mode=mode, rounding_method=rounding,
-            cubic_alpha=-0.5 if mode == "half_pixel" else -0.75,
-            cubic_exclude=mode == "half_pixel",
-        )  # fmt: skip
-
-    return Row(f"Resize{name[method]}", convert)
-
-
 # fmt: off
 ROWS = (
-    Row("Transpose",          _transpose),
+    Row("Transpose",          transpose),
     Row("Unpack",             _unpack),
-    Row("Split",              _split),
-    Row("SplitV",             _split_v),
+    Row("Split",              lambda node: split(node, node.number("num_split"))),
+    Row("SplitV",             split_v),
     Row("Slice",              _slice),
     *(Row(n, _pad) for n in ("Pad", "PadV2")),
     Row("MirrorPad",          _mirror_pad),
-    Row("Tile",               _tile),
-    Row("ReverseV2",          _reverse),
-    Row("ReverseSequence",    _reverse_sequence),
-    Row("GatherNd",           _gather_nd),
+    Row("Tile",               tile),
+    Row("ReverseV2",          reverse),
+    Row("ReverseSequence",    reverse_sequence),
+    Row("GatherNd",           gather_nd),
     *(_scatter(mode) for mode in ("update", "add", "min", "max")),
-    Row("ScatterNd",          _scatter_nd),
+    Row("ScatterNd",          scatter_nd),
     Row("OneHot",             _one_hot),
     Row("DenseBincount",      _bin_count),
     *(Row(n, _topk) for n in ("TopK", "TopKV2")),
-    Row("Where",              _where),
+    Row("Where",              where),
     Row("InvertPermutation",  _invert_permutation),
     Row("Roll",               _roll),
     Row("MatrixBandPart",     _band_part),
     Row("LinSpace",           _lin_space),
     *(Row(n, _unique) for n in ("Unique", "UniqueWithCounts")),
     Row("SpaceToBatchND",     _space_to_batch),
-    Row("BatchToSpaceND",     _batch_to_space),
+    Row("BatchToSpaceND",     batch_to_space),
     Row("SpaceToDepth",       _space_to_depth),
     Row("DepthToSpace",       _depth_to_space),
-    *(_resize(method) for method in ("linear", "nearest_neighbor", "cubic")),
+    Row("ResizeBilinear",     resize("linear")),
+    Row("ResizeNearestNeighbor", resize("nearest_neighbor")),
+    Row("ResizeBicubic",      resize("cubic")),
 )
 # fmt: on

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.frontend.common.cells import gate, lstm
+from ekiden.frontend.common.converters.reduction import local_response
+from ekiden.frontend.common.matrices import transposed
 from ekiden.frontend.common.products import multiplied
 from ekiden.frontend.tensorflow.node import Converter, Node, Row
 from ekiden.relay import op
@@ -153,15 +155,11 @@ def _batch_mat_mul(node: Node) -> Expr:
 
 def _product(node: Node, turns_a: bool, turns_b: bool) -> Expr:
     a, weight = node.expr(0), node.value(1).array
-    a = op.transpose(a, _swapped(node.rank(0))) if turns_a else a
+    a = transposed(a, node.rank(0)) if turns_a else a
     if weight is not None and weight.ndim == 2:  # dense has it as (out, in): a view
         return op.nn.dense(a, const(weight if turns_b else weight.T))
-    b = op.transpose(node.expr(1), _swapped(node.rank(1))) if turns_b else node.expr(1)
+    b = transposed(node.expr(1), node.rank(1)) if turns_b else node.expr(1)
     return multiplied(node, a, b)
-
-
-def _swapped(rank: int) -> tuple[int, ...]:
-    return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def _einsum(node: Node) -> Expr:
@@ -213,12 +211,8 @@ def _lstm_cell(node: Node) -> list[Expr]:
 
 
 def _lrn(node: Node) -> Expr:
-    """TensorFlow multiplies the sum by alpha, Relay its mean."""
-    size = 2 * node.number("depth_radius", 5) + 1
-    return op.nn.lrn(
-        node.expr(0), size=size, axis=node.rank(0) - 1, bias=node.real("bias", 1.0),
-        alpha=node.real("alpha", 1.0) * size, beta=node.real("beta", 0.5),
-    )  # fmt: skip
+    bias, alpha, beta = node.real("bias", 1.0), node.real("alpha", 1.0), node.real("beta", 0.5)
+    return local_response(node, node.number("depth_radius", 5), bias, alpha, beta)
 
 
 def _crop_and_resize(node: Node) -> Expr:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.common.combined import neutral
+from ekiden.frontend.common.converters.movement import (
+    SEGMENTS,
+    sparse_to_dense,
+    unsorted_segments,
+)
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.products import taken
 from ekiden.frontend.common.segments import combined_rows, counted_rows, length_of
@@ -28,14 +33,6 @@ def _sorted(kind: str) -> Converter:
             return made
         rows = counted_rows(node, ids, count, "int32", node.rank(0))
         return op.where(op.equal(rows, const(0)), op.zeros_like(made), made)
-
-    return convert
-
-
-def _unsorted(kind: str) -> Converter:
-    def convert(node: Node) -> Expr:
-        """(data, segments, how many); one without rows has what changes nothing."""
-        return combined_rows(node, kind, node.expr(0), node.expr(1), node.dims(2, "segments")[0])
 
     return convert
 
@@ -66,12 +63,6 @@ def _sparse(how: str) -> list[Row]:
 
 
 # Sparse tensors: coordinates [n, rank], values [n], a shape.
-
-
-def _to_dense(node: Node) -> Expr:
-    """(coordinates, shape, values, default)"""
-    shape = node.dims(1, "output_shape")
-    return op.sparse_to_dense(node.expr(0), shape, node.expr(2), node.expr(3))
 
 
 def _add(node: Node) -> Expr:
@@ -122,13 +113,11 @@ def _unravel(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
-    *(Row(f"Segment{n}{v}", _sorted(k)) for v in ("", "V2")
-      for n, k in (("Sum", "add"), ("Prod", "multiply"), ("Max", "maximum"), ("Min", "minimum"))),
+    *(Row(f"Segment{n}{v}", _sorted(k)) for v in ("", "V2") for n, k in SEGMENTS),
     Row("SegmentMean",             _mean),
-    *(Row(f"UnsortedSegment{n}", _unsorted(k))
-      for n, k in (("Sum", "add"), ("Prod", "multiply"), ("Max", "maximum"), ("Min", "minimum"))),
+    *(Row(f"UnsortedSegment{n}", unsorted_segments(k)) for n, k in SEGMENTS),
     *(row for how in ("Sum", "Mean", "SqrtN") for row in _sparse(how)),
-    Row("SparseToDense",           _to_dense),
+    Row("SparseToDense",           sparse_to_dense),
     Row("SparseTensorDenseAdd",    _add),
     Row("SparseTensorDenseMatMul", _product),
     Row("SparseFillEmptyRows",     _fill_rows),

@@ -8,19 +8,22 @@ import numpy as np
 from tensorflow.python.framework import tensor_util
 
 from ekiden.frontend.common import arithmetic as rules
-from ekiden.frontend.common.arithmetic import lift
+from ekiden.frontend.common.converters.movement import (
+    broadcast_to,
+    expand_dims,
+    fill,
+    gather,
+    reshape,
+)
 from ekiden.frontend.common.formulas import shape_of_both
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.products import taken
-from ekiden.frontend.common.reshaping import by_data, is_open
 from ekiden.frontend.common.subscript import MASKS, Subscript
-from ekiden.frontend.common.value import Value, constant, known
+from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.ir import prim
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import Dim
 
 
 def _const(node: Node) -> Value:
@@ -47,17 +50,6 @@ def _rank(node: Node) -> Value:
     return constant(np.array(node.rank(0), np.int32))
 
 
-def _reshape(node: Node) -> Result:
-    if is_open(node, 1):
-        return by_data(node, allow_zero=True)
-    shape: Sequence[Dim] = node.dims(1, "shape")
-    value = node.value(0)
-    if value.is_known and all(isinstance(d, int) for d in shape):
-        sizes = tuple(int(d) for d in shape if isinstance(d, int))
-        return known(value.elements.reshape(sizes), node.dtype(0))
-    return op.reshape(node.expr(0), shape, allowzero=0 in shape)
-
-
 def _strided_slice(node: Node) -> Result:
     masks = {m: node.number(f"{m}_mask") for m in MASKS}
     step = node.axes(3, "strides")
@@ -78,8 +70,7 @@ def _element(node: Node, masks: dict[str, int]) -> Expr:
 
 def _pack_rule(node: Node, inputs: Sequence[Array]) -> Array:
     axis = node.number("axis")
-    is_open = any(i.dtype == np.object_ for i in inputs)
-    return np.stack([lift(i) for i in inputs] if is_open else inputs, axis)
+    return rules.concatenated([np.expand_dims(i, axis) for i in inputs], axis)
 
 
 def _pack(node: Node) -> Result:
@@ -111,21 +102,12 @@ def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 
 def _gather(node: Node) -> Expr:
-    axis = node.axes(2, "axis")[0] if len(node.inputs) > 2 else 0
-    batch = node.number("batch_dims")
-    batch = batch + node.rank(1) if batch < 0 else batch
-    axis = node.axis(axis, node.rank(0))
-    return taken(node, node.expr(0), node.expr(1), axis, batch)
+    return gather(node, node.axes(2, "axis")[0] if len(node.inputs) > 2 else 0)
 
 
 def _expand_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
     data, axis = inputs
     return None if axis.dtype == np.object_ else np.expand_dims(data, int(axis.ravel()[0]))
-
-
-def _expand_dims(node: Node) -> Expr:
-    (axis,) = node.axes(1, "axis")
-    return op.expand_dims(node.expr(0), axis=node.axis(axis, node.rank(0) + 1))
 
 
 def squeezed(node: Node) -> list[int]:
@@ -163,14 +145,6 @@ def _range(node: Node) -> Expr:
     return op.arange(start_, limit_, step, dtype)
 
 
-def _fill(node: Node) -> Expr:
-    return op.full(node.expr(1), node.dims(0, "dims"), node.dtype(1))
-
-
-def _broadcast_to(node: Node) -> Expr:
-    return op.broadcast_to(node.expr(0), node.dims(1, "shape"))
-
-
 # fmt: off
 ROWS = (
     Row("Const",         _const),
@@ -178,17 +152,17 @@ ROWS = (
     Row("ShapeN",        _shapes),
     Row("Size",          _size),
     Row("Rank",          _rank),
-    Row("Reshape",       _reshape),
+    Row("Reshape",       reshape),
     Row("StridedSlice",  _strided_slice),
     Row("Pack",          _pack, _pack_rule),
     Row("ConcatV2",      _concat, _concat_rule),
     Row("Concat",        _concat_v1),
     *(Row(n, _gather, _gather_rule) for n in ("Gather", "GatherV2")),
-    Row("ExpandDims",    _expand_dims, _expand_rule),
+    Row("ExpandDims",    expand_dims, _expand_rule),
     Row("Squeeze",       _squeeze, _squeeze_rule),
     Row("Range",         _range, _range_rule),
-    Row("Fill",          _fill),
-    Row("BroadcastTo",   _broadcast_to),
+    Row("Fill",          fill),
+    Row("BroadcastTo",   broadcast_to),
     Row("BroadcastArgs", shape_of_both),
 )
 # fmt: on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ekiden.frontend.common.matrices import transposed
 from ekiden.frontend.common.products import multiplied
 from ekiden.frontend.tflite.converters import hybrid_linear as hybrid
 from ekiden.frontend.tflite.converters import integer_linear as integer
@@ -189,12 +190,8 @@ def _batch_matmul_of_levels(node: Node) -> Expr:
 
 
 def _sides(node: Node, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    a = op.transpose(a, _swapped(node.rank(0))) if node.option("AdjX") else a
-    return a, op.transpose(b, _swapped(node.rank(1))) if node.option("AdjY") else b
-
-
-def _swapped(rank: int) -> tuple[int, ...]:
-    return (*range(rank - 2), rank - 1, rank - 2)
+    a = transposed(a, node.rank(0)) if node.option("AdjX") else a
+    return a, transposed(b, node.rank(1)) if node.option("AdjY") else b
 
 
 # fmt: off

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.arithmetic import SMALL, lift
+from ekiden.frontend.common.arithmetic import concatenated
+from ekiden.frontend.common.converters.movement import (
+    batch_to_space,
+    broadcast_to,
+    expand_dims,
+    fill,
+    gather,
+    gather_nd,
+    reshape,
+    resize,
+    reverse,
+    split,
+    split_v,
+    tile,
+    transpose,
+)
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.products import taken
-from ekiden.frontend.common.reshaping import by_data, is_open
 from ekiden.frontend.common.subscript import MASKS, Subscript
 from ekiden.frontend.common.value import Value, known
 from ekiden.frontend.tflite.integer import levels
@@ -18,36 +32,24 @@ from ekiden.frontend.tflite.node import Node, Quantized, Row
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_dim, tidy
+from ekiden.topi.shape import as_dim, tidy
 from ekiden.topi.shape import known as number
 
 MOVED = Quantized.MOVED
 
 
 def _reshape(node: Node) -> Result:
-    shape: Sequence[Dim]
     if node.optional(1) is not None:
-        if is_open(node, 1):
-            return by_data(node, allow_zero=True)
-        shape = node.dims(1, "shape")
-    else:
-        options = node.operation.options
-        shape = () if options is None else tuple(int(i) for i in options.NewShapeAsNumpy())
-    value = node.value(0)
-    if value.is_known and all(isinstance(d, int) for d in shape):
-        return known(value.elements.reshape(tuple(map(int, shape))), node.dtype(0))  # type: ignore[arg-type]
-    return op.reshape(node.expr(0), shape, allowzero=0 in shape)
-
-
-def _transpose(node: Node) -> Expr:
-    return op.transpose(node.expr(0), node.axes(1, "permutation"))
+        return reshape(node)
+    options = node.operation.options
+    return reshape(node, () if options is None else [int(i) for i in options.NewShapeAsNumpy()])
 
 
 def _concatenation(node: Node) -> Result:
     axis = node.axis(node.option("Axis"), node.rank(0))
     values = [node.value(i) for i in range(len(node.inputs))]
     if all(v.is_known for v in values):
-        return known(np.concatenate(_lifted(values), axis), node.dtype(0))
+        return known(concatenated([v.elements for v in values], axis), node.dtype(0))
     return node.activated(op.concatenate(node.exprs(), axis=axis))
 
 
@@ -76,15 +78,9 @@ def _pack(node: Node) -> Result:
     axis = node.axis(node.option("Axis"), node.rank(0) + 1)
     values = [node.value(i) for i in range(len(node.inputs))]
     if all(v.is_known for v in values):
-        return known(np.stack(_lifted(values), axis), node.dtype(0))
+        parts = [np.expand_dims(v.elements, axis) for v in values]
+        return known(concatenated(parts, axis), node.dtype(0))
     return op.stack(node.exprs(), axis=axis)
-
-
-def _lifted(values: Sequence[Value]) -> list[Array]:
-    """Known values as numbers, or all as expressions where one of them is."""
-    if all(v.array is not None for v in values):
-        return [v.elements for v in values]
-    return [lift(v.elements) for v in values]
 
 
 def _unpack(node: Node) -> Result:
@@ -97,27 +93,7 @@ def _unpack(node: Node) -> Result:
 
 
 def _split(node: Node) -> Result:
-    """(axis, data) into equal parts."""
-    (axis,) = node.axes(0, "axis")
-    return op.split(node.expr(1), len(node.outs), axis=node.axis(axis, node.rank(1)))
-
-
-def _split_v(node: Node) -> Result:
-    """(data, sizes, axis); one size may be -1, the rest."""
-    (axis,) = node.axes(2, "axis")
-    axis = node.axis(axis, node.rank(0))
-    sizes = list(node.axes(1, "sizes"))
-    if -1 in sizes:
-        extent = number(node.shape(0)[axis])
-        if extent is None:
-            node.unsupported(f"axis {axis} of {node.ins[0]} must be known for a size of -1")
-        sizes[sizes.index(-1)] = extent - sum(s for s in sizes if s >= 0)
-    places = [int(p) for p in np.cumsum(sizes)[:-1]]
-    value = node.value(0)
-    if value.is_known and value.elements.size <= SMALL:
-        parts = np.split(value.elements, places, axis)
-        return [known(np.asarray(p), node.dtype(0)) for p in parts]
-    return op.split(node.expr(0), places, axis=axis) if places else [node.expr(0)]
+    return split(node, len(node.outs))
 
 
 def _slice(node: Node) -> Expr:
@@ -173,15 +149,7 @@ def _range(node: Node) -> Expr:
 
 
 def _gather(node: Node) -> Expr:
-    axis, batch = node.axis(node.option("Axis"), node.rank(0)), int(node.option("BatchDims"))
-    batch = batch + node.rank(1) if batch < 0 else batch
-    return taken(node, node.expr(0), node.expr(1), axis, batch)
-
-
-def _gather_nd(node: Node) -> Expr:
-    """Relay has the coordinates along the first axis, TensorFlow along the last."""
-    rank = node.rank(1)
-    return op.gather_nd(node.expr(0), op.transpose(node.expr(1), (rank - 1, *range(rank - 1))))
+    return gather(node, int(node.option("Axis")))
 
 
 def _pairs(node: Node, index: int) -> list[list[int]]:
@@ -217,36 +185,12 @@ def _squeeze(node: Node) -> Expr:
     return op.squeeze(node.expr(0), axis=axes) if axes else node.expr(0)
 
 
-def _expand_dims(node: Node) -> Expr:
-    (axis,) = node.axes(1, "axis")
-    return op.expand_dims(node.expr(0), axis=node.axis(axis, node.rank(0) + 1))
-
-
-def _tile(node: Node) -> Expr:
-    return op.tile(node.expr(0), node.dims(1, "multiples"))
-
-
-def _broadcast_to(node: Node) -> Expr:
-    return op.broadcast_to(node.expr(0), node.dims(1, "shape"))
-
-
-def _fill(node: Node) -> Expr:
-    return op.full(node.expr(1), node.dims(0, "shape"), node.dtype(1))
-
-
 def _shape(node: Node) -> Value:
     return known(np.array(node.shape(0), object), DTYPES[node.option("OutType", 2)])
 
 
 def _rank(node: Node) -> Value:
     return known(np.array(node.rank(0)), "int32")
-
-
-def _reverse(node: Node) -> Expr:
-    made = node.expr(0)
-    for axis in node.axes(1):
-        made = op.reverse(made, axis=node.axis(axis, node.rank(0)))
-    return made
 
 
 def _topk(node: Node) -> Expr:
@@ -266,23 +210,6 @@ def _space_to_batch(node: Node) -> Expr:
     steps = node.outs[0].quantization
     zero = float(steps.zero_point[0]) if steps else 0.0
     return op.nn.space_to_batch_nd(node.expr(0), node.axes(1, "block"), _pairs(node, 2), zero)
-
-
-def _batch_to_space(node: Node) -> Expr:
-    return op.nn.batch_to_space_nd(node.expr(0), node.axes(1, "block"), _pairs(node, 2))
-
-
-def _places(node: Node) -> str:
-    if node.option("AlignCorners"):
-        return "align_corners"
-    return "half_pixel" if node.option("HalfPixelCenters") else "asymmetric"
-
-
-def _resize_bilinear(node: Node) -> Expr:
-    return op.image.resize2d(
-        node.expr(0), node.axes(1, "size"), layout="NHWC", method="linear",
-        coordinate_transformation_mode=_places(node),
-    )  # fmt: skip
 
 
 def _resize_bilinear_of_integers(node: Node) -> Expr:
@@ -351,49 +278,40 @@ def _between(data: Expr, dtype: str, axis: int, first: Array, second: Array, wei
     return op.add(*parts)
 
 
-def _resize_nearest(node: Node) -> Expr:
-    places = _places(node)
-    rounding = "floor" if places == "asymmetric" else "round_prefer_ceil"
-    return op.image.resize2d(
-        node.expr(0), node.axes(1, "size"), layout="NHWC", method="nearest_neighbor",
-        coordinate_transformation_mode=places, rounding_method=rounding,
-    )  # fmt: skip
-
-
 # fmt: off
 ROWS = (
     Row("RESHAPE",                 _reshape,        MOVED),
-    Row("TRANSPOSE",               _transpose,      MOVED),
+    Row("TRANSPOSE",               transpose,      MOVED),
     Row("CONCATENATION",           _concatenation,  data=(),
         integer=_concatenation_of_integers, is_wide=True),
     Row("PACK",                    _pack,           MOVED, data=()),
     Row("UNPACK",                  _unpack,         MOVED),
     Row("SPLIT",                   _split,          MOVED, data=(1,)),
-    Row("SPLIT_V",                 _split_v,        MOVED),
+    Row("SPLIT_V",                 split_v,        MOVED),
     Row("SLICE",                   _slice,          MOVED),
     Row("STRIDED_SLICE",           _strided_slice,  MOVED),
     Row("GATHER",                  _gather,         MOVED, rule=_gather_rule),
-    Row("GATHER_ND",               _gather_nd,      MOVED),
+    Row("GATHER_ND",               gather_nd,      MOVED),
     Row("PAD",                     _pad,            MOVED),
     Row("PADV2",                   _pad,            MOVED, data=(0, 2)),
     Row("MIRROR_PAD",              _mirror_pad,     MOVED),
     Row("SQUEEZE",                 _squeeze,        MOVED, rule=_squeeze_rule,
         dtypes=("complex64",)),
-    Row("EXPAND_DIMS",             _expand_dims,    MOVED, rule=_expand_rule),
-    Row("TILE",                    _tile,           MOVED),
-    Row("BROADCAST_TO",            _broadcast_to,   MOVED),
-    Row("FILL",                    _fill,           MOVED, data=(1,)),
+    Row("EXPAND_DIMS",             expand_dims,    MOVED, rule=_expand_rule),
+    Row("TILE",                    tile,           MOVED),
+    Row("BROADCAST_TO",            broadcast_to,   MOVED),
+    Row("FILL",                    fill,           MOVED, data=(1,)),
     Row("SHAPE",                   _shape,          Quantized.OWN),
     Row("RANGE",                   _range),
     Row("RANK",                    _rank,           Quantized.OWN),
-    Row("REVERSE_V2",              _reverse,        MOVED),
+    Row("REVERSE_V2",              partial(reverse, word="axes"),        MOVED),
     Row("TOPK_V2",                 _topk, MOVED),
     Row("SPACE_TO_DEPTH",          _space_to_depth, MOVED),
     Row("DEPTH_TO_SPACE",          _depth_to_space, MOVED),
     Row("SPACE_TO_BATCH_ND",       _space_to_batch, MOVED),
-    Row("BATCH_TO_SPACE_ND",       _batch_to_space, MOVED),
-    Row("RESIZE_BILINEAR",         _resize_bilinear, integer=_resize_bilinear_of_integers,
+    Row("BATCH_TO_SPACE_ND",       batch_to_space, MOVED),
+    Row("RESIZE_BILINEAR",         resize("linear"), integer=_resize_bilinear_of_integers,
         is_wide=True),
-    Row("RESIZE_NEAREST_NEIGHBOR", _resize_nearest, MOVED),
+    Row("RESIZE_NEAREST_NEIGHBOR", resize("nearest_neighbor"), MOVED),
 )
 # fmt: on

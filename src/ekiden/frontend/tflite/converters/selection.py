@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from ekiden.frontend.common.converters.movement import (
+    SEGMENTS,
+    reverse_sequence,
+    scatter_nd,
+    sparse_to_dense,
+    suppressed,
+    unsorted_segments,
+    where,
+)
 from ekiden.frontend.common.formulas import bucketized, shape_of_both, uniques
 from ekiden.frontend.common.products import taken
 from ekiden.frontend.common.segments import combined_rows, length_of
 from ekiden.frontend.common.slices import placed, start_of
-from ekiden.frontend.common.suppression import kept_boxes, padded_to
 from ekiden.frontend.tflite.integer import is_quantized, levels
 from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row
+from ekiden.frontend.tflite.node import Node, Quantized, Row
 from ekiden.ir.dtype import itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -27,26 +37,9 @@ def _one_hot(node: Node) -> Expr:
     return op.one_hot(node.expr(0), node.expr(2), node.expr(3), depth, axis, node.dtype(2))
 
 
-def _where(node: Node) -> Expr:
-    return op.cast(op.argwhere(node.expr(0)), "int64")
-
-
 def _unique(node: Node) -> list[Expr]:
     values, which = uniques(node.expr(0))
     return [values, op.cast(which, DTYPES[node.option("IdxOutType", 2)])]
-
-
-def _scatter_nd(node: Node) -> Expr:
-    """(indices, updates, shape) into zeros; equal indices add up."""
-    rank = node.rank(0)
-    coordinates = op.transpose(node.expr(0), (rank - 1, *range(rank - 1)))
-    zeros = op.zeros(node.dims(2, "shape"), node.dtype(1))
-    return op.scatter_nd(zeros, coordinates, node.expr(1), "add")
-
-
-def _reverse_sequence(node: Node) -> Expr:
-    axes = int(node.option("SeqDim")), int(node.option("BatchDim"))
-    return op.reverse_sequence(node.expr(0), node.expr(1), *axes)
 
 
 def _matrix_diag(node: Node) -> Expr:
@@ -101,25 +94,11 @@ def _bucketize(node: Node) -> Expr:
     return bucketized(node.expr(0), node.dtype(0), edges)
 
 
-def _sparse_to_dense(node: Node) -> Expr:
-    """(coordinates, shape, values, default)"""
-    return op.sparse_to_dense(node.expr(0), node.dims(1, "shape"), node.expr(2), node.expr(3))
-
-
 # Segments.
 
 
 def _segment_sum(node: Node) -> Expr:
     return combined_rows(node, "add", node.expr(0), node.expr(1), length_of(node, node.expr(1)))
-
-
-def _unsorted(kind: str) -> Converter:
-    def convert(node: Node) -> Expr:
-        """(data, segments, how many); an empty one has what changes nothing."""
-        (count,) = node.dims(2, "num_segments")
-        return combined_rows(node, kind, node.expr(0), node.expr(1), count)
-
-    return convert
 
 
 # Tables.
@@ -179,31 +158,17 @@ def _sparse_embedding(node: Node) -> Expr:
 # Boxes.
 
 
-def _suppression(node: Node) -> list[Expr]:
-    """(boxes, scores, most, overlap, least score, and how scores fade in version 5): positions,
-    scores in version 5, and how many there are.
-    """
-    is_soft = node.operation.code.endswith("V5")
-    if is_soft and node.numbers(5, "soft_nms_sigma").item() > 0:
-        node.unsupported("scores that fade by overlap ('soft_nms_sigma' above 0)")
-    (most,) = node.axes(2, "max_output_size")
-    limits = [op.reshape(node.expr(i), ()) for i in (2, 3, 4)]
-    rows, count = kept_boxes(node, node.expr(0), node.expr(1), *limits)
-    places, is_there = padded_to(node, rows, count, most)
-    number = op.reshape(op.cast(count, "int32"), ())
-    if not is_soft:
-        return [places, number]
-    scores = op.take(node.expr(1), places, axis=0)
-    return [places, op.where(is_there, scores, op.zeros_like(scores)), number]
+def _suppression(node: Node) -> Sequence[Expr]:
+    return suppressed(node, node.operation.code.endswith("V5"), is_padded=True)
 
 
 # fmt: off
 ROWS = (
     Row("ONE_HOT",                 _one_hot,          MOVED, data=(2, 3)),
-    Row("WHERE",                   _where),
+    Row("WHERE",                   where),
     Row("UNIQUE",                  _unique),
-    Row("SCATTER_ND",              _scatter_nd,       MOVED, data=(1,)),
-    Row("REVERSE_SEQUENCE",        _reverse_sequence, MOVED),
+    Row("SCATTER_ND",              scatter_nd,       MOVED, data=(1,)),
+    Row("REVERSE_SEQUENCE",        reverse_sequence, MOVED),
     Row("MATRIX_DIAG",             _matrix_diag,      MOVED),
     Row("MATRIX_SET_DIAG",         _matrix_set_diag,  MOVED, data=(0, 1)),
     Row("DYNAMIC_UPDATE_SLICE",    _update_slice,     MOVED, data=(0, 1)),
@@ -211,12 +176,9 @@ ROWS = (
     Row("BITCAST",                 _bitcast),
     Row("DILATE",                  _dilate,           MOVED, data=(0, 2)),
     Row("BUCKETIZE",               _bucketize),
-    Row("SPARSE_TO_DENSE",         _sparse_to_dense,  MOVED, data=(2, 3)),
+    Row("SPARSE_TO_DENSE",         sparse_to_dense,  MOVED, data=(2, 3)),
     Row("SEGMENT_SUM",             _segment_sum),
-    Row("UNSORTED_SEGMENT_SUM",    _unsorted("add")),
-    Row("UNSORTED_SEGMENT_PROD",   _unsorted("multiply")),
-    Row("UNSORTED_SEGMENT_MAX",    _unsorted("maximum")),
-    Row("UNSORTED_SEGMENT_MIN",    _unsorted("minimum")),
+    *(Row(f"UNSORTED_SEGMENT_{n.upper()}", unsorted_segments(k)) for n, k in SEGMENTS),
     Row("EMBEDDING_LOOKUP",        _embedding,        Quantized.OWN),
     Row("EMBEDDING_LOOKUP_SPARSE", _sparse_embedding),
     Row("HASHTABLE_LOOKUP",        _table_lookup),

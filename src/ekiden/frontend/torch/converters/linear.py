@@ -7,14 +7,14 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from ekiden.frontend.common import products
 from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.torch.complex import bilinear, own
 from ekiden.frontend.torch.node import Found, Node, Operand, Row
-from ekiden.ir.prim import is_const
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Shape, broadcast_shape, equal, known, product
+from ekiden.topi.shape import equal, known
 
 
 def product_of(node: Node, a: Value, b: Value) -> Expr:
@@ -107,32 +107,7 @@ def _matmul(node: Node, a: Value, b: Value) -> Expr:
 
 def batched(node: Node, a: Value, b: Value, transpose_b: bool = False) -> Expr:
     """Both of rank >= 2: leading axes broadcast and become the one batch of nn.batch_matmul."""
-    left, right = a.type.shape, b.type.shape
-    node.scope.broadcasts(left[:-2], right[:-2])
-    batch = broadcast_shape(left[:-2], right[:-2])
-    if batch is None:
-        node.unsupported(f"batches {left[:-2]!r} and {right[:-2]!r} do not broadcast")
-    columns = right[-2] if transpose_b else right[-1]
-    found = op.nn.batch_matmul(
-        _flat(node, a, batch), _flat(node, b, batch), transpose_b=transpose_b
-    )
-    if len(batch) == 1:
-        return found
-    return op.reshape(found, (*batch, left[-2], columns), allowzero=True)
-
-
-def _flat(node: Node, value: Value, batch: Shape) -> Expr:
-    """[batch..., r, c] as [product, r, c]; a batch of 1 stays 1."""
-    shape, data = value.type.shape, node.of(value)
-    if len(shape) == 3 and (len(batch) == 1 or is_const(shape[0], 1)):
-        return data
-    if all(is_const(d, 1) for d in shape[:-2]):
-        return op.reshape(data, (1, *shape[-2:]), allowzero=True)
-    is_same = len(shape) == len(batch) + 2 and all(
-        equal(d, e) for d, e in zip(shape, batch, strict=False)
-    )
-    full = data if is_same else op.broadcast_to(data, (*batch, *shape[-2:]))
-    return op.reshape(full, (product(batch), *shape[-2:]), allowzero=True)
+    return products.batched(node, node.of(a), node.of(b), transpose_b)
 
 
 def _attention(

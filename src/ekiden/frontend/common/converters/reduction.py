@@ -1,0 +1,137 @@
+"""Reductions and what runs along an axis that mean the same in several formats.
+
+The columns of names are those of `elementwise.py`; converters are for TensorFlow and TensorFlow
+Lite, whose attributes have the same names. ONNX finds its axes in other ways, and takes the rows
+alone.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common.formulas import mean
+from ekiden.frontend.common.node import AttributeNode
+from ekiden.ir import prim
+from ekiden.ir.dtype import is_float
+from ekiden.ir.op import Array
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.runtime.lazy_dataclass import dataclass
+
+Format: TypeAlias = Literal["onnx", "tensorflow", "tflite"]
+Converter: TypeAlias = Callable[[AttributeNode], Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A reduction: its operator of Relay, and what each format calls it; "" where it has none, or
+    one that takes other dtypes."""
+
+    function: Callable[..., Expr]
+    """Of (data, axis=, keepdims=)."""
+    onnx: str = ""
+    tensorflow: str = ""
+    tflite: str = ""
+    both: Callable[..., object] | None = None
+    """The same of two sizes, where vectors of them are reduced."""
+
+    def convert(self, node: AttributeNode) -> Expr:
+        """Return the reduction along the axes of the second input, which are constant, each once;
+        without any the first input itself.
+        """
+        axes = tuple(dict.fromkeys(node.axis(a, node.rank(0)) for a in node.axes(1)))
+        if not axes:
+            return node.expr(0)
+        if self.function is op.mean:
+            return mean(node, node.expr(0), axes, node.flag("keep_dims"))
+        return self.function(node.expr(0), axis=axes, keepdims=node.flag("keep_dims"))
+
+    def rule(self, node: AttributeNode, inputs: Sequence[Array]) -> Array | None:
+        """Return the reduction of a vector of sizes along its one axis; None for other inputs."""
+        data, axes = inputs
+        if self.both is None or axes.dtype == np.object_ or axes.size != 1:
+            return None
+        return reduced_vector(data, self.both, node.flag("keep_dims"))
+
+
+def reduced_vector(data: Array, both: Callable[..., object], keepdims: bool) -> Array | None:
+    """Return a vector of sizes as one, joined from the left; None for another shape, or none."""
+    if data.ndim != 1 or not data.size:
+        return None
+    return np.full((1,) if keepdims else (), rules.reduced(data, both), object)
+
+
+def _euclidean(data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
+    return op.sqrt(op.sum(op.multiply(data, data), axis=axis, keepdims=keepdims))
+
+
+# fmt: off
+ROWS = (
+    #              ONNX          TensorFlow  TFLite
+    Row(op.sum,    "ReduceSum",  "Sum",      "SUM",         operator.add),
+    Row(op.mean,   "ReduceMean", "Mean",     "MEAN"),
+    Row(op.prod,   "ReduceProd", "Prod",     "REDUCE_PROD", operator.mul),
+    Row(op.max,    "ReduceMax",  "Max",      "REDUCE_MAX",  prim.maximum),
+    Row(op.min,    "ReduceMin",  "Min",      "REDUCE_MIN",  prim.minimum),
+    Row(op.any,    "",           "Any",      "REDUCE_ANY"),
+    Row(op.all,    "",           "All",      "REDUCE_ALL"),
+    Row(_euclidean, "",          "EuclideanNorm"),
+)
+# fmt: on
+
+
+def rows_of(name: Format) -> Iterator[tuple[str, Row]]:
+    """Yield what a format has of the table: (operator, row)."""
+    return ((getattr(row, name), row) for row in ROWS if getattr(row, name))
+
+
+def position(function: Callable[..., Expr], default: str) -> Converter:
+    """Return the converter of the place of an extreme (`function` is argmax or argmin) along an
+    axis, the second input or 0. `default`: the dtype of what does not name one.
+    """
+    worst = -np.inf if function is op.argmax else np.inf
+
+    def convert(node: AttributeNode) -> Expr:
+        (axis,) = node.axes(1, "dimension") if len(node.inputs) > 1 else (0,)
+        data, dtype = node.expr(0), node.dtype(0)
+        if is_float(dtype):  # what is no number is no extreme
+            data = op.where(op.isnan(data), const(worst, dtype), data)
+        place = function(data, axis=node.axis(axis, node.rank(0)))
+        return op.cast(place, node.dtype_of("output_type", default))
+
+    return convert
+
+
+def running(function: Callable[..., Expr]) -> Converter:
+    """Return the converter of a running result (`function` is cumsum or cumprod) along the axis of
+    the second input; backwards it is that of the reversed data.
+    """
+
+    def convert(node: AttributeNode) -> Expr:
+        (axis,) = node.axes(1, "axis")
+        axis, is_reverse = node.axis(axis, node.rank(0)), node.flag("reverse")
+        x = op.reverse(node.expr(0), axis=axis) if is_reverse else node.expr(0)
+        total = function(x, axis=axis, exclusive=node.flag("exclusive"))
+        return op.reverse(total, axis=axis) if is_reverse else total
+
+    return convert
+
+
+def log_softmax(node: AttributeNode) -> Expr:
+    """Return the logarithm of softmax over the last axis."""
+    return op.nn.log_softmax(node.expr(0), axis=-1)
+
+
+def local_response(
+    node: AttributeNode, radius: int, bias: float, alpha: float, beta: float
+) -> Expr:
+    """Return LRN over the last axis: TensorFlow multiplies the sum by alpha, Relay its mean."""
+    size = 2 * radius + 1
+    return op.nn.lrn(
+        node.expr(0), size=size, axis=node.rank(0) - 1, bias=bias, alpha=alpha * size, beta=beta
+    )
