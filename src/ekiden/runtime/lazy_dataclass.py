@@ -82,7 +82,7 @@ def decorate(
     elif eq and not has_hash:
         done.__hash__ = None  # type: ignore[assignment]
     for name, method in _FROZEN.items() if frozen else ():
-        if name not in own:
+        if name not in own and getattr(done, name, None) is not method:
             setattr(done, name, method)
     return done
 
