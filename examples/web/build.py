@@ -17,13 +17,13 @@ from pathlib import Path
 from ekiden.cli.demo import FOLDER, fetch
 from ekiden.compiler.compile import compile_artifact
 from ekiden.compiler.export.web import web_targets, write_site
-from ekiden.frontend.common.options import ImportOptions
+from ekiden.compiler.options import CompileOptions
 
 HERE = Path(__file__).parent
 
 
 def _compiled(model: Path, targets: list[str]) -> bytes | memoryview:
-    made = compile_artifact(str(model), web_targets(targets), ImportOptions())
+    made = compile_artifact(str(model), CompileOptions(web_targets(targets)))
     return made if isinstance(made, memoryview) else made.to_bytes()
 
 

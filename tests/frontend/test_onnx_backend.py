@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from ekiden import runtime
-from ekiden.compiler.faces import onnx_backend
+from ekiden.driver import onnx_backend
 from ekiden.runtime.errors import UnsupportedError
 from long_runs import alike, share, sizes
 

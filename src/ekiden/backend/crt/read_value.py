@@ -46,13 +46,11 @@ from ekiden.relay.op.sequence import SequenceStackAttrs
 from ekiden.relay.op.vm import MatchShapeAttrs, ReshapeTensorAttrs
 from ekiden.relay.transform.language.chains import Chain, op_name
 from ekiden.relay.transform.memory.storage_in_place import Operand, Replacement
-from ekiden.relay.transform.memory.storage_lifetimes import Block, Request
+from ekiden.relay.transform.memory.storage_lifetimes import Block, Request, is_alias
 from ekiden.runtime.errors import CompileError
 
 LIFTED = "lifted_"
 """What LambdaLift puts before the names of functions inside of others."""
-VIEWS = frozenset(("vm.reshape_tensor", "vm.match_shape", "vm.forget_shape", "vm.bind_dims"))
-NO_VALUE = frozenset(("memory.kill",))
 
 
 class ValueReader:
@@ -222,9 +220,9 @@ class ValueReader:
                 return ()
             case "sequence.stack", SequenceStackAttrs() as stack:
                 return self._stack(call, stack)
-            case _ if name in NO_VALUE:
+            case "memory.kill", _:
                 return ()
-            case _ if name in VIEWS:
+            case _ if is_alias(call):
                 return self._view(call)
             case _:
                 raise CompileError(

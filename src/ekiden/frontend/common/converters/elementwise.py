@@ -99,7 +99,8 @@ class Row:
 
     def convert(self, node: Node) -> Expr:
         """Return the call on all inputs of a node, which have one dtype."""
-        return self.on(node.dtype(0), *node.exprs())
+        operands = node.exprs()  # which refuses what is no tensor of numbers
+        return self.on(node.dtype(0), *operands)
 
 
 def rows_of(name: Format) -> Iterator[tuple[str, int, Row]]:
