@@ -30,6 +30,8 @@ def number(node: Node, value: float) -> Constant:
 
 def note_broadcast(node: Node) -> None:
     """Learn what follows from the shapes of all inputs broadcasting together."""
+    if len(node.inputs) < 2:
+        return
     shapes = [node.shape(i) for i in range(len(node.inputs))]
     for at, first in enumerate(shapes):
         for other in shapes[at + 1 :]:
