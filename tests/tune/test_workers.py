@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ekiden.tune import workers
 from ekiden.tune.wire import Reader, encode, send
 from ekiden.tune.workers import Job, Worker, ask
 
@@ -52,6 +53,17 @@ def test_a_worker_that_is_killed_is_a_crash_and_another_is_started() -> None:
     with pytest.raises(OSError):
         worker.ask(job("hang"))
     thread.join()
+    assert ask(job("say"))[0]["answer"]
+
+
+def test_a_worker_that_ended_while_it_waited_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it ends just as it is asked: it is seen alive."""
+    worker = Worker("hostile_jobs")
+    assert worker.ask(job("say"))[0]["answer"]
+    worker._process.kill()
+    worker._process.wait()
+    monkeypatch.setattr(Worker, "is_alive", True)
+    monkeypatch.setitem(workers._IDLE, "hostile_jobs", [worker])
     assert ask(job("say"))[0]["answer"]
 
 

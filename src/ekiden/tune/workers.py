@@ -104,18 +104,25 @@ def _idle_worker(module: str) -> Worker | None:
 
 def ask(job: Job) -> Message:
     """Do a job in a worker of this machine: what executors are given. A worker that is gone or
-    hangs is an answer too: {"error": "crash"}.
+    hangs is an answer too: {"error": "crash"}; one that waited and ends as it is asked is none:
+    the job is asked of a fresh one.
     """
     module = job.function.partition(":")[0]
     try:
-        worker = _idle_worker(module) or Worker(module)
-        found = worker.ask(job)
+        worker = _idle_worker(module)
+        try:
+            reply = worker.ask(job) if worker is not None else None
+        except BrokenPipeError:
+            reply = None
+        if worker is None or reply is None:
+            worker = Worker(module)
+            reply = worker.ask(job)
     except OSError as error:
         gone: Head = {"error": "crash", "news": [], "said": str(error)}
         return gone, []
     with _LOCK:
         _IDLE.setdefault(module, []).append(worker)
-    return found
+    return reply
 
 
 def ask_all(jobs: Sequence[Job]) -> list[Message]:
