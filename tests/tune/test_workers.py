@@ -63,7 +63,7 @@ def test_a_worker_that_ended_while_it_waited_is_replaced(monkeypatch: pytest.Mon
     worker._process.kill()
     worker._process.wait()
     monkeypatch.setattr(Worker, "is_alive", True)
-    monkeypatch.setitem(workers._IDLE, "hostile_jobs", [worker])
+    workers._IDLE.setdefault("hostile_jobs", []).append(worker)
     assert ask(job("say"))[0]["answer"]
 
 
