@@ -134,10 +134,18 @@ def broadcast_to(node: AttributeNode) -> Expr:
     return op.broadcast_to(node.expr(0), node.dims(1, "shape"))
 
 
+def pairs(node: AttributeNode, index: int) -> Sequence[Sequence[Dim]]:
+    """Return (before, after) of each axis, as numbers or dimensions."""
+    if (array := node.value(index).array) is not None:
+        numbers: list[list[int]] = array.astype(np.int64).tolist()
+        return numbers
+    flat = node.dims(index, "paddings")
+    return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
+
+
 def batch_to_space(node: AttributeNode) -> Expr:
-    """(data, block, crops), both constant."""
-    crops: list[list[int]] = node.numbers(2, "paddings").astype(np.int64).tolist()
-    return op.nn.batch_to_space_nd(node.expr(0), node.axes(1, "block_shape"), crops)
+    """(data, block, crops): a constant block, crops that may be made of dimensions."""
+    return op.nn.batch_to_space_nd(node.expr(0), node.axes(1, "block_shape"), pairs(node, 2))
 
 
 def resize(method: str) -> Callable[[AttributeNode], Expr]:

@@ -11,6 +11,7 @@ from ekiden.frontend.common.converters.movement import (
     batch_to_space,
     coordinates,
     gather_nd,
+    pairs,
     resize,
     reverse,
     reverse_sequence,
@@ -28,7 +29,6 @@ from ekiden.frontend.common.value import known
 from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim
 from ekiden.topi.shape import known as number
 
 
@@ -55,23 +55,14 @@ def _slice(node: Node) -> Expr:
     return op.strided_slice(node.expr(0), begin, end)
 
 
-def _pairs(node: Node, index: int) -> Sequence[Sequence[Dim]]:
-    """(before, after) of each axis, as numbers or dimensions."""
-    if (array := node.value(index).array) is not None:
-        found: list[list[int]] = array.astype(np.int64).tolist()
-        return found
-    flat = node.dims(index, "paddings")
-    return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
-
-
 def _pad(node: Node) -> Expr:
     value = node.expr(2) if len(node.inputs) > 2 else 0.0
-    return op.nn.pad(node.expr(0), _pairs(node, 1), value)
+    return op.nn.pad(node.expr(0), pairs(node, 1), value)
 
 
 def _mirror_pad(node: Node) -> Expr:
-    pairs: list[list[int]] = node.numbers(1, "paddings").astype(np.int64).tolist()
-    return op.nn.mirror_pad(node.expr(0), pairs, node.text("mode"))
+    padding: list[list[int]] = node.numbers(1, "paddings").astype(np.int64).tolist()
+    return op.nn.mirror_pad(node.expr(0), padding, node.text("mode"))
 
 
 def _scatter(mode: str) -> Row:
@@ -160,7 +151,7 @@ def _unique(node: Node) -> list[Expr]:
 
 
 def _space_to_batch(node: Node) -> Expr:
-    return op.nn.space_to_batch_nd(node.expr(0), node.axes(1, "block_shape"), _pairs(node, 2))
+    return op.nn.space_to_batch_nd(node.expr(0), node.axes(1, "block_shape"), pairs(node, 2))
 
 
 def _space_to_depth(node: Node) -> Expr:
