@@ -97,6 +97,7 @@ def position(function: Callable[..., Expr], default: str) -> Converter:
     worst = -np.inf if function is op.argmax else np.inf
 
     def convert(node: AttributeNode) -> Expr:
+        """Return where the extreme stands; NaN never is one."""
         (axis,) = node.axes(1, "dimension") if len(node.inputs) > 1 else (0,)
         data, dtype = node.expr(0), node.dtype(0)
         if is_float(dtype):  # what is no number is no extreme
@@ -113,6 +114,7 @@ def running(function: Callable[..., Expr]) -> Converter:
     """
 
     def convert(node: AttributeNode) -> Expr:
+        """Return the running result in the direction that the node says."""
         (axis,) = node.axes(1, "axis")
         axis, is_reverse = node.axis(axis, node.rank(0)), node.flag("reverse")
         x = op.reverse(node.expr(0), axis=axis) if is_reverse else node.expr(0)
