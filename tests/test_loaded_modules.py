@@ -35,7 +35,7 @@ CACHED_ANSWER = {
         runtime.executable runtime.executable.callers runtime.executable.closures
         runtime.executable.executable runtime.executable.formats runtime.executable.loading
         runtime.executable.nested runtime.executable.outputs runtime.executable.sequences
-        runtime.executable.state
+        runtime.executable.state runtime.executable.values
         runtime.cached runtime.files runtime.forks runtime.lazy_dataclass runtime.logs runtime.text
     """.split()),
 }  # fmt: skip

@@ -11,18 +11,17 @@ from typing import ClassVar, NamedTuple
 
 from ekiden.arith import modular, poly
 from ekiden.arith.canonical import (
-    EVERYTHING,
-    Bound,
     CanonicalForm,
-    Interval,
     is_number,
     natural_bound,
 )
 from ekiden.arith.former import Former
 from ekiden.arith.int_set import IntervalSet, eval_set, interval
+from ekiden.arith.interval import EVERYTHING, Bound, Interval
 from ekiden.arith.modular import ModularSet
 from ekiden.arith.poly import Poly
 from ekiden.ir import prim
+from ekiden.ir.dtype import int_range
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -326,7 +325,7 @@ class Analyzer(CanonicalForm):
 
     def _fits_dtype(self, expr: PrimExpr, dtype: str) -> bool:
         low, high = self._bound(self._poly(expr))
-        ends = prim.int_range(dtype)
+        ends = int_range(dtype)
         return ends is not None and ends[0] <= low and high <= ends[1]
 
     def int_set(

@@ -7,21 +7,26 @@ polynomials are equal expressions, so that two sides are compared by their forms
     (i * 8 + j) // 4     ->  {(i,): 2, (j // 4,): 1}    i * 2 + j // 4
     i // 4 * 4 + i % 4   ->  {(i,): 1}                  i
 
-What is proved of a polynomial is its sign, by intervals: each atom has a lowest and a highest
-value. Where these are symbols, as for i in [0, n), the variable is put at the end at which the
-polynomial is lowest, if it is known to rise or to fall with it, and the question asked again. What
-a scope says to hold (`_facts`, each >= 0) is taken off the polynomial: p - fact >= 0 is enough.
+Proofs about polynomials are in proofs.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable
 
 from ekiden.arith import poly, rewrite
-from ekiden.arith.poly import ONE, Key, Monomial, Poly
+from ekiden.arith.interval import (
+    EVERYTHING,
+    Interval,
+    floor_quotient,
+    quotients,
+    truncated_quotient,
+)
+from ekiden.arith.poly import ONE, Key, Poly
+from ekiden.arith.proofs import DEPTH, Atom, Proofs
 from ekiden.ir import dtype as dt
+from ekiden.ir.dtype import int_range
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -49,52 +54,8 @@ from ekiden.ir.prim import (
     SizeVar,
     Sub,
     Var,
-    const,
-    int_range,
 )
 from ekiden.ir.prim_visitor import children, literals, pending, post_order, rebuild
-
-Bound: TypeAlias = float
-"""An int, or an infinity."""
-Interval: TypeAlias = tuple[Bound, Bound]
-
-
-EVERYTHING: Interval = (-math.inf, math.inf)
-DEPTH = 6
-"""How many variables with symbolic ranges a proof may replace, and how deep rules may be applied to
-what rules made: both searches branch, and what takes more steps is left unproved."""
-
-
-# Arithmetic on intervals whose ends may be infinite. Finite ends stay Python's whole numbers, which
-# have any size: a bound that was rounded would prove what does not hold.
-def _times(a: Bound, b: Bound) -> Bound:
-    """a * b with 0 * inf = 0: a term without anything in it adds nothing, however many there are
-    (IEEE's NaN would make every bound unknown)."""
-    return 0 if a == 0 or b == 0 else a * b
-
-
-def _interval_product(x: Interval, y: Interval) -> Interval:
-    """A product is linear in each factor, so its extremes over a box are at corners of it."""
-    corners = [_times(a, b) for a in x for b in y]
-    return min(corners), max(corners)
-
-
-class _Atom:
-    """Something the normal form does not look into: a variable, a quotient, a load."""
-
-    __slots__ = ("bound", "digit", "divisor", "expr", "numerator", "order")
-
-    def __init__(self, expr: PrimExpr, bound: Interval, order: tuple[object, ...]) -> None:
-        self.expr = expr
-        self.bound = bound
-        self.order = order
-        """Where it stands in a sum: variables first, by their names."""
-        self.numerator: Key | None = None
-        self.divisor: int = 0
-        """Of x // c and x % c with a number c > 0: x and c. Not of c < 0: two digits are then not
-        one of the product, 0 * 2 + 1 % 2 being 1 and 1 % -6 being -5."""
-        self.digit: tuple[Key, Key] | None = None
-        """Of a remainder by one monomial that is no number: (x, d) of x % d."""
 
 
 # How the pieces fit. An expression becomes a Poly by `_poly`, children first, one rule of `_RULES`
@@ -114,29 +75,21 @@ class _Atom:
 #   is written where they may leave int32.
 # * Nothing is ever proved by not finding a counterexample: every answer of "unknown" is None or
 #   False, and callers must be right with it.
-class CanonicalForm:
+class CanonicalForm(Proofs):
     """Turns expressions into polynomials over atoms, applying the rules of `arith.rules`, and back.
 
     What is known of variables is set by its subclass, the Analyzer.
     """
 
     def __init__(self) -> None:
-        self._atoms: list[_Atom] = []
-        self._numbers: dict[object, int] = {}
-        """What an atom is (its kind and the polynomials of its parts) -> its place in `_atoms`."""
+        super().__init__()
         self._has_digits = False
         """Whether there are remainders by a symbol."""
-        self._has_rests = False
-        """Whether there are quotients that are rounded towards zero."""
-        self._ranges: dict[int, tuple[Poly, Poly]] = {}
-        """Number of a variable -> its lowest and its highest value, which other variables may be
-        in."""
         self._memo: dict[int, Poly] = {}
         """id of an expression -> its form; `_alive` keeps the id from being given to another."""
         # By identity, as hashing a tree takes as long as the tree: shared parts are met again and
         # again, and expressions are immutable.
         self._alive: list[PrimExpr] = []
-        self._terms: dict[tuple[Monomial, int], PrimExpr] = {}
         self._rewritten: dict[object, Poly] = {}
         """What rules made of nodes, by the key the node would have as an atom."""
         # Conditions of rules are proved in the scope, so these go with it, as `_memo` does.
@@ -145,8 +98,6 @@ class CanonicalForm:
         self._values: dict[int, Poly] = {}
         """What variables were bound to."""
         self._bound_vars: list[Var] = []
-        self._facts: list[Poly] = []
-        """What is known to be >= 0 in the scope."""
         self._true: dict[Key, int] = {}
         """Conditions that are no comparisons, known to be 1 or 0 in the scope."""
 
@@ -154,14 +105,6 @@ class CanonicalForm:
         """Whether a bool is known to be true; `strength` is TVM's, every proof is tried."""
         del strength
         return poly.constant_of(self._poly(condition)) == 1
-
-    def _mentions(self, atom: int, variable: int) -> bool:
-        """Whether an atom that is no variable depends on one: i // 4 does on i."""
-        wanted = self._atoms[variable].expr
-        expr = self._atoms[atom].expr
-        return not isinstance(expr, Var) and any(e is wanted for e in post_order(expr))
-
-    # The normal form.
 
     @property
     def size(self) -> int:
@@ -240,15 +183,6 @@ class CanonicalForm:
         )
         return self._number(("var", id(var)), lambda: var, bound, (0, var.name))
 
-    def _number(
-        self, key: object, make: Callable[[], PrimExpr], bound: Interval, order: tuple[object, ...]
-    ) -> int:
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self._atoms)
-            self._atoms.append(_Atom(make(), bound, order))
-        return found
-
     def _opaque(self, expr: PrimExpr, bound: Interval | None = None, rewrites: bool = True) -> Poly:
         """A node of another kind, over simplified children, or what a rule makes of it."""
         # In this order: an atom that exists, what a rule made of its like before, and only then is
@@ -301,197 +235,7 @@ class CanonicalForm:
         self._rewriting -= 1
         return found
 
-    def _emit(self, p: Poly, dtype: str) -> PrimExpr:
-        """The polynomial as an expression: terms in the order of their atoms, those that are taken
-        away behind the others, the number last.
-        """
-        # A polynomial of one atom is that atom's own object, so that what does not change is not
-        # made again and `is` stays the cheap test for it.
-        atoms = self._atoms
-        if len(p) == 1:
-            ((monomial, coefficient),) = p.items()
-            if coefficient == 1 and len(monomial) == 1:
-                return atoms[monomial[0]].expr
-        number = poly.constant_of(p)
-        if number is not None:
-            return const(number, dtype)
-        terms = sorted((m for m in p if m), key=lambda m: ([atoms[a].order for a in m], m))
-        # Stable: among those that are added, and those taken away, the order of atoms stays. That
-        # is by name where there is one; others stand as they were met, so that a text depends on
-        # what this analyzer was asked before (see analyzer._Shared.simplified).
-        terms.sort(key=lambda m: p[m] < 0)
-        total: PrimExpr | None = None
-        for monomial in terms:
-            total = _accumulate(
-                total, self._scaled(monomial, p[monomial], total is None), p[monomial]
-            )
-        assert total is not None
-        offset = p.get(ONE, 0)
-        return total + offset if offset >= 0 else total - -offset
-
-    def _scaled(self, monomial: Monomial, scale: int, first: bool) -> PrimExpr:
-        """A term without its sign (with it, if it comes first); the same object each time."""
-        scale = scale if first else abs(scale)
-        found = self._terms.get((monomial, scale))
-        if found is None:
-            found = self._terms[monomial, scale] = self._product(monomial) * scale
-        return found
-
-    def _product(self, monomial: Monomial) -> PrimExpr:
-        """x * y * z of a monomial, which is not that of the number."""
-        total = self._atoms[monomial[0]].expr
-        for atom in monomial[1:]:
-            total = total * self._atoms[atom].expr
-        return total
-
-    # Bounds and proofs.
-
-    def _bound(self, p: Poly) -> Interval:
-        """The sum of the terms' intervals. A variable in two terms counts as two: the interval may
-        be too wide, never too narrow.
-        """
-        low: Bound = 0
-        high: Bound = 0
-        for monomial, coefficient in p.items():
-            term: Interval = (coefficient, coefficient)
-            for atom in monomial:
-                term = _interval_product(term, self._atoms[atom].bound)
-            low, high = low + term[0], high + term[1]
-        if self._has_rests:
-            for inside in self._rest_bounds(p):
-                low, high = max(low, inside[0]), min(high, inside[1])
-        return low, high
-
-    def _rest_bounds(self, p: Poly) -> Iterator[Interval]:
-        """Bounds by what a division towards zero leaves: of s * (a - truncdiv(a, b) * b) + r."""
-        # C's remainder lies below |b| and has the sign of a. In a polynomial it is in no one place:
-        # the terms of s * a stand among those of r. The term -s * q * b, of a quotient q and a b of
-        # one term, gives s and so r = p + s * q * b - s * a; what is left of q in r would not do.
-        for monomial, coefficient in p.items():
-            for number in monomial:
-                quotient = self._atoms[number].expr
-                if not isinstance(quotient, Div):
-                    continue
-                a, b = self._poly(quotient.a), self._poly(quotient.b)
-                ((by, size),) = b.items() if len(b) == 1 else (((0,), 0),)
-                left = list(monomial)
-                left.remove(number)
-                if tuple(left) != by or not size or coefficient % size:
-                    continue
-                scale = -coefficient // size
-                rest = poly.add({m: c for m, c in p.items() if m != monomial}, a, -scale)
-                if monomial in rest or any(number in m for m in rest):
-                    continue
-                low, high = self._bound(rest)
-                least, most = _rest_of(self._bound(a), self._bound(b))
-                ends = [_times(scale, least), _times(scale, most)]
-                yield low + min(ends), high + max(ends)
-
-    def _tight_bound(self, p: Poly, depth: int = DEPTH) -> Interval:
-        """Return the interval of p, where remainders count that are written as `a - a // d * d`.
-        Proofs inside of schedules do without: they have `a % d`."""
-        low, high = self._bound(p)
-        for monomial, coefficient in p.items():
-            quotient = self._atoms[monomial[0]] if len(monomial) == 1 else None
-            if quotient is None or not isinstance(quotient.expr, FloorDiv) or depth <= 0:
-                continue
-            divisor, numerator = quotient.divisor, quotient.numerator
-            if numerator is None or divisor <= 0 or coefficient % divisor:
-                continue
-            scale = -coefficient // divisor
-            others = {m: c for m, c in p.items() if m != monomial}
-            inside = self._tight_bound(poly.add(others, dict(numerator), -scale), depth - 1)
-            ends = 0, scale * (divisor - 1)
-            low, high = max(low, inside[0] + min(ends)), min(high, inside[1] + max(ends))
-        return low, high
-
-    def _nonnegative(self, p: Poly, depth: int = DEPTH) -> bool:
-        """Whether p >= 0 is known: by constant bounds, or after replacing ranged variables by their
-        ends.
-        """
-        # 1. Constant bounds. 2. If p - fact >= 0 then p >= fact >= 0; each fact branches, which is
-        # why it costs two of the depth. 3. Symbolic ends: the first variable in which p is
-        # monotonic takes its worst end, and no other is tried in its place: no branch here.
-        if self._bound(p)[0] >= 0:
-            return True
-        if depth <= 0:
-            return False
-        for fact in self._facts:
-            left = _without_fact(p, fact)
-            if left is not None and self._nonnegative(left, depth - 2):
-                return True
-        if not self._ranges:
-            return False
-        inside = {a for m in p for a in m if a in self._ranges}
-        # The last bound first: loops inside have ranges in which those around them occur.
-        for atom in sorted(inside, reverse=True):
-            replaced = self._at_worst(p, atom)
-            if replaced is not None:
-                return self._nonnegative(replaced, depth - 1)
-        return False
-
-    def _at_worst(self, p: Poly, atom: int) -> Poly | None:
-        """p with a ranged variable at the end where p is lowest; None if p is not known monotonic
-        in it.
-        """
-        # p = slope * v + rest. For slope >= 0, p is lowest where v is: slope * low(v) + rest. That
-        # holds if p is linear in v and v is in no atom of p, whose value would change with it.
-        slope: Poly = {}
-        rest: Poly = {}
-        for monomial, coefficient in p.items():
-            if atom in monomial:
-                left = list(monomial)
-                left.remove(atom)
-                slope[tuple(left)] = coefficient
-            else:
-                rest[monomial] = coefficient
-        if any(atom in m for m in slope) or any(self._mentions(a, atom) for m in p for a in m):
-            return None
-        low, high = self._bound(slope)
-        if low >= 0 or high <= 0:
-            end = self._ranges[atom][0 if low >= 0 else 1]
-            return poly.add(rest, poly.multiply(slope, end))
-        return None
-
-    def _decide(self, kind: type[BinaryExpr], p: Poly) -> bool | None:
-        """Whether `p kind 0` is known."""
-        low, high = self._bound(p)
-        if kind in (EQ, NE):
-            if low > 0 or high < 0 or not p or self._never_zero(p):
-                return (kind is EQ) == (not p)
-            if low == high == 0:
-                return kind is EQ
-            return self._decide_by_facts(p, kind is EQ) if self._facts else None
-        # p < 0 is -p - 1 >= 0 for whole numbers; that it does not hold is p >= 0
-        if kind in (GT, GE):
-            p, kind = {m: -c for m, c in p.items()}, LT if kind is GT else LE
-        # From here on kind is LT or LE. What is asked is p < 0 (or <= 0), then its opposite.
-        if self._nonnegative(poly.add(poly.constant(-1 if kind is LT else 0), p, -1)):
-            return True
-        return (
-            False
-            if self._nonnegative(poly.add(p, poly.constant(0 if kind is LT else -1)))
-            else None
-        )
-
-    def _decide_by_facts(self, p: Poly, wants_zero: bool) -> bool | None:
-        """Whether p is 0 (or, with `wants_zero` false, is not), if the scope's facts say it."""
-        below = poly.add({}, p, -1)
-        if self._nonnegative(p) and self._nonnegative(below):
-            return wants_zero
-        one = poly.constant(-1)
-        if self._nonnegative(poly.add(p, one)) or self._nonnegative(poly.add(below, one)):
-            return not wants_zero
-        return None
-
-    def _never_zero(self, p: Poly) -> bool:
-        """4 * i + 6 * j + 3 != 0: the terms are multiples of 2, the number is not."""
-        # An equation sum(c_k * x_k) = -n has solutions in whole numbers only where gcd(c_k) divides
-        # n. That is the whole of what is asked of divisibility here; `modular` knows more.
-        coeff = poly.content(p)
-        return bool(coeff) and p.get(ONE, 0) % coeff != 0
-
-    # Rules per node. Each gives the normal form of a node whose children have theirs.
+    # Each gives the normal form of a node whose children have theirs.
 
     def _of(self, expr: PrimExpr) -> Poly:
         return self._memo[id(expr)]
@@ -557,7 +301,7 @@ class CanonicalForm:
             else:
                 return not p
 
-    def _digit_above(self, p: Poly, quotient: int, scale: int, atom: _Atom) -> int | None:
+    def _digit_above(self, p: Poly, quotient: int, scale: int, atom: Atom) -> int | None:
         """The term of p that is `quotient % d` where the digit below it is `atom`."""
         wanted = poly.key({(quotient,): 1})
         for monomial, coefficient in p.items():
@@ -602,7 +346,7 @@ class CanonicalForm:
         if divisor and all(c % divisor == 0 for c in a.values()):
             return {m: c // divisor for m, c in a.items()}
         self._has_rests = True
-        return self._opaque(e, _quotients(self._bound(a), self._bound(b), _truncated))
+        return self._opaque(e, quotients(self._bound(a), self._bound(b), truncated_quotient))
 
     def _floordiv(self, e: PrimExpr) -> Poly:
         assert isinstance(e, FloorDiv)
@@ -626,14 +370,6 @@ class CanonicalForm:
         if self._within(rest, d):
             return quotient
         return poly.add(quotient, self._quotient_atom(FloorDiv, rest, d, dtype))
-
-    def _within(self, p: Poly, d: Poly) -> bool:
-        """Whether 0 <= p < d is known."""
-        if not p:
-            return True
-        return self._nonnegative(p) and self._nonnegative(
-            poly.add(poly.add(d, p, -1), poly.constant(-1))
-        )
 
     def _small_quotient(self, p: Poly, divisor: int, dtype: str) -> Poly:
         """p // divisor, nothing in p being divisible."""
@@ -731,7 +467,7 @@ class CanonicalForm:
         if smallest < 0 and kind is FloorMod:
             return smallest + 1, max(largest - 1, 0)
         if smallest < 0:
-            return _quotients((low, high), (smallest, largest), _floor)
+            return quotients((low, high), (smallest, largest), floor_quotient)
         if kind is FloorMod:
             return 0, min(largest - 1, high if low >= 0 else math.inf)
         # low // step is the least where low < 0, as dividing by less goes further from zero. A
@@ -739,9 +475,9 @@ class CanonicalForm:
         # less true.
         step = max(smallest, 1)
         if smallest == largest:
-            return _floor(low, step), _floor(high, step)
-        least = 0 if low >= 0 else _floor(low, step)
-        return least, (_floor(high, step) if high >= 0 else 0)
+            return floor_quotient(low, step), floor_quotient(high, step)
+        least = 0 if low >= 0 else floor_quotient(low, step)
+        return least, (floor_quotient(high, step) if high >= 0 else 0)
 
     def _extreme(self, e: PrimExpr) -> Poly:
         """The side that is known to win; else an atom, the same for both orders of the sides."""
@@ -841,53 +577,6 @@ class CanonicalForm:
         return all(abs(b) < 2**31 for b in self._bound(p)) and not any(
             self._atoms[a].expr.dtype != "int64" for m in p for a in m
         )
-
-
-def _without_fact(p: Poly, fact: Poly) -> Poly | None:
-    """p - scale * fact for the scale > 0 that removes a term of it; None if there is none."""
-    # A step of Fourier-Motzkin elimination with one inequality: p >= scale * fact + left, so that
-    # left >= 0 is enough. The scale is whole, and positive, or the fact would be used backwards.
-    for monomial, coefficient in fact.items():
-        have = p.get(monomial, 0)
-        if monomial and have and have * coefficient > 0 and have % coefficient == 0:
-            return poly.add(p, fact, -(have // coefficient))
-    return None
-
-
-def _quotients(a: Interval, b: Interval, divide: Callable[[Bound, Bound], Bound]) -> Interval:
-    """The values of a quotient whose divisor may be negative, and is not 0."""
-    # x / d is monotonic in x, and in d on either side of 0: the extremes are at the ends of x and
-    # at the ends of d or the divisors nearest to 0, -1 and 1.
-    (low, high), (smallest, largest) = a, b
-    if any(map(math.isinf, (low, high, smallest, largest))):
-        return EVERYTHING
-    divisors = [d for d in (smallest, largest) if d]
-    divisors += [d for d in (-1, 1) if smallest <= d <= largest]
-    ends = [divide(x, d) for x in (low, high) for d in divisors]
-    return (min(ends), max(ends)) if ends else EVERYTHING
-
-
-def _rest_of(a: Interval, b: Interval) -> Interval:
-    """The values of a - truncdiv(a, b) * b: below b, of the sign of a and no further than a."""
-    most = max(abs(b[0]), abs(b[1])) - 1
-    return (-min(most, -a[0]) if a[0] < 0 else 0), (min(most, a[1]) if a[1] > 0 else 0)
-
-
-def _truncated(value: Bound, divisor: Bound) -> Bound:
-    """As C divides. Both finite; in whole numbers, as 2**53 and more are rounded as floats."""
-    quotient = abs(int(value)) // abs(int(divisor))
-    return quotient if (value < 0) == (divisor < 0) else -quotient
-
-
-def _floor(value: Bound, divisor: Bound) -> Bound:
-    """Rounded down; an infinite end stays one. The divisor is finite and not 0."""
-    return value if math.isinf(value) else value // divisor
-
-
-def _accumulate(total: PrimExpr | None, term: PrimExpr, scale: int) -> PrimExpr:
-    if total is None:
-        return term
-    return total + term if scale > 0 else total - term
 
 
 def is_number(expr: PrimExpr) -> bool:

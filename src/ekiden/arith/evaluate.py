@@ -8,8 +8,9 @@ from typing import Any
 
 from ekiden.arith.analyzer import simplify
 from ekiden.ir import prim_visitor
-from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.ir.dtype import as_held, is_float, to_numpy
 from ekiden.ir.intrinsic import INTRINSICS
+from ekiden.ir.number_arithmetic import fold_numbers
 from ekiden.ir.prim import (
     And,
     BinaryExpr,
@@ -22,8 +23,6 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
-    as_held,
-    fold_numbers,
 )
 from ekiden.ir.prim_visitor import children, post_order
 
@@ -98,7 +97,7 @@ def _fold(expr: BinaryExpr, inside: list[Number]) -> Number:
     try:
         if expr.a.dtype == expr.dtype == "int64":
             return type(expr).fold(inside[0], inside[1])
-        return fold_numbers(type(expr), inside[0], inside[1], expr.a.dtype, expr.dtype)
+        return fold_numbers(type(expr).fold, inside[0], inside[1], expr.a.dtype, expr.dtype)
     except ZeroDivisionError:
         # A side of a Select that is not chosen may divide by zero.
         return 0

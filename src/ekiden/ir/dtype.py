@@ -151,6 +151,12 @@ def is_int(dtype: str) -> bool:
 
 
 @cache
+def is_counted(dtype: str) -> bool:
+    """Return whether elements are integers or bools."""
+    return is_int(dtype) or element(dtype) == "bool"
+
+
+@cache
 def is_unsigned(dtype: str) -> bool:
     """Whether elements are unsigned integers."""
     return element(dtype).startswith("uint")
@@ -161,3 +167,25 @@ def to_numpy(dtype: str) -> np.dtype[np.generic]:
     """The NumPy dtype of a scalar type; ml_dtypes' own for bfloat16 and small types."""
     own = dtype == "bfloat16" or is_small(dtype)
     return np.dtype(getattr(ml_dtypes, dtype) if own else dtype)
+
+
+@cache
+def int_range(dtype: str) -> tuple[int, int] | None:
+    """Return the least and the largest number of an integer dtype; None for others."""
+    sign, _, bits = dtype.partition("int")
+    if not bits.isdecimal() or sign not in ("", "u"):
+        return None
+    count = int(bits)
+    return (0, 2**count - 1) if sign else (-(2 ** (count - 1)), 2 ** (count - 1) - 1)
+
+
+# Of signed integers too: the language has no overflow that is undefined.
+def as_held(value: float, dtype: str) -> int | float:
+    """Return a number as a dtype holds it: floats rounded, integers begin anew past their ends."""
+    if is_float(dtype):
+        with np.errstate(all="ignore"):
+            return float(to_numpy(dtype).type(value))
+    ends = int_range(dtype)
+    if ends is None or ends[0] <= value <= ends[1]:
+        return value
+    return (int(value) - ends[0]) % (ends[1] - ends[0] + 1) + ends[0]

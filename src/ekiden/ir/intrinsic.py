@@ -13,16 +13,8 @@ import numpy as np
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.op import OP_ATTRS, register_name
-from ekiden.ir.prim import (
-    ExprLike,
-    Intrinsic,
-    OpName,
-    PrimExpr,
-    const,
-    convert,
-    in_one_dtype,
-    is_const,
-)
+from ekiden.ir.op_name import OpName
+from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, const, convert, in_one_dtype, is_const
 from ekiden.runtime import get_global_func
 from ekiden.runtime.lazy_dataclass import dataclass
 

@@ -85,6 +85,11 @@ def freeze(made: Node, **values: object) -> None:
         object.__setattr__(made, name, value)
 
 
+def as_given(value: object) -> Any:  # noqa: ANN401
+    """Return the value of a field, whatever a caller has put there."""
+    return value
+
+
 @dataclass_transform(
     eq_default=False,
     frozen_default=True,

@@ -9,18 +9,25 @@ expected it is EQ or NE, and its truth is that of identity, so that nodes can be
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Mapping
-from functools import cache
-from types import MappingProxyType
-from typing import Any, ClassVar, Union
+from collections.abc import Callable
+from typing import ClassVar, Union
 
 import numpy as np
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.node import NODE_TYPES, Node, freeze, ignored, node
+from ekiden.ir import identities
+from ekiden.ir.node import NODE_TYPES, Node, as_given, freeze, ignored, node
+from ekiden.ir.number_arithmetic import (
+    convert_number,
+    fold_sizes,
+    greater,
+    lesser,
+    truncated_quotient,
+)
+from ekiden.ir.op_name import OpName
 from ekiden.runtime.errors import ExpressionError
+from ekiden.runtime.lazy_dataclass import dataclass
 
 ExprLike = Union["PrimExpr", int, float, bool]
 
@@ -30,10 +37,7 @@ ExprLike = Union["PrimExpr", int, float, bool]
 # way: what passes make passes through them, so that no pass has to look for x + 0. Neither knows
 # anything of variables; that is the Analyzer's (`ekiden.arith`).
 class PrimExpr(Node):
-    """A scalar (or, in tir, vector) expression.
-
-    Every subclass has a field `dtype`, the last one.
-    """
+    """A scalar (or, in tir, vector) expression. Every subclass's last field is `dtype`."""
 
     __slots__ = ()
     dtype: str
@@ -267,8 +271,10 @@ class AnyDim(PrimExpr):
     dtype: str = "int64"
 
 
-# A row of each class below: how it is written, and the function on numbers that it means. Folding,
-# the evaluator (`arith.evaluate`) and the printers read the row; codegen has what a machine does.
+# A row of each class below: how it is written, the function on numbers that it means, and what it
+# comes to where one operand is 0 or 1. Folding, the evaluator (`arith.evaluate`) and the printers
+# read the row; codegen has what a machine does.
+@dataclass(repr=False, eq=False, frozen=True, slots=True)
 class BinaryExpr(PrimExpr):
     """Base of two-operand expressions. Operands have one dtype; comparisons give bool.
 
@@ -276,11 +282,12 @@ class BinaryExpr(PrimExpr):
     which one may be a number: `Add(x, 1)`.
     """
 
-    __slots__ = ()
     a: PrimExpr
     b: PrimExpr
+    dtype: str = ""
     symbol: ClassVar[str]
     fold: ClassVar[Callable[..., int | float]]
+    _identity: ClassVar[identities.Identity] = staticmethod(identities.of_none)
 
     def __init__(self, a: ExprLike, b: ExprLike, dtype: str = "") -> None:
         raise TypeError(f"{type(self).__name__} is abstract")
@@ -306,13 +313,9 @@ def number_beside(value: ExprLike, dtype: str | None) -> PrimExpr:
     """A Python number beside an expression of a dtype, which it takes; but a float beside integers
     or bools is float32, as in TVM: `i * 0.5` is not `i * 0`.
     """
-    if dtype and isinstance(value, (float, np.floating)) and _is_counted(dtype):
+    if dtype and isinstance(value, (float, np.floating)) and dt.is_counted(dtype):
         return const(float(value), dt.with_lanes("float32", dt.vector(dtype)))
     return convert(value, dtype)
-
-
-def _is_counted(dtype: str) -> bool:
-    return dt.is_int(dtype) or dt.element(dtype) == "bool"
 
 
 def _two_dtypes(what: str, a: PrimExpr, b: PrimExpr) -> TypeError:
@@ -326,118 +329,80 @@ def _result_dtype(kind: type[BinaryExpr], operands: str) -> str:
     return dt.with_lanes("bool", dt.vector(operands))
 
 
-# Not int(a / b): a float has 53 bits, and a quotient of int64 may need 63.
-def _truncated_div(a: float, b: float) -> float:
-    if isinstance(a, int) and isinstance(b, int):
-        quotient = abs(a) // abs(b)
-        return quotient if (a < 0) == (b < 0) else -quotient
-    return a / b
-
-
-# As codegen's: a NaN of either side is the result; Python's min and max keep the first operand.
-def _lesser(a: float, b: float) -> float:
-    return b if b < a or b != b else a
-
-
-def _greater(a: float, b: float) -> float:
-    return b if b > a or b != b else a
-
-
 @node("tir.Add")
 class Add(BinaryExpr):
     """`a + b`."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "+"
     fold = staticmethod(operator.add)
+    _identity = staticmethod(identities.of_sum)
 
 
 @node("tir.Sub")
 class Sub(BinaryExpr):
     """`a - b`."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "-"
     fold = staticmethod(operator.sub)
+    _identity = staticmethod(identities.of_difference)
 
 
 @node("tir.Mul")
 class Mul(BinaryExpr):
     """`a * b`."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "*"
     fold = staticmethod(operator.mul)
+    _identity = staticmethod(identities.of_product)
 
 
 @node("tir.Div")
 class Div(BinaryExpr):
     """`a / b`; truncates towards zero for integers, as C does."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "/"
-    fold = staticmethod(_truncated_div)
+    fold = staticmethod(truncated_quotient)
+    _identity = staticmethod(identities.of_quotient)
 
 
 @node("tir.FloorDiv")
 class FloorDiv(BinaryExpr):
     """`a // b`, rounded down."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "//"
     fold = staticmethod(operator.floordiv)
+    _identity = staticmethod(identities.of_floor_quotient)
 
 
 @node("tir.FloorMod")
 class FloorMod(BinaryExpr):
     """`a % b`, with the sign of b."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "%"
     fold = staticmethod(operator.mod)
+    _identity = staticmethod(identities.of_remainder)
 
 
 @node("tir.Min")
 class Min(BinaryExpr):
     """The smaller."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "min"
-    fold = staticmethod(_lesser)
+    fold = staticmethod(lesser)
 
 
 @node("tir.Max")
 class Max(BinaryExpr):
     """The larger."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "max"
-    fold = staticmethod(_greater)
+    fold = staticmethod(greater)
 
 
 @node("tir.EQ")
 class EQ(BinaryExpr):
     """Equality as a bool."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "=="
     fold = staticmethod(operator.eq)
 
@@ -446,9 +411,6 @@ class EQ(BinaryExpr):
 class NE(BinaryExpr):
     """Inequality as a bool."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "!="
     fold = staticmethod(operator.ne)
 
@@ -457,9 +419,6 @@ class NE(BinaryExpr):
 class LT(BinaryExpr):
     """`a < b`."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "<"
     fold = staticmethod(operator.lt)
 
@@ -468,9 +427,6 @@ class LT(BinaryExpr):
 class LE(BinaryExpr):
     """`a <= b`."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "<="
     fold = staticmethod(operator.le)
 
@@ -479,9 +435,6 @@ class LE(BinaryExpr):
 class GT(BinaryExpr):
     """`a > b`."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = ">"
     fold = staticmethod(operator.gt)
 
@@ -490,9 +443,6 @@ class GT(BinaryExpr):
 class GE(BinaryExpr):
     """`a >= b`."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = ">="
     fold = staticmethod(operator.ge)
 
@@ -501,9 +451,6 @@ class GE(BinaryExpr):
 class And(BinaryExpr):
     """`a and b` on bools."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "and"
     fold = staticmethod(operator.and_)
 
@@ -512,9 +459,6 @@ class And(BinaryExpr):
 class Or(BinaryExpr):
     """`a or b` on bools."""
 
-    a: PrimExpr
-    b: PrimExpr
-    dtype: str = ""
     symbol = "or"
     fold = staticmethod(operator.or_)
 
@@ -575,24 +519,6 @@ class Cast(PrimExpr):
             freeze(self, value=convert(second), dtype=first)
 
 
-class OpName(str):
-    """The name of an intrinsic in its table, "exp"; `name` is that in the registry of operators,
-    "tir.exp", as of TVM's operators of calls."""
-
-    __slots__ = ()
-    others: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Ours -> TVM's where they differ; set by `ekiden.ir.intrinsic`."""
-
-    @property
-    def name(self) -> str:
-        """`ekiden.ir.Op.get` knows it."""
-        return f"tir.{self.others.get(self, self)}"
-
-    def same_as(self, other: object) -> bool:
-        """Whether another operator, of a call or of the registry, is this one."""
-        return getattr(other, "name", None) == self.name
-
-
 @node("tir.Call")
 class Intrinsic(PrimExpr):
     """A call of an intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, ...
@@ -647,11 +573,6 @@ def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
     return IntImm(int(value), dtype)
 
 
-def as_given(value: object) -> Any:  # noqa: ANN401
-    """A field of whatever a caller has put there."""
-    return value
-
-
 def _is_vscale(value: object) -> bool:
     return isinstance(value, Intrinsic) and value.op == "vscale"
 
@@ -683,24 +604,9 @@ def cast(value: PrimExpr, dtype: str) -> PrimExpr:
     if dt.vector(dtype) and not dt.vector(value.dtype):
         return _in_lanes(cast(value, dt.element(dtype)), dtype)
     if isinstance(value, (IntImm, FloatImm)) and not dt.vector(dtype):
-        return _cast_number(value, dtype)
+        number = convert_number(value.value, value.dtype, dtype)
+        return Cast(value, dtype) if number is None else const(number, dtype)
     return Cast(value, dtype)
-
-
-def _cast_number(value: IntImm | FloatImm, dtype: str) -> PrimExpr:
-    """A constant as another dtype: integers begin anew past their ends, as C's unsigned ones do
-    and two's complement does for the others. A float that an integer dtype does not hold (a NaN,
-    an infinity, 3e10 as int32) has no value there in C: the cast stays, for the machine to decide.
-    """
-    if dtype == "bool":
-        return const(bool(value.value), dtype)
-    ends = int_range(dtype)
-    if isinstance(value, IntImm):
-        return const(as_held(value.value, dtype), dtype)
-    if ends is None:
-        return const(as_held(as_held(value.value, value.dtype), dtype), dtype)
-    fits = math.isfinite(value.value) and ends[0] <= int(value.value) <= ends[1]
-    return const(value.value, dtype) if fits else Cast(value, dtype)
 
 
 def _are_integers(a: PrimExpr, b: PrimExpr) -> bool:
@@ -757,91 +663,19 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
     if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
         divides_by_zero = kind in (Div, FloorDiv, FloorMod) and b.value == 0
         if not divides_by_zero:
-            return const(_folded(kind, a, b, result), result)
-    absorbed = _absorb(kind, a, b)
-    return kind(a, b, result) if absorbed is None else absorbed
+            return const(fold_sizes(kind.fold, a.value, b.value, a.dtype, result), result)
+    operand = _absorbed(kind, a, b)
+    return kind(a, b, result) if operand is None else operand
 
 
-@cache
-def int_range(dtype: str) -> tuple[int, int] | None:
-    """The least and the largest number of an integer dtype; None for others."""
-    sign, _, bits = dtype.partition("int")
-    if not bits.isdecimal() or sign not in ("", "u"):
-        return None
-    count = int(bits)
-    return (0, 2**count - 1) if sign else (-(2 ** (count - 1)), 2 ** (count - 1) - 1)
-
-
-def _folded(
-    kind: type[BinaryExpr], a: IntImm | FloatImm, b: IntImm | FloatImm, result: str
-) -> int | float:
-    """Return what `kind` gives for two constants.
-
-    Sizes and indices are int64, and are whole numbers while they are computed: a reach of
-    (k - 1) * dilation + 1 that no int64 holds is larger than any axis, not a small number that is
-    left of it. A type of such a size, and code with such a number, are refused.
-    """
-    if result == a.dtype == "int64":
-        return kind.fold(a.value, b.value)
-    return fold_numbers(kind, a.value, b.value, a.dtype, result)
-
-
-# Double precision rounded once is what a machine computes in a narrower dtype: 53 bits are more
-# than twice 24 and two.
-def fold_numbers(
-    kind: type[BinaryExpr], a: float, b: float, operands: str, result: str
-) -> int | float:
-    """What `kind` gives for two numbers of a dtype. Raises ZeroDivisionError."""
-    if dt.is_float(operands):
-        a, b = as_held(a, operands), as_held(b, operands)
-    return as_held(kind.fold(a, b), result)
-
-
-# Of signed integers too: the language has no overflow that is undefined.
-def as_held(value: float, dtype: str) -> int | float:
-    """A number as a dtype holds it: floats rounded, integers begin anew past their ends."""
-    if dt.is_float(dtype):
-        with np.errstate(all="ignore"):
-            return float(dt.to_numpy(dtype).type(value))
-    ends = int_range(dtype)
-    if ends is None or ends[0] <= value <= ends[1]:
-        return value
-    return (int(value) - ends[0]) % (ends[1] - ends[0] + 1) + ends[0]
-
-
-def _absorb(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """x + -0.0, x - 0.0, x * 1, x / 1 -> x;  i + 0, i - 0, i // 1 -> i, 0 * i, i % 1 -> 0 for
-    integers.
-
-    Not for floats: 1.5 // 1 is 1, 0 * x is a NaN where x is infinite, and x + 0.0 is 0.0 where x is
-    -0.0.
-    """
+def _absorbed(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
+    """Return the operand that an operation on one constant comes to; None if it stays."""
     left = a.value if isinstance(a, (IntImm, FloatImm)) else None
     right = b.value if isinstance(b, (IntImm, FloatImm)) else None
     if left is None and right is None:
         return None
-    is_counted = dt.is_int(a.dtype)
-    if (kind in (Add, Sub) and _adds_nothing(right, kind is Sub, a.dtype)) or (
-        kind in (Mul, Div) and right == 1
-    ):
-        return a
-    if kind is FloorDiv and right == 1 and is_counted:
-        return a
-    if (kind is Add and _adds_nothing(left, False, a.dtype)) or (kind is Mul and left == 1):
-        return b
-    if kind is Mul and (left == 0 or right == 0) and is_counted:
-        return a if left == 0 else b
-    if kind is FloorMod and right == 1 and is_counted:
-        return const(0, a.dtype)
-    return None
-
-
-def _adds_nothing(value: float | None, is_subtracted: bool, dtype: str) -> bool:
-    """Return whether a term changes no sum: an integer 0, and of floats -0.0 that is added, or 0.0
-    that is subtracted."""
-    if value != 0 or not (dt.is_float(dtype) or dt.element(dtype) in dt.SMALL_FLOATS):
-        return value == 0
-    return (math.copysign(1, value) < 0) is not is_subtracted
+    operand = kind._identity(left, right, a.dtype)
+    return const(0, a.dtype) if operand == identities.ZERO else (a, b, None)[operand]
 
 
 def minimum(a: ExprLike, b: ExprLike) -> PrimExpr:

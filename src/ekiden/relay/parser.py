@@ -33,6 +33,7 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, IncompleteType
 from ekiden.relay import op as operators
 from ekiden.relay.attr_reader import read_attrs
+from ekiden.relay.declaration_parser import DeclarationParser
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -53,14 +54,11 @@ from ekiden.relay.expr import (
     RefWrite,
     Tuple,
     TupleGetItem,
-    TypeData,
     Var,
 )
 from ekiden.relay.lexer import Source, Token, tokenize
 from ekiden.relay.metadata import Entries, read_metadata
-from ekiden.relay.printer import VERSION
 from ekiden.relay.type_infer import infer_type
-from ekiden.relay.type_parser import TypeParser
 from ekiden.runtime.errors import LoadError, ParseError, TypeInferenceError
 from ekiden.target.virtual_device import PARAM_PLACES
 from ekiden.tir.script.parser import from_source
@@ -143,26 +141,17 @@ def _drive(start: Steps) -> Expr:
                 return end.value  # type: ignore[no-any-return]
 
 
-class _Parser(TypeParser):
+class _Parser(DeclarationParser):
     """The tokens of one text and the names in sight."""
 
     def __init__(
         self, source: Source, init: IRModule | None = None, meta: Entries | None = None
     ) -> None:
         tokens, metadata = tokenize(source)
-        super().__init__(source, tokens)
+        super().__init__(source, tokens, init or IRModule())
         self.places: dict[Var, object] = {}
         """Parameter -> the device that stands behind its name."""
         self.meta = _read_metadata(source, metadata) or meta or {}
-        self.init = init or IRModule()
-        self.globals = {g.name_hint: g for g in self.init.functions}
-        self.global_types = {t.name_hint: t for t in self.init.type_definitions}
-        self.constructors: dict[str, Constructor] = {
-            c.name_hint: c
-            for data in self.init.type_definitions.values()
-            if isinstance(data, TypeData)
-            for c in data.constructors
-        }
         self.has_free_globals = False
         self.scopes: list[dict[str, Expr]] = [{}]
         self.graph: list[dict[str, Expr]] = [{}]
@@ -205,93 +194,6 @@ class _Parser(TypeParser):
         if self.token.kind != "end":
             self.fail(f"expected the end of the text, got {self.shown()}")
         return found
-
-    def _version(self) -> None:
-        if self.token.kind == "version":
-            if self.token.text != VERSION:
-                self.fail(f"expected version {VERSION}, got {self.token.text}")
-            self.advance()
-
-    def _module_attrs(self) -> dict[str, object]:
-        if not self.take("attributes"):
-            return {}
-        self.expect("{")
-        attrs: dict[str, object] = {}
-        while not self.take("}"):
-            key = self.expect_kind("string", "a key in quotes")
-            self.expect("=")
-            attrs[key.text] = self.value()
-            if not self.next_is("}"):
-                self.expect(",")
-        return attrs
-
-    def _find_items(self) -> list[int]:
-        """Where the definitions begin; makes the global names, so that order does not matter."""
-        begins: list[int] = []
-        while self.token.kind != "end":
-            word = self.token
-            if word.kind != "name" or word.text not in ("def", "prim_func", "type", "extern"):
-                items = "'def', 'prim_func', 'type' or 'extern type'"
-                self.fail(f"expected {items}, got {self.shown()}")
-            begins.append(self.position)
-            self.advance()
-            if word.text in ("def", "prim_func"):
-                name = self.expect_kind("global", "a global name")
-                self._declare(self.globals, name, GlobalVar(name.text), "function @")
-                self._skip_body(word)
-                continue
-            if word.text == "extern":
-                self.expect("type")
-            name = self.expect_kind("name", "the name of a type")
-            self._declare(self.global_types, name, GlobalTypeVar(name.text), "type ")
-            if word.text == "type":
-                self._skip_body(word)
-            elif self.next_is("["):
-                self._skip_type_params()
-        return begins
-
-    def _skip_type_params(self) -> None:
-        """The body of an extern type ends with its type parameters."""
-        with self.type_params():
-            pass
-
-    def _declare(self, names: dict[str, typing.Any], token: Token, made: Node, what: str) -> None:
-        if token.text in names:
-            self.source.fail(token.at, f"{what}{token.text} is defined twice")
-        names[token.text] = made
-
-    def _skip_body(self, start: Token) -> None:
-        depth = 0
-        while self.token.kind != "end":
-            text = self.token.text if self.token.kind == "mark" else ""
-            depth += (text == "{") - (text == "}")
-            self.advance()
-            if text == "}" and depth == 0 and not self._is_note():
-                return
-        self.source.fail(start.at, f"{start.text!r} has no body that ends with '}}'")
-
-    def _is_note(self) -> bool:
-        """Whether the bracket just taken ends TVM's note of a device behind a parameter."""
-        return self.next_is(":") or self.next_is(",") or self.next_is(")")
-
-    def _type_data(self) -> TypeData:
-        is_extern = self.take("extern")
-        self.expect("type")
-        header = self.global_types[self.expect_kind("name", "a name").text]
-        with self.type_params() as params:
-            made: list[Constructor] = []
-            if is_extern:
-                return TypeData(header, params, ())
-            self.expect("{")
-            while not self.take("}"):
-                name = self.expect_kind("name", "a constructor")
-                inputs = self.types_in_parentheses() if self.next_is("(") else ()
-                constructor = Constructor(name.text, inputs, header, len(made))
-                self._declare(self.constructors, name, constructor, "constructor ")
-                made.append(constructor)
-                if not self.next_is("}"):
-                    self.expect(",")
-        return TypeData(header, params, tuple(made))
 
     def _definition(self) -> tuple[GlobalVar, Function]:
         self.expect("def")

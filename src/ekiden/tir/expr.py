@@ -8,13 +8,13 @@ from functools import cache, reduce
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.node import NODE_TYPES, Node, binding, freeze, node
+from ekiden.ir.op_name import OpName
 from ekiden.ir.prim import (
     Comparison,
     ExprLike,
     IntImm,
     Intrinsic,
     Mul,
-    OpName,
     PrimExpr,
     Var,
     const,

@@ -12,6 +12,7 @@ from functools import partial, reduce
 import numpy as np
 
 from ekiden.ir import dtype as dt
+from ekiden.ir.dtype import int_range
 from ekiden.ir.intrinsic import INTRINSICS, LIKE_FIRST, NAMES, if_then_else
 from ekiden.ir.intrinsic import call_intrin as _call
 from ekiden.ir.prim import (
@@ -34,7 +35,6 @@ from ekiden.ir.prim import (
     binary,
     cast,
     convert,
-    int_range,
     number_beside,
 )
 from ekiden.ir.prim import Not as _Not

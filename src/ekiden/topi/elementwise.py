@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ekiden import te
 from ekiden.ir import dtype as dt
+from ekiden.ir.dtype import int_range
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import (
     EQ,
@@ -19,7 +20,6 @@ from ekiden.ir.prim import (
     Var,
     binary,
     const,
-    int_range,
     maximum,
     minimum,
 )

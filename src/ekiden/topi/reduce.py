@@ -13,20 +13,9 @@ from collections.abc import Callable, Sequence
 
 from ekiden import te
 from ekiden.ir import dtype as dt
+from ekiden.ir.dtype import int_range
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import (
-    EQ,
-    Or,
-    PrimExpr,
-    Select,
-    binary,
-    cast,
-    const,
-    int_range,
-    is_const,
-    maximum,
-    minimum,
-)
+from ekiden.ir.prim import EQ, Or, PrimExpr, Select, binary, cast, const, is_const, maximum, minimum
 from ekiden.te import Tensor
 from ekiden.topi.elementwise import as_bool, convert_scalar, elementwise
 from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, equal, known, normalize_axes, product

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from ekiden.ir.dtype import int_range
 from ekiden.ir.prim import (
     Add,
     BinaryExpr,
@@ -37,7 +38,6 @@ from ekiden.ir.prim import (
     Var,
     cast,
     const,
-    int_range,
     logical_and,
 )
 from ekiden.ir.prim_visitor import Interned, children, pending, post_order

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.ir.dtype import is_float, itemsize
-from ekiden.ir.prim import as_held, int_range
+from ekiden.ir.dtype import as_held, int_range, is_float, itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 

@@ -12,7 +12,7 @@ from typing import cast as assume
 import numpy as np
 
 from ekiden.ir.affine_type import TensorAffineType, TupleAffineType
-from ekiden.ir.prim import int_range
+from ekiden.ir.dtype import int_range
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, Tuple, const

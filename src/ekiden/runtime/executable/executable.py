@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,13 +16,8 @@ from ekiden._lazy import LazyModule, load_module
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.metadata import (
     ANY_OBJECT,
-    ANY_RANK,
     CALL_CLOSURE,
     INITIAL,
-    MAPS,
-    SEQUENCE,
-    TEXT,
-    TensorInfo,
     peak_memory,
     placement_text,
     tensor_infos,
@@ -33,21 +27,19 @@ from ekiden.runtime.cached import cached_property
 from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.devices.named import without_driver
 from ekiden.runtime.errors import (
-    EkidenError,
     ExportError,
     InputError,
     MissingSymbolError,
     RunError,
 )
 from ekiden.runtime.executable.callers import Machines, executor_of, start
-from ekiden.runtime.executable.closures import plain, with_functions
+from ekiden.runtime.executable.closures import with_functions
 from ekiden.runtime.executable.formats import ARTIFACT, KINDS
 from ekiden.runtime.executable.nested import Nesting
 from ekiden.runtime.executable.outputs import BoundRun, places_of, write_results
-from ekiden.runtime.executable.sequences import from_list, held, to_list, to_maps
 from ekiden.runtime.executable.state import kept_values
+from ekiden.runtime.executable.values import argument_tensor, is_object, python_value
 from ekiden.runtime.files import File, PathName, write_to
-from ekiden.runtime.text import decode, encode
 
 if TYPE_CHECKING:
     import pathlib
@@ -142,8 +134,8 @@ class Executable:
             self.inputs, self.outputs = self.inputs[:-count], self.outputs[:-count]
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._nesting = Nesting.of([info.name for info in self.inputs])
-        self._takes_tensors = not any(_is_object(i) or i.dtype == ANY_OBJECT for i in self.inputs)
-        self._gives_objects = any(_is_object(o) for o in self.outputs)
+        self._takes_tensors = not any(is_object(i) or i.dtype == ANY_OBJECT for i in self.inputs)
+        self._gives_objects = any(is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
         if not late_bound.missing(raw) and not without_driver(raw.devices):
             with suppress(MissingSymbolError):  # it may be exported, and linked there
@@ -279,7 +271,7 @@ class Executable:
                 return runtime.run_arguments(given)
             except (TypeError, ValueError, RuntimeError, BufferError):
                 pass  # what is wrong is said of the input below
-        return [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
+        return [argument_tensor(info, v) for info, v in zip(self.inputs, given, strict=True)]
 
     def _run(
         self,
@@ -345,7 +337,7 @@ class Executable:
         outputs = result if len(self.outputs) > 1 else (result,)
         if not isinstance(outputs, tuple) or len(outputs) != len(self.outputs):
             raise RunError(f"run: {len(self.outputs)} outputs expected, as METADATA has them")
-        made = [_result(info, v) for info, v in zip(self.outputs, outputs, strict=True)]
+        made = [python_value(info, v) for info, v in zip(self.outputs, outputs, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
 
     def _names(self) -> str:
@@ -381,7 +373,7 @@ class Executable:
         """
         given = self._arrange(args, named)
         self(*given)
-        values = [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
+        values = [argument_tensor(info, v) for info, v in zip(self.inputs, given, strict=True)]
         values += [] if self._kept is None else self._kept.now().values()
         tiers = self.tiers if self._upgrade is not None else {}
         return profiling.profile(
@@ -602,93 +594,6 @@ def _peak() -> profiling.Peak | None:
     except ImportError:  # a machine that only runs models
         return None
     return cast("profiling.Peak", module.measure_peak())
-
-
-def _words(value: object) -> object:
-    """Return the words of random keys of JAX, which are no numbers to others; else the value."""
-    if type(value).__name__ != "PRNGKeyArray" or "jax" not in sys.modules:
-        return value
-    words: object = sys.modules["jax"].random.key_data(value)
-    return words
-
-
-def _argument(info: TensorInfo, value: object) -> object:
-    """The value as a tensor; anything at all where no tensor is declared."""
-    if info.dtype == ANY_OBJECT:
-        return plain(value)
-    if info.dtype.startswith(SEQUENCE):
-        if not isinstance(value, (list, tuple)):
-            wanted = f"a list of tensors, got {type(value).__name__}"
-            raise InputError(f"input '{info.name}': expected {wanted}")
-        return from_list(value, lambda at, each: _element(info, at, each))
-    if info.dtype == TEXT:
-        return _text(info, value)
-    try:
-        value = _words(value)
-        tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
-    except (TypeError, ValueError, BufferError) as error:
-        dtype = getattr(value, "dtype", None)
-        got = type(value).__name__ if dtype is None else f"one of {dtype}"
-        reason = f": {error}" if isinstance(error, BufferError) else ""  # it is one, and is kept
-        if isinstance(value, Mapping):
-            reason = "; inputs by name are keywords: executable(**inputs)"
-        wanted = f"an array of {info.dtype}, got {got}{reason}"
-        raise InputError(f"input '{info.name}': expected {wanted}") from error
-    except EkidenError:
-        raise
-    except RuntimeError as error:  # what a framework says of a tensor that it cannot share
-        reason = str(error).partition("\n")[0]
-        wanted = f"an array of {info.dtype} that can be read, got {type(value).__name__}: {reason}"
-        raise InputError(f"input '{info.name}': expected {wanted}") from error
-    return tensor
-
-
-def _is_object(info: TensorInfo) -> bool:
-    return info.dtype == TEXT or info.dtype.startswith((SEQUENCE, MAPS, ANY_RANK))
-
-
-def _result(info: TensorInfo, value: object) -> object:
-    """An output as Python has it. Raises RunError where the program gave what is none such."""
-    if info.dtype.startswith(SEQUENCE):
-        return to_list(value)
-    if info.dtype.startswith(ANY_RANK):
-        return held(value)
-    if info.dtype != TEXT and not info.dtype.startswith(MAPS):
-        return value
-    if not isinstance(value, runtime.Tensor):
-        raise RunError(f"output '{info.name}': a tensor expected, got {type(value).__name__}")
-    if info.dtype != TEXT:
-        return to_maps(value.numpy(), info.keys)
-    if value.dtype != "uint8" or not value.shape:
-        raise RunError(f"output '{info.name}': bytes expected, got {value.dtype}{value.shape}")
-    return decode(value.numpy())
-
-
-def _text(info: TensorInfo, value: object) -> runtime.Tensor:
-    try:
-        found = runtime.tensor(encode(value))
-    except TypeError as error:
-        raise InputError(f"input '{info.name}': expected an array of str: {error}") from error
-    rank = len(found.shape) - 1  # behind the last axis of the text are its bytes
-    if rank != len(info.shape):
-        wanted = f"{len(info.shape)} dimensions ({', '.join(map(str, info.shape))})"
-        raise InputError(f"input '{info.name}': expected {wanted} of str, got {rank}")
-    return found
-
-
-def _element(info: TensorInfo, position: int, value: object) -> object:
-    """One element of a sequence, which has the rank and the known dimensions of all."""
-    name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE)
-    tensor = _argument(TensorInfo(name, info.shape, dtype), value)
-    assert isinstance(tensor, runtime.Tensor)
-    fits = len(tensor.shape) == len(info.shape) and all(
-        isinstance(d, str) or d == got for d, got in zip(info.shape, tensor.shape, strict=True)
-    )
-    if not fits or tensor.dtype != dtype:
-        wanted = f"Tensor[({', '.join(map(str, info.shape))}), {dtype}]"
-        got = f"({', '.join(map(str, tensor.shape))}) {tensor.dtype}"
-        raise InputError(f"input '{name}': expected {wanted}, got {got}")
-    return tensor
 
 
 def _constant_text(constant: runtime.Tensor | None) -> str:

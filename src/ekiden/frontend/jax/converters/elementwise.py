@@ -34,9 +34,8 @@ from ekiden.frontend.jax.converters.complex import (
 )
 from ekiden.frontend.jax.node import ComplexRule, Converter, Node, Row, own, per_part
 from ekiden.ir import prim
-from ekiden.ir.dtype import is_float, itemsize
+from ekiden.ir.dtype import int_range, is_float, itemsize
 from ekiden.ir.op import Array
-from ekiden.ir.prim import int_range
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import as_attr

@@ -15,9 +15,8 @@ from ekiden.frontend.common.sequence_value import MapValue
 from ekiden.frontend.common.text_value import TextValue, rows, text_of
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.ir.dtype import is_float
+from ekiden.ir.dtype import int_range, is_float
 from ekiden.ir.op import Array
-from ekiden.ir.prim import int_range
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
 from ekiden.runtime.text import encode, sorted_texts

@@ -13,9 +13,8 @@ from ekiden.frontend.common.functions import gelu, whole
 from ekiden.frontend.tflite.converters import integer_elementwise as integer
 from ekiden.frontend.tflite.load import DTYPES
 from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row, plain
-from ekiden.ir.dtype import is_float
+from ekiden.ir.dtype import int_range, is_float
 from ekiden.ir.op import Array
-from ekiden.ir.prim import int_range
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 

@@ -30,11 +30,11 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.arith import prove_equal
-from ekiden.ir.dtype import is_float, is_int, itemsize
+from ekiden.ir.dtype import int_range, is_float, is_int, itemsize
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.float_tier import FloatTier
 from ekiden.ir.op import OPS, Linear, Op
-from ekiden.ir.prim import IntImm, PrimExpr, int_range, is_const
+from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.dataflow_pattern.matcher import NodeMap, find_match

@@ -15,8 +15,9 @@ import math
 
 import numpy as np
 
+from ekiden.ir.dtype import int_range
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.prim import IntImm, PrimExpr, int_range
+from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.nn.dense import BatchMatmulAttrs, DenseAttrs, MatmulAttrs

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ekiden.ir.dtype import is_int
+from ekiden.ir.dtype import int_range, is_int
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.prim import int_range, is_const
+from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const

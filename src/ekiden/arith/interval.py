@@ -1,0 +1,58 @@
+"""Arithmetic on intervals of whole numbers whose ends may be infinite.
+
+Finite ends stay Python's whole numbers, which have any size: a bound that was rounded would prove
+what does not hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+Bound: TypeAlias = float
+"""An int, or an infinity."""
+Interval: TypeAlias = tuple[Bound, Bound]
+EVERYTHING: Interval = (-math.inf, math.inf)
+
+
+def times(a: Bound, b: Bound) -> Bound:
+    """Return a * b with 0 * inf = 0: an empty term adds nothing, however many there are (IEEE's NaN
+    would make every bound unknown)."""
+    return 0 if a == 0 or b == 0 else a * b
+
+
+def product(x: Interval, y: Interval) -> Interval:
+    """Return the interval of a product: linear in each factor, so extreme at corners of the box."""
+    corners = [times(a, b) for a in x for b in y]
+    return min(corners), max(corners)
+
+
+def quotients(a: Interval, b: Interval, divide: Callable[[Bound, Bound], Bound]) -> Interval:
+    """Return the interval of a quotient whose divisor may be negative, and is not 0."""
+    # x / d is monotonic in x, and in d on either side of 0: the extremes are at the ends of x and
+    # at the ends of d or the divisors nearest to 0, -1 and 1.
+    (low, high), (smallest, largest) = a, b
+    if any(map(math.isinf, (low, high, smallest, largest))):
+        return EVERYTHING
+    divisors = [d for d in (smallest, largest) if d]
+    divisors += [d for d in (-1, 1) if smallest <= d <= largest]
+    ends = [divide(x, d) for x in (low, high) for d in divisors]
+    return (min(ends), max(ends)) if ends else EVERYTHING
+
+
+def remainders(a: Interval, b: Interval) -> Interval:
+    """Return the interval of a - truncdiv(a, b) * b: below |b|, with the sign of a, within a."""
+    most = max(abs(b[0]), abs(b[1])) - 1
+    return (-min(most, -a[0]) if a[0] < 0 else 0), (min(most, a[1]) if a[1] > 0 else 0)
+
+
+def truncated_quotient(value: Bound, divisor: Bound) -> Bound:
+    """Divide as C does. Both finite; in whole numbers, as 2**53 and more are rounded as floats."""
+    quotient = abs(int(value)) // abs(int(divisor))
+    return quotient if (value < 0) == (divisor < 0) else -quotient
+
+
+def floor_quotient(value: Bound, divisor: Bound) -> Bound:
+    """Divide, rounding down; an infinite end stays one. The divisor is finite and not 0."""
+    return value if math.isinf(value) else value // divisor

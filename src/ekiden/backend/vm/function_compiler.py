@@ -1,0 +1,433 @@
+"""The compiler of one function: from A-normal form with explicit memory to instructions.
+
+Each value gets a register of its own; registers.py makes few of them. The tables of an executable
+that all its functions share (`ProgramTables`) are made before, by compile.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import TypeAlias
+
+import numpy as np
+
+from ekiden.backend.kernels.lower import check_names
+from ekiden.backend.vm.choices import Choices, Parts
+from ekiden.backend.vm.constants import ConstantPool
+from ekiden.backend.vm.dims import Plan, Stage, is_static, values
+from ekiden.backend.vm.emit import Scope, emit_scope
+from ekiden.backend.vm.primitives import HOST
+from ekiden.backend.vm.registers import allocate
+from ekiden.backend.vm.stages import arguments, entry_sources
+from ekiden.backend.vm.write import VMFunction
+from ekiden.ir.expr import GlobalVar, RelayExpr
+from ekiden.ir.node import Node, fields_of
+from ekiden.ir.op import OPS, Array, Op
+from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.type import GlobalTypeVar
+from ekiden.relay.expr import (
+    Call,
+    Constant,
+    ConstantData,
+    Constructor,
+    Function,
+    If,
+    Match,
+    RefCreate,
+    RefRead,
+    RefWrite,
+    Tuple,
+    TupleGetItem,
+    Var,
+)
+from ekiden.relay.op.annotation import DeviceCopyAttrs
+from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, OwnAttrs
+from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
+from ekiden.relay.transform.language.chains import unchain
+from ekiden.runtime import Device
+from ekiden.runtime.errors import CompileError, InternalError
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.target import VirtualDevice
+from ekiden.target.virtual_device import PARAM_PLACES
+
+_Closure: TypeAlias = tuple[int, tuple[int, ...]]
+"""The number of a function and the registers of what it captures."""
+
+
+@dataclass(slots=True)
+class ProgramTables:
+    """What all functions of an executable share: numbers of functions and primitives, the table of
+    constants.
+    """
+
+    functions: dict[str, int]
+    closures: set[str]
+    types: Mapping[GlobalTypeVar, Node]
+    devices: dict[Device, int]
+    """Device -> its number in the table, 0 the host."""
+    constants: ConstantPool
+    primitives: dict[tuple[Function, int], int] = field(default_factory=dict)
+    """Fused function, and the device it runs on."""
+    shape_functions: dict[Stage, int] = field(default_factory=dict)
+    host_functions: dict[str, int] = field(default_factory=dict)
+    loads: dict[int, int] = field(default_factory=dict)
+    """Identity of an array that is made at loading -> the primitive that makes it."""
+    derived: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    """Constants that are: the primitive, and what each is made of, which stands before it."""
+
+    def constant(self, data: Array, device: int) -> int:
+        """The number of a constant. What is made at loading is made on the host alone.
+
+        Sources stand before what is made of them, so that the loader makes them in order; a chain
+        of any length is walked with a list.
+        """
+        if id(data) not in self.loads or len(self.devices) > 1:
+            return self.constants.number(data, device)
+        waiting = [data]
+        while waiting:
+            last = waiting[-1]
+            source = last.source if isinstance(last, ConstantData) else None
+            assert isinstance(source, Call)
+            inputs = [a.data for a in source.args if isinstance(a, Constant)]
+            numbers = [self.constants.number(a, HOST, id(a) in self.loads) for a in inputs]
+            missing = [a for a, n in zip(inputs, numbers, strict=True)
+                       if id(a) in self.loads and n not in self.derived]  # fmt: skip
+            if missing:
+                waiting.extend(missing)
+                continue
+            number = self.constants.number(last, HOST, is_made=True)
+            self.derived.setdefault(number, (self.loads[id(last)], tuple(numbers)))
+            waiting.pop()
+        return self.constants.number(data, HOST, is_made=True)
+
+
+class FunctionCompiler(Choices):
+    """Emits the instructions of one function, in one walk over its bindings.
+
+    Each value gets a register that is written once (twice and more for the result of a choice), so
+    that what follows can reason about lifetimes without data flow. Nothing is decided here that a
+    register or an address depends on: sizes come from vectors, addresses from arenas, registers
+    from `allocate`.
+    """
+
+    def __init__(self, program: ProgramTables, plan: Plan) -> None:
+        function = plan.function
+        super().__init__(len(function.params))
+        self.program = program
+        self.types = program.types
+        self.plan = plan
+        self.name = plan.name
+        self.function = function
+        self.registers = {p: i for i, p in enumerate(function.params)}
+        self.closures: dict[RelayExpr, _Closure] = {}
+        """Variables that are known functions."""
+        self.vectors: dict[Stage, int] = {}
+        """Stage -> the register of the vector that it computes."""
+
+    def compile(self) -> VMFunction:
+        """The whole function."""
+        if self.plan.entry.dims.exprs:
+            found = entry_sources(self.plan).tensors
+            held: Parts = {(i,): i for i in range(len(self.function.params))}
+            self._compute(self.plan.entry, [self._part(each.path, held) for each in found])
+        emit_scope(self._scope(self.function.body, None))
+        params = tuple(p.name_hint for p in self.function.params)
+        count, code = allocate(self.code(), len(params))
+        is_open = self.name not in self.program.closures
+        types = tuple(p.checked_type for p in self.function.params) if is_open else ()
+        return VMFunction(self.name, params, count, code, types)
+
+    def _compute(self, stage: Stage, tensors: Sequence[int]) -> None:
+        """Compute the vector of a stage from tensors and the vectors before it."""
+        length = len(stage.dims.exprs)
+        size = self._load_int(8 * length)
+        storage = self.into("AllocStorage", size=size, size_index=0, alignment=64, device=HOST)
+        vector = self.into("AllocTensor", storage=storage, offset=0, dtype="int64", shape=(length,))
+        args = (*tensors, *(self.vectors[s] for s in stage.earlier), vector)
+        index = self.program.shape_functions[stage]
+        self.emit("InvokePacked", packed_index=index, output_size=1, args=args)
+        self.vectors[stage] = vector
+
+    def _compute_later(self, stage: Stage | None) -> None:
+        """Compute the vector of a stage after the entry, if there is one and it has a use."""
+        if stage is None or not stage.dims.exprs:
+            return
+        found = arguments(stage)
+        tensors = [self._part((0, *each.path), {(0,): self._atom(each.value)}) for each in found]
+        self._compute(stage, tensors)
+
+    def _scope(self, body: RelayExpr, to: int | None) -> Scope:
+        """A let-chain whose result goes to a register; None: it is the result of the function."""
+        self._compute_later(self.plan.before.get(body))
+        chain = unchain(body)
+        assert chain.result is not None
+        last = chain.tail()
+        for variable, value in chain.bindings[:last]:
+            self.source = str(value.span or "")
+            if isinstance(value, (If, Match)):
+                self.registers[variable] = self.new()
+                yield self._branches(value, self.registers[variable])
+            else:
+                self.registers[variable] = self._value(value)
+                if (made := self._made(value)) is not None:
+                    self.closures[variable] = made
+            self._compute_later(self.plan.after.get(variable))
+        result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
+        if result is not chain.result:
+            self.source = str(result.span or "")
+        if isinstance(result, (If, Match)):
+            yield self._branches(result, to)
+        else:
+            self._give(result, to)
+
+    def _branches(self, choice: If | Match, to: int | None) -> Scope:
+        return self._if(choice, to) if isinstance(choice, If) else self._match(choice, to)
+
+    def _give(self, value: RelayExpr, to: int | None) -> None:
+        """The end of a scope: its result goes where it belongs. A call whose result is that of the
+        function is a tail call: it takes the frame over, so that recursion of any depth needs
+        one."""
+        if to is None and self._is_call(value):
+            assert isinstance(value, Call)
+            self._call_function(value, None)
+            return
+        register = self._atom(value)
+        if to is None:
+            self.emit("Ret", src=register)
+        else:
+            self.emit("Move", dst=to, src=register)
+
+    def _is_call(self, value: RelayExpr) -> bool:
+        """Whether a value is what a function of the program gives."""
+        is_call = isinstance(value, Call) and not isinstance(value.op, (Op, Constructor))
+        return is_call and self._made(value) is None
+
+    def _value(self, value: RelayExpr) -> int:
+        """Emit what computes a value; the register that holds it."""
+        match value:
+            case Var():
+                return self._alias(value)
+            case Constant(data=data):
+                return self._load_constant(data)
+            case Tuple(fields=fields):
+                return self._adt(0, fields)
+            case TupleGetItem(tuple_value=of, index=index):
+                return self.into("GetField", object=self._atom(of), index=index)
+            case GlobalVar(name_hint=name):
+                return self.into("AllocClosure", func=self.program.functions[name], free=())
+            case Call():
+                return self._call(value)
+            case RefCreate(value=held):
+                return self.into("AllocRef", value=self._atom(held))
+            case RefRead(ref=ref):
+                return self.into("ReadRef", ref=self._atom(ref))
+            case RefWrite(ref=ref, value=held):
+                self.emit("WriteRef", ref=self._atom(ref), value=self._atom(held))
+                return self._adt(0, ())
+            case _:
+                raise InternalError(
+                    f"VM compiler: a {type(value).__name__} is not in A-normal form"
+                )
+
+    def _alias(self, variable: Var) -> int:
+        if variable not in self.registers:
+            raise InternalError(
+                f"VM compiler: variable %{variable.name_hint} has no register in @{self.name}"
+            )
+        return self.into("Move", src=self.registers[variable])
+
+    def _atom(self, expr: RelayExpr) -> int:
+        """The register of an argument; a variable's own, without a copy."""
+        return self.registers[expr] if expr in self.registers else self._value(expr)
+
+    def _atoms(self, exprs: tuple[RelayExpr, ...]) -> tuple[int, ...]:
+        return tuple(map(self._atom, exprs))
+
+    def _load_constant(self, data: Array, device: int = HOST) -> int:
+        return self.into("LoadConst", const_index=self.program.constant(data, device))
+
+    def _load_int(self, value: int) -> int:
+        return self.into("LoadConsti", value=value)
+
+    def _adt(self, tag: int, fields: tuple[RelayExpr, ...]) -> int:
+        return self.into("AllocADT", tag=tag, fields=self._atoms(fields))
+
+    def _call(self, call: Call) -> int:
+        match call.op:
+            case Op(name=name):
+                return self._operator(name, call)
+            case Constructor(tag=tag):
+                return self._adt(tag, call.args)
+            case _ if (made := self._made(call)) is not None:
+                return self.into("AllocClosure", func=made[0], free=made[1])
+            case _:
+                result = self.new()
+                self._call_function(call, result)
+                return result
+
+    def _made(self, value: RelayExpr) -> _Closure | None:
+        """The function that a value is and what it captures, if that is known here: then it is
+        called directly, without an object for the closure, which would be allocated in each turn of
+        a loop.
+        """
+        match value:
+            case Var() if value in self.closures:
+                return self.closures[value]
+            case GlobalVar(name_hint=name) if name not in self.program.closures:
+                return self.program.functions[name], ()
+            case Call(op=GlobalVar(name_hint=name), args=args) if name in self.program.closures:
+                return self.program.functions[name], self._atoms(args)
+            case _:
+                return None
+
+    def _call_function(self, call: Call, to: int | None) -> None:
+        """A call of a function of the program; without a closure where it is known which."""
+        dst = {} if to is None else {"dst": to}
+        tail = "Tail" if to is None else ""
+        args = self._atoms(call.args)
+        if (made := self._made(call.op)) is not None:
+            self.emit(f"Invoke{tail}", **dst, func=made[0], args=(*made[1], *args))
+        else:
+            self.emit(f"InvokeClosure{tail}", **dst, closure=self._atom(call.op), args=args)
+
+    def _operator(self, name: str, call: Call) -> int:
+        match name, call.attrs:
+            case "memory.alloc_storage", AllocStorageAttrs(
+                size=size, alignment=alignment, arena=arena, device=device
+            ):
+                register, index = self._integer(size)
+                return self.into(
+                    "AllocArena" if arena else "AllocStorage",
+                    size=register,
+                    size_index=index,
+                    alignment=alignment,
+                    device=device,
+                )
+            case "memory.alloc_tensor", AllocTensorAttrs():
+                return self._alloc_tensor(self._atom(call.args[0]), call.attrs)
+            case "memory.own", OwnAttrs(device=device):
+                return self.into("Own", tensor=self._atom(call.args[0]), device=device)
+            case "vm.reshape_tensor", ReshapeTensorAttrs(shape=shape):
+                register, index = self._shape(shape)
+                data = self._atom(call.args[0])
+                return self.into(
+                    "ReshapeTensor", tensor=data, shape=register, shape_index=index, ndim=len(shape)
+                )
+            case "vm.match_shape" | "vm.forget_shape" | "vm.bind_dims", _:
+                return self.into("Move", src=self._atom(call.args[0]))
+            case "vm.shape_of" | "shape_of", _:
+                return self.into("ShapeOf", tensor=self._atom(call.args[0]))
+            case "vm.invoke_tvm_op", _:
+                return self._invoke_kernel(call)
+            case "device_copy", DeviceCopyAttrs():
+                return self._copy(call.args[0], call.attrs)
+            case "memory.kill", _:
+                return -1  # registers.py knows when values die
+            case _ if OPS[name].host:
+                return self._call_host(OPS[name].host, call)
+            case _:
+                where = f" ({call.span})" if call.span else ""
+                raise CompileError(
+                    f"{name}{where}: the operator has neither a kernel nor an instruction"
+                )
+
+    def _copy(self, value: RelayExpr, attrs: DeviceCopyAttrs) -> int:
+        """A copy on another device; of a constant, the constant there."""
+        source, target = attrs.src_virtual_device.device, attrs.dst_virtual_device.device
+        to = self.program.devices[target]
+        if isinstance(value, Constant):
+            return self._load_constant(value.data, to)
+        return self.into(
+            "DeviceCopy",
+            src=self._atom(value),
+            dst_device=to,
+            src_device=self.program.devices[source],
+        )
+
+    def _integer(self, value: PrimExpr) -> tuple[int, int]:
+        """(register, element) of an integer."""
+        if isinstance(value, IntImm):
+            return self._load_int(value.value), 0
+        return self._place((value,))
+
+    def _place(
+        self, exprs: tuple[PrimExpr, ...], beside: tuple[PrimExpr, ...] = ()
+    ) -> tuple[int, int]:
+        """(register, first element) of expressions in the vector of their stage."""
+        stage, at = self.plan.place(exprs, beside)
+        return self.vectors[stage], at
+
+    def _shape(self, shape: tuple[PrimExpr, ...]) -> tuple[int, int]:
+        """(register, first element) of a shape."""
+        if is_static(shape):
+            return self._load_constant(np.array(values(shape), np.int64)), 0
+        return self._place(shape)
+
+    def _alloc_tensor(self, storage: int, attrs: AllocTensorAttrs) -> int:
+        if is_static((attrs.offset, *attrs.shape)):
+            return self.into(
+                "AllocTensor",
+                storage=storage,
+                offset=values((attrs.offset,))[0],
+                dtype=attrs.dtype,
+                shape=values(attrs.shape),
+            )
+        offset = (attrs.offset,)
+        offset_register, offset_index = self._place(offset, beside=attrs.shape)
+        shape_register, shape_index = self._place(attrs.shape, beside=offset)
+        return self.into(
+            "AllocTensorReg",
+            storage=storage,
+            offset=offset_register,
+            offset_index=offset_index,
+            shape=shape_register,
+            shape_index=shape_index,
+            ndim=len(attrs.shape),
+            dtype=attrs.dtype,
+        )
+
+    def _invoke_kernel(self, call: Call) -> int:
+        function, inputs, outputs, *scratch = call.args
+        assert (
+            isinstance(function, Function)
+            and isinstance(inputs, Tuple)
+            and isinstance(outputs, Tuple)
+        )
+        assert isinstance(call.attrs, InvokeAttrs)
+        device = call.attrs.device
+        given = tuple(
+            self._load_constant(each.data, device)
+            if isinstance(each, Constant)
+            else self._atom(each)
+            for each in inputs.fields
+        )
+        args = given + self._atoms(outputs.fields)
+        index = self.program.primitives[function, device]
+        lent = {"scratch": self._atom(scratch[0])} if scratch else {}
+        name = "InvokePackedScratch" if scratch else "InvokePacked"
+        count = len(outputs.fields)
+        self.emit(name, packed_index=index, output_size=count, args=args, **lent)
+        self.name_checks(check_names(function))
+        return -1
+
+    def _call_host(self, function: str, call: Call) -> int:
+        """A registered function: the arguments, then the attributes that are numbers."""
+        fields = fields_of(call.attrs) if call.attrs is not None else ()
+        given = [getattr(call.attrs, f.name) for f in fields if f.type in ("int", "bool")]
+        numbers = [self._load_int(int(v)) for v in given]
+        args = (*self._atoms(call.args), *numbers)
+        index = self.program.host_functions[function]
+        return self.into("InvokePackedValue", packed_index=index, args=args)
+
+
+def param_places(
+    function: Function | None, count: int, devices: Mapping[Device, int]
+) -> tuple[int, ...]:
+    """The numbers of the devices that the parameters of a function are on."""
+    found = function.attr(PARAM_PLACES) if function is not None else None
+    if not isinstance(found, tuple):
+        return (HOST,) * count
+    captured = (HOST,) * (count - len(found))  # nobody passes these from outside
+    places = (p.device if isinstance(p, VirtualDevice) else None for p in found)
+    return captured + tuple(HOST if p is None else devices[p] for p in places)

@@ -1,0 +1,73 @@
+"""Identities of arithmetic: which operand an operation with a constant 0 or 1 comes to.
+
+x + -0.0, x - 0.0, x * 1, x / 1 -> x;  i + 0, i - 0, i // 1 -> i, 0 * i, i % 1 -> 0 for integers.
+Not for floats: 1.5 // 1 is 1, 0 * x is a NaN where x is infinite, and x + 0.0 is 0.0 where x is
+-0.0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ekiden.ir import dtype as dt
+
+Identity: TypeAlias = Callable[..., int]
+"""The values of the operands, None for one that is no constant, and their dtype -> one of these."""
+LEFT, RIGHT, NEITHER, ZERO = range(4)
+
+
+def of_none(left: float | None, right: float | None, dtype: str) -> int:
+    """Return that the operation stays."""
+    del left, right, dtype
+    return NEITHER
+
+
+def of_sum(left: float | None, right: float | None, dtype: str) -> int:
+    """Return the operand beside an integer 0 or a float -0.0."""
+    if _adds_nothing(right, -1, dtype):
+        return LEFT
+    return RIGHT if _adds_nothing(left, -1, dtype) else NEITHER
+
+
+def of_difference(left: float | None, right: float | None, dtype: str) -> int:
+    """Return the left operand where 0 is taken off, of floats 0.0."""
+    del left
+    return LEFT if _adds_nothing(right, 1, dtype) else NEITHER
+
+
+def of_product(left: float | None, right: float | None, dtype: str) -> int:
+    """Return the operand beside 1; of integers 0 itself."""
+    if right == 1:
+        return LEFT
+    if left == 1:
+        return RIGHT
+    if dt.is_int(dtype) and (left == 0 or right == 0):
+        return LEFT if left == 0 else RIGHT
+    return NEITHER
+
+
+def of_quotient(left: float | None, right: float | None, dtype: str) -> int:
+    """Return the left operand of a division by 1."""
+    del left, dtype
+    return LEFT if right == 1 else NEITHER
+
+
+def of_floor_quotient(left: float | None, right: float | None, dtype: str) -> int:
+    """Return the left operand of a division of integers by 1."""
+    del left
+    return LEFT if right == 1 and dt.is_int(dtype) else NEITHER
+
+
+def of_remainder(left: float | None, right: float | None, dtype: str) -> int:
+    """Return that an integer leaves 0 when it is divided by 1."""
+    del left
+    return ZERO if right == 1 and dt.is_int(dtype) else NEITHER
+
+
+def _adds_nothing(value: float | None, sign: int, dtype: str) -> bool:
+    """Return whether a term changes no sum: an integer 0, and of floats the 0 of this sign."""
+    if value != 0 or not (dt.is_float(dtype) or dt.element(dtype) in dt.SMALL_FLOATS):
+        return value == 0
+    return math.copysign(1, value) == sign

@@ -1,0 +1,205 @@
+"""The types of calls: relations of operators, and polymorphic functions at one use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from ekiden.ir.dtype import SCALAR_BITS
+from ekiden.ir.expr import GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.op import OPS, Op, OpDef, same_type
+from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.prim import Var as PrimVar
+from ekiden.ir.text import shape_text, type_text
+from ekiden.ir.type import (
+    FuncType,
+    IncompleteType,
+    TensorType,
+    TupleType,
+    Type,
+)
+from ekiden.relay.expr import (
+    Call,
+    Constructor,
+    Expr,
+    Var,
+)
+from ekiden.relay.op._declare import attempt
+from ekiden.relay.unify import MismatchError, Unifier, match_dims, size_vars, substitute_dims
+from ekiden.runtime.errors import TypeInferenceError
+
+Unify = Callable[[Type, Type], Type]
+"""Two types that must agree -> what they are, or MismatchError."""
+
+
+class CallTypes:
+    """The types that are known of expressions, and the rule of calls."""
+
+    def __init__(self, module: IRModule) -> None:
+        self.module = module
+        self.unifier = Unifier()
+        self.types: dict[Expr, Type] = {}
+        self.type_args: dict[Call, tuple[Type, ...]] = {}
+        """What stands for the type parameters of the callee, where the call leaves it out."""
+
+    def type_of(self, expr: Expr) -> Type:
+        """The type found for an expression, at the top not a solved hole."""
+        kind = self.types[expr]
+        return self.unifier.shallow(kind) if type(kind) is IncompleteType else kind
+
+    def call(self, expr: Call) -> Type | None:
+        """An operator's relation, or the instantiated type of what is called."""
+        if isinstance(expr.op, Op):
+            return self._operator(expr, expr.op.name)
+        callee = self.type_of(expr.op)
+        if isinstance(callee, FuncType):
+            return self._apply(expr, callee)
+        if not isinstance(callee, IncompleteType):
+            self.fail(
+                expr, f"call of {self._name(expr.op)}: expected a function, got {self.text(callee)}"
+            )
+        result = self.unifier.hole()
+        self._agree(
+            callee,
+            FuncType(tuple(map(self.type_of, expr.args)), result),
+            expr,
+            f"call of {self._name(expr.op)}",
+        )
+        return result
+
+    def _operator(self, expr: Call, name: str) -> Type | None:
+        definition = OPS.get(name)
+        if definition is None:
+            self.fail(expr, f"{name}: no such operator")
+        wanted = len(definition.arguments)
+        if not wanted - definition.optional <= len(expr.args) <= wanted:
+            names = ", ".join(definition.arguments)
+            self.fail(
+                expr,
+                f"{name}: expected {count(len(definition.arguments), 'argument')} ({names}), "
+                f"got {len(expr.args)}",
+            )
+        kinds = [self.type_of(a) for a in expr.args]
+        if self.unifier.has_holes:
+            kinds = [self.unifier.resolve(k) for k in kinds]
+            if any(map(self.unifier.is_open, kinds)):
+                kinds = self._solve_arguments(expr, definition, kinds)
+            if any(map(self.unifier.is_open, kinds)):
+                return kinds[0] if definition.relation is same_type else None
+        try:
+            if expr.attrs is not None:
+                attempt(name, expr.attrs.check)
+            found = definition.relation(kinds, expr.attrs)
+            _check_result(name, found)
+            return found
+        except TypeInferenceError as error:
+            raise TypeInferenceError(f"{error}{_place(expr)}", expr.span) from None
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            raise TypeInferenceError(
+                f"{name}: the attributes {expr.attrs!r} do not go with the arguments"
+                f" ({type(error).__name__}: {error}){_place(expr)}",
+                expr.span,
+            ) from error
+
+    def _solve_arguments(self, expr: Call, definition: OpDef, kinds: list[Type]) -> list[Type]:
+        """The argument types with those that follow from the others and the attributes."""
+        if definition.solve is None:
+            return kinds
+        given = [None if isinstance(k, IncompleteType) else k for k in kinds]
+        found = definition.solve(given, expr.attrs)
+        for name, kind, solved in zip(definition.arguments, kinds, found, strict=True):
+            if isinstance(kind, IncompleteType) and solved is not None:
+                self._agree(kind, solved, expr, f"{definition.name}: {name}")
+        return [self.unifier.resolve(k) for k in kinds]
+
+    def _apply(self, expr: Call, callee: FuncType) -> Type:
+        name = self._name(expr.op)
+        if len(callee.arg_types) != len(expr.args):
+            self.fail(
+                expr,
+                f"call of {name}: expected {count(len(callee.arg_types), 'argument')},"
+                f" got {len(expr.args)}",
+            )
+        one = self._one_use(expr, callee, name)
+        kinds = [self.unifier.resolve(self.type_of(a)) for a in expr.args]
+        dims = self._dims(expr, one, kinds)
+        for number, (param, kind) in enumerate(zip(one.arg_types, kinds, strict=True)):
+            self._agree(
+                substitute_dims(param, dims), kind, expr, f"call of {name}: argument {number}"
+            )
+        return substitute_dims(one.ret_type, dims)
+
+    def _one_use(self, expr: Call, callee: FuncType, name: str) -> FuncType:
+        """The type of a polymorphic function in this call."""
+        args = expr.type_args or tuple(self.unifier.hole() for _ in callee.type_params)
+        if len(args) != len(callee.type_params):
+            wanted = count(len(callee.type_params), "type argument")
+            self.fail(expr, f"call of {name}: expected {wanted}, got {len(args)}")
+        for number, kind in enumerate(expr.type_args):
+            self._written(kind, expr, f"call of {name}: type argument {number}")
+        if args and not expr.type_args:
+            self.type_args[expr] = args
+        return self.unifier.instantiate(callee, args)
+
+    def _dims(self, expr: Call, callee: FuncType, kinds: list[Type]) -> dict[PrimVar, PrimExpr]:
+        """What the callee's own named dimensions are in this call: the first argument that shows
+        one decides it, the others must agree. A function value defined inside of another shares the
+        names of that, which are not its to choose."""
+        dims: dict[PrimVar, PrimExpr] = {}
+        flexible = set(size_vars(callee.arg_types))
+        if not isinstance(expr.op, GlobalVar):
+            flexible -= self.rigid
+        if flexible:
+            for param, kind in zip(callee.arg_types, kinds, strict=True):
+                match_dims(param, kind, flexible, dims)
+        return {v: d for v, d in dims.items() if v is not d}
+
+    def _agree(
+        self, expected: Type, got: Type, at: Expr, what: str, how: Unify | None = None
+    ) -> Type:
+        try:
+            return (how or self.unifier.unify)(expected, got)
+        except MismatchError as error:
+            reason = f" ({error})" if str(error) else ""
+        self.fail(at, f"{what}: expected {self.text(expected)}, got {self.text(got)}{reason}")
+
+    def fail(self, at: Expr, message: str) -> NoReturn:
+        """Raise TypeInferenceError with the place of an expression."""
+        raise TypeInferenceError(message + _place(at), at.span)
+
+    def text(self, kind: Type) -> str:
+        """A type for a message."""
+        return type_text(self.unifier.resolve(kind))
+
+    def _name(self, expr: Expr) -> str:
+        match expr:
+            case Var(name_hint=name):
+                return f"%{name}"
+            case GlobalVar(name_hint=name):
+                return f"@{name}"
+            case Constructor(name_hint=name):
+                return name
+            case _:
+                return f"a {type(expr).__name__.lower()}"
+
+
+def count(number: int, what: str) -> str:
+    """Return a number of things as text: "1 argument", "2 arguments"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _check_result(name: str, found: Type) -> None:
+    """Raise TypeInferenceError for a result that no tensor can be."""
+    for each in found.fields if isinstance(found, TupleType) else (found,):
+        if not isinstance(each, TensorType):
+            continue
+        if each.dtype not in SCALAR_BITS:
+            raise TypeInferenceError(f"{name}: the result cannot have dtype {each.dtype!r}")
+        if any(isinstance(d, IntImm) and d.value < 0 for d in each.shape):
+            shape = shape_text(each.shape)
+            raise TypeInferenceError(f"{name}: the result cannot have shape {shape}")
+
+
+def _place(expr: Expr) -> str:
+    return f", at {expr.span}" if expr.span is not None else ""

@@ -1,0 +1,122 @@
+"""The part of Relay's grammar around definitions: the version, the attributes of a module, where
+its definitions begin and what they are called, and data types."""
+
+from __future__ import annotations
+
+import typing
+
+from ekiden.ir.expr import GlobalVar
+from ekiden.ir.module import IRModule
+from ekiden.ir.node import Node
+from ekiden.ir.type import GlobalTypeVar
+from ekiden.relay.expr import (
+    Constructor,
+    TypeData,
+)
+from ekiden.relay.lexer import Source, Token
+from ekiden.relay.printer import VERSION
+from ekiden.relay.type_parser import TypeParser
+
+
+class DeclarationParser(TypeParser):
+    """The tokens of a text, and the global names that it declares."""
+
+    def __init__(self, source: Source, tokens: list[Token], init: IRModule) -> None:
+        """Start with the names of a module whose definitions the text may use."""
+        super().__init__(source, tokens)
+        self.init = init
+        self.globals = {g.name_hint: g for g in init.functions}
+        self.global_types = {t.name_hint: t for t in init.type_definitions}
+        self.constructors: dict[str, Constructor] = {
+            c.name_hint: c
+            for data in init.type_definitions.values()
+            if isinstance(data, TypeData)
+            for c in data.constructors
+        }
+
+    def _version(self) -> None:
+        if self.token.kind == "version":
+            if self.token.text != VERSION:
+                self.fail(f"expected version {VERSION}, got {self.token.text}")
+            self.advance()
+
+    def _module_attrs(self) -> dict[str, object]:
+        if not self.take("attributes"):
+            return {}
+        self.expect("{")
+        attrs: dict[str, object] = {}
+        while not self.take("}"):
+            key = self.expect_kind("string", "a key in quotes")
+            self.expect("=")
+            attrs[key.text] = self.value()
+            if not self.next_is("}"):
+                self.expect(",")
+        return attrs
+
+    def _find_items(self) -> list[int]:
+        """Where the definitions begin; makes the global names, so that order does not matter."""
+        begins: list[int] = []
+        while self.token.kind != "end":
+            word = self.token
+            if word.kind != "name" or word.text not in ("def", "prim_func", "type", "extern"):
+                items = "'def', 'prim_func', 'type' or 'extern type'"
+                self.fail(f"expected {items}, got {self.shown()}")
+            begins.append(self.position)
+            self.advance()
+            if word.text in ("def", "prim_func"):
+                name = self.expect_kind("global", "a global name")
+                self._declare(self.globals, name, GlobalVar(name.text), "function @")
+                self._skip_body(word)
+                continue
+            if word.text == "extern":
+                self.expect("type")
+            name = self.expect_kind("name", "the name of a type")
+            self._declare(self.global_types, name, GlobalTypeVar(name.text), "type ")
+            if word.text == "type":
+                self._skip_body(word)
+            elif self.next_is("["):
+                self._skip_type_params()
+        return begins
+
+    def _skip_type_params(self) -> None:
+        """The body of an extern type ends with its type parameters."""
+        with self.type_params():
+            pass
+
+    def _declare(self, names: dict[str, typing.Any], token: Token, made: Node, what: str) -> None:
+        if token.text in names:
+            self.source.fail(token.at, f"{what}{token.text} is defined twice")
+        names[token.text] = made
+
+    def _skip_body(self, start: Token) -> None:
+        depth = 0
+        while self.token.kind != "end":
+            text = self.token.text if self.token.kind == "mark" else ""
+            depth += (text == "{") - (text == "}")
+            self.advance()
+            if text == "}" and depth == 0 and not self._is_note():
+                return
+        self.source.fail(start.at, f"{start.text!r} has no body that ends with '}}'")
+
+    def _is_note(self) -> bool:
+        """Whether the bracket just taken ends TVM's note of a device behind a parameter."""
+        return self.next_is(":") or self.next_is(",") or self.next_is(")")
+
+    def _type_data(self) -> TypeData:
+        is_extern = self.take("extern")
+        self.expect("type")
+        header = self.global_types[self.expect_kind("name", "a name").text]
+        with self.type_params() as params:
+            made: list[Constructor] = []
+            if is_extern:
+                return TypeData(header, params, ())
+            self.expect("{")
+            while not self.take("}"):
+                name = self.expect_kind("name", "a constructor")
+                inputs = self.types_in_parentheses() if self.next_is("(") else ()
+                constructor = Constructor(name.text, inputs, header, len(made))
+                self._declare(self.constructors, name, constructor, "constructor ")
+                made.append(constructor)
+                if not self.next_is("}"):
+                    self.expect(",")
+        return TypeData(header, params, tuple(made))
