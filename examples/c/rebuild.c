@@ -17,7 +17,7 @@
 static const char prepare[] =
     "import ekiden\n"
     "from ekiden import relay\n"
-    "import ekiden.compiler.faces.relay\n"
+    "import ekiden.relay.backend.build\n"
     "x = relay.var('x', shape=(2, 3))\n"
     "function = relay.Function([x], relay.nn.relu(x))\n"
     "ekiden.register_func('program.function', lambda: function)\n";

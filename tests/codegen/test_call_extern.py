@@ -15,7 +15,7 @@ import pytest
 
 import ekiden
 from ekiden import IRModule, relay, runtime, te, tir
-from ekiden.compiler.faces.executors import create_executor
+from ekiden.relay.backend.executors import create_executor
 from ekiden.runtime.errors import CompileError, ExportError, LoadError, RunError
 from ekiden.runtime.paths import include_dir, static_library_path
 

@@ -11,9 +11,9 @@ import pytest
 
 import ekiden
 from ekiden import IRModule, relay, runtime, te, tir
-from ekiden.compiler.faces.executors import create_executor
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_equal
+from ekiden.relay.backend.executors import create_executor
 from ekiden.relay.op.lowered import call_lowered
 from ekiden.runtime.errors import CompileError, ExpressionError, RunError
 from ekiden.script import from_source

@@ -11,8 +11,8 @@ import pytest
 
 import ekiden as tvm
 from ekiden import relay, te, topi
-from ekiden.compiler.faces.executors import create_executor
 from ekiden.ir import make_node
+from ekiden.relay.backend.executors import create_executor
 from ekiden.relay.backend.interpreter import ConstructorValue
 from ekiden.runtime import ADT, Object
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ekiden import build, relay, te
-from ekiden.compiler.faces.factory import ExecutorFactoryModule
 from ekiden.ir import IRModule
+from ekiden.relay.backend.executor_factory import ExecutorFactoryModule
 from ekiden.runtime import Module, load_module, tensor
 from ekiden.runtime.errors import ExportError
 

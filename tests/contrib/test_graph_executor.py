@@ -11,10 +11,10 @@ import ekiden
 from ekiden import relay, runtime
 from ekiden.backend.graph.graph import Graph
 from ekiden.backend.graph.read import read_graph
-from ekiden.compiler.faces.factory import ExecutorFactoryModule
 from ekiden.contrib import graph_executor
 from ekiden.contrib.debugger import debug_executor
 from ekiden.contrib.graph_executor import GraphModule
+from ekiden.relay.backend.executor_factory import ExecutorFactoryModule
 from ekiden.runtime.errors import CompileError, InputError, LoadError, RunError
 
 X = np.arange(40, dtype="float32").reshape(10, 4) / 7

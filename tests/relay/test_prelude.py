@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ekiden import relay
-from ekiden.compiler.faces.executors import create_executor
 from ekiden.relay import Expr, Prelude, parse_expr
 from ekiden.relay.analysis import verify
+from ekiden.relay.backend.executors import create_executor
 from ekiden.relay.prelude import NEEDS, StaticTensorArrayOps, read_std
 from ekiden.relay.testing import count, make_nat_expr, make_nat_value
 from ekiden.relay.values import ConstructorValue

@@ -163,6 +163,6 @@ def test_functions_of_the_compiler_for_other_languages() -> None:
     text = ask("node.SaveJSON")(function)
     assert ask("node.StructuralEqual")(ask("node.LoadJSON")(text), function) is True
     assert ask("node.StructuralHash")(function) == ask("node.StructuralHash")(function)
-    import_module("ekiden.compiler.faces.relay")
+    import_module("ekiden.relay.backend.build")
     module = ask("ekiden.compile")(function, "llvm")
     np.testing.assert_allclose(module["main"](np.zeros(2, "float32")).numpy(), [1, 1])

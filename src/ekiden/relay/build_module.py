@@ -51,8 +51,8 @@ def build_config(
 __getattr__, __dir__ = attach(
     __name__,
     {
-        "ekiden.compiler.faces.relay": "build optimize",
-        "ekiden.compiler.faces.executors": "create_executor",
+        "ekiden.relay.backend.build": "build optimize",
+        "ekiden.relay.backend.executors": "create_executor",
     },
 )  # what compiles stands on a higher floor
 

@@ -91,10 +91,10 @@ Any = AnyDim
 pretty_print = astext
 
 _ABOVE = {
-    "ekiden.compiler.faces.relay": "build optimize",
-    "ekiden.compiler.faces.executors": "create_executor",
+    "ekiden.relay.backend.build": "build optimize",
+    "ekiden.relay.backend.executors": "create_executor",
     "ekiden.relay.reader": "script",
-    "": "vm:ekiden.compiler.faces.relay_vm quantize:ekiden.compiler.faces.relay_quantize"
+    "": "vm:ekiden.relay.backend.vm quantize:ekiden.relay.quantize"
     " frontend:ekiden.relay.frontend backend:ekiden.relay.backend"
     " data_dep_optimization:ekiden.relay.data_dep_optimization testing:ekiden.relay.testing"
     " dataflow_pattern:ekiden.relay.dataflow_pattern",

@@ -25,13 +25,13 @@ from ekiden import runtime
 from ekiden.backend.crt.emit import FLAGS, emit_files, prefix_of
 from ekiden.codegen.c.compiler import find_compiler
 from ekiden.compiler.export.micro import MicroProgram
-from ekiden.compiler.faces.relay import build
 from ekiden.frontend.tflite.relay import from_tflite
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.memory_pools import WorkspaceMemoryPools
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import FUSE_DEPTH, PassContext
 from ekiden.relay.backend import Executor, Runtime
+from ekiden.relay.backend.build import build
 from ekiden.runtime.errors import CompileError, InputError, RunError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import TargetLike

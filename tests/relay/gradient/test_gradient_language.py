@@ -10,9 +10,9 @@ import pytest
 
 import ekiden
 from ekiden import relay, te
-from ekiden.compiler.faces.executors import create_executor
 from ekiden.ir.structural import structural_equal
 from ekiden.relay import Constructor, IRModule, parse
+from ekiden.relay.backend.executors import create_executor
 from ekiden.relay.transform import gradient
 from ekiden.relay.values import ConstructorValue
 from ekiden.runtime.errors import DifferentiationError

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ekiden import IRModule, relay, topi
-from ekiden.compiler.faces.executors import create_executor
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OP_ATTRS, OP_NODES, OPS
 from ekiden.ir.pass_context import PassContext
 from ekiden.ir.type import TensorType, Type
+from ekiden.relay.backend.executors import create_executor
 from ekiden.relay.op import op as registry
 from ekiden.runtime.errors import CompileError, RunError, TypeInferenceError
 

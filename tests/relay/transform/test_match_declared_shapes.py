@@ -11,8 +11,8 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.compiler.faces.executors import create_executor
 from ekiden.ir.module import IRModule
+from ekiden.relay.backend.executors import create_executor
 from ekiden.relay.transform import InferType, Inline, MatchDeclaredShapes, PartialEvaluate
 from ekiden.runtime.errors import InputError, TypeInferenceError
 

@@ -35,7 +35,7 @@ __getattr__, __dir__ = attach(
     __name__,
     {
         "ekiden.relay.transform.external.compiler_regions": "AnnotatedRegionSet",
-        "ekiden.compiler.calibration": "get_calibration_data",
+        "ekiden.relay.backend.calibration": "get_calibration_data",
     },
 )  # TVM's names of what stands above this folder
 

@@ -1,6 +1,8 @@
-"""The places where TVM keeps what runs Relay; the interpreter is `ekiden.relay.interpreter`."""
+"""TVM's places for compiling and running Relay: what stands here is built on the compiler, and
+nothing that compiles imports it. The modules that need the compiler are loaded when first used."""
 
-from ekiden.relay.backend import interpreter, name_transforms, te_compiler, utils, vm
+from ekiden._lazy import attach
+from ekiden.relay.backend import interpreter, name_transforms, utils
 from ekiden.relay.backend.choices import Executor, Runtime
 
 __all__ = [
@@ -12,3 +14,7 @@ __all__ = [
     "utils",
     "vm",
 ]
+
+__getattr__, __dir__ = attach(
+    __name__, {"": "te_compiler:ekiden.relay.backend.te_compiler vm:ekiden.relay.backend.vm"}
+)

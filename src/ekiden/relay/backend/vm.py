@@ -1,10 +1,65 @@
-"""Where TVM has `relay.vm`, which stands on a higher floor and is loaded when it is first used."""
+"""`relay.vm`: TVM's names for compiling to the virtual machine."""
 
-from ekiden._lazy import load_module
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ekiden.ir.expr import BaseFunc
+from ekiden.ir.module import IRModule
+from ekiden.relay.backend.build import Params, optimize, to_executable
+from ekiden.relay.backend.executors import VMExecutor
+from ekiden.runtime.errors import CompileError
+from ekiden.runtime.executable.executable import Executable
+from ekiden.target import TargetLike
+from ekiden.target.virtual_device import Targets, with_host
 
 
-def __getattr__(name: str) -> object:
-    """A name of `ekiden.compiler.faces.relay_vm`."""
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(load_module("ekiden.compiler.faces.relay_vm"), name)
+def compile(
+    mod: IRModule | BaseFunc,
+    target: Targets = None,
+    params: Params | None = None,
+    *,
+    target_host: TargetLike | None = None,
+) -> Executable:
+    """Compile a module or function; `params` become constants by name, `target_host` is as in
+    `relay.build`.
+
+    `ekiden.runtime.vm.VirtualMachine` runs the result, which can be called as well.
+    """
+    return Executable(to_executable(mod, with_host(target, target_host), params))
+
+
+class VMCompiler:
+    """Compiles in steps (TVM's face): `set_params`, `lower`, `get_exec`."""
+
+    def __init__(self) -> None:
+        self._params: dict[str, object] = {}
+        self._made: Executable | None = None
+
+    def set_params(self, params: Mapping[str, object]) -> None:
+        """Parameters that become constants."""
+        self._params.update(params)
+
+    def optimize(
+        self, mod: IRModule, target: Targets = None, params: Params | None = None
+    ) -> tuple[IRModule, dict[str, object]]:
+        """The module as it is lowered to kernels, and no parameters."""
+        return optimize(mod, target, {**self._params, **(params or {})})
+
+    def lower(
+        self, mod: IRModule, target: Targets = None, target_host: TargetLike | None = None
+    ) -> None:
+        """Compile."""
+        self._made = compile(mod, target, self._params, target_host=target_host)
+
+    def codegen(self) -> None:
+        """Nothing: `lower` has made the code."""
+
+    def get_exec(self) -> Executable:
+        """What was compiled. Raises CompileError before `lower`."""
+        if self._made is None:
+            raise CompileError("get_exec: nothing is compiled yet: call lower first")
+        return self._made
+
+
+__all__ = ["VMCompiler", "VMExecutor", "compile"]

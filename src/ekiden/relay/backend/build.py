@@ -10,13 +10,13 @@ from ekiden.backend.vm.pipeline import optimize as optimize_module
 from ekiden.compiler.build import compile_model
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.compiler.export.micro import compile as compile_micro
-from ekiden.compiler.faces.factory import ExecutorFactoryModule
 from ekiden.compiler.options import CompileOptions
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.memory_pools import WorkspaceMemoryPools
 from ekiden.ir.module import IRModule
 from ekiden.relay.backend import Executor, Runtime
 from ekiden.relay.backend.choices import refusal
+from ekiden.relay.backend.executor_factory import ExecutorFactoryModule
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime import Executable as Compiled

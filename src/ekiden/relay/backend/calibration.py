@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
-from ekiden.compiler.faces.executors import create_executor
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import TupleType
+from ekiden.relay.backend.executors import create_executor
 from ekiden.relay.expr import Call, Function, Tuple, TupleGetItem
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.visitor import post_order

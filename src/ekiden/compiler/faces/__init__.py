@@ -1,1 +1,0 @@
-"""TVM's names for compiling: relay.build, relay.vm, relay.quantize, executors."""
