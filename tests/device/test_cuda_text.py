@@ -19,7 +19,7 @@ from ekiden.codegen.device import DeviceKernel, unpack_kernels
 from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var, const
-from ekiden.kernels.gpu.parts import bound
+from ekiden.kernels.gpu.launch import bound
 from ekiden.runtime import Device
 from ekiden.runtime.artifact.frame import read_sections
 from ekiden.runtime.binding.layout import Section

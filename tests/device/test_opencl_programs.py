@@ -12,7 +12,7 @@ from ekiden import relay, te
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, PrimExpr, Var, const
 from ekiden.kernels.gpu.default import schedule_threads
-from ekiden.kernels.gpu.parts import bound
+from ekiden.kernels.gpu.launch import bound
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, IndexRangeError
 from ekiden.script import tir as T

@@ -22,7 +22,7 @@ from ekiden.codegen.llvm import thread_kernel
 from ekiden.codegen.llvm.roads import Road
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var, const
-from ekiden.kernels.gpu.parts import bound
+from ekiden.kernels.gpu.launch import bound
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target

@@ -21,7 +21,7 @@ from ekiden import relay, runtime, te, tir
 from ekiden.codegen.device import DeviceKernel
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import StringImm, Var, const
-from ekiden.kernels.gpu.parts import bound
+from ekiden.kernels.gpu.launch import bound
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, DeviceError

@@ -22,7 +22,7 @@ from ekiden.ir.prim import (
     logical_and,
     maximum,
 )
-from ekiden.kernels.gpu.parts import bound
+from ekiden.kernels.gpu.launch import bound
 from ekiden.runtime import Device
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, ramp

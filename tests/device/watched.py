@@ -12,7 +12,7 @@ from test_thread_families import PRODUCTS, check
 
 import ekiden
 from ekiden.ir.prim import Var, cast, const
-from ekiden.kernels.gpu.parts import bound
+from ekiden.kernels.gpu.launch import bound
 from ekiden.runtime import device, get_global_func
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated

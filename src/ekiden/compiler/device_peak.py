@@ -13,7 +13,7 @@ import numpy as np
 from ekiden.compiler.lowering import build
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Var, const
-from ekiden.kernels.gpu.parts import bound, serial
+from ekiden.kernels.gpu.launch import bound, serial
 from ekiden.runtime import Device, empty, get_global_func, tensor
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target

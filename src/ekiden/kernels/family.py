@@ -22,9 +22,9 @@ from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 
 if TYPE_CHECKING:
-    from ekiden.kernels.gpu import lanes as thread_lanes
+    from ekiden.kernels.gpu import vector_access
 else:
-    thread_lanes = LazyModule("ekiden.kernels.gpu.lanes")
+    vector_access = LazyModule("ekiden.kernels.gpu.vector_access")
 
 NARROW = "narrow"
 """What stands for the dtype of bytes whose sums of two products fit int16."""
@@ -149,7 +149,7 @@ class Family:
         """Whether a target has what the kernels need."""
         has_one = not self.needs_one or any(map(target.has, self.needs_one))
         is_kind = self.on_threads == target.kind.has_threads
-        if self.together and thread_lanes.has_vectors(target):
+        if self.together and vector_access.has_vectors(target):
             return False
         return is_kind and has_one and all(map(target.has, self.needs))
 

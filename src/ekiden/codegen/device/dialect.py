@@ -32,8 +32,8 @@ class Dialect:
     matrices: whether it has those that a warp holds (`codegen.device.fragments`). number: how a
     number is given to a kernel. word: a function that reads four bytes of any place, where pointers
     to all memory are of one kind. also: what is given behind everything. missing: types that it has
-    not. near, near_text: bytes -> the type of an access of neighbours, and the functions that are
-    such accesses (`codegen.device.near_writer`).
+    not. wide_types, wide_helpers: bytes -> the type of a wide access, and the functions that make
+    such accesses (`codegen.device.wide_access`).
     """
 
     name: str
@@ -57,8 +57,8 @@ class Dialect:
     shuffles: Mapping[str, str] = field(default_factory=dict)
     masked: bool = False
     lane: str = ""
-    near: Mapping[int, str] = field(default_factory=dict)
-    near_text: str = ""
+    wide_types: Mapping[int, str] = field(default_factory=dict)
+    wide_helpers: str = ""
 
     @property
     def linear(self) -> str:
@@ -275,7 +275,7 @@ DIALECTS: dict[str, Dialect] = {each.name: each for each in (
         },
         barrier="__syncthreads();",
         least="atomicMin({place}, {value});",
-        keywords=_CUDA_WORDS, matrices=True, near=CUDA_WORDS_OF, near_text=CUDA_NEAR,
+        keywords=_CUDA_WORDS, matrices=True, wide_types=CUDA_WORDS_OF, wide_helpers=CUDA_NEAR,
         shuffles=CUDA_SHUFFLES, masked=True, word=CUDA_WORD,
     ),
     Dialect(

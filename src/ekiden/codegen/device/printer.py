@@ -13,7 +13,7 @@ from ekiden.codegen.c.helpers import Helpers, c_symbol
 from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.device import fragments
 from ekiden.codegen.device.dialect import DIALECTS, Dialect
-from ekiden.codegen.device.near_writer import NearWriter
+from ekiden.codegen.device.wide_access import WideAccessWriter
 from ekiden.codegen.shuffles import (
     ACTIVE,
     exchange_of,
@@ -45,7 +45,7 @@ MOST_LOCAL = 1 << 16
 """Bytes of arrays of one thread."""
 
 
-class KernelWriter(NearWriter):
+class KernelWriter(WideAccessWriter):
     """Writes the body of one kernel."""
 
     def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
@@ -282,7 +282,7 @@ def _check_types(func: PrimFunc, dialect: Dialect, symbol: str) -> None:
 def _declare(writer: KernelWriter, dialect: Dialect, buffer: Buffer, given: list[str]) -> None:
     """The parameter of a buffer, and how it is called in the body."""
     kind, name = memory_type(buffer.dtype), writer.define(buffer)
-    writer.given[buffer] = ""
+    writer.arguments[buffer] = ""
     pointer = f"{dialect.memory}{kind} *"
     if not dialect.offsets:
         given.append(f"{pointer}{name}")

@@ -37,8 +37,9 @@ class Road:
     memory comes as a pointer and a distance in bytes. constants: the address space of constants.
     binary: whether its code is bytes for a
     compiler of the device that optimises, else text that LLVM's passes have gone over. calls: word
-    -> what is called. hint: the metadata of the vectors that a kernel computes in. near: whether an
-    access of neighbours is one only where it is aligned to all of them (`near_emitter`).
+    -> what is called. hint: the metadata of the vectors that a kernel computes in.
+    has_wide_accesses: whether contiguous lanes are one access only where that is aligned
+    (`wide_access`).
     """
 
     format: str
@@ -52,7 +53,7 @@ class Road:
     binary: bool
     calls: Mapping[str, Call]
     hint: str = ""
-    near: bool = False
+    has_wide_accesses: bool = False
 
     def cpu(self, target: Target) -> str:
         """LLVM's name of the processor."""
@@ -113,7 +114,7 @@ ROADS: dict[str, Road] = {each.format: each for each in (
             "tvm_warp_activemask": Call("llvm.nvvm.activemask", "i32"),
             **SHUFFLES,
         },
-        near=True,
+        has_wide_accesses=True,
     ),
     Road(
         "spirv", "opencl", "spirv64v1.0-unknown-unknown",

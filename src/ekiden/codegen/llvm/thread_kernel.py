@@ -28,9 +28,9 @@ from ekiden.codegen.llvm.compiler import (
     program_intrinsics,
 )
 from ekiden.codegen.llvm.expression import DemoteRegisterError, is_contiguous
-from ekiden.codegen.llvm.near_emitter import NearEmitter
 from ekiden.codegen.llvm.roads import MEMORY, SHARED, Road
 from ekiden.codegen.llvm.types import memory_type, register_type
+from ekiden.codegen.llvm.wide_access import WideAccessEmitter
 from ekiden.codegen.shuffles import ACTIVE, exchange_of, is_exchange, operands_of
 from ekiden.codegen.task import Task
 from ekiden.codegen.worker_process import compile_isolated
@@ -64,7 +64,7 @@ class Text:
     checks: tuple[tuple[str, str], ...]
 
 
-class KernelEmitter(NearEmitter):
+class KernelEmitter(WideAccessEmitter):
     """Emits one kernel."""
 
     def __init__(self, module: Module, name: str, demoted: frozenset[Buffer], road: Road) -> None:

@@ -9,7 +9,7 @@ A block of threads has some queries of one head, and goes along the keys by tile
     results: each thread some columns of one query    acc = acc * exp(m - m') + p[r] . v
 
 Where threads have warps, those of a query tell each other the largest of their own scores
-(`thread_team`); others read all of the tile's once they are there.
+(`block_reduction`); others read all of the tile's once they are there.
 
 A row of which no key is seen has a total of 0, and as its result what 0 / 0 is.
 """
@@ -38,7 +38,7 @@ from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.decision import Choice, Decision, Fixed, Space
 from ekiden.kernels.family import Family
 from ekiden.kernels.gpu.block_reduction import Team
-from ekiden.kernels.gpu.parts import bound, serial
+from ekiden.kernels.gpu.launch import bound, serial
 from ekiden.kernels.prim_builder import extern_buffers, tiled_function
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target

@@ -5,7 +5,7 @@
                                                 block at (flat // m, flat % m), for k inside
 
 Computations that are not inlined follow one another, each a launch of its own, but for those that
-need of each other what stands in their own row (`thread_joined`); statements of an
+need of each other what stands in their own row (`row_groups`); statements of an
 extern operation run by rows where they have a parallel loop, else on one thread.
 """
 
@@ -20,11 +20,11 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, convert, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import Family
-from ekiden.kernels.gpu.lanes import coordinates
-from ekiden.kernels.gpu.parts import MOST_LOCAL, ROW_THREADS, THREADS, Nest, launch, threads_of
+from ekiden.kernels.gpu.launch import MOST_LOCAL, ROW_THREADS, THREADS, Nest, launch, threads_of
+from ekiden.kernels.gpu.reduction import row_of
 from ekiden.kernels.gpu.row_groups import is_joined, joined, runs_of
-from ekiden.kernels.gpu.rows import row_of
 from ekiden.kernels.gpu.scan import scan_stage
+from ekiden.kernels.gpu.vector_access import coordinates
 from ekiden.kernels.stages import chosen_stages, own_outputs, stages_of
 from ekiden.target import Target
 from ekiden.te.inline import inputs_of

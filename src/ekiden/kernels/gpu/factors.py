@@ -10,7 +10,7 @@ from ekiden.ir.prim import IntImm, Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.lanes import distance_of
+from ekiden.kernels.gpu.vector_access import distance_of
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor

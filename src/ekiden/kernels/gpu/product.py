@@ -9,13 +9,13 @@ taps; the data is never copied. Columns are those with the last axis of the resu
 neighbouring threads write neighbouring elements.
 
     a block of threads per tile of rows x columns, each thread every so many columns of some rows
-    vector>1   one thread a block, whose columns or steps of k are vectors (`thread_vectors`)
+    vector>1   one thread a block, whose columns or steps of k are vectors (`vector_product`)
     shared=0   for k: a, b of the thread's rows and columns; sums in registers
     tensor=1   warps multiply squares on tensor cores (`tensor_cores`)
     shared=1   for blocks of k: all threads bring their share of a and b into memory of the block,
                `near` neighbours at a time; barrier; for k in the block: sums in registers; barrier
     buffers=2  the next block comes while one is multiplied; one barrier for each
-    dot=1      the same of words of four bytes (`words`), one at a time
+    dot=1      the same of words of four bytes (`int8_dot`), one at a time
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from typing import Protocol
 
 from ekiden.kernels.decision import Choice, Decision, Fixed, Space
 from ekiden.kernels.family import Family, size_of
-from ekiden.kernels.gpu import tensor_cores, words
+from ekiden.kernels.gpu import int8_dot, tensor_cores
 from ekiden.kernels.gpu.factors import Factors, factors_of
-from ekiden.kernels.gpu.panels import PANELS, PanelKernel, panel_of
-from ekiden.kernels.gpu.parts import Group
-from ekiden.kernels.gpu.tiles import TileKernel
-from ekiden.kernels.gpu.vectors import (
+from ekiden.kernels.gpu.launch import Group
+from ekiden.kernels.gpu.tiled_product import TileKernel
+from ekiden.kernels.gpu.vector_product import (
     COLUMNS,
     DEPTH,
+    PANELS,
+    PanelKernel,
     VectorKernel,
     band_of,
     columns_of,
+    panel_of,
     tile_of,
     way_of,
 )
@@ -118,16 +120,16 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     lines = _down(LANES if has_warps else 1, None if m is None else -(-m // rows))
     while lanes * lines > target.max_num_threads:
         lanes, lines = (lanes, lines // 2) if lines > 1 else (lanes // 2, lines)
-    has_dot = has_warps and words.can_multiply(factors, target) and fixed.get("shared", 1)
+    has_dot = has_warps and int8_dot.can_multiply(factors, target) and fixed.get("shared", 1)
     dot = int(fixed.get("dot", int(bool(has_dot))))
     needs_shared = dot or fixed.get("buffers", 1) != 1 or fixed.get("near", 1) != 1
     found: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines,
-        "depth": words.depth_of(factors) if dot else DEPTH_OF_BLOCK,
+        "depth": int8_dot.depth_of(factors) if dot else DEPTH_OF_BLOCK,
         "shared": int(has_warps or needs_shared), "vector": 1, "along": COLUMNS,
         "band": 0, "panel": 0, "tensor": 0, "dot": dot,
     }  # fmt: skip
-    kind = words.WordKernel if dot else TileKernel
+    kind = int8_dot.WordKernel if dot else TileKernel
     made = kind.with_memory(factors, target, found | dict(fixed))
     if not made.number("shared") or kind.most_bytes(factors, made) <= target.block_memory:
         return made
@@ -182,8 +184,8 @@ def build(
         _check(tensor_cores, "tensor cores", group, target, decision)
         kind = tensor_cores.TensorKernel
     elif decision.number("dot"):
-        _check(words, "products of words", group, target, decision)
-        kind = words.WordKernel
+        _check(int8_dot, "products of words", group, target, decision)
+        kind = int8_dot.WordKernel
     try:
         return kind(group, decision).checked(target).build(name, bool(decision.number("shared")))
     except CompileError as error:

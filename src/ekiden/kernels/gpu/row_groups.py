@@ -8,9 +8,9 @@
 
 A row has a thread where threads run one after the other and compute with vectors, or where it is
 shorter than a warp; else a block of threads, which take its elements in turn, combine what they
-have reduced (`thread_team`), and wait for each other before what one has stored is read by others.
-What no other kernel reads lies in memory of the thread or of the block, where that is large enough:
-in that of each thread, where threads have warps and all know it.
+have reduced (`block_reduction`), and wait for each other before what one has stored is read by
+others. What no other kernel reads is stored in memory of the thread or of the block, where that is
+large enough: in that of each thread, where threads have warps and all know it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from ekiden.ir.prim_visitor import post_order, substitute
 from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.block_reduction import Team
-from ekiden.kernels.gpu.lanes import coordinates, has_vectors
-from ekiden.kernels.gpu.parts import (
+from ekiden.kernels.gpu.launch import (
     FEWEST,
     ROW_THREADS,
     Nest,
@@ -37,7 +36,8 @@ from ekiden.kernels.gpu.parts import (
     threads_of,
     threads_of_row,
 )
-from ekiden.kernels.gpu.rows import row_of
+from ekiden.kernels.gpu.reduction import row_of
+from ekiden.kernels.gpu.vector_access import coordinates, has_vectors
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import BufferMap, allocated, stage_block, stores

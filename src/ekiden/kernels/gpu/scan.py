@@ -1,7 +1,7 @@
 """Running sums and products on devices whose threads have warps: a block of threads for each row.
 
 y[0] = x[0]                  for steps of the block: x = each thread one element
-y[k] = y[k - 1] + x[k]   ->      x = sum over the threads before and its own (`thread_team`)
+y[k] = y[k - 1] + x[k]   ->      x = sum over the threads before and its own (`block_reduction`)
                                  y = what was carried + x;  carried = carried + the sum of all
 """
 
@@ -15,8 +15,8 @@ from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and
 from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.block_reduction import Team
-from ekiden.kernels.gpu.lanes import coordinates
-from ekiden.kernels.gpu.parts import FEWEST, bound, serial, threads_of_row
+from ekiden.kernels.gpu.launch import FEWEST, bound, serial, threads_of_row
+from ekiden.kernels.gpu.vector_access import coordinates
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import BufferMap, allocated

@@ -18,10 +18,10 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, PrimExpr, StringImm, Var, const, logical_and
 from ekiden.kernels.decision import Decision, Fixed
 from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.coalesced import together
 from ekiden.kernels.gpu.factors import Factors
-from ekiden.kernels.gpu.parts import Group, serial
-from ekiden.kernels.gpu.tiles import Share, TileKernel
+from ekiden.kernels.gpu.launch import Group, serial
+from ekiden.kernels.gpu.tiled_product import Share, TileKernel
+from ekiden.kernels.gpu.vector_access import vector_loop
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated
 from ekiden.te.tensor import ComputeOp
@@ -214,7 +214,7 @@ class TensorKernel(TileKernel):
         at |= self.places(f.batch, self.block_z)
         value = BufferLoad(self.totals, (row * self.pitch + column + by,), self.dtype)
         store = self.group.store([at[a.var] for a in anchor.axis], value)
-        store = together(lane, self.beside, store) if self.beside > 1 else store
+        store = vector_loop(lane, self.beside, store) if self.beside > 1 else store
         return IfThenElse(logical_and(m < self.m, n < self.n), store)
 
     def build(self, name: str, shared: bool = True) -> PrimFunc:

@@ -1,9 +1,10 @@
-"""Neighbours in memory of a device as one access: an address that is a multiple of 16.
+"""Wide accesses of device kernels as LLVM IR: an address that is a multiple of 16.
 
     %wide = load <4 x float>, ptr %at, align 16     where the memory of a kernel begins at one
     %one = load float, ptr %at, align 4 ...         elsewhere element by element
 
-What is not proven to be a multiple behind where memory begins (`codegen.near`) is left as it is.
+What is not proven to be a multiple behind where memory begins (`codegen.wide_access`) is left as it
+is.
 """
 
 from __future__ import annotations
@@ -12,25 +13,22 @@ from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.roads import Road
 from ekiden.codegen.llvm.statement import StatementEmitter
 from ekiden.codegen.llvm.types import memory_type, register_type
-from ekiden.codegen.near import MOST_BYTES, near_bytes
+from ekiden.codegen.wide_access import MAX_ACCESS_BYTES, SHARED, access_bytes
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore
 
-SHARED = "shared"
-"""The scope of memory of a block, which begins at a multiple of more."""
 
-
-class NearEmitter(StatementEmitter):
-    """Emits a kernel, with such accesses where the road has them."""
+class WideAccessEmitter(StatementEmitter):
+    """The emitter of a kernel, with wide accesses where the device has them."""
 
     road: Road
 
     def masked_load(
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
     ) -> Operand:
-        """Lanes that lie beside each other at once, where they may be."""
+        """Emit one load of contiguous lanes where their alignment is proven."""
         align = self._alignment(buffer, index) if mask is None else 0
         if not align:
             return super().masked_load(buffer, index, dtype, mask)
@@ -54,7 +52,7 @@ class NearEmitter(StatementEmitter):
         return b.phi(dtype, (whole, wide), (joined, each))
 
     def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
-        """Likewise."""
+        """Emit one store of contiguous lanes where their alignment is proven."""
         align = self._alignment(s.buffer, s.indices[0]) if s.predicate is None else 0
         if not align:
             super().memory_store(s, dtype, value)
@@ -78,30 +76,29 @@ class NearEmitter(StatementEmitter):
         b.start(done)
 
     def _alignment(self, buffer: Buffer, index: PrimExpr) -> int:
-        """That of the first of neighbours; 0 where they are not one access."""
-        if not self.road.near:
+        """Return the bytes of a wide access, its alignment; 0 where there is none."""
+        if not self.road.has_wide_accesses:
             return 0
-        is_given = self.pointers.get(buffer, "").startswith("%buffer.")
-        index = self.affine(index)
-        return near_bytes(buffer, index) if is_given or buffer.scope == SHARED else 0
+        is_argument = self.pointers.get(buffer, "").startswith("%buffer.")
+        return access_bytes(buffer, self.affine(index), is_argument)
 
     def _is_aligned(self, buffer: Buffer) -> Operand:
-        """Whether memory that the kernel is given begins where it must: asked once, at first."""
+        """Return the flag that says whether an argument is aligned; tested once, at the entry."""
         pointer = self.pointers[buffer]
         name = f"%near.{pointer.removeprefix('%buffer.')}"
         if f"  {name} = icmp eq i64 {name}.rest, 0" not in self.b.entry:
             self.b.entry += [
                 f"  {name}.at = ptrtoint {self.pointer_type(buffer)} {pointer} to i64",
-                f"  {name}.rest = and i64 {name}.at, {MOST_BYTES - 1}",
+                f"  {name}.rest = and i64 {name}.at, {MAX_ACCESS_BYTES - 1}",
                 f"  {name} = icmp eq i64 {name}.rest, 0",
             ]
         return name
 
     def _places(self, buffer: Buffer, place: str, lanes: int) -> list[str]:
-        """The addresses of lanes behind that of the first, with their types."""
+        """Return the addresses of the lanes, with their types."""
         kind, pointer = memory_type(buffer.dtype), self.pointer_type(buffer)
         at = [f"getelementptr {kind}, {place}, i64 {lane}" for lane in range(lanes)]
         return [f"{pointer} {self.b.value(text)}" for text in at]
 
 
-__all__ = ["NearEmitter"]
+__all__ = ["WideAccessEmitter"]

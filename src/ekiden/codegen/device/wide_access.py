@@ -1,4 +1,4 @@
-"""Neighbours in memory of a device as one access, in dialects whose vectors are loops over lanes.
+"""Wide accesses of device kernels in dialects of C, whose vectors are loops over lanes.
 
     b[i * 4 : +4] = a[i * 4 : +4] * 2
 
@@ -8,7 +8,8 @@
         for (int lane = 0; lane < 4; ++lane) { wide[lane] = near[lane] * 2.0f; }
         ek_store_near<uint4>(&b[i * 4], wide, b_near);
 
-What is not proven to be aligned (`codegen.near`), and what a condition guards, is left to the loop.
+What is not proven to be aligned (`codegen.wide_access`), and what a condition guards, is left to
+the loop.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.c.vector_writer import VectorWriter
 from ekiden.codegen.common import stored_value
 from ekiden.codegen.device.dialect import Dialect
-from ekiden.codegen.near import MOST_BYTES, near_bytes
+from ekiden.codegen.wide_access import MAX_ACCESS_BYTES, access_bytes
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, is_const
 from ekiden.ir.prim_visitor import post_order
@@ -26,42 +27,41 @@ from ekiden.tir.expr import Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore
 from ekiden.tir.visitor import guarded_nodes
 
-SHARED = "shared"
 
-
-class NearWriter(VectorWriter):
-    """Writes a kernel in a dialect that may have such accesses."""
+class WideAccessWriter(VectorWriter):
+    """The writer of a kernel in a dialect that may have wide accesses."""
 
     def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
         super().__init__(helpers, symbol, dialect.vectors)
         self.dialect = dialect
         self.top: list[str] = []
-        self.given: dict[Buffer, str] = {}
-        """Memory that the kernel is given -> the name of whether it is aligned, once asked for."""
-        self._near: dict[PrimExpr, str] = {}
-        """Loads that are done -> the arrays of their lanes."""
+        self.arguments: dict[Buffer, str] = {}
+        """Memory that the kernel is given -> the name of the flag that says whether it is aligned;
+        "" until an access needs it."""
+        self._loaded: dict[PrimExpr, str] = {}
+        """Loads that are emitted -> the arrays of their lanes."""
 
     def forget(self) -> None:
-        """Memory may have changed."""
+        """Drop loaded lanes, as memory may have changed."""
         super().forget()
-        self._near = {}
+        self._loaded = {}
 
     def _known(self, e: PrimExpr) -> str | None:
-        if isinstance(e, BufferLoad) and e in self._near:
-            return f"{self._near[e]}[lane]"
+        if isinstance(e, BufferLoad) and e in self._loaded:
+            return f"{self._loaded[e]}[lane]"
         return super()._known(e)
 
     def reduce_first(self, *values: PrimExpr) -> None:
-        """Before a loop over lanes neighbours are loaded at once, too."""
+        """Emit wide loads before a loop over lanes."""
         super().reduce_first(*values)
-        for value in values if self.dialect.near else ():
+        for value in values if self.dialect.wide_types else ():
             order = post_order(value)
             guarded = guarded_nodes(value, order)
             for e in order:
-                if isinstance(e, BufferLoad) and id(e) not in guarded and e not in self._near:
-                    self._load_near(e)
+                if isinstance(e, BufferLoad) and id(e) not in guarded and e not in self._loaded:
+                    self._load_wide(e)
 
-    def _load_near(self, e: BufferLoad) -> None:
+    def _load_wide(self, e: BufferLoad) -> None:
         index = e.indices[0]
         word = self._word(e.buffer, index)
         if not word:
@@ -71,11 +71,11 @@ class NearWriter(VectorWriter):
         self.put(self.syntax.var(memory_type(e.dtype), name, dt.lanes(e.dtype)))
         guard = self._is_aligned(e.buffer)
         self.put(f"ek_load_near<{word}>({name}, &{self.name(e.buffer)}[{place}], {guard});")
-        self._near[e] = name
+        self._loaded[e] = name
 
     def store(self, s: BufferStore) -> None:
-        """Lanes first, then all of them at once."""
-        word = self._word(s.buffer, s.indices[0]) if self.dialect.near else ""
+        """Emit the lanes, then one wide store of them."""
+        word = self._word(s.buffer, s.indices[0]) if self.dialect.wide_types else ""
         is_whole = s.predicate is None or is_const(s.predicate, 1)
         value = stored_value(s)
         if not word or not is_whole or dt.lanes(value.dtype) != dt.lanes(s.indices[0].dtype):
@@ -84,7 +84,7 @@ class NearWriter(VectorWriter):
         index = s.indices[0]
         assert isinstance(index, Ramp)
         self.reduce_first(value)
-        place, name = self.text(index.base), self._near.get(value, "")
+        place, name = self.text(index.base), self._loaded.get(value, "")
         if not name:
             name = self.unique("wide")
             self.put(self.syntax.var(memory_type(s.buffer.dtype), name, dt.lanes(value.dtype)))
@@ -94,20 +94,20 @@ class NearWriter(VectorWriter):
         self.forget()
 
     def _word(self, buffer: Buffer, index: PrimExpr) -> str:
-        """The type of an access of the neighbours at an index; "" where there is none."""
-        size = near_bytes(buffer, index) if buffer in self.given or buffer.scope == SHARED else 0
-        return self.dialect.near.get(size, "")
+        """Return the type of a wide access at an index; "" where there is none."""
+        size = access_bytes(buffer, index, is_argument=buffer in self.arguments)
+        return self.dialect.wide_types.get(size, "")
 
     def _is_aligned(self, buffer: Buffer) -> str:
-        """Whether memory begins where it must, a name: asked once for each that is given."""
-        self.helpers.texts.setdefault("near", self.dialect.near_text)
-        if buffer not in self.given:
+        """Return the flag that says whether memory is aligned; tested once for each argument."""
+        self.helpers.texts.setdefault("near", self.dialect.wide_helpers)
+        if buffer not in self.arguments:
             return "true"
-        if not self.given[buffer]:
-            self.given[buffer] = self.unique(f"{self.name(buffer)}_near")
-            at = f"(uint64_t){self.name(buffer)} % {MOST_BYTES}"
-            self.top.append(f"  const bool {self.given[buffer]} = {at} == 0;")
-        return self.given[buffer]
+        if not self.arguments[buffer]:
+            self.arguments[buffer] = self.unique(f"{self.name(buffer)}_near")
+            at = f"(uint64_t){self.name(buffer)} % {MAX_ACCESS_BYTES}"
+            self.top.append(f"  const bool {self.arguments[buffer]} = {at} == 0;")
+        return self.arguments[buffer]
 
 
-__all__ = ["NearWriter"]
+__all__ = ["WideAccessWriter"]

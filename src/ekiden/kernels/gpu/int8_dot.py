@@ -4,7 +4,7 @@
 
 A word is four bytes that follow each other along k, put together when a thread brings it into
 memory of the block, be they neighbours in memory or not; bytes behind the last step of k are 0, so
-any k is served. The rest is as in `thread_tiles`, of int32 along words.
+any k is served. The rest is as in `tiled_product`, of int32 along words.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.factors import Factors, are_neighbours, factors_of
-from ekiden.kernels.gpu.lanes import coordinates
-from ekiden.kernels.gpu.parts import Group
-from ekiden.kernels.gpu.tiles import TileKernel
+from ekiden.kernels.gpu.launch import Group
+from ekiden.kernels.gpu.tiled_product import TileKernel
+from ekiden.kernels.gpu.vector_access import coordinates
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.reducer import Reduce, ReduceAxis, reduce_axis
@@ -142,7 +142,7 @@ class WordKernel(TileKernel):
     steps_each = WORD
 
     @classmethod
-    def most_near(cls, target: Target, factors: Factors) -> int:
+    def max_access_width(cls, target: Target, factors: Factors) -> int:
         """Words come one at a time, be their bytes neighbours or not."""
         return 1
 

@@ -11,8 +11,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.coalesced import near_lanes
-from ekiden.kernels.gpu.lanes import Lanes, coordinates, first_of
+from ekiden.kernels.gpu.vector_access import Lanes, access_lanes, coordinates, first_of
 from ekiden.kernels.stages import chosen_stages, own_outputs, stages_of
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -205,7 +204,7 @@ class Nest:
         extents = [f.extent for f in self.spatial]
         lanes = Lanes.of(self.block, target, len(at))
         if not at and lanes is None:
-            lanes = near_lanes(self.block, target, THREADS)
+            lanes = access_lanes(self.block, target, THREADS)
         if lanes is None:
             own = coordinates(number, extents[len(at) :])
             return self.at((*at, *own)), product(extents[len(at) :]), 1

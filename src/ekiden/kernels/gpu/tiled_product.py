@@ -6,8 +6,8 @@ multiplies by itself or from memory of the block, where all bring their share.
                 for blocks of k: read the next block to registers; multiply this one;
                                  write the next to the other buffer; wait
 
-What a thread brings are `near` neighbours at a time, where they are one access (`thread_near`), and
-so is what it reads of steps, or of columns, that lie beside each other in memory of the block.
+What a thread brings are `near` neighbours at a time, where they are one access (`vector_access`),
+and so is what it reads of steps, or of columns, that are contiguous in memory of the block.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, minimum
 from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.decision import Decision, Fixed
 from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.coalesced import most_near, near_at, near_in, together
 from ekiden.kernels.gpu.factors import Factors, are_neighbours, factors_of
-from ekiden.kernels.gpu.lanes import coordinates
-from ekiden.kernels.gpu.parts import Group, bound, serial, unrolled
+from ekiden.kernels.gpu.launch import Group, bound, serial, unrolled
+from ekiden.kernels.gpu.vector_access import (
+    access_width,
+    coordinates,
+    max_access_width,
+    read_width,
+    vector_loop,
+)
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -103,7 +108,7 @@ class Lines:
             at = share.at(self.numbers[n], first + step) + lane
             value = BufferLoad(share.buffer, (at,), share.value.dtype)
             to = const(n * share.read if share.by_steps else n) + lane
-            made.append(together(lane, share.read, BufferStore(self.kept, value, (to,))))
+            made.append(vector_loop(lane, share.read, BufferStore(self.kept, value, (to,))))
         return made
 
     def values(self, first: PrimExpr, step: int) -> list[PrimExpr]:
@@ -155,7 +160,7 @@ class TileKernel:
         if not found["shared"] or target.thread_warp_size == 1:
             return Decision.of(made)
         if "near" not in found:
-            made["near"] = cls.most_near(target, factors)
+            made["near"] = cls.max_access_width(target, factors)
         depth = size_of(factors.depth)
         if "buffers" not in found and (
             depth is None or depth > int(made["depth"]) * cls.steps_each
@@ -166,9 +171,9 @@ class TileKernel:
         return Decision.of(made)
 
     @classmethod
-    def most_near(cls, target: Target, factors: Factors) -> int:
+    def max_access_width(cls, target: Target, factors: Factors) -> int:
         """Neighbours of both factors that threads access as one, at most."""
-        return most_near(target, cls.kept(factors.a).dtype, cls.kept(factors.b).dtype)
+        return max_access_width(target, cls.kept(factors.a).dtype, cls.kept(factors.b).dtype)
 
     @classmethod
     def most_bytes(cls, factors: Factors, decision: Decision) -> int:
@@ -202,7 +207,7 @@ class TileKernel:
         """This. Raises CompileError for what a target has not, or not so much of."""
         if not self.shared and (self.near > 1 or self.buffers > 1):
             raise CompileError("near and buffers are about memory of the block, of shared=1")
-        if self.near > (most := self.most_near(target, self.factors)):
+        if self.near > (most := self.max_access_width(target, self.factors)):
             dtypes = [self.kept(factor).dtype for factor in (self.factors.a, self.factors.b)]
             raise CompileError(
                 f"threads of target {str(target)!r} access at most {most} neighbours of "
@@ -237,7 +242,7 @@ class TileKernel:
         assert isinstance(anchor, ComputeOp)
         extents = [f.extents[v] for v in f.columns]
         place = (output.shape, [a.var for a in anchor.axis])
-        return near_at([place], f.columns, extents, most)
+        return access_width([place], f.columns, extents, most)
 
     def lies_by_steps(self, factor: PrimExpr) -> bool:
         """Whether steps are neighbours in the memory that a factor comes from."""
@@ -336,7 +341,7 @@ class TileKernel:
         line = self.depth if by_steps else tile
         own = {v: self.factors.extents[v] for v in axes}
         places = {r.var: r.extent for r in reduced} if by_steps else own
-        near = near_in(value, list(places), list(places.values()), math.gcd(self.near, line))
+        near = read_width(value, list(places), list(places.values()), math.gcd(self.near, line))
         read = math.gcd(self.near, self.depth) if by_steps else beside
         pitch = self.pitch_of(line, read) if by_steps else tile + self.gap // 8 * 8
         count = (tile if by_steps else self.depth) * pitch
@@ -383,7 +388,7 @@ class TileKernel:
         )
         if share.near == 1:
             return self.guarded(share, at, put(by, if_then_else(inside, value, zero)))
-        sides = [together(lane, share.near, put(lane, v)) for v in (value, zero)]
+        sides = [vector_loop(lane, share.near, put(lane, v)) for v in (value, zero)]
         return self.guarded(share, at, IfThenElse(inside, *sides))
 
     def bring(self, share: Share, block: PrimExpr, first: PrimExpr, most: PrimExpr) -> Stmt:
@@ -433,7 +438,7 @@ class TileKernel:
         by: PrimExpr = lane if share.near > 1 else const(0)
         value = BufferLoad(held, (first + by,), share.value.dtype)
         body: Stmt = BufferStore(share.buffer, value, (share.at(number, step) + by,))
-        body = together(lane, share.near, body) if share.near > 1 else body
+        body = vector_loop(lane, share.near, body) if share.near > 1 else body
         return self.guarded(share, at, body)
 
     def sides(self) -> tuple[Side, Side]:
@@ -545,7 +550,7 @@ class TileKernel:
         at |= self.places(f.batch, self.block_z)
         value = BufferLoad(self.sums, (const(i * self.columns + j) + by,), self.dtype)
         store = self.group.store([at[a.var] for a in anchor.axis], value)
-        store = together(lane, self.beside, store) if self.beside > 1 else store
+        store = vector_loop(lane, self.beside, store) if self.beside > 1 else store
         inside = logical_and(self.row(i) < self.m, self.column(j) < self.n)
         return IfThenElse(inside, store)
 
