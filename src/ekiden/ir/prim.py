@@ -35,7 +35,7 @@ class PrimExpr(Node):
     Every subclass has a field `dtype`, the last one.
     """
 
-    __slots__ = ()
+    __slots__ = ("_leaves",)  # what `prim_visitor.leaves` returns, once it was asked for
     dtype: str
     printer: ClassVar[Callable[[PrimExpr], str] | None] = None
     """How an expression becomes text for messages; set by `ekiden.ir.text`, then by tir."""
