@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,21 +32,15 @@ from ekiden.runtime.cached import cached_property
 from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.devices.named import without_driver
 from ekiden.runtime.errors import (
-    EkidenError,
     ExportError,
     InputError,
     MissingSymbolError,
     RunError,
 )
 from ekiden.runtime.executable.callers import Machines, executor_of, start
-from ekiden.runtime.executable.closures import plain, with_functions
 from ekiden.runtime.executable.formats import ARTIFACT, KINDS
-from ekiden.runtime.executable.nested import Nesting
-from ekiden.runtime.executable.outputs import BoundRun, places_of, write_results
-from ekiden.runtime.executable.sequences import from_list, held, to_list, to_maps
 from ekiden.runtime.executable.state import kept_values
 from ekiden.runtime.files import File, PathName, write_to
-from ekiden.runtime.text import decode, encode
 
 if TYPE_CHECKING:
     import pathlib
@@ -55,13 +48,18 @@ if TYPE_CHECKING:
 
     from ekiden.runtime.artifact import frame
     from ekiden.runtime.debug import disassemble
-    from ekiden.runtime.executable import placing
+    from ekiden.runtime.executable import closures, conversions, nested, outputs, placing
+    from ekiden.runtime.executable.outputs import BoundRun
     from ekiden.runtime.executable.placing import Place
     from ekiden.runtime.executable.upgrade import Upgrade
     from ekiden.runtime.profile import html
     from ekiden.runtime.profile import report as profiling
 else:
     disassemble = LazyModule("ekiden.runtime.debug.disassemble")
+    closures = LazyModule("ekiden.runtime.executable.closures")
+    conversions = LazyModule("ekiden.runtime.executable.conversions")
+    nested = LazyModule("ekiden.runtime.executable.nested")
+    outputs = LazyModule("ekiden.runtime.executable.outputs")
     placing = LazyModule("ekiden.runtime.executable.placing")
     frame = LazyModule("ekiden.runtime.artifact.frame")
     pathlib = LazyModule("pathlib")
@@ -141,7 +139,9 @@ class Executable:
             count = len(self._kept.names)
             self.inputs, self.outputs = self.inputs[:-count], self.outputs[:-count]
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
-        self._nesting = Nesting.of([info.name for info in self.inputs])
+        names = [info.name for info in self.inputs]
+        has_steps = any(mark in name for name in names for mark in ".[")
+        self._nesting = nested.Nesting.of(names) if has_steps else None
         self._takes_tensors = not any(_is_object(i) or i.dtype == ANY_OBJECT for i in self.inputs)
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
@@ -220,12 +220,12 @@ class Executable:
         if "out" in self._positions:
             values = self._values(args, {**named, "out": out})
             return self._run(values, timeout)  # type: ignore[return-value]
-        places = places_of(self.outputs, out)
+        places = outputs.places_of(self.outputs, out)
         values = self._values(args, named)
         program = self._program
         direct = self._direct(program, places, values)
         result = self._run(values, timeout, direct, program)
-        return write_results(self.outputs, result, places, out)  # type: ignore[return-value]
+        return outputs.write_results(self.outputs, result, places, out)  # type: ignore[return-value]
 
     def _direct(
         self, program: Program, places: Sequence[Place | None], values: Sequence[object]
@@ -251,7 +251,7 @@ class Executable:
                 wanted = "a contiguous array, which each run can read where it stands"
                 raise InputError(f"bind: input '{info.name}': expected {wanted}")
         runtime.get_global_func("ek.executable.check")(self.raw, self.raw.index("main"), *values)
-        places = None if out is None else places_of(self.outputs, out)
+        places = None if out is None else outputs.places_of(self.outputs, out)
         known: list[tuple[Program, list[object]]] = []
 
         def call() -> object:
@@ -263,10 +263,14 @@ class Executable:
                 direct = [] if places is None else self._direct(program, places, values)
                 known[:] = [(program, direct)]
             result = self._run(values, places=known[0][1], program=program)
-            return result if places is None else write_results(self.outputs, result, places, out)
+            return (
+                result
+                if places is None
+                else outputs.write_results(self.outputs, result, places, out)
+            )
 
         names = [info.name for info in self.inputs]
-        return BoundRun(call, dict(zip(names, values, strict=True)))
+        return outputs.BoundRun(call, dict(zip(names, values, strict=True)))
 
     def _values(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
         """The arguments of a run as the machine takes them, checked."""
@@ -279,7 +283,9 @@ class Executable:
                 return runtime.run_arguments(given)
             except (TypeError, ValueError, RuntimeError, BufferError):
                 pass  # what is wrong is said of the input below
-        return [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
+        return [
+            conversions.to_argument(info, v) for info, v in zip(self.inputs, given, strict=True)
+        ]
 
     def _run(
         self,
@@ -297,7 +303,7 @@ class Executable:
         if self._gives_objects:
             result = self._with_objects(result)
         if self._gives_functions:
-            result = with_functions(result, machines)
+            result = closures.with_functions(result, machines)
         return result
 
     @property
@@ -342,11 +348,12 @@ class Executable:
 
     def _with_objects(self, result: object) -> object:
         """The outputs with sequences as lists, and strings as arrays."""
-        outputs = result if len(self.outputs) > 1 else (result,)
-        if not isinstance(outputs, tuple) or len(outputs) != len(self.outputs):
+        values = result if len(self.outputs) > 1 else (result,)
+        if not isinstance(values, tuple) or len(values) != len(self.outputs):
             raise RunError(f"run: {len(self.outputs)} outputs expected, as METADATA has them")
-        made = [_result(info, v) for info, v in zip(self.outputs, outputs, strict=True)]
-        return made[0] if len(made) == 1 else tuple(made)
+        pairs = zip(self.outputs, values, strict=True)
+        converted = [conversions.to_result(info, value) for info, value in pairs]
+        return converted[0] if len(converted) == 1 else tuple(converted)
 
     def _names(self) -> str:
         return ", ".join(f"'{i.name}'" for i in self.inputs)
@@ -381,7 +388,9 @@ class Executable:
         """
         given = self._arrange(args, named)
         self(*given)
-        values = [_argument(info, v) for info, v in zip(self.inputs, given, strict=True)]
+        values = [
+            conversions.to_argument(info, v) for info, v in zip(self.inputs, given, strict=True)
+        ]
         values += [] if self._kept is None else self._kept.now().values()
         tiers = self.tiers if self._upgrade is not None else {}
         return profiling.profile(
@@ -604,91 +613,8 @@ def _peak() -> profiling.Peak | None:
     return cast("profiling.Peak", module.measure_peak())
 
 
-def _words(value: object) -> object:
-    """Return the words of random keys of JAX, which are no numbers to others; else the value."""
-    if type(value).__name__ != "PRNGKeyArray" or "jax" not in sys.modules:
-        return value
-    words: object = sys.modules["jax"].random.key_data(value)
-    return words
-
-
-def _argument(info: TensorInfo, value: object) -> object:
-    """The value as a tensor; anything at all where no tensor is declared."""
-    if info.dtype == ANY_OBJECT:
-        return plain(value)
-    if info.dtype.startswith(SEQUENCE):
-        if not isinstance(value, (list, tuple)):
-            wanted = f"a list of tensors, got {type(value).__name__}"
-            raise InputError(f"input '{info.name}': expected {wanted}")
-        return from_list(value, lambda at, each: _element(info, at, each))
-    if info.dtype == TEXT:
-        return _text(info, value)
-    try:
-        value = _words(value)
-        tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
-    except (TypeError, ValueError, BufferError) as error:
-        dtype = getattr(value, "dtype", None)
-        got = type(value).__name__ if dtype is None else f"one of {dtype}"
-        reason = f": {error}" if isinstance(error, BufferError) else ""  # it is one, and is kept
-        if isinstance(value, Mapping):
-            reason = "; inputs by name are keywords: executable(**inputs)"
-        wanted = f"an array of {info.dtype}, got {got}{reason}"
-        raise InputError(f"input '{info.name}': expected {wanted}") from error
-    except EkidenError:
-        raise
-    except RuntimeError as error:  # what a framework says of a tensor that it cannot share
-        reason = str(error).partition("\n")[0]
-        wanted = f"an array of {info.dtype} that can be read, got {type(value).__name__}: {reason}"
-        raise InputError(f"input '{info.name}': expected {wanted}") from error
-    return tensor
-
-
 def _is_object(info: TensorInfo) -> bool:
     return info.dtype == TEXT or info.dtype.startswith((SEQUENCE, MAPS, ANY_RANK))
-
-
-def _result(info: TensorInfo, value: object) -> object:
-    """An output as Python has it. Raises RunError where the program gave what is none such."""
-    if info.dtype.startswith(SEQUENCE):
-        return to_list(value)
-    if info.dtype.startswith(ANY_RANK):
-        return held(value)
-    if info.dtype != TEXT and not info.dtype.startswith(MAPS):
-        return value
-    if not isinstance(value, runtime.Tensor):
-        raise RunError(f"output '{info.name}': a tensor expected, got {type(value).__name__}")
-    if info.dtype != TEXT:
-        return to_maps(value.numpy(), info.keys)
-    if value.dtype != "uint8" or not value.shape:
-        raise RunError(f"output '{info.name}': bytes expected, got {value.dtype}{value.shape}")
-    return decode(value.numpy())
-
-
-def _text(info: TensorInfo, value: object) -> runtime.Tensor:
-    try:
-        found = runtime.tensor(encode(value))
-    except TypeError as error:
-        raise InputError(f"input '{info.name}': expected an array of str: {error}") from error
-    rank = len(found.shape) - 1  # behind the last axis of the text are its bytes
-    if rank != len(info.shape):
-        wanted = f"{len(info.shape)} dimensions ({', '.join(map(str, info.shape))})"
-        raise InputError(f"input '{info.name}': expected {wanted} of str, got {rank}")
-    return found
-
-
-def _element(info: TensorInfo, position: int, value: object) -> object:
-    """One element of a sequence, which has the rank and the known dimensions of all."""
-    name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE)
-    tensor = _argument(TensorInfo(name, info.shape, dtype), value)
-    assert isinstance(tensor, runtime.Tensor)
-    fits = len(tensor.shape) == len(info.shape) and all(
-        isinstance(d, str) or d == got for d, got in zip(info.shape, tensor.shape, strict=True)
-    )
-    if not fits or tensor.dtype != dtype:
-        wanted = f"Tensor[({', '.join(map(str, info.shape))}), {dtype}]"
-        got = f"({', '.join(map(str, tensor.shape))}) {tensor.dtype}"
-        raise InputError(f"input '{name}': expected {wanted}, got {got}")
-    return tensor
 
 
 def _constant_text(constant: runtime.Tensor | None) -> str:

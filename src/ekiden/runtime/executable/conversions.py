@@ -1,0 +1,142 @@
+"""Conversions of arguments and results that are no plain tensors: sequences as lists, strings as
+arrays of str, maps as dictionaries, values of sum types as what they hold (see
+ekiden.relay.op.sequence). An executable with such inputs or outputs loads this.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ekiden import runtime
+from ekiden.runtime.artifact.metadata import ANY_OBJECT, ANY_RANK, MAPS, SEQUENCE, TEXT, TensorInfo
+from ekiden.runtime.errors import EkidenError, InputError, RunError
+from ekiden.runtime.executable.closures import plain
+from ekiden.runtime.text import decode, encode
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["from_list", "to_argument", "to_list", "to_maps", "to_result"]
+
+_CONS, _NIL = 0, 1
+
+
+def from_list(values: Iterable[object], element: Callable[[int, object], object]) -> runtime.ADT:
+    """A sequence of `element(position, value)` for each value: the last one comes first."""
+    sequence = runtime.ADT(_NIL, ())
+    for position, value in enumerate(values):
+        sequence = runtime.ADT(_CONS, (element(position, value), sequence))
+    return sequence
+
+
+def to_maps(rows: npt.NDArray[Any], keys: Sequence[int | str]) -> list[dict[int | str, object]]:
+    """The rows of a matrix as dictionaries. Raises RunError where there is not a key for each of
+    their elements.
+    """
+    if rows.ndim != 2 or rows.shape[1] != len(keys):
+        raise RunError(f"expected a matrix with rows of {len(keys)}, got the shape {rows.shape}")
+    return [dict(zip(keys, row, strict=True)) for row in rows.tolist()]
+
+
+def to_list(value: object) -> list[object]:
+    """The elements of a sequence. Raises RunError for what is none."""
+    elements: list[object] = []
+    while isinstance(value, tuple) and len(value) == 2:
+        elements.append(value[0])
+        value = value[1]
+    if not isinstance(value, tuple) or value:
+        raise RunError(f"expected a sequence, got {type(value).__name__}")
+    return elements[::-1]
+
+
+def held(value: object) -> object:
+    """Return what a value of a sum type holds. Raises RunError for what is none."""
+    if not isinstance(value, tuple) or len(value) != 1:
+        raise RunError(f"expected a value of one of several ranks, got {type(value).__name__}")
+    content: object = value[0]
+    return content
+
+
+def _words(value: object) -> object:
+    """Return the words of random keys of JAX, which are no numbers to others; else the value."""
+    if type(value).__name__ != "PRNGKeyArray" or "jax" not in sys.modules:
+        return value
+    words: object = sys.modules["jax"].random.key_data(value)
+    return words
+
+
+def to_argument(info: TensorInfo, value: object) -> object:
+    """The value as a tensor; anything at all where no tensor is declared."""
+    if info.dtype == ANY_OBJECT:
+        return plain(value)
+    if info.dtype.startswith(SEQUENCE):
+        if not isinstance(value, (list, tuple)):
+            wanted = f"a list of tensors, got {type(value).__name__}"
+            raise InputError(f"input '{info.name}': expected {wanted}")
+        return from_list(value, lambda at, each: _element(info, at, each))
+    if info.dtype == TEXT:
+        return _text(info, value)
+    try:
+        value = _words(value)
+        tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
+    except (TypeError, ValueError, BufferError) as error:
+        dtype = getattr(value, "dtype", None)
+        got = type(value).__name__ if dtype is None else f"one of {dtype}"
+        reason = f": {error}" if isinstance(error, BufferError) else ""  # it is one, and is kept
+        if isinstance(value, Mapping):
+            reason = "; inputs by name are keywords: executable(**inputs)"
+        wanted = f"an array of {info.dtype}, got {got}{reason}"
+        raise InputError(f"input '{info.name}': expected {wanted}") from error
+    except EkidenError:
+        raise
+    except RuntimeError as error:  # what a framework says of a tensor that it cannot share
+        reason = str(error).partition("\n")[0]
+        wanted = f"an array of {info.dtype} that can be read, got {type(value).__name__}: {reason}"
+        raise InputError(f"input '{info.name}': expected {wanted}") from error
+    return tensor
+
+
+def to_result(info: TensorInfo, value: object) -> object:
+    """An output as Python has it. Raises RunError where the program gave what is none such."""
+    if info.dtype.startswith(SEQUENCE):
+        return to_list(value)
+    if info.dtype.startswith(ANY_RANK):
+        return held(value)
+    if info.dtype != TEXT and not info.dtype.startswith(MAPS):
+        return value
+    if not isinstance(value, runtime.Tensor):
+        raise RunError(f"output '{info.name}': a tensor expected, got {type(value).__name__}")
+    if info.dtype != TEXT:
+        return to_maps(value.numpy(), info.keys)
+    if value.dtype != "uint8" or not value.shape:
+        raise RunError(f"output '{info.name}': bytes expected, got {value.dtype}{value.shape}")
+    return decode(value.numpy())
+
+
+def _text(info: TensorInfo, value: object) -> runtime.Tensor:
+    try:
+        found = runtime.tensor(encode(value))
+    except TypeError as error:
+        raise InputError(f"input '{info.name}': expected an array of str: {error}") from error
+    rank = len(found.shape) - 1  # behind the last axis of the text are its bytes
+    if rank != len(info.shape):
+        wanted = f"{len(info.shape)} dimensions ({', '.join(map(str, info.shape))})"
+        raise InputError(f"input '{info.name}': expected {wanted} of str, got {rank}")
+    return found
+
+
+def _element(info: TensorInfo, position: int, value: object) -> object:
+    """One element of a sequence, which has the rank and the known dimensions of all."""
+    name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE)
+    tensor = to_argument(TensorInfo(name, info.shape, dtype), value)
+    assert isinstance(tensor, runtime.Tensor)
+    fits = len(tensor.shape) == len(info.shape) and all(
+        isinstance(d, str) or d == got for d, got in zip(info.shape, tensor.shape, strict=True)
+    )
+    if not fits or tensor.dtype != dtype:
+        wanted = f"Tensor[({', '.join(map(str, info.shape))}), {dtype}]"
+        got = f"({', '.join(map(str, tensor.shape))}) {tensor.dtype}"
+        raise InputError(f"input '{name}': expected {wanted}, got {got}")
+    return tensor
