@@ -76,7 +76,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found[:] = [_address(each) for each in many]
         return write_results(infos, result, places, out)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("ekiden.runtime.executable.executable.write_results", write)
+    monkeypatch.setattr("ekiden.runtime.executable.outputs.write_results", write)
     return found
 
 
