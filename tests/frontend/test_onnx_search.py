@@ -379,8 +379,8 @@ def sampled(mask: Array, penalty: float, temperature: float = 1.0) -> tuple[Any,
 
 
 def test_sampling_subtracts_a_penalty_from_the_scores_of_marked_tokens() -> None:
-    """ONNX Runtime's CUDA kernel does; that of CPUs, at 1.32, subtracts the sum of all penalties
-    from the first score of all."""
+    """As documented; ONNX Runtime's kernel of CPUs, at 1.32, subtracts the sum of all penalties from
+    the first score of all."""
     logits = next_logits(np.array([[7, 8, 4, 11, 6]], np.int32))[0]
     first, second = np.argsort(-logits)[:2]
     mask = np.zeros((2, VOCABULARY), np.int32)
@@ -398,7 +398,7 @@ def test_masks_of_other_texts_are_refused_by_the_run() -> None:
 
 @pytest.mark.parametrize("penalty", [-1.0, -3.0])
 def test_sampling_penalises_behind_the_temperature(penalty: float) -> None:
-    """Of the token that both kernels of ONNX Runtime penalise alike: the first of the first row."""
+    """Of the first token of the first text alone, whose score ONNX Runtime's kernel penalises."""
     mask = np.zeros((2, VOCABULARY), np.int32)
     mask[0, 0] = 1
     check(*sampled(mask, penalty, temperature=8.0))
