@@ -352,6 +352,16 @@ def test_group_query_attention_of_rows_of_different_lengths() -> None:
     check("GroupQueryAttention", inputs, (6,), (0, 1, 2), rtol=1e-4, softcap=2.0, **more)
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": 0}, {"local_window_size": 2}])
+@pytest.mark.parametrize("room", [0, 6])
+def test_group_query_attention_of_prompts_with_padding_behind(
+    room: int, options: dict[str, int]
+) -> None:
+    inputs = group_inputs(3, 0, room, [3, 2])
+    more = {"num_heads": 4, "kv_num_heads": 2, **options}
+    check("GroupQueryAttention", inputs, (6,), (0, 1, 2), rtol=1e-4, **more)
+
+
 def test_group_query_attention_of_packed_inputs() -> None:
     inputs = group_inputs(3, 0, 0, [3, 3])
     packed = np.concatenate(inputs[:3], axis=2)  # type: ignore[arg-type]

@@ -379,8 +379,8 @@ def sampled(mask: Array, penalty: float, temperature: float = 1.0) -> tuple[Any,
 
 
 def test_sampling_subtracts_a_penalty_from_the_scores_of_marked_tokens() -> None:
-    """As documented; ONNX Runtime's kernel of CPUs, at 1.32, subtracts the sum of all penalties from
-    the first score of all."""
+    """As documented; ONNX Runtime's kernel of CPUs, at 1.32, subtracts the sum of all penalties
+    from the first score of all."""
     logits = next_logits(np.array([[7, 8, 4, 11, 6]], np.int32))[0]
     first, second = np.argsort(-logits)[:2]
     mask = np.zeros((2, VOCABULARY), np.int32)

@@ -93,7 +93,7 @@ class CaseValues:
         cases = self._cases
         before, failures = len(problems), list[Case]()
         for case in waiting:
-            known = len(problems)
+            noted = len(problems)
             with cases.inside(case):
                 try:
                     convert()
@@ -101,8 +101,8 @@ class CaseValues:
                     raise
                 except (CompileError, ValueError) as error:
                     case.error = error
-            if case.error is None and len(problems) > known:
-                case.error = UnsupportedError(problems[known])
+            if case.error is None and len(problems) > noted:
+                case.error = UnsupportedError(problems[noted])
             failures += [case] if case.error is not None else []
         if failures and not cases.at.leaves():
             first = failures[0].error

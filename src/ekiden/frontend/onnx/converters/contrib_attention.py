@@ -429,11 +429,13 @@ def _rotary_embedding(node: Node) -> Expr:
 class _Cache:
     """Where the keys of a group attention lie.
 
-    before: [batch], how many keys each row has had; rows: how many come; total: how many places
-    there are.
+    before: [batch], how many keys each text has had; lengths: [batch], how many it has with those
+    that come, of which the others of a shorter prompt are padding; rows: how many come; total: how
+    many places there are.
     """
 
     before: Expr
+    lengths: Expr
     rows: PrimExpr
     total: PrimExpr
 
@@ -447,7 +449,7 @@ def _cache(node: Node, batch: PrimExpr, rows: PrimExpr) -> _Cache:
     is_first = op.equal(op.cast(count, "int64"), node.scope.scalar(rows))
     later = op.subtract(lengths, _size(node, rows))
     before = op.where(is_first, const(0, "int32"), later)
-    return _Cache(op.reshape(before, (batch,)), rows, total)
+    return _Cache(op.reshape(before, (batch,)), lengths, rows, total)
 
 
 def _extended(node: Node, past: int, new: Expr, cache: _Cache) -> Expr:
@@ -479,8 +481,8 @@ def _size(node: Node, dim: PrimExpr) -> Expr:
 
 
 def _group_bias(node: Node, cache: _Cache, batch: PrimExpr) -> Expr:
-    """[batch, 1, rows, total]: the lowest number where a key comes after the query, or too long
-    before it.
+    """[batch, 1, rows, total]: the lowest number where a key comes after the query, too long before
+    it, or is padding.
     """
     key = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, 1, cache.total))
     row = op.reshape(op.arange(0, cache.rows, 1, dtype="int32"), (1, 1, cache.rows, 1))
@@ -490,9 +492,11 @@ def _group_bias(node: Node, cache: _Cache, batch: PrimExpr) -> Expr:
     if window >= 0:
         near = op.greater(key, op.subtract(own, const(window, "int32")))
         seen = op.logical_and(seen, near)
-    if not node.get_int("causal", 1):
-        count = op.add(op.reshape(cache.before, (batch, 1, 1, 1)), _size(node, cache.rows))
-        seen = op.broadcast_to(op.less(key, count), (batch, 1, cache.rows, cache.total))
+    is_there = op.less(key, op.reshape(cache.lengths, (batch, 1, 1, 1)))
+    if node.get_int("causal", 1):
+        seen = op.logical_and(seen, is_there)
+    else:
+        seen = op.broadcast_to(is_there, (batch, 1, cache.rows, cache.total))
     return op.where(seen, const(0.0, "float32"), const(_LOWEST, "float32"))
 
 
