@@ -13,7 +13,7 @@ from ekiden.frontend.common.options import Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import Absent, MapValue, SequenceValue, sequence_of
 from ekiden.frontend.common.text_value import TextValue
-from ekiden.frontend.common.unranked import check_ranks
+from ekiden.frontend.common.unranked import check_ranks, stated_shape
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name
 from ekiden.frontend.onnx.check import check_operators
@@ -188,8 +188,7 @@ class _Import:
         if given is None and not held.tensor_type.HasField("shape"):
             return None if held.HasField("tensor_type") else ()
         stated = [_stated(d) for d in held.tensor_type.shape.dim]
-        dims = stated if given is None else given_dims(info.name, given)
-        return tuple("?" if d is None else d for d in dims)
+        return stated_shape(info.name, stated if given is None else given)
 
     def _input(self, info: onnx.ValueInfoProto) -> None:
         if info.name in self.shapes and self.shapes[info.name] is None:

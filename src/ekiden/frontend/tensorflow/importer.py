@@ -10,7 +10,7 @@ from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
 from ekiden.frontend.common.options import Dims, Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.unranked import check_ranks
+from ekiden.frontend.common.unranked import StatedInput, check_ranks, stated_shape
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tensorflow.graph import Graph, Shared
@@ -80,11 +80,11 @@ class _Importer:
 
     def _check_ranks(self, shapes: Shapes) -> None:
         """Raise UnrankedInputError for inputs whose rank neither the model nor `shapes` says."""
-        graph, stated = self.model.graph, list[tuple[str, str, tuple[int | str, ...] | None]]()
+        graph, stated = self.model.graph, list[StatedInput]()
         for each in graph.inputs:
-            dims = each.shape if shapes.get(each.name) is None else shapes[each.name]
-            shown = None if dims is None else tuple(_shown(d) for d in given_dims(each.name, dims))
-            stated.append((each.name, each.dtype, shown))
+            given = shapes.get(each.name)
+            shape = stated_shape(each.name, each.shape if given is None else given)
+            stated.append((each.name, each.dtype, shape))
         check_ranks(self.label, stated, [(n, output_dtype(graph, t)) for n, t in graph.outputs])
 
     def _input(self, each: Input, given: object) -> Value:
@@ -103,8 +103,3 @@ class _Importer:
         assert dims is not None, "an input without a rank has been refused"
         extents = [self.main.dim(each.name, axis, d) for axis, d in enumerate(dims)]
         return self.main.tensor(each.name, tensor_type(extents, each.dtype))
-
-
-def _shown(dim: int | str | None) -> int | str:
-    """Return a dimension as an executable shows it."""
-    return "?" if dim is None else dim
