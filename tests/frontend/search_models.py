@@ -102,18 +102,30 @@ class Builder:
         return str(self("Add", x, self.product(inner, HIDDEN, 2 * HIDDEN)))
 
 
-def gpt_decoder(seed: int = 0, name: str = "gpt") -> onnx.GraphProto:
-    """A decoder of tokens, positions, a mask and the past of each layer."""
+def gpt_decoder(seed: int = 0, name: str = "gpt", buffers: int = 0) -> onnx.GraphProto:
+    """A decoder of tokens, positions, a mask and the past of each layer, which has so many inputs
+    for shared buffers."""
     b = Builder(name, seed)
     ids, positions = (b.input(n, INT, "n", "s") for n in ("input_ids", "position_ids"))
     mask = b.input("attention_mask", INT, "n", "t")
     pasts = [b.input(f"past_{i}", FLOAT, 2, "n", HEADS, "p", WIDTH) for i in range(LAYERS)]
+    lengths = _buffer_inputs(b, buffers)
     table = b.weight(VOCABULARY, HIDDEN)
     x = b("Add", b("Gather", table, ids), b("Gather", b.weight(40, HIDDEN), positions))
     total = b("Gather", b("Shape", mask), b.constant(np.int64(1)))
     bias = b("Add", b.mask_bias(mask), b.causal_bias(ids, total))
     presents = []
     for past in pasts:
+        if lengths:
+            weights = [b.weight(HIDDEN, HIDDEN, scale=1.5 / HIDDEN**0.5) for _ in range(3)]
+            attended, present = b(
+                "Attention", x, b("Concat", *weights, axis=1), "", mask, past, "", lengths[0],
+                outputs=2, domain="com.microsoft", num_heads=HEADS, scale=1.0, unidirectional=1,
+                past_present_share_buffer=1,
+            )  # fmt: skip
+            presents.append(present)
+            x = b.feed_forward(b("Add", x, b.product(attended, HIDDEN)))
+            continue
         q, *both = (b.heads(b.product(x, HIDDEN)) for _ in range(3))
         before = [b("Gather", past, b.constant(np.int64(i))) for i in range(2)]
         k, v = (b("Concat", p, n, axis=2) for p, n in zip(before, both, strict=True))
@@ -134,22 +146,30 @@ def t5_graphs(seed: int = 0) -> tuple[onnx.GraphProto, onnx.GraphProto]:
 
 def _decoder_layers(
     b: Builder, x: str, past: Sequence[str], cross: Sequence[str], mask: str, seed: int,
-    own_bias: str = "", vocabulary: int = VOCABULARY,
+    own_bias: str = "", vocabulary: int = VOCABULARY, buffers: Sequence[str] = (),
 ) -> tuple[str, list[str]]:  # fmt: skip
     """The layers of the decoder, whose weights are those of the seed wherever they stand. A mask ""
-    hides nothing of the encoder; `own_bias` is added to the scores of the decoder's own tokens."""
+    hides nothing of the encoder; `own_bias` is added to the scores of the decoder's own tokens.
+    With the inputs `buffers`, past and present share one."""
     b.rng = np.random.default_rng(seed + 1)
     own: list[str] = []
     zero = b.constant(np.zeros((1, 1, 1, 1), np.float32))
     none, bias = own_bias or zero, b.mask_bias(mask) if mask else zero
     for layer in range(LAYERS):
-        q, k, v = (b.heads(b.product(x, HIDDEN)) for _ in range(3))
-        if past:
-            k, v = (
-                b("Concat", past[2 * layer + i], t, axis=2) for i, t in enumerate((k, v))
+        rows = [b.product(x, HIDDEN) for _ in range(3)]
+        if buffers:
+            attended, k, v = b(
+                "DecoderMaskedMultiHeadAttention", *rows, "", "", *past[2 * layer : 2 * layer + 2],
+                *buffers, outputs=3, domain="com.microsoft", num_heads=HEADS, scale=1.0,
+                past_present_share_buffer=1,
             )  # fmt: skip
+        else:
+            q, k, v = map(b.heads, rows)
+            if past:
+                k, v = (b("Concat", past[2 * layer + i], t, axis=2) for i, t in enumerate((k, v)))
+            attended = b.attention(q, k, v, none)
         own += [k, v]
-        x = b("Add", x, b.product(b.attention(q, k, v, none), HIDDEN))
+        x = b("Add", x, b.product(attended, HIDDEN))
         query = b.heads(b.product(x, HIDDEN))
         x = b(
             "Add", x, b.product(b.attention(query, *cross[2 * layer : 2 * layer + 2], bias), HIDDEN)
@@ -200,9 +220,10 @@ def _t5_decoder(seed: int) -> onnx.GraphProto:
 
 
 def whisper_graphs(
-    seed: int = 0, vocabulary: int = VOCABULARY, takes_hidden: bool = True
+    seed: int = 0, vocabulary: int = VOCABULARY, takes_hidden: bool = True, buffers: int = 0
 ) -> tuple[onnx.GraphProto, onnx.GraphProto]:
-    """An encoder of features, which begins with the prompt of the decoder, and that decoder."""
+    """An encoder of features, which begins with the prompt of the decoder, and that decoder, which
+    has so many inputs for shared buffers."""
     b = Builder("whisper_encoder", seed)
     features = b.input("encoder_input_ids", FLOAT, "n", FEATURES, "e")
     prompt = b.input("decoder_input_ids", INT, "n", "s")
@@ -220,10 +241,22 @@ def whisper_graphs(
         for i, tensor in enumerate(tensors):
             part = ("key", "value")[i % 2]
             b.output(tensor, f"present_{part}_{kind}_{i // 2}", "n", HEADS, extent, WIDTH)
-    return b.graph(), _whisper_decoder(seed, vocabulary, takes_hidden)
+    return b.graph(), _whisper_decoder(seed, vocabulary, takes_hidden, buffers)
 
 
-def _whisper_decoder(seed: int, vocabulary: int, takes_hidden: bool) -> onnx.GraphProto:
+def _buffer_inputs(b: Builder, count: int) -> list[str]:
+    """The first of the inputs of decoders whose past and present share a buffer."""
+    shapes = {
+        "past_sequence_length": (1,),
+        "beam_width": (1,),
+        "cache_indirection": ("b", "w", "m"),
+    }
+    return [b.input(name, INT, *shape) for name, shape in list(shapes.items())[:count]]
+
+
+def _whisper_decoder(
+    seed: int, vocabulary: int, takes_hidden: bool, count: int = 0
+) -> onnx.GraphProto:
     b = Builder("whisper_decoder", seed)
     ids = b.input("input_ids", INT, "n", 1)
     if takes_hidden:
@@ -231,8 +264,11 @@ def _whisper_decoder(seed: int, vocabulary: int, takes_hidden: bool) -> onnx.Gra
     names = [f"{part}_{{}}_{i}" for i in range(LAYERS) for part in ("key", "value")]
     past = [b.input(f"past_{n.format('self')}", FLOAT, "n", HEADS, "p", WIDTH) for n in names]
     cross = [b.input(f"past_{n.format('cross')}", FLOAT, "n", HEADS, "e", WIDTH) for n in names]
+    buffers = _buffer_inputs(b, count)
     x = b("Gather", _table(b, seed, vocabulary), ids)
-    logits, own = _decoder_layers(b, x, past, cross, "", seed, vocabulary=vocabulary)
+    logits, own = _decoder_layers(
+        b, x, past, cross, "", seed, vocabulary=vocabulary, buffers=buffers
+    )
     b.output(logits, "logits", "n", 1, vocabulary)
     for name, tensor in zip(names, own, strict=True):
         b.output(tensor, f"present_{name.format('self')}", "n", HEADS, "t", WIDTH)

@@ -197,3 +197,24 @@ def test_squeeze_without_axes_drops_those_that_are_one_in_the_run(
 
     runs = [(RNG.standard_normal(s).astype(np.float32),) for s in sizes]
     check(function, [(shape, tf.float32)], runs)
+
+
+def test_inputs_without_a_rank_are_compiled_for_that_of_each_run() -> None:
+    def function(x: Tensors, y: Tensors) -> Tensors:
+        total = tf.reduce_sum(x) + tf.reduce_mean(y, axis=-1, keepdims=True)
+        return tf.nn.softmax(x * y), total, tf.shape(x)
+
+    # LiteRT 2.3 cannot read results of such graphs that are scalars: both give TensorFlow's
+    specs = [(None, tf.float32), ((2, None), tf.float32)]
+    graph, data = concrete(function, specs), lite(function, specs)
+    y = RNG.standard_normal((2, 3)).astype(np.float32)
+    for model in (graph, data):
+        exe = ekiden.compile(model)
+        shown = [str(each) for each in (*exe.inputs, *exe.outputs)]
+        assert shown[:3] == ["x0: float32[...]", "x1: float32[2, ?]", "Identity: float32[...]"]
+        one = ekiden.compile(model, shape={"x0": ("n", 3)})
+        assert str(one.inputs[0]) == "x0: float32[n, 3]"
+        for shape in ((), (3,), (2, 1), (4, 2, 3)):
+            x = RNG.standard_normal(shape).astype(np.float32)
+            wanted = arrays(function(tf.constant(x), tf.constant(y)))
+            agree(arrays(exe(x, y)), wanted)

@@ -13,6 +13,7 @@ from ekiden.frontend.common.options import Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import Absent, MapValue, SequenceValue, sequence_of
 from ekiden.frontend.common.text_value import TextValue
+from ekiden.frontend.common.unranked import check_ranks, stated_shape
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name
 from ekiden.frontend.onnx.check import check_operators
@@ -40,7 +41,6 @@ from ekiden.runtime.artifact.metadata import ANY_OBJECT, TEXT
 from ekiden.runtime.errors import (
     ExpressionError,
     ImportModelError,
-    UnrankedInputError,
     UnsupportedError,
 )
 
@@ -116,7 +116,11 @@ class _Import:
         for name in self.shapes:  # a weight that a shape is given for is an input
             self.graph.weights.pop(name, None)
         inputs = [i for i in self.proto.input if i.name not in self.graph.weights]
-        self._check_ranks(inputs)
+        check_ranks(
+            self.label,
+            [(i.name, _dtype_text(i), self._stated_shape(i)) for i in inputs],
+            [(o.name, _dtype_text(o)) for o in self.proto.output],
+        )
         for each in inputs:
             self._input(each)
         if not self.freeze_params:
@@ -177,25 +181,6 @@ class _Import:
                 f"the inputs are {have}{more}"
             )
 
-    def _check_ranks(self, inputs: Sequence[onnx.ValueInfoProto]) -> None:
-        """Raise UnrankedInputError for tensors whose rank neither the model nor `shape` says."""
-        kinds = {i.name: _held(i.type) for i in inputs if i.name not in self.shapes}
-        names = [
-            name
-            for name, kind in kinds.items()
-            if kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape")
-        ]
-        if not names:
-            return
-        listed = ", ".join(map(repr, names))
-        wanted = ", ".join(f"{name!r}: ..." for name in names)
-        has = f"input {listed} has no shape" if len(names) == 1 else f"inputs {listed} have none"
-        raise UnrankedInputError(
-            f"import {self.label}: {has}; give one with shape={{{wanted}}}",
-            tuple((i.name, _dtype_text(i), self._stated_shape(i)) for i in inputs),
-            tuple((o.name, _dtype_text(o)) for o in self.proto.output),
-        )
-
     def _stated_shape(self, info: onnx.ValueInfoProto) -> tuple[int | str, ...] | None:
         """Return the shape of an input as messages have it; None where its rank is not known."""
         held = _held(info.type)
@@ -203,8 +188,7 @@ class _Import:
         if given is None and not held.tensor_type.HasField("shape"):
             return None if held.HasField("tensor_type") else ()
         stated = [_stated(d) for d in held.tensor_type.shape.dim]
-        dims = stated if given is None else given_dims(info.name, given)
-        return tuple("?" if d is None else d for d in dims)
+        return stated_shape(info.name, stated if given is None else given)
 
     def _input(self, info: onnx.ValueInfoProto) -> None:
         if info.name in self.shapes and self.shapes[info.name] is None:

@@ -10,10 +10,11 @@ from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
 from ekiden.frontend.common.options import Dims, Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.unranked import StatedInput, check_ranks, stated_shape
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tensorflow.graph import Graph, Shared
-from ekiden.frontend.tensorflow.load import Input, Model, read_model
+from ekiden.frontend.tensorflow.load import Input, Model, output_dtype, read_model
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import tensor_type
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
@@ -57,6 +58,7 @@ class _Importer:
                 known = ", ".join(map(repr, names)) or "none"
                 text = f"shape: no input {name!r}; it has {known}"
                 raise CompileError(f"import {self.label}: {text}")
+        self._check_ranks(shapes)
         for each in inputs:
             self.graph.env.put({each.tensor: self._input(each, shapes.get(each.name))})
         try:
@@ -76,6 +78,15 @@ class _Importer:
             sequences=True,
         )
 
+    def _check_ranks(self, shapes: Shapes) -> None:
+        """Raise UnrankedInputError for inputs whose rank neither the model nor `shapes` says."""
+        graph, stated = self.model.graph, list[StatedInput]()
+        for each in graph.inputs:
+            given = shapes.get(each.name)
+            shape = stated_shape(each.name, each.shape if given is None else given)
+            stated.append((each.name, each.dtype, shape))
+        check_ranks(self.label, stated, [(n, output_dtype(graph, t)) for n, t in graph.outputs])
+
     def _input(self, each: Input, given: object) -> Value:
         what = f"input {each.name!r}"
         if each.dtype in ("string", "resource", "variant"):
@@ -89,8 +100,6 @@ class _Importer:
                 text = f"shape of the {what}: expected {len(dims)} dimensions, got {len(replaced)}"
                 raise CompileError(f"import {self.label}: {text}")
             dims = replaced
-        if dims is None:
-            text = f"{what} may have any rank; shape={{{each.name!r}: (...)}} says which"
-            raise CompileError(f"import {self.label}: {text}")
+        assert dims is not None, "an input without a rank has been refused"
         extents = [self.main.dim(each.name, axis, d) for axis, d in enumerate(dims)]
         return self.main.tensor(each.name, tensor_type(extents, each.dtype))

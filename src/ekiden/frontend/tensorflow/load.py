@@ -22,6 +22,7 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 
 from ekiden.frontend.common.libraries import check_readable, told_by
 from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.runtime.artifact.metadata import ANY_OBJECT
 from ekiden.runtime.errors import CompileError, ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -92,6 +93,15 @@ def dims_of(proto: Proto) -> Dims:
 def tensor_name(name: str) -> str:
     """The name of a tensor with its output: "x" is "x:0"."""
     return name if ":" in name else f"{name}:0"
+
+
+def output_dtype(graph: Graph, tensor: str) -> str:
+    """Return the dtype of an output, where the node that gives it copies a tensor of one, as those
+    of functions do; ANY_OBJECT for others."""
+    node = graph.nodes.get(tensor.rpartition(":")[0])
+    if node is None or node.op not in ("Identity", "Placeholder"):
+        return ANY_OBJECT
+    return dtype_name(node.attr["T" if node.op == "Identity" else "dtype"].type)
 
 
 def read_model(source: object, signature: str = "", outputs: Sequence[str] = ()) -> Model:

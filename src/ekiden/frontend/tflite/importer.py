@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ekiden.frontend.common.cases import leaving
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import INITIAL, ImportedModule
 from ekiden.frontend.common.main import Main, initial_state
 from ekiden.frontend.common.options import Dims, Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.unranked import StatedInput, check_ranks, stated_shape
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.tflite.graph import Graph, Shared
 from ekiden.frontend.tflite.load import Model, Signature, Subgraph, Tensor, read_model
@@ -69,6 +72,7 @@ class _Importer:
                 known = ", ".join(map(repr, names)) or "none"
                 text = f"shape: no input {name!r}; it has {known}"
                 raise CompileError(f"import {self.label}: {text}")
+        self._check_ranks(names, shapes)
         pairs = zip(self.subgraph.inputs, names, strict=True)
         graph.put_inputs([self._input(tensors[i], name, shapes.get(name)) for i, name in pairs])
         graph.walk()
@@ -102,13 +106,25 @@ class _Importer:
             raise UnsupportedError(f"import {self.label}: {text} {type_text(value.kind)} after it")
         return value
 
+    def _check_ranks(self, names: Sequence[str], shapes: Shapes) -> None:
+        """Raise UnrankedInputError for inputs whose rank neither the model nor `shapes` says."""
+        tensors, stated = self.subgraph.tensors, list[StatedInput]()
+        for index, name in zip(self.subgraph.inputs, names, strict=True):
+            tensor, dims = tensors[index], shapes.get(name)
+            if dims is None and not tensor.is_unranked:
+                dims = tensor.shape
+            stated.append((name, tensor.dtype, stated_shape(name, dims)))
+        outputs = [(self.signature.outputs.get(i, tensors[i].name), tensors[i].dtype)
+                   for i in self.subgraph.outputs]  # fmt: skip
+        check_ranks(self.label, stated, outputs)
+
     def _input(self, tensor: Tensor, name: str, given: object) -> Value:
         if not tensor.is_supported:
             raise UnsupportedError(f"import {self.label}: input {name!r}: {tensor.why}")
         dims: Dims = [d if d >= 0 else None for d in tensor.shape]
         if given is not None:
             dims = given_dims(name, given)
-            if len(dims) != len(tensor.shape):
+            if len(dims) != len(tensor.shape) and not tensor.is_unranked:
                 text = f"shape of the input {name!r}: expected {len(tensor.shape)} dimensions"
                 raise CompileError(f"import {self.label}: {text}, got {len(dims)}")
         extents = [self.main.dim(name, axis, d) for axis, d in enumerate(dims)]

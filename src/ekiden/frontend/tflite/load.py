@@ -55,7 +55,8 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a graph. shape: -1 where any extent may come; quantization: None for none."""
+    """A tensor of a graph. shape: -1 where any extent may come, () also where `is_unranked`;
+    quantization: None for none."""
 
     index: int
     name: str
@@ -65,6 +66,8 @@ class Tensor:
     data: Array | None
     is_variable: bool
     is_sparse: bool
+    is_unranked: bool = False
+    """Whether the model says that any rank may come."""
 
     def __str__(self) -> str:
         return f"tensor {self.index} {self.name!r}"
@@ -163,6 +166,7 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.root: Any = tflite.Model.GetRootAs(data, 0)
+        self._states_ranks = self._has_ranks()
 
     def model(self, label: str) -> Model:
         """All of it."""
@@ -182,6 +186,13 @@ class _Reader:
             )
             graphs[each.SubgraphIndex()]  # IndexError where there is none
         return Model(label, graphs, signatures)
+
+    def _has_ranks(self) -> bool:
+        """Whether the writer of the model said of tensors that they have a rank: older ones say it
+        of none, scalars or not."""
+        graphs = [self.root.Subgraphs(i) for i in range(self.root.SubgraphsLength())]
+        tensors = (g.Tensors(i) for g in graphs for i in range(g.TensorsLength()))
+        return any(t.HasRank() for t in tensors)
 
     def _graph(self, table: Table) -> Subgraph:
         count = table.TensorsLength()
@@ -213,9 +224,11 @@ class _Reader:
             data = data.reshape(shape) if sparsity is None else densified(data, shape, sparsity)
         quantization = _quantization(table.Quantization(), dtype)
         is_sparse = table.Sparsity() is not None
+        is_unranked = self._states_ranks and not shape and not table.HasRank()
         return Tensor(
-            index, name, shape, dtype, quantization, data, bool(table.IsVariable()), is_sparse
-        )
+            index, name, shape, dtype, quantization, data, bool(table.IsVariable()), is_sparse,
+            is_unranked,
+        )  # fmt: skip
 
     def _bytes(self, index: int) -> Array | bytes | None:
         buffer = self.root.Buffers(index) if index < self.root.BuffersLength() else None

@@ -120,10 +120,7 @@ def _beam_search(node: Node) -> list[Expr | Value | None]:
 def _whisper_beam_search(node: Node) -> list[Expr | Value | None]:
     """Of features of sound: the same, and how likely there is no speech."""
     if node.wants(3) or node.get_int("decoder_output_cross_qk", 0):
-        node.unsupported(
-            "output 3 ('cross_qk') is not supported: it needs a decoder that shares a buffer for "
-            "past and present, which runs on GPUs alone"
-        )
+        node.unsupported("output 3 ('cross_qk'), the scores of cross attention, is not supported")
     further: list[Processor] = []
     if (temperature := _scalar(node, 14, "float32", 1.0)) is not None:
         further.append(tempered(node.scope.spanned(temperature)))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ekiden.frontend.common import sizes
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.search_scores import Search
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
@@ -63,6 +64,57 @@ class Decoder:
         return self.scope.bound(expr, name)
 
 
+class Buffers:
+    """The last inputs of a decoder that keeps the past and the present of each layer in one buffer,
+    which is as long as a text may be; none of a decoder that does not.
+
+    axis: of the length of keys and values. length: of an empty past. Beams need no indirection:
+    the buffers themselves are reordered.
+    """
+
+    NAMES = ("past_sequence_length", "beam_width", "cache_indirection")
+
+    def __init__(self, decoder: Decoder, graph: onnx.GraphProto, axis: int) -> None:
+        self.decoder, self.axis = decoder, axis
+        inputs = [i.name for i in graph.input]
+        counts = [n for n in (3, 1) if tuple(inputs[-n:]) == self.NAMES[:n]]
+        self.names = self.NAMES[: max(counts, default=0)]
+        self.length = decoder.search.limit if self.names else as_dim(0)
+
+    def size(self, count: Expr) -> PrimExpr:
+        """Return a number of tokens, an int64 scalar, as a dimension."""
+        vector = self.decoder.value(op.reshape(count, (1,)), "past")
+        dims = sizes.dims(self.decoder.scope, vector)
+        assert dims is not None, "a vector of known length has dimensions"
+        return as_dim(dims[0])
+
+    def feeds(self, count: Expr) -> list[Value]:
+        """Return these inputs for a past of so many tokens, an int64 scalar."""
+        search, scope = self.decoder.search, self.decoder.scope
+        beams = op.cast(op.arange(0, search.beams, 1, dtype="int64"), "int32")
+        shape = (search.batch, search.beams, search.limit)
+        values = (
+            op.cast(op.reshape(count, (1,)), "int32"),
+            op.cast(op.reshape(scope.scalar(search.beams), (1,)), "int32"),
+            op.broadcast_to(op.reshape(beams, (1, search.beams, 1), allowzero=True), shape),
+        )
+        return [self.decoder.value(v, n) for v, n in zip(values, self.names, strict=False)]
+
+    def filled(self, values: Sequence[Value]) -> list[Value]:
+        """Return keys or values of some tokens as buffers, with zeros behind them."""
+        buffers = []
+        for value in values:
+            shape = list(value.type.shape)
+            behind = list(shape)
+            behind[self.axis] = tidy(self.decoder.search.limit - shape[self.axis])
+            shape[self.axis] = self.decoder.search.limit
+            zeros = op.zeros(behind, value.type.dtype)
+            whole = op.concatenate((self.decoder.scope.expr(value), zeros), axis=self.axis)
+            reshaped = op.reshape(whole, shape, allowzero=True)
+            buffers.append(self.decoder.value(reshaped, "buffer"))
+        return buffers
+
+
 class Gpt(Decoder):
     """A decoder alone: (tokens, positions, mask, past of each layer) -> (logits, present of each).
 
@@ -71,14 +123,19 @@ class Gpt(Decoder):
 
     def __init__(self, search: Search, mask_input: int) -> None:
         super().__init__(search)
-        graph = graph_of(self.node, "decoder")
-        check_inputs(self.node, graph, ("input_ids", "position_ids", "attention_mask"))
-        pasts = list(graph.input)[3:]
+        self.first = "init_decoder" if self.node.has("init_decoder") else "decoder"
+        first, graph = (graph_of(self.node, name) for name in (self.first, "decoder"))
+        for each in (first, graph):
+            check_inputs(self.node, each, ("input_ids", "position_ids", "attention_mask"))
+        self.first_buffers, self.buffers = Buffers(self, first, 3), Buffers(self, graph, 3)
+        pasts = list(graph.input)[3 : len(graph.input) - len(self.buffers.names)]
         if not pasts or len(graph.output) != len(pasts) + 1:
             self.node.unsupported(
                 "its decoder must have a past of each layer as inputs, and the presents as outputs "
-                "behind the logits; one that shares a buffer for both runs on GPUs alone"
+                "behind the logits"
             )
+        if self.first_buffers.names and not self.buffers.names:
+            self.node.unsupported("'init_decoder' shares buffers of the past, 'decoder' does not")
         self.pasts, self.mask_input = pasts, mask_input
         self.names = ["positions", *(p.name for p in pasts)]
         self.mask: Expr | None = None
@@ -94,8 +151,10 @@ class Gpt(Decoder):
         for past in self.pasts:
             shape, dtype = self._past_shape(past)
             feeds.append(self.value(op.zeros(shape, dtype), past.name))
-        first = "init_decoder" if self.node.has("init_decoder") else "decoder"
-        logits, *presents = self.node.body(first).run(feeds)
+        feeds += self.first_buffers.feeds(const(np.int64(0)))
+        logits, *presents = self.node.body(self.first).run(feeds)
+        if self.buffers.names and not self.first_buffers.names:
+            presents = self.buffers.filled(presents)
         return tokens, self.last_logits(logits), [self.value(counts, "positions"), *presents]
 
     def _mask_and_positions(self, tokens: Expr) -> tuple[Expr, Expr, Expr]:
@@ -118,7 +177,8 @@ class Gpt(Decoder):
                 f"{past.name!r} must have the shape (2, rows, heads, length, width), with numbers "
                 "of heads and width"
             )
-        shape = (as_dim(2), self.search.rows, as_dim(dims[2]), as_dim(0), as_dim(dims[4]))
+        length = self.first_buffers.length
+        shape = (as_dim(2), self.search.rows, as_dim(dims[2]), length, as_dim(dims[4]))
         return shape, from_onnx_dtype(past.type.tensor_type.elem_type)
 
     def step(
@@ -126,7 +186,8 @@ class Gpt(Decoder):
     ) -> tuple[Expr, list[Value]]:
         """Run the decoder over one token of each row."""
         positions, *pasts = carried
-        past = pasts[0].type.shape[3]
+        count = op.subtract(length, const(np.int64(1)))
+        past = self.buffers.size(count) if self.buffers.names else pasts[0].type.shape[3]
         more = (self.search.rows, tidy(past + 1 - self.search.prompt))
         assert self.mask is not None
         ones = op.cast(op.full(const(np.int32(1)), more), "int32")
@@ -136,6 +197,7 @@ class Gpt(Decoder):
             positions,
             self.value(mask, "mask"),
             *of_one_length(self, pasts, 3),
+            *self.buffers.feeds(count),
         ]
         logits, *presents = self.node.body("decoder").run(feeds)
         next_positions = op.add(self.scope.expr(positions), const(np.int32(1)))
@@ -168,12 +230,12 @@ class EncoderDecoder(Decoder):
         self.first = len(self.DECODER_INPUTS)
         self.takes_hidden = "encoder_hidden_states" in inputs[self.first : self.first + 1]
         self.first += self.takes_hidden
-        layers, rest = divmod(len(inputs) - self.first, 4)
+        self.buffers = Buffers(self, self.graph, 2)
+        layers, rest = divmod(len(inputs) - self.first - len(self.buffers.names), 4)
         if not layers or rest or len(self.graph.output) != 1 + 2 * layers:
             self.node.unsupported(
                 "its decoder must have keys and values of each layer and of the encoder as inputs, "
-                "and the former as outputs behind the logits; one that shares a buffer for both "
-                "runs on GPUs alone"
+                "and the former as outputs behind the logits"
             )
         self.count = 2 * layers
         self.names = inputs[self.first : self.first + self.count]
@@ -202,7 +264,8 @@ class EncoderDecoder(Decoder):
                 "its encoder must give 'encoder_hidden_states', as its decoder takes"
             )
         pasts = [self.value(op.zeros(*self._past_shape(n)), n) for n in self.names]
-        logits, *presents = self.node.body("decoder").run(self._feeds(tokens, pasts))
+        feeds = self._feeds(tokens, pasts, const(np.int64(0)))
+        logits, *presents = self.node.body("decoder").run(feeds)
         return tokens, self.last_logits(logits), presents
 
     def first_tokens(self, rows: PrimExpr) -> Expr:
@@ -224,7 +287,10 @@ class EncoderDecoder(Decoder):
         own, others = both[: self.count], both[self.count :]
         hidden_states = [hidden] if self.takes_hidden else []
         self.steady = self.expanded([*steady, *hidden_states, *others])
-        return tokens, self.search.expanded(self.last_logits(logits)), self.expanded(own)
+        presents = self.expanded(own)
+        if self.buffers.names:
+            presents = self.buffers.filled(presents)
+        return tokens, self.search.expanded(self.last_logits(logits)), presents
 
     def _mask(self) -> Expr:
         """Return the mask of the prompt: 0 for the padding on its left."""
@@ -246,14 +312,16 @@ class EncoderDecoder(Decoder):
                 f"{name!r} must have the shape (rows, heads, length, width), with numbers of heads "
                 "and width"
             )
-        shape = (self.search.rows, as_dim(dims[1]), as_dim(0), as_dim(dims[3]))
+        shape = (self.search.rows, as_dim(dims[1]), self.buffers.length, as_dim(dims[3]))
         return shape, from_onnx_dtype(info.type.tensor_type.elem_type)
 
-    def _feeds(self, tokens: Expr, pasts: Sequence[Value]) -> list[Value]:
-        """Return the inputs of the decoder for tokens, int32 [rows, 1 or length]."""
+    def _feeds(self, tokens: Expr, pasts: Sequence[Value], past: Expr) -> list[Value]:
+        """Return the inputs of the decoder for tokens, int32 [rows, 1 or length], behind a past of
+        so many tokens, an int64 scalar."""
         count = self.first - 1
         ids = self.value(tokens, "ids")
-        return [ids, *self.steady[:count], *pasts, *self.steady[count:]]
+        steady = self.steady
+        return [ids, *steady[:count], *pasts, *steady[count:], *self.buffers.feeds(past)]
 
     def step(
         self, tokens: Expr, texts: Expr, length: Expr, carried: Sequence[Value]
@@ -263,7 +331,8 @@ class EncoderDecoder(Decoder):
         if [d.dim_value for d in self.graph.input[0].type.tensor_type.shape.dim][1:] != [1]:
             zero, one = const(np.int64(0)), const(np.int64(1))
             ids = op.take(texts, op.arange(zero, length, one, dtype="int64"), axis=1)
-        feeds = self._feeds(ids, of_one_length(self, carried, 2))
+        past = op.subtract(length, const(np.int64(1)))
+        feeds = self._feeds(ids, of_one_length(self, carried, 2), past)
         logits, *presents = self.node.body("decoder").run(feeds)
         return self.last_logits(logits), presents
 
