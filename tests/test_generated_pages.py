@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-import sys
+import runpy
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -19,21 +18,15 @@ from test_tutorials import code_of
 ROOT = Path(__file__).parents[1]
 
 
+GENERATORS = runpy.run_path(str(ROOT / "scripts/generated_files.py"))
+PAGES: dict[str, str] = GENERATORS["PAGES"]
+"""Program -> the page that it makes."""
+
+
 @pytest.fixture(scope="module")
-def generated() -> ModuleType:
-    """The module with the table of generated pages."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import generated_files
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    return generated_files
-
-
-@pytest.fixture
-def pages(generated: ModuleType) -> dict[str, str]:
+def pages() -> dict[str, str]:
     """Name of each page -> its text."""
-    return {page: generated.page_text(script) for script, page in generated.PAGES.items()}
+    return {page: GENERATORS["page_text"](script) for script, page in PAGES.items()}
 
 
 def test_the_page_of_operators_describes_each(pages: dict[str, str]) -> None:
@@ -71,17 +64,17 @@ def test_links_of_generated_pages_lead_to_pages(pages: dict[str, str]) -> None:
     ] == []
 
 
-def test_no_file_has_the_place_of_a_generated_page(generated: ModuleType) -> None:
-    for script, page in generated.PAGES.items():
+def test_no_file_has_the_place_of_a_generated_page() -> None:
+    for script, page in PAGES.items():
         assert (ROOT / script).is_file()
         assert not (ROOT / "docs" / page).exists()
 
 
-def test_pages_link_to_generators_by_paths_that_exist(generated: ModuleType) -> None:
+def test_pages_link_to_generators_by_paths_that_exist() -> None:
     """On the forge a link leads to the program; the site leads it to the page."""
     for page in (ROOT / "docs").rglob("*.md"):
         for link in re.findall(r"\]\(([^)#\s:]+)", page.read_text(encoding="utf-8")):
             path = posixpath.normpath(posixpath.join(str(page.parent.relative_to(ROOT)), link))
-            assert path.removeprefix("docs/") not in generated.PAGES.values(), (page, link)
+            assert path.removeprefix("docs/") not in PAGES.values(), (page, link)
             if "generate_" in link:
-                assert path in generated.PAGES, (page, link)
+                assert path in PAGES, (page, link)
