@@ -28,13 +28,15 @@ ENUMS = (
     ("TypeIndex", "EK_NONE", "EK_", API),
     ("DTypeCode", "EK_DTYPE_INT", "EK_DTYPE_", API),
     ("DeviceType", "EK_CPU", "EK_", API),
-    ("Section", "GLOBALS", "", f"{SRC}/ek_executable.c"),
+    ("Section(IntEnum)", "GLOBALS", "", f"{SRC}/ek_executable.c"),
     ("TypeWord", "EK_TYPE_ANY", "EK_TYPE_", f"{SRC}/ek_signature.h"),
     ("TypeLimit", "EK_TYPE_NESTING", "EK_TYPE_", f"{SRC}/ek_signature.h"),
     ("DimWord", "EK_DIM_CONST", "EK_DIM_", f"{SRC}/ek_signature.h"),
     ("Event", "EK_EVENT_CALL", "EK_EVENT_", f"{SRC}/ek_vm_step.h"),
 )
-"""Numbers: the name in Python, a member, the prefix of its members, where they stand."""
+"""Numbers: the class in Python, a member, the prefix of its members, where they stand. Sections of
+a file are looked up by their numbers and shown by their names; other classes only hold numbers, as
+Python takes 8 us a member to make an IntEnum, and every start imports them."""
 SERVICES = f"{SRC}/ek_services.c"
 ABOUT_SERVICES = (
     ("\nSERVICES", "What the runtime gives to compiled code."),
@@ -191,9 +193,7 @@ def texts() -> tuple[str, str]:
     for title, member, prefix, path in ENUMS:
         values = numbers(member, prefix, path)
         names = {k: v for k, v in values.items() if k != "SECTIONS"}
-        module.append(
-            f'\n\nclass {title}(IntEnum):\n    """As {Path(path).name} numbers them."""\n\n'
-        )
+        module.append(f'\n\nclass {title}:\n    """As {Path(path).name} numbers them."""\n\n')
         module.append("".join(f"    {name} = {value}\n" for name, value in names.items()))
         if path.endswith(".h"):
             asserts += [

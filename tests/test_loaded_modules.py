@@ -32,11 +32,10 @@ CACHED_ANSWER = {
         runtime.binding.objects runtime.compiler runtime.debug runtime.debug.shown
         runtime.devices runtime.devices.engines runtime.devices.named
         runtime.environment runtime.errors
-        runtime.executable runtime.executable.callers runtime.executable.closures
+        runtime.executable runtime.executable.callers
         runtime.executable.executable runtime.executable.formats runtime.executable.loading
-        runtime.executable.nested runtime.executable.outputs runtime.executable.sequences
-        runtime.executable.state runtime.executable.values
-        runtime.cached runtime.files runtime.forks runtime.lazy_dataclass runtime.logs runtime.text
+        runtime.executable.state
+        runtime.cached runtime.files runtime.forks runtime.lazy_dataclass runtime.logs
     """.split()),
 }  # fmt: skip
 """By a program that compiles a file whose artifact is in the cache, and runs it."""

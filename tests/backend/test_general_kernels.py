@@ -347,6 +347,14 @@ def test_packed_and_winograd_weights(size: tuple[int, int], tile: int) -> None:
             v("x", *x.shape), v("w", *points.shape), m, 40, (1, 1, 1, 1)
         )
         check(relay.nn.relu(conv), x, points, tolerance=1e-4)
+        levels = data(1, *size, 16, dtype="uint8")
+        kernel = data(40, 16, 3, 3, dtype="int8")
+        pairs = transform_weight(kernel, m, tile)
+        conv = relay.nn.contrib_conv2d_winograd_without_weight_transform(
+            v("x", *levels.shape, dtype="uint8"), v("w", *pairs.shape, dtype="int16"), m, 40,
+            (1, 1, 1, 1),
+        )  # fmt: skip
+        check(relay.nn.relu(conv), levels, pairs)
 
 
 LAYERS = [

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-VOCABULARY, HEADS, WIDTH, LAYERS = 24, 2, 4, 2
+VOCABULARY, HEADS, WIDTH, LAYERS, FEATURES = 24, 2, 4, 2, 3
 HIDDEN = HEADS * WIDTH
 PAD, END, START = 0, 1, 2
 INT, FLOAT = TensorProto.INT32, TensorProto.FLOAT
@@ -133,13 +133,15 @@ def t5_graphs(seed: int = 0) -> tuple[onnx.GraphProto, onnx.GraphProto]:
 
 
 def _decoder_layers(
-    b: Builder, x: str, past: Sequence[str], cross: Sequence[str], mask: str, seed: int
-) -> tuple[str, list[str]]:
-    """The layers of the decoder, whose weights are those of the seed wherever they stand."""
+    b: Builder, x: str, past: Sequence[str], cross: Sequence[str], mask: str, seed: int,
+    own_bias: str = "", vocabulary: int = VOCABULARY,
+) -> tuple[str, list[str]]:  # fmt: skip
+    """The layers of the decoder, whose weights are those of the seed wherever they stand. A mask ""
+    hides nothing of the encoder; `own_bias` is added to the scores of the decoder's own tokens."""
     b.rng = np.random.default_rng(seed + 1)
     own: list[str] = []
-    none = b.constant(np.zeros((1, 1, 1, 1), np.float32))
-    bias = b.mask_bias(mask)
+    zero = b.constant(np.zeros((1, 1, 1, 1), np.float32))
+    none, bias = own_bias or zero, b.mask_bias(mask) if mask else zero
     for layer in range(LAYERS):
         q, k, v = (b.heads(b.product(x, HIDDEN)) for _ in range(3))
         if past:
@@ -153,12 +155,12 @@ def _decoder_layers(
             "Add", x, b.product(b.attention(query, *cross[2 * layer : 2 * layer + 2], bias), HIDDEN)
         )
         x = b.feed_forward(x)
-    return b.product(x, VOCABULARY), own
+    return b.product(x, vocabulary), own
 
 
-def _table(b: Builder, seed: int) -> str:
+def _table(b: Builder, seed: int, vocabulary: int = VOCABULARY) -> str:
     b.rng = np.random.default_rng(seed)
-    return b.weight(VOCABULARY, HIDDEN)
+    return b.weight(vocabulary, HIDDEN)
 
 
 def _t5_encoder(seed: int) -> onnx.GraphProto:
@@ -197,6 +199,46 @@ def _t5_decoder(seed: int) -> onnx.GraphProto:
     return b.graph()
 
 
+def whisper_graphs(
+    seed: int = 0, vocabulary: int = VOCABULARY, takes_hidden: bool = True
+) -> tuple[onnx.GraphProto, onnx.GraphProto]:
+    """An encoder of features, which begins with the prompt of the decoder, and that decoder."""
+    b = Builder("whisper_encoder", seed)
+    features = b.input("encoder_input_ids", FLOAT, "n", FEATURES, "e")
+    prompt = b.input("decoder_input_ids", INT, "n", "s")
+    table = _table(b, seed, vocabulary)
+    x = b.product(b("Transpose", features, perm=[0, 2, 1]), HIDDEN, FEATURES)
+    hidden = b.feed_forward(x)
+    cross = [b.heads(b.product(hidden, HIDDEN)) for _ in range(2 * LAYERS)]
+    length = b("Gather", b("Shape", prompt), b.constant(np.int64(1)))
+    later = b.causal_bias(prompt, length)
+    first = b("Gather", table, prompt)
+    logits, own = _decoder_layers(b, first, (), cross, "", seed, later, vocabulary)
+    b.output(logits, "logits", "n", "s", vocabulary)
+    b.output(hidden, "encoder_hidden_states", "n", "e", HIDDEN)
+    for kind, tensors, extent in (("self", own, "s"), ("cross", cross, "e")):
+        for i, tensor in enumerate(tensors):
+            part = ("key", "value")[i % 2]
+            b.output(tensor, f"present_{part}_{kind}_{i // 2}", "n", HEADS, extent, WIDTH)
+    return b.graph(), _whisper_decoder(seed, vocabulary, takes_hidden)
+
+
+def _whisper_decoder(seed: int, vocabulary: int, takes_hidden: bool) -> onnx.GraphProto:
+    b = Builder("whisper_decoder", seed)
+    ids = b.input("input_ids", INT, "n", 1)
+    if takes_hidden:
+        b.input("encoder_hidden_states", FLOAT, "n", "e", HIDDEN)
+    names = [f"{part}_{{}}_{i}" for i in range(LAYERS) for part in ("key", "value")]
+    past = [b.input(f"past_{n.format('self')}", FLOAT, "n", HEADS, "p", WIDTH) for n in names]
+    cross = [b.input(f"past_{n.format('cross')}", FLOAT, "n", HEADS, "e", WIDTH) for n in names]
+    x = b("Gather", _table(b, seed, vocabulary), ids)
+    logits, own = _decoder_layers(b, x, past, cross, "", seed, vocabulary=vocabulary)
+    b.output(logits, "logits", "n", 1, vocabulary)
+    for name, tensor in zip(names, own, strict=True):
+        b.output(tensor, f"present_{name.format('self')}", "n", HEADS, "t", WIDTH)
+    return b.graph()
+
+
 def search_model(
     op_type: str,
     inputs: Sequence[tuple[str, Array | None, bool]],
@@ -210,7 +252,7 @@ def search_model(
         if value is not None and is_fixed:
             weights.append(numpy_helper.from_array(value, name))
         elif value is not None:
-            dims = [f"{name}_{i}" for i in range(value.ndim)] if value.ndim == 2 else value.shape
+            dims = [f"{name}_{i}" for i in range(value.ndim)] if value.ndim > 1 else value.shape
             kind = helper.np_dtype_to_tensor_dtype(value.dtype)
             infos.append(helper.make_tensor_value_info(name, kind, dims))
             feed[name] = value

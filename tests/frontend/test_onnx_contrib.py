@@ -11,8 +11,10 @@ import pytest
 from onnx import helper
 from onnx_models import Array, compare, graph_model, interpret, ints, normal
 
+import ekiden
 from ekiden.frontend.onnx import from_onnx
-from ekiden.runtime.errors import UnsupportedError
+from ekiden.runtime.errors import InputError, RunError, UnsupportedError
+from onnx_runtime import run_onnx_runtime
 
 DOMAIN = "com.microsoft"
 
@@ -231,6 +233,41 @@ def test_attention_with_values_of_another_width() -> None:
     check("Attention", inputs, (1, 2), num_heads=2, qkv_hidden_sizes=[8, 8, 12])
 
 
+@pytest.mark.parametrize("length", [0, 3, 7])
+@pytest.mark.parametrize("executor", ["vm", pytest.param("aot", marks=pytest.mark.long)])
+def test_attention_whose_past_and_present_share_a_buffer(length: int, executor: str) -> None:
+    """As with a past of so many keys alone; ONNX Runtime's kernel of CPUs has no shared buffers."""
+    x, weights, bias = normal(2, 1, 8), normal(8, 24, seed=5), normal(24, seed=6)
+    buffer, mask = normal(2, 2, 2, 8, 4, seed=7), np.ones((2, length + 1), np.int32)
+    mask[0, :length] = 0
+    options = {"num_heads": 2, "unidirectional": 1, "past_present_share_buffer": 1}
+    inputs = [x, weights, bias, mask, buffer, None, np.array(length, np.int32)]
+    model, feed = contrib_model("Attention", inputs, (1, 2), (0, 1), **options)
+    output, present = ekiden.compile(model, executor=executor)(**feed)  # type: ignore[misc]
+    plain = [x, weights, bias, mask, buffer[:, :, :, :length].copy()]
+    options["past_present_share_buffer"] = 0
+    other, fed = contrib_model("Attention", plain, (1, 2), (0, 1), **options)
+    wanted, keys = run_onnx_runtime(other, fed)
+    np.testing.assert_allclose(output.numpy(), wanted, rtol=1e-4, atol=1e-5)
+    expected = buffer.copy()
+    expected[:, :, :, : length + 1] = keys
+    np.testing.assert_allclose(present.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_attention_whose_shared_buffer_is_full_ends_the_run() -> None:
+    inputs = [normal(2, 1, 8), normal(8, 24), normal(24), None, normal(2, 2, 2, 4, 4), None]
+    for length, is_refused in ((np.array(4, np.int32), False), (None, True)):
+        model, feed = contrib_model(
+            "Attention", [*inputs, length], (1, 2), num_heads=2, past_present_share_buffer=1
+        )
+        if is_refused:
+            with pytest.raises(UnsupportedError, match="needs 'past' and 'past_sequence_length'"):
+                from_onnx(model)
+        else:
+            with pytest.raises((InputError, RunError), match="the past has no room"):
+                ekiden.compile(model)(**feed)
+
+
 def test_multi_head_attention() -> None:
     inputs = [normal(2, 3, 8), normal(2, 4, 8, seed=1), normal(2, 4, 8, seed=2)]
     check("MultiHeadAttention", inputs, num_heads=2)
@@ -313,6 +350,16 @@ def test_group_query_attention_of_rows_of_different_lengths() -> None:
     check("GroupQueryAttention", inputs, (6,), (0, 1, 2), rtol=1e-4, **more)
     check("GroupQueryAttention", inputs, (6,), (0, 1, 2), rtol=1e-4, local_window_size=2, **more)
     check("GroupQueryAttention", inputs, (6,), (0, 1, 2), rtol=1e-4, softcap=2.0, **more)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": 0}, {"local_window_size": 2}])
+@pytest.mark.parametrize("room", [0, 6])
+def test_group_query_attention_of_prompts_with_padding_behind(
+    room: int, options: dict[str, int]
+) -> None:
+    inputs = group_inputs(3, 0, room, [3, 2])
+    more = {"num_heads": 4, "kv_num_heads": 2, **options}
+    check("GroupQueryAttention", inputs, (6,), (0, 1, 2), rtol=1e-4, **more)
 
 
 def test_group_query_attention_of_packed_inputs() -> None:

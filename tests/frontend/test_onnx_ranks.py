@@ -18,7 +18,7 @@ from ekiden.frontend.onnx import from_onnx
 from ekiden.relay.expr import Match
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import post_order
-from ekiden.runtime.errors import ImportModelError, InputError, RunError
+from ekiden.runtime.errors import ImportModelError, InputError, RunError, UnsupportedError
 from onnx_runtime import run_onnx_runtime
 
 EXECUTORS = ("vm", "aot", "async")
@@ -262,3 +262,55 @@ def test_more_ranks_than_are_told_apart_are_refused_by_the_node() -> None:
     made = model([*nodes, node("Sum", " ".join(names), "y")], INPUTS, "y", WEIGHTS)
     with pytest.raises(ImportModelError, match="Sum 'y': more than 32 combinations of ranks"):
         from_onnx(made)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ([2, "n", 3], [(2, 1, 3), (2, 4, 3)]),
+        (["n", "n"], [(1, 1), (3, 3)]),
+        (["a", "b", 1, 5], [(1, 1, 1, 5), (1, 2, 1, 5), (3, 1, 1, 5), (3, 2, 1, 5)]),
+    ],
+)
+def test_squeeze_without_axes_drops_those_that_are_one_in_the_run(
+    shape: list[int | str], sizes: list[tuple[int, ...]]
+) -> None:
+    nodes = [node("Squeeze", "x", "q"), node("Relu", "q", "y")]
+    nodes.append(node("ReduceSum", "q", "z", keepdims=0))
+    made = model(nodes, [value("x", FLOAT, shape)], "y z")
+    check(made, *({"x": normal(*size)} for size in sizes), executors=EXECUTORS)
+
+
+def test_squeeze_without_axes_ends_the_run_where_a_later_node_refuses_the_rank() -> None:
+    nodes = [node("Squeeze", "x", "q"), node("Conv", "q w", "y", name="late")]
+    inputs = [value("x", FLOAT, ["n", 2, 5])]
+    exe = ekiden.compile(model(nodes, inputs, "y", {"w": normal(3, 2, 1)}))
+    assert _all(exe(x=normal(4, 2, 5)))[0].shape == (4, 3, 5)
+    with pytest.raises(RunError, match=r"Squeeze 'q': the branch of extents of 1 .*Conv 'late'"):
+        exe(x=normal(1, 2, 5))
+
+
+def test_squeeze_without_axes_of_too_many_sizes_is_refused_with_what_helps() -> None:
+    dims = [f"n{axis}" for axis in range(8)]
+    made = model([node("Squeeze", "x", "y")], [value("x", FLOAT, dims)], "y")
+    with pytest.raises(UnsupportedError, match=r"Squeeze 'y': .* shape= says which"):
+        from_onnx(made)
+
+
+def test_axes_of_the_rank_of_each_case_stay_known() -> None:
+    """Which are integers of one rank in both, but other ones."""
+    nodes = [
+        choice(), node("Shape", "q", "s"), node("Shape", "s", "r"), node("Squeeze", "r zero", "k"),
+        node("Range", "first k step", "axes"), node("ReduceMax", "q axes", "y", keepdims=0),
+    ]  # fmt: skip
+    numbers = {"first": np.array(0), "step": np.array(1)}
+    check(model(nodes, INPUTS, "y", {**WEIGHTS, **numbers}), *BOTH)
+
+
+def test_strings_whose_rank_depends_on_the_run_are_refused() -> None:
+    text = value("x", onnx.TensorProto.STRING, ["n", 3])
+    squeeze = model([node("Squeeze", "x", "y")], [text], "y")
+    inputs = [value("x", onnx.TensorProto.STRING, [4]), value("c", BOOL)]
+    for made in (squeeze, model([choice("y", "late")], inputs, "y", WEIGHTS)):
+        with pytest.raises(UnsupportedError, match=r"(Squeeze 'y'|If 'late'): strings whose rank"):
+            from_onnx(made)

@@ -154,6 +154,21 @@ def test_windows(padding: str, stride: int) -> None:
     check(function, [((2, 9, 9, 4), tf.float32)], [floats(2, 9, 9, 4)])
 
 
+def test_same_padding_of_strides_over_images_of_any_size() -> None:
+    plain, deep = floats(3, 2, 4, 6), floats(3, 3, 4, 2)
+
+    def function(x: Model) -> Model:
+        return (
+            tf.nn.conv2d(x, plain, 2, "SAME"),
+            tf.nn.depthwise_conv2d(x, deep, [1, 2, 2, 1], "SAME"),
+            tf.nn.max_pool2d(x, 3, 2, "SAME"),
+            tf.nn.avg_pool2d(x, 3, 2, "SAME"),
+        )
+
+    runs = [floats(2, 9, 8, 4)], [floats(1, 6, 7, 4)]
+    check(function, [((None, None, None, 4), tf.float32)], *runs)
+
+
 @pytest.mark.parametrize("method", ["bilinear", "nearest"])
 def test_resizing(method: str) -> None:
     spec = [((None, 5, 6, 3), tf.float32)]

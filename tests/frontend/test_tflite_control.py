@@ -136,6 +136,33 @@ def test_a_variable_without_a_first_value_is_refused() -> None:
         ekiden.compile(accumulating(None))
 
 
+def test_a_variable_takes_no_value_whose_rank_depends_on_the_branch() -> None:
+    kept = Spec((), "resource", name="handle")
+    once = Op("CALL_ONCE", [], [], ("CallOnceOptions", {"InitSubgraphIndex": 1}))
+    init = Part(
+        [kept, Spec(data=np.ones(4, np.float32))],
+        [Op("VAR_HANDLE", [], [0], handle("v")), Op("ASSIGN_VARIABLE", [0, 1], [])], [], [],
+    )  # fmt: skip
+    shape = Spec(data=np.array([1, 4], np.int32))
+    other = Part([Spec((4,)), shape, Spec((1, 4))], [Op("RESHAPE", [0, 1], [2])], [0], [2])
+    table = ("IfOptions", {"ThenSubgraphIndex": 2, "ElseSubgraphIndex": 3})
+    tensors = [Spec((), "bool"), Spec((4,)), kept, Spec((4,)), Spec((4,)), Spec((4,))]
+    chosen = [once, Op("IF", [0, 1], [3], table), Op("VAR_HANDLE", [], [2], handle("v"))]
+    more = [init, unary("EXP", (4,)), other]
+    assigns = [*chosen, Op("ASSIGN_VARIABLE", [2, 3], []), Op("NEG", [3], [4])]
+    with pytest.raises(UnsupportedError, match="ASSIGN_VARIABLE #3: .* rank depends on data"):
+        ekiden.compile(model(tensors, assigns, [0, 1], [4], more=more))
+    add = Op("ADD", [3, 5], [4], ("AddOptions", {"FusedActivationFunction": 0}))
+    reads = [*chosen, Op("READ_VARIABLE", [2], [5]), add]
+    data, x = model(tensors, reads, [0, 1], [4], more=more), floats(4)
+    exe = ekiden.compile(data)
+    for each in (True, False):
+        (wanted,) = litert(data, np.array(each), x)
+        (result,) = run(exe, np.array(each), x)
+        assert result.shape == wanted.shape
+        np.testing.assert_allclose(result, wanted, rtol=1e-6)
+
+
 def test_a_branch_assigns_a_variable() -> None:
     kept = Spec((), "resource", name="handle")
     table = ("IfOptions", {"ThenSubgraphIndex": 2, "ElseSubgraphIndex": 3})

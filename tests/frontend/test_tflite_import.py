@@ -151,6 +151,22 @@ def test_pools(code: str, padding: int) -> None:
     check(*one(code, [floats(2, 7, 8, 3)], Spec((2, height, width, 3)), table))
 
 
+def test_same_padding_of_strides_over_images_of_any_size() -> None:
+    steps = {"Padding": SAME, "StrideH": 2, "StrideW": 2}
+    pool = ("Pool2DOptions", {**steps, "FilterHeight": 3, "FilterWidth": 2})
+    conv = ("Conv2DOptions", {**steps, "DilationHFactor": 1, "DilationWFactor": 1})
+    image, weights = Spec((1, -1, -1, 3)), [Spec(data=floats(5, 3, 2, 3)), Spec(data=floats(5))]
+    specs = [image, *weights, image, image, Spec((1, -1, -1, 5))]
+    ops = [Op("AVERAGE_POOL_2D", [0], [3], pool), Op("MAX_POOL_2D", [0], [4], pool),
+           Op("CONV_2D", [0, 1, 2], [5], conv)]  # fmt: skip
+    exe = ekiden.compile(model(specs, ops, [0], [3, 4, 5]))
+    for x in (floats(1, 7, 8, 3), floats(1, 4, 5, 3)):
+        shapes = [Spec((1, -(-x.shape[1] // 2), -(-x.shape[2] // 2), n)) for n in (3, 3, 5)]
+        fixed = model([Spec(x.shape), *weights, *shapes], ops, [0], [3, 4, 5])
+        for have, want in zip(exe(x), litert(fixed, x), strict=True):
+            np.testing.assert_allclose(have.numpy(), want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_fully_connected(keep: bool) -> None:
     table = ("FullyConnectedOptions", {"FusedActivationFunction": 3, "KeepNumDims": keep})

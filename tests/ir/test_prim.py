@@ -16,6 +16,7 @@ from ekiden.ir.prim import (
     LT,
     NE,
     Add,
+    AnyDim,
     Cast,
     Div,
     FloorDiv,
@@ -33,6 +34,7 @@ from ekiden.ir.prim import (
     cast,
     const,
 )
+from ekiden.ir.prim_visitor import free_vars, has_unknown, leaves
 
 pytestmark = pytest.mark.quick
 
@@ -112,3 +114,12 @@ def test_floats_without_an_integer_stay_casts(value: float) -> None:
 def test_floor_division_of_floats_by_one_rounds() -> None:
     x, i = Var("x", "float32"), Var("i")
     assert isinstance(x // 1, FloorDiv) and x / 1 is x and i // 1 is i
+
+
+def test_leaves_stand_once_in_order_of_appearance_whatever_was_asked_before() -> None:
+    n, m, unknown = SizeVar("n"), SizeVar("m"), AnyDim()
+    part = m * 2 + n
+    assert leaves(part) == (m, n) and not has_unknown(part)
+    whole = (n // 2) * part + unknown
+    assert leaves(whole) == (n, m, unknown) == leaves(whole) and has_unknown(whole)
+    assert free_vars(part, whole) == [m, n] and leaves(whole + const(1)) == leaves(whole)

@@ -1,4 +1,5 @@
-"""Winograd's method against the direct sum: tiles of both sizes, ragged images, batches."""
+"""Winograd's method against the direct sum: tiles of both sizes, ragged images, batches, floats
+and bytes."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ from ekiden.codegen.llvm import compile_object, link
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.kernels import schedule
 from ekiden.kernels.cpu import winograd
+from ekiden.kernels.micro_kernels.epilogue import find_anchor
 from ekiden.kernels.spaces.winograd import tile_side
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import pool2d, winograd_conv2d
-from ekiden.topi.nn.winograd import convolve, matrices, transform_weight
+from ekiden.topi.nn.winograd import convolve, matrices, sums_fit, transform_weight
 from long_runs import share
+from processor import processors
 
 TARGET = Target.host()
 LANES = TARGET.lanes("float32")
@@ -53,6 +56,92 @@ def test_reference_is_the_convolution(m: int, padding: Pads) -> None:
     w = random.standard_normal((7, 5, 3, 3), np.float32)
     found = convolve(x, transform_weight(w, m, 4), m, 7, padding)
     np.testing.assert_allclose(found, direct(x, w, padding), rtol=1e-4, atol=1e-4)
+
+
+def bytes_of(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+    """All bytes, and runs of the extreme ones."""
+    info = np.iinfo(dtype)
+    values = np.random.default_rng(seed).integers(info.min, info.max + 1, shape).astype(dtype)
+    flat = values.reshape(-1)
+    flat[: flat.size // 4], flat[-(flat.size // 4) :] = info.min, info.max
+    return values
+
+
+def integers(x: np.ndarray, w: np.ndarray, padding: Pads) -> np.ndarray:
+    """The direct sum of bytes: float64 holds it."""
+    return direct(x.astype("float64"), w.astype("float64"), padding).astype("int32")
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_transformed_bytes_fit_int16(m: int) -> None:
+    _, b, g = matrices(m, is_integer=True)
+    least, most = np.zeros(1), np.full(1, 255.0)
+    for _ in range(2):
+        above, below = np.maximum(b, 0).sum(1), np.minimum(b, 0).sum(1)
+        least, most = (
+            above * least.min() + below * most.max(),
+            above * most.max() + below * least.min(),
+        )
+        # whatever the order in which a combination is added up
+        assert np.abs(b).sum(1).max() * max(-least.min(), most.max()) < 1 << 31
+    assert least.min() >= -(1 << 15)
+    assert most.max() < 1 << 15
+    assert 128 * np.abs(g).sum(1).max() ** 2 < 1 << 15
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 1, 1, 1), (2, 0, 1, 0)])
+def test_reference_of_bytes_is_exact(m: int, padding: Pads) -> None:
+    x, w = bytes_of((2, 9, 11, 5), "uint8"), bytes_of((7, 5, 3, 3), "int8")
+    assert sums_fit(w, m)
+    result = convolve(x, transform_weight(w, m, 4), m, 7, padding)
+    np.testing.assert_array_equal(result, integers(x, w, padding))
+
+
+def test_sums_fit_up_to_their_bound() -> None:
+    weight = np.full((2, 115, 3, 3), 127, np.int8)
+    weight[1] = 0
+    assert 255 * 127 * 115 * 9 < 1 << 25 < 255 * 127 * 116 * 9
+    assert sums_fit(weight, 4)
+    assert sums_fit(-weight, 4)
+    more = np.full((1, 116, 3, 3), 127, np.int8)
+    assert not sums_fit(more, 4)
+    assert sums_fit(more, 2)
+    x = np.full((1, 6, 6, 115), 255, np.uint8)
+    result = convolve(x, transform_weight(weight, 4, 4), 4, 2, (0, 0, 0, 0))
+    np.testing.assert_array_equal(result, integers(x, weight, (0, 0, 0, 0)))
+
+
+@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("text", processors())
+@pytest.mark.parametrize(
+    ("shape", "depth", "out", "padding", "symbolic"),
+    [
+        ((1, 8, 8), 64, 64, (1, 1, 1, 1), False),
+        ((2, 9, 11), 33, 20, (1, 0, 1, 2), False),
+        ((1, 30, 27), 16, 37, (0, 1, 2, 0), True),
+        ((3, 3, 3), 48, 16, (1, 1, 1, 1), False),
+    ],
+)
+def test_kernel_of_bytes_is_exact(
+    m: int, text: str, shape: tuple[int, int, int], depth: int, out: int, padding: Pads,
+    symbolic: bool,
+) -> None:  # fmt: skip
+    target = Target.parse(text)
+    lanes = target.lanes("float32")
+    x, w = bytes_of((*shape, depth), "uint8"), bytes_of((out, depth, 3, 3), "int8")
+    packed = transform_weight(w, m, min(4 * lanes, -(-out // lanes) * lanes))
+    sizes = tuple(SizeVar(name) for name in "nhw") if symbolic else shape
+    data = te.placeholder((*sizes, depth), "uint8", "data")
+    weight = te.placeholder(packed.shape, "int16", "weight")
+    output = winograd_conv2d(data, weight, m, out, padding)
+    assert winograd.accepts(find_anchor([output], winograd.TAG), target)
+    func = lower(schedule([data, weight], [output], target, "kernel"), target)
+    kernel = load_image(link([compile_object([func], target)], ["kernel"], target))["kernel"]
+    expected = integers(x, w, padding)
+    result = np.full(expected.shape, 77, np.int32)
+    kernel(x, packed, result)
+    np.testing.assert_array_equal(result, expected)
 
 
 @share(4)

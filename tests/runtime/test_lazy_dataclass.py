@@ -173,3 +173,43 @@ def test_threads_that_meet_at_the_first_use_all_get_values() -> None:
         for each in threads:
             each.join()
         assert found == [True] * 4
+
+
+def test_fields_of_bases_stand_before_own_ones() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Wide(Point):
+        y: float = 3.0
+        z: float = 1.0
+
+    assert [(f.name, f.type, f.default) for f in dataclasses.fields(Wide)][1:] == [
+        ("y", float, 3.0), ("z", float, 1.0)
+    ]  # fmt: skip
+    assert Wide(0.0) == Wide(0.0, 3.0, 1.0) and Wide.__slots__ == ("z",)  # type: ignore[attr-defined]
+
+
+def test_python_derives_its_own_dataclasses_from_ours() -> None:
+    @dataclasses.dataclass
+    class Derived(row(dataclass, {})):  # type: ignore[misc]
+        last: int = 9
+
+    assert Derived("a").last == 9 and Derived("a", 1, [2], last=3).parts == [2]
+
+
+def test_a_default_that_instances_would_share_is_refused() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Wrong:
+        tags: list[str] = []  # noqa: RUF012
+
+    with pytest.raises(ValueError, match="mutable default"):
+        Wrong()
+
+
+def test_a_field_may_have_a_default_of_a_base_that_is_no_dataclass() -> None:
+    class Base:
+        size = 5
+
+    @dataclass
+    class Derived(Base):
+        size: int
+
+    assert Derived().size == 5  # type: ignore[call-arg]

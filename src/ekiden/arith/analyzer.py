@@ -30,7 +30,6 @@ from ekiden.ir.prim import (
     LT,
     NE,
     And,
-    AnyDim,
     BinaryExpr,
     FloorMod,
     IntImm,
@@ -39,7 +38,7 @@ from ekiden.ir.prim import (
     Var,
     const,
 )
-from ekiden.ir.prim_visitor import post_order
+from ekiden.ir.prim_visitor import has_unknown
 from ekiden.ir.range import Range
 
 
@@ -283,10 +282,7 @@ class Analyzer(CanonicalForm):
     def can_prove_equal(self, lhs: prim.ExprLike, rhs: prim.ExprLike) -> bool:
         """Whether two integers are known to be equal. Nothing is ever known of `AnyDim`."""
         a, b = prim.convert(lhs), prim.convert(rhs)
-        return self._poly(a) == self._poly(b) and not self._has_unknown(a, b)
-
-    def _has_unknown(self, *exprs: PrimExpr) -> bool:
-        return any(isinstance(e, AnyDim) for e in post_order(*exprs))
+        return self._poly(a) == self._poly(b) and not (has_unknown(a) or has_unknown(b))
 
     def can_prove_greater_equal(self, expr: PrimExpr, lower_bound: int) -> bool:
         """Whether the value is known to be at least a number."""

@@ -13,7 +13,6 @@ from ekiden._lazy import LazyModule
 from ekiden.codegen import c, device, llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.codegen.device.formats import FORMATS, format_of
-from ekiden.codegen.llvm.roads import ROADS
 from ekiden.codegen.parallel import Progress, Task, compile_tasks
 from ekiden.ir.extensions import is_extended
 from ekiden.ir.module import IRModule
@@ -30,8 +29,10 @@ from ekiden.tir.stmt import PrimFunc, Stmt
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import ekiden.codegen.llvm.roads as roads
     from ekiden.codegen import debug_library
 else:
+    roads = LazyModule("ekiden.codegen.llvm.roads")
     debug_library = LazyModule("ekiden.codegen.debug_library")
 
 
@@ -111,7 +112,7 @@ def _debug_threads(
 
 def _check_threads(target: Target, what: str) -> None:
     generator_of(target.code_host, what)
-    road = ROADS.get(format_of(target))
+    road = roads.ROADS.get(format_of(target))
     if road is not None:
         llvm.check_triple(road.triple_of(target), what)
 

@@ -26,6 +26,7 @@ import numpy as np
 from ekiden.ir.table import Table
 from ekiden.runtime import Object, define_node_class, set_node_hooks
 from ekiden.runtime.lazy_dataclass import (
+    declared_defaults,
     decorate,
     delete_attribute,
     field_values,
@@ -105,13 +106,18 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
         """The class with slots, an initializer of its own fields and its place in NODE_TYPES.
         Raises ValueError when the key is taken.
         """
-        made = decorate(cls, repr=not hasattr(cls, "astext"), eq=False, frozen=True, slots=True)
-        made.type_key = type_key
+        defaults = declared_defaults(cls)
+        node_class = decorate(
+            cls, repr=not hasattr(cls, "astext"), eq=False, frozen=True, slots=True
+        )
+        node_class.type_key = type_key
         if NODE_TYPES.has(type_key):
             raise ValueError(f"node type {type_key!r}: already made by {NODE_TYPES[type_key]!r}")
-        NODE_TYPES[type_key] = made
-        define_node_class(made, _keys(made), list(map(_reflected, fields_of(made))))
-        return made
+        NODE_TYPES[type_key] = node_class
+        annotations = cls.__annotations__
+        fields = [_reflected(name, annotations[name], value) for name, value in defaults.items()]
+        define_node_class(node_class, _keys(node_class), fields)
+        return node_class
 
     return register
 
@@ -134,12 +140,14 @@ NODE_KEYS: dict[type, str] = {}
 """Class of nodes -> the key of its type, also of abstract classes."""
 
 
-def _reflected(field: dataclasses.Field[Any]) -> tuple[str, str, bool, bool]:
+def _reflected(name: str, annotation: object, default: object) -> tuple[str, str, bool, bool]:
     """Return what other languages know of a field: name, annotation, whether it may be left out,
     whether equality ignores it.
     """
-    is_optional = field.default is not dataclasses.MISSING
-    return field.name, str(field.type), is_optional, bool(field.metadata.get("ignored"))
+    is_ignored = False
+    if isinstance(default, dataclasses.Field):
+        is_ignored, default = bool(default.metadata.get("ignored")), default.default
+    return name, str(annotation), default is not dataclasses.MISSING, is_ignored
 
 
 def _read(source: object, name: str) -> object:

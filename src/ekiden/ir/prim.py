@@ -39,7 +39,7 @@ ExprLike = Union["PrimExpr", int, float, bool]
 class PrimExpr(Node):
     """A scalar (or, in tir, vector) expression. Every subclass's last field is `dtype`."""
 
-    __slots__ = ()
+    __slots__ = ("_leaves",)  # what `prim_visitor.leaves` returns, once it was asked for
     dtype: str
     printer: ClassVar[Callable[[PrimExpr], str] | None] = None
     """How an expression becomes text for messages; set by `ekiden.ir.text`, then by tir."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Container, Iterable
+from itertools import chain
 from typing import TypeAlias, cast
 
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import fields_of
 from ekiden.ir.prim import (
+    AnyDim,
     BinaryExpr,
     Div,
     FloatImm,
@@ -237,8 +239,43 @@ def divides_by_unknown(e: PrimExpr) -> bool:
     return isinstance(e, Div) and not is_float(e.dtype) and not isinstance(e.b, IntImm)
 
 
+def leaves(expr: PrimExpr) -> tuple[PrimExpr, ...]:
+    """Return the variables and unknown dimensions inside, each once, in order of appearance."""
+    # Kept with the expression, which never changes: sizes of deep networks are made from each
+    # other, and every layer asks of its own, so that looking into them would take a walk each time.
+    known: tuple[PrimExpr, ...] | None = getattr(expr, "_leaves", None)
+    if known is None:
+        known = tuple(_find_leaves(expr))
+        object.__setattr__(expr, "_leaves", known)
+    return known
+
+
+def _find_leaves(root: PrimExpr) -> dict[PrimExpr, None]:
+    leaves: dict[PrimExpr, None] = {}
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        expr = stack.pop()
+        if id(expr) in seen:
+            continue
+        seen.add(id(expr))
+        known = getattr(expr, "_leaves", None)
+        if known is not None:
+            leaves.update(dict.fromkeys(known))
+        elif isinstance(expr, (Var, AnyDim)):
+            leaves[expr] = None
+        else:
+            stack.extend(children(expr)[::-1])
+    return leaves
+
+
+def has_unknown(expr: PrimExpr) -> bool:
+    """Return whether an unknown dimension is inside."""
+    return any(isinstance(e, AnyDim) for e in leaves(expr))
+
+
 def free_vars(*exprs: PrimExpr) -> list[Var]:
-    """The variables inside, each once, in order of appearance."""
+    """Return the variables inside, each once, in order of appearance."""
     if len(exprs) == 1 and type(exprs[0]) is IntImm:  # as most sizes are
         return []
-    return [e for e in post_order(*exprs) if isinstance(e, Var)]
+    return [e for e in dict.fromkeys(chain(*map(leaves, exprs))) if isinstance(e, Var)]

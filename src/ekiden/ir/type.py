@@ -15,7 +15,7 @@ from ekiden.ir.dtype import OTHER_NAMES
 from ekiden.ir.env_func import EnvFunc
 from ekiden.ir.node import Node, binding, freeze, node
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, PrimExpr, Var, convert
-from ekiden.ir.prim_visitor import children, literals, post_order
+from ekiden.ir.prim_visitor import children, has_unknown, literals
 from ekiden.runtime.errors import ExpressionError
 
 
@@ -71,7 +71,7 @@ _WHOLE = (IntImm, Var, AnyDim)
 
 
 def _is_made_from_unknown(dim: PrimExpr) -> bool:
-    return not isinstance(dim, _WHOLE) and any(isinstance(e, AnyDim) for e in post_order(dim))
+    return not isinstance(dim, _WHOLE) and has_unknown(dim)
 
 
 MAX_RANK = 64
@@ -304,7 +304,7 @@ def _same_expr(x: PrimExpr, y: PrimExpr) -> bool:
 def _is_proved(x: PrimExpr, y: PrimExpr) -> bool:
     if Type.prover is None or (isinstance(x, _WHOLE) and isinstance(y, _WHOLE)):
         return False
-    is_unknown = any(isinstance(e, AnyDim) for root in (x, y) for e in post_order(root))
+    is_unknown = has_unknown(x) or has_unknown(y)
     return not is_unknown and Type.prover(x, y)
 
 

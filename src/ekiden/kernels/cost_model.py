@@ -120,6 +120,8 @@ STEPS: Mapping[str, tuple[tuple[str, Step], ...]] = {
     # a product of bytes, its sums two by two, then a sum; beside a broadcast the ones of the second
     NARROW: (("dot4_u8s8", DIRECT), ("madd_u8s8", Step(each=3, registers=3)), *BYTES[1:]),
     "bfloat16": (("dot2_bf16", DIRECT), ("", Step(each=6, registers=5))),
+    # words of two; beside a broadcast the products before they are added
+    "int16": (("dot2_s16", DIRECT), ("", Step(each=2, registers=2))),
 }
 """dtype of data (or NARROW) -> what a step takes with the instruction of a name, the best first."""
 

@@ -26,8 +26,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
@@ -46,7 +47,6 @@ from ekiden.ir.type import (
 from ekiden.relay.adjoint_type import definition
 from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.analysis.kind import check_kind
-from ekiden.relay.analysis.well_formedness import match_error
 from ekiden.relay.call_types import CallTypes, count
 from ekiden.relay.expr import (
     Call,
@@ -70,11 +70,17 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.fill_types import fill
-from ekiden.relay.op.lowered import relay_type
 from ekiden.relay.unify import size_vars
 from ekiden.relay.visitor import CHILDREN, has_holes
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.tir.stmt import PrimFunc
+
+if TYPE_CHECKING:
+    import ekiden.relay.analysis.well_formedness as well_formedness
+    import ekiden.relay.op.lowered as lowered
+else:
+    well_formedness = LazyModule("ekiden.relay.analysis.well_formedness")
+    lowered = LazyModule("ekiden.relay.op.lowered")
 
 _UNIT = TupleType(())
 _BOOL = TensorType((), "bool")
@@ -339,7 +345,7 @@ class _Inference(CallTypes):
         if isinstance(function, Function):
             return self._signature_with_holes(function)
         assert isinstance(function, PrimFunc), "the kinds of functions are two"
-        return relay_type(function.with_attr("global_symbol", name.name_hint))
+        return lowered.relay_type(function.with_attr("global_symbol", name.name_hint))
 
     def constructor(self, constructor: Expr) -> Type:
         """A constructor is a polymorphic function into its data type; one without fields too."""
@@ -434,7 +440,7 @@ class _Inference(CallTypes):
 
     def match(self, expr: Match) -> Type:
         """All right sides have one type, and together the clauses fit every value."""
-        missing = match_error(expr, self.module)
+        missing = well_formedness.match_error(expr, self.module)
         if missing is not None:
             self.fail(expr, f"{missing}; add them, or write match? to have it checked at run time")
         found: Type = self.unifier.hole()

@@ -70,6 +70,13 @@ def as_attr(dims: Iterable[Dim] | Dim) -> Dims:
     return tuple(d.value if isinstance(d, IntImm) else d for d in many)
 
 
+def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return axes as attributes hold them; None stands for all."""
+    if axis is None:
+        return None
+    return (axis,) if isinstance(axis, int) else tuple(axis)
+
+
 def known(dim: Dim) -> int | None:
     """The number a dimension is known to be, or None."""
     if isinstance(dim, IntImm):

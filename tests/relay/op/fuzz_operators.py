@@ -57,7 +57,7 @@ from ekiden.relay.transform import InferType
 from ekiden.relay.values import ConstructorValue
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import BoundsError, CompileError, IndexRangeError, InputError, RunError
-from ekiden.runtime.executable.sequences import to_list
+from ekiden.runtime.executable.conversions import to_list
 from ekiden.tir.stmt import PrimFunc
 
 EXTENTS = (0, 1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 33)

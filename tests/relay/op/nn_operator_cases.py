@@ -128,6 +128,23 @@ def winograd_convolutions() -> Iterator[Case]:
             x, made, expected=lambda a, b: _sliding(a, w, geometry["padding"]),
             tolerance=2e-4, symbolic=False,
         )  # fmt: skip
+    around = geometry["padding"]
+    levels = integers(0, 255, 2, 5, 6, 3, dtype="uint8")
+    kernel = integers(-128, 127, 5, 3, 3, 3, dtype="int8")
+    for m in (2, 4):
+        packed = transform_weight(kernel, m, 4)
+        yield case(
+            lambda b, m=m: op.nn.contrib_conv2d_winograd_weight_transform(b, m, 4),
+            kernel, expected=lambda b, packed=packed: packed, symbolic=False,
+        )  # fmt: skip
+        yield case(
+            lambda a, b, m=m: op.nn.contrib_conv2d_winograd_without_weight_transform(
+                a, b, m, 5, pads
+            ),
+            levels, packed,
+            expected=lambda a, b: _sliding(a.astype("int32"), kernel.astype("int32"), around),
+            symbolic=False,
+        )  # fmt: skip
 
 
 def _sliding(x: Array, w: Array, pads: tuple[tuple[int, int], tuple[int, int]]) -> Array:

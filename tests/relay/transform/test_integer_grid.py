@@ -9,8 +9,11 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import ekiden
+from ekiden.backend.vm.module_kernels import primitive_functions
+from ekiden.backend.vm.pipeline import pipeline
+from ekiden.compiler.build import import_model
 from ekiden.target import Target
-from integer_grid import Case, families_of, grid
+from integer_grid import Case, families_of, grid, multiplies
 from long_runs import alike, share
 from processor import processors
 
@@ -37,8 +40,19 @@ def test_a_kernel_of_bytes_multiplies(case: Case, cpu: str) -> None:
         return
     few = small.groups > 1 and small.channels // small.groups % 4
     for family in found:
-        assert family.startswith(("conv_nhwc_pack", "dense_pack")), found
-        assert few or any(word in family for word in WORDS[cpu]), found
+        assert family.startswith(("conv_nhwc_pack", "dense_pack", "winograd_conv2d")), found
+        assert few or family == "winograd_conv2d" or any(word in family for word in WORDS[cpu]), (
+            found
+        )
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_weight_whose_zero_point_is_a_vector_of_one_zero_is_multiplied_once(window: int) -> None:
+    case = Case("linear", channels=32, out=32, size=8, window=window)
+    module = pipeline(Target.parse("llvm -mcpu=x86-64-v3"))(import_model(case.model()))
+    kernels = [function for function, _ in primitive_functions(module) if multiplies(function)]
+    assert len(kernels) == 1
+    assert "sum(" not in str(kernels[0])
 
 
 @share(6)

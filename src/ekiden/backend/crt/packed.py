@@ -87,8 +87,8 @@ def emit_packed(module: MicroModule, name: str, prefix: str) -> str:
         + _CALL.format(
             name=name,
             prefix=prefix,
-            pointer=int(TypeIndex.DLTENSOR_PTR),
-            tensor=int(TypeIndex.TENSOR),
+            pointer=TypeIndex.DLTENSOR_PTR,
+            tensor=TypeIndex.TENSOR,
             count=len(tensors),
             room=max(len(tensors), 1),
             inputs=len(module.inputs),

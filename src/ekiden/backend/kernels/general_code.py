@@ -90,6 +90,8 @@ GROWS = frozenset(("add", "sub", "mul", "div", "abs"))
 """What may leave the range of a narrow integer."""
 MOST = {"axes": 16, "loads": 1024, "results": 16, "instructions": 4096, "registers": 512}
 MOST_SYMBOLS = 256
+MAX_SHIFT = 63
+"""Shifts to the right of less are divisions by a power of two that int64 holds, rounded down."""
 
 
 def element_of(dtype: str) -> int:
@@ -422,6 +424,9 @@ class CodeBuilder:
         if name == "if_then_else":
             return self._put("select", kind_of(expr.dtype), *args)
         kind = kind_of(expr.args[0].dtype)
+        by = expr.args[1] if name == "right_shift" else None
+        if isinstance(by, IntImm) and 0 <= by.value < MAX_SHIFT and kind == INT:
+            return self._put("floordiv", INT, args[0], self._put("const", INT, 1 << by.value))
         fits = (
             name == "abs"
             or (name in OF_FLOATS and kind != INT)

@@ -298,11 +298,11 @@ def _transposed_weight(
     return weight[permute((ci, o, *tap), f"IO{window_axes(layout)}", layout)]
 
 
-def _matrix(values: object, name: str) -> te.Tensor:
+def _matrix(values: object, name: str, dtype: str) -> te.Tensor:
     rows, columns = values.shape  # type: ignore[attr-defined]
     return te.compute(
         (as_dim(rows), as_dim(columns)),
-        lambda i, j: winograd.matrix_element(values, i, j, "float32"),  # type: ignore[arg-type]
+        lambda i, j: winograd.matrix_element(values, i, j, dtype),  # type: ignore[arg-type]
         name=name,
     )
 
@@ -313,16 +313,18 @@ def _winograd(tensor: te.Tensor) -> Made:
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
     m = cast(int, attrs["m"])
     top, left = cast("Sequence[int]", attrs["padding"])[:2]
-    a_values, b_values, _ = winograd.matrices(m)
-    a, b = _matrix(a_values, "winograd_a"), _matrix(b_values, "winograd_b")
-    size, tile = m + winograd.TAPS - 1, weight.shape[3]
+    a_values, b_values, _ = winograd.matrices(m, is_integer=weight.dtype == "int16")
+    a = _matrix(a_values, "winograd_a", tensor.dtype)
+    b = _matrix(b_values, "winograd_b", tensor.dtype)
+    size = m + winograd.TAPS - 1
     n, height, width, depth = data.shape
     _, rows, columns, channels = tensor.shape
     down, across = (rows + (m - 1)) // m, (columns + (m - 1)) // m
 
     def pad(image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
         held = inside(y - top, height, True, True) + inside(x - left, width, True, True)
-        return guarded(data, (image, y - top, x - left, c), held, const(0, data.dtype))
+        value = guarded(data, (image, y - top, x - left, c), held, const(0, data.dtype))
+        return cast_to(value, tensor.dtype)
 
     around = (n, down * m + (winograd.TAPS - 1), across * m + (winograd.TAPS - 1), depth)
     padded = te.compute(around, pad, name="winograd_padded")
@@ -345,8 +347,8 @@ def _winograd(tensor: te.Tensor) -> Made:
         v) of a tile a matrix product over the channels.
         """
         c = te.reduce_axis((0, depth), "c")
-        factor = weight[u * size + v, o // tile, c, o % tile]
-        return te.sum(inner[u, v, image, y, x, c] * factor, c)
+        factor = winograd.transformed_element(weight, u * size + v, c, o)
+        return te.sum(inner[u, v, image, y, x, c] * cast_to(factor, tensor.dtype), c)
 
     products = te.compute((*shape[:-1], channels), multiply, name="winograd_products")
 

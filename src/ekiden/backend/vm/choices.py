@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from ekiden._lazy import LazyModule
 from ekiden.backend.vm.emit import Emitter, Scope
 from ekiden.backend.vm.match import Leaf, Path, Test, decision_tree, look, tuple_places
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.node import Node
 from ekiden.ir.type import GlobalTypeVar
-from ekiden.relay.analysis.matches import pattern_text
 from ekiden.relay.expr import Constructor, If, Match, TypeData
 from ekiden.runtime.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    import ekiden.relay.analysis.matches as matches
+else:
+    matches = LazyModule("ekiden.relay.analysis.matches")
 
 __all__ = ["Choices", "Parts"]
 
@@ -102,7 +107,7 @@ class Choices(Emitter):
             other = str(match.span)
         for label, heads in ends.looks:
             self.place(label)
-            shown = pattern_text(look(heads, ends.tuples))
+            shown = matches.pattern_text(look(heads, ends.tuples))
             self.source = f"no clause{where} is for {shown}"
             self.emit("Fatal")
         self.place(ends.other)

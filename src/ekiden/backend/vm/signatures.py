@@ -30,7 +30,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 ANY_DIM = -(2**63)
 NO_LIMIT = 2**63 - 1
-_OPERATIONS: dict[type[PrimExpr], DimWord] = {
+_OPERATIONS: dict[type[PrimExpr], int] = {
     Add: DimWord.ADD, Sub: DimWord.SUB, Mul: DimWord.MUL, FloorDiv: DimWord.FLOORDIV,
     FloorMod: DimWord.FLOORMOD, Min: DimWord.MIN, Max: DimWord.MAX,
 }  # fmt: skip

@@ -115,7 +115,7 @@ class PackedCallEmitter(ExpressionEmitter):
         made = self.words(layout.BYTES // WORD)
         for offset, word in (
             (layout.DATA, f"ptr {data}"),
-            (layout.DEVICE, f"i32 {int(DeviceType.CPU)}"),
+            (layout.DEVICE, f"i32 {DeviceType.CPU}"),
             (layout.DEVICE + 4, "i32 0"),
             (layout.NDIM, f"i32 {len(extents)}"),
             (layout.DTYPE, f"i32 {dtype_word(buffer.dtype)}"),

@@ -161,6 +161,17 @@ def folded(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
     return rule
 
 
+def arange(inputs: Sequence[Array]) -> Array | None:
+    """Return the numbers of a range, (start, limit, step), as a rule; None for many, which are not
+    allocated before their size is known."""
+    if any(i.dtype == np.object_ for i in inputs):
+        return None
+    start, limit, step = (i.item() for i in inputs)
+    if abs(limit - start) > SMALL * abs(step):
+        return None
+    return np.arange(start, limit, step).astype(inputs[0].dtype)
+
+
 def lift(values: Array) -> Array:
     """Numbers as expressions; integers of any width are int64."""
     if values.dtype == np.object_:

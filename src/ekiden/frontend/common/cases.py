@@ -33,6 +33,7 @@ from ekiden.frontend.common.sum_value import (
 from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
+from ekiden.ir.dtype import is_int
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.type import TupleType, Type
@@ -188,12 +189,26 @@ class Cases:
         return found
 
     def are_one(self, names: Sequence[str], values: dict[str, Value]) -> bool:
-        """Whether all cases have values of one rank and dtype under these names."""
-        for leaf in self.root.leaves():
+        """Whether all cases have values of one rank and dtype under these names, and the same
+        numbers where these are known: axes and shapes, which later nodes need to know.
+        """
+        leaves = self.root.leaves()
+        for leaf in leaves:
             with self.inside(leaf):
                 if any(isinstance(self.value(n, values[n]), Member) for n in names):
                     return False
-        return len(self._alternatives(names, values)[0]) <= 1
+        if len(self._alternatives(names, values)[0]) > 1:
+            return False
+        return not any(self._differ(name, values, leaves) for name in names)
+
+    def _differ(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> bool:
+        """Whether integers under this name are known in a case and are not the same in all."""
+        for leaf in leaves:
+            with self.inside(leaf):
+                value = self.value(name, values[name])
+            if not isinstance(value, NoTensor) and value.is_known and is_int(value.type.dtype):
+                return self._same(name, values, leaves) is None
+        return False
 
     def are_few(self, names: Sequence[str], values: dict[str, Value]) -> bool:
         """Whether values have MAX_ALTERNATIVES combinations of ranks at most in all cases."""
@@ -346,7 +361,12 @@ def injected(
     reason: str = "",
 ) -> Expr:
     """Return values as a sum of these alternatives: of those that they may have themselves, each is
-    the one that `numbers` says, or ends the run for this reason where that is None."""
+    the one that `numbers` says, or ends the run for this reason where that is None.
+
+    Raises Unsupported for strings.
+    """
+    if any(isinstance(v, TextValue) for v in values):
+        raise Unsupported("strings whose rank depends on data are not supported")
     whole = whole_of(values)
     arms: list[tuple[Var, Expr]] = []
     for own, number in enumerate(numbers):
@@ -389,8 +409,10 @@ def _member(scope: Scope, whole: SumValue, index: int, kind: Type) -> Expr:
     return match(whole.expr, arms).with_fields(span=scope.span)
 
 
-def single(scope: Scope, value: Member) -> Expr:
-    """Return a member as a sum of tensors, of its own: what leaves the program."""
+def leaving(scope: Scope, value: Value) -> Value:
+    """Return an output of a program; one of several ranks as a sum of tensors, of its own."""
+    if not isinstance(value, Member):
+        return value
     whole, index = value.whole, value.index
     kinds, numbers = merged([(k[index],) for k in whole.kinds])
     scope.use_sum(len(kinds))
@@ -400,4 +422,5 @@ def single(scope: Scope, value: Member) -> Expr:
         field = scope.relaxed(TupleGetItem(var, index), kinds[number][0])
         arms.append((var, inject([k for (k,) in kinds], number, field)))
     assert whole.expr is not None
-    return scope.spanned(match(whole.expr, arms).with_fields(span=scope.span))
+    alone = scope.spanned(match(whole.expr, arms).with_fields(span=scope.span))
+    return SumValue(alone, whole.kinds)

@@ -2,8 +2,7 @@
 
 A condition that is known takes its branch. Else both are imported, and the results are seen under
 what their types have in common, or, where they have nothing in common, as a sum of both types. A
-branch that cannot be imported, or after which a later node cannot, ends the run; so does the less
-likely one of two types in a frontend that imports what follows once alone.
+branch that cannot be imported, or after which a later node cannot, ends the run.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from ekiden.frontend.common.cases import alternatives_of, injected, members, who
 from ekiden.frontend.common.loop import as_scalar
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.sequence_value import Absent, joined
+from ekiden.frontend.common.sequence_value import Absent
 from ekiden.frontend.common.sum_value import Kinds, SumValue, merged
 from ekiden.frontend.common.value import Value, known
-from ekiden.ir.op import Op
 from ekiden.ir.type import TensorType, Type
-from ekiden.relay.expr import Call, Constant, Expr, If, Tuple
+from ekiden.relay.expr import Expr, If, Tuple
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 
 Run = Callable[[], list[Value]]
@@ -37,14 +35,12 @@ class _Branch:
         self.scope, self.block = scope, Block()
         self.values: list[Value] = []
         self.error: Exception | None = None
-        before = scope.choices_met()
         with self.scope.inside(self.block):
             try:
                 self.values = run()
             except UnsupportedError:
                 raise
             except (CompileError, ValueError) as error:
-                scope.choose_another_since(before)
                 self.error = error
             self.types = [self.scope.outside(v.kind) for v in self.values]
 
@@ -90,16 +86,10 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     if any(isinstance(v, Absent) for s in sides for v in s.values):
         node.needs(0, "whether an optional value is there depends on data")
     _check_dtypes(node, sides, names)
-    if node.scope.splits_cases:
-        alternatives, numbers = merged([k for s in sides for k in s.alternatives()])
-        if len(alternatives) > 1:
-            return _either(node, condition, sides, alternatives, numbers)
-    kinds = [joined(a, b) for a, b in zip(sides[0].types, sides[1].types, strict=True)]
-    common = [k for k in kinds if k is not None]
-    if len(common) < len(kinds):
-        reason = "the rest of the model needs values of another rank"
-        taken = node.scope.branch(_likelier(node.scope, condition))
-        return _only(node, condition, sides, names, taken, reason)
+    alternatives, numbers = merged([k for s in sides for k in s.alternatives()])
+    if len(alternatives) > 1:
+        return _either(node, condition, sides, alternatives, numbers)
+    (common,) = alternatives
     test = as_scalar(node.scope, condition)
     chosen = If(test, sides[0].expr(common), sides[1].expr(common))
     found = node.scope.fields(chosen.with_fields(span=node.scope.span), _labels(node, common))
@@ -145,18 +135,6 @@ def _labels(node: Node, results: Sequence[object]) -> list[str]:
     """A name for each result: those of the node's outputs, as far as there are."""
     names = list(node.output_names)[: len(results)]
     return names + [f"result{i}" for i in range(len(names), len(results))]
-
-
-def _likelier(scope: Scope, condition: Value) -> tuple[int, ...]:
-    """The branches, the likelier one first. That data equal a constant is the special case; that an
-    extent is 1 is asked by exporters before they drop the axis, and then it mostly is.
-    """
-    if condition.symbols is not None and scope.is_data(condition.symbols):
-        return 1, 0
-    match condition.expr:
-        case Call(op=Op(name="equal"), args=args) if any(isinstance(a, Constant) for a in args):
-            return 1, 0
-    return 0, 1
 
 
 def _only(

@@ -7,7 +7,6 @@ from typing import NoReturn, TypeVar
 
 from ekiden.ir.prim import PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
-from ekiden.runtime.errors import ImportModelError
 
 T = TypeVar("T")
 Place = tuple[str, str, int, int]
@@ -26,9 +25,7 @@ class Facts:
     before has no value in the next.
 
     same: names that are one dimension. known: those that can be one number alone. upper: bounds.
-    equal: extents of resized images (by text) that must be other extents, over names. choices: node
-    whose branches give values that cannot be one -> the branches not yet seen to fail, the imported
-    one first; the other one fails at run time. met: those nodes in the order of this attempt.
+    equal: extents of resized images (by text) that must be other extents, over names.
     doomed: node -> its branches after which a later node fails, and how it fails.
     """
 
@@ -37,8 +34,6 @@ class Facts:
         self.known: dict[str, int] = {}
         self.upper: dict[str, int] = {}
         self.equal: dict[str, PrimExpr] = {}
-        self.choices: dict[str, tuple[int, ...]] = {}
-        self.met: list[str] = []
         self.doomed: dict[str, dict[int, str]] = {}
         self._of_data: dict[Place, str] = {}
 
@@ -80,32 +75,6 @@ class Facts:
         self.doomed.setdefault(name, {})[branch] = reason
         raise Learned
 
-    def choice(self, name: str, order: tuple[int, ...]) -> int:
-        """The branch of a node that is imported: the first of this order not seen to fail."""
-        self.met.append(name)
-        return self.choices.setdefault(name, order)[0]
-
-    def choose_another_since(self, start: int) -> None:
-        """After a graph that failed in this attempt: take the other branch at the last choice in it
-        that has one left, of those met from `start` on. Raises Learned where there is one.
-        """
-        for name in reversed(self.met[start:]):
-            _, *left = self.choices.pop(name, (0,))
-            if left:
-                self.choices[name] = tuple(left)
-                raise Learned
-
-    def choose_another(self) -> bool:
-        """After an import that failed: take the other branch at the last choice that has one left.
-        False if none has.
-        """
-        while self.choices:
-            last, (_, *left) = self.choices.popitem()
-            if left:
-                self.choices[last] = tuple(left)
-                return True
-        return False
-
 
 def over_names(expr: PrimExpr) -> PrimExpr:
     """Return an expression with a name in the place of each symbol."""
@@ -113,16 +82,12 @@ def over_names(expr: PrimExpr) -> PrimExpr:
 
 
 def settled(attempt: Callable[[Facts], T]) -> T:
-    """What an import gives once all that its nodes imply is known: it is begun anew with each fact
-    more about a dimension, of which there are few, and for the other side of a choice that failed.
+    """Return what an import gives once all that its nodes imply is known: it begins anew with each
+    fact more about a dimension, of which there are few.
     """
     facts = Facts()
     while True:
-        facts.met.clear()
         try:
             return attempt(facts)
         except Learned:
             continue
-        except ImportModelError:
-            if not facts.choose_another():
-                raise

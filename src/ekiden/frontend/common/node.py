@@ -216,8 +216,10 @@ class Node:
         return Value(self.scope.typed(spanned), expr=spanned)
 
     def wants(self, index: int) -> bool:
-        """Whether an output is used by anyone."""
-        return index < len(self.output_names) and self.output_names[index] in self.scope.used
+        """Whether an output is used by anyone; one that is absent, "", is not, though absent inputs
+        are called the same."""
+        name = self.output_names[index] if index < len(self.output_names) else ""
+        return bool(name) and name in self.scope.used
 
 
 class AttributeNode(Node):

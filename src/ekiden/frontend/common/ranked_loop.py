@@ -28,6 +28,14 @@ class _MoreRanksError(Exception):
         self.alternatives = alternatives
 
 
+def built(loop: Loop) -> tuple[list[Value], list[Parts], bool]:
+    """Return what `Loop.build` does, for a loop that may change the rank of what it carries."""
+    try:
+        return loop.build()
+    except ChangesRank as error:
+        return build_ranked(loop, error)
+
+
 def build_ranked(loop: Loop, first: ChangesRank) -> tuple[list[Value], list[Parts], bool]:
     """Return what `Loop.build` does, for a loop in which `first` is one value that changes its
     rank. Raises ChangesRank for one that changes its dtype."""

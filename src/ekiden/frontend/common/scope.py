@@ -52,7 +52,6 @@ class Scope:
         self.constraints: dict[str, tuple[PrimExpr, str]] = {}
         self._facts = facts
         self._resized: set[str] = set()
-        self._kept: list[SizeVar] = []
         self._sources: dict[SizeVar, tuple[Var, int]] = {}
         self._made: dict[SizeVar, tuple[Var, int, int, int]] = {}
         """Symbols that a dimension is made of: tensor, axis, factor and rest of the dimension."""
@@ -67,8 +66,6 @@ class Scope:
         """Symbols that are names of the model, which may be found to be numbers."""
         self._places: dict[tuple[str, str, int], int] = {}
         self.module = IRModule(None, {sequence.LIST.header: sequence.LIST})
-        self.splits_cases = False
-        """Whether what follows a value of several ranks is imported for each of them."""
         self._tentative = 0
         """Of how many alternatives inside each other the current node is: facts that it implies
         need not hold of the others."""
@@ -133,22 +130,6 @@ class Scope:
     def require_data(self, condition: Expr, why: str) -> None:
         """Note that a scalar of bool that data decide must hold, here and for what comes after."""
         self._blocks[-1].require(self.spanned(condition), f"{self.span}{why}", self.span)
-
-    def keep(self, dim: PrimExpr, why: str) -> None:
-        """The current node keeps an axis of this extent, and would drop one of 1, so that the rank
-        of its result would be another: it must not be 1, unless `declare` says that it is.
-        """
-        self.require(binary(prim.NE, dim, 1), why)
-        if len(self._blocks) == 1 and self._is_stated(dim):
-            self._kept.append(dim)
-
-    def declare(self, rank: int, found: int) -> None:
-        """The model says what rank an output has, which was found to have another.
-
-        Raises Learned where axes were kept that it would drop.
-        """
-        if rank < found and self._kept:
-            self._facts.settle(self._kept[0].name, 1)
 
     # Blocks: main, branches, functions.
 
@@ -257,12 +238,6 @@ class Scope:
         """Note that a number of the data is a dimension, in the innermost block."""
         self._blocks[-1].sizes[number] = dim
 
-    def is_data(self, elements: Array) -> bool:
-        """Whether numbers of the data that have been named as dimensions are among elements."""
-        named = {d for block in self._blocks for d in block.sizes.values()}
-        symbols = [e for e in elements.ravel() if isinstance(e, PrimExpr)]
-        return not named.isdisjoint(free_vars(*symbols))
-
     def with_sizes(self, elements: Array) -> Array:
         """Elements in which numbers of the data that have been named as dimensions are these."""
         named: dict[PrimVar, PrimExpr] = {}
@@ -339,23 +314,6 @@ class Scope:
         """The fields of a tuple of tensors, each bound."""
         whole = self.spanned(expr)
         return [self.bound(TupleGetItem(whole, i), name) for i, name in enumerate(names)]
-
-    def branch(self, order: tuple[int, ...]) -> int:
-        """Which branch of the current node to import, where its branches give values that cannot
-        be one: the first of this order that is not known to fail.
-        """
-        return self._facts.choice(str(self.span), order)
-
-    def choices_met(self) -> int:
-        """How many choices between branches this attempt has met."""
-        return len(self._facts.met)
-
-    def choose_another_since(self, start: int) -> None:
-        """After a graph that failed: begin anew with another branch, if it chose one inside.
-
-        Raises Learned where there is one that has not been seen to fail.
-        """
-        self._facts.choose_another_since(start)
 
     # Alternatives of values of several ranks.
 

@@ -16,6 +16,8 @@ import numpy as np
 from ekiden.frontend.common.node import Node, Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.sum_value import Member
+from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.ir.op import Array
 from ekiden.ir.prim import Max, PrimExpr, binary
@@ -129,6 +131,10 @@ def measured(node: N, apply: Callable[[N], Result]) -> Result:
 
 
 def _taken(scope: Scope, table: Expr, places: Expr | Value) -> TextValue:
+    """Return the strings at these places of a table. Raises Unsupported for places of several
+    ranks."""
+    if isinstance(places, Member):
+        raise Unsupported("strings whose rank depends on data are not supported")
     at = scope.expr(places) if isinstance(places, Value) else places
     return text_of(scope, op.take(table, at, axis=0))
 

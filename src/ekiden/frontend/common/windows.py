@@ -1,57 +1,149 @@
-"""Windows that slide over a tensor, element by element."""
+"""Windows that slide over axes of a tensor: those of convolutions, pooling and reductions.
+
+A window has a number for each axis that it slides over: the spatial ones of an image, or all axes
+of a tensor as XLA has them. Padding may be an expression of dimensions, as that of SAME is where
+extents are symbolic; data are padded by an operator of its own then.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value
+from ekiden.ir.dtype import is_float
+from ekiden.ir.prim import PrimExpr, maximum
 from ekiden.relay import op
-from ekiden.relay.expr import Expr
+from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Dim, as_attr, as_dim, known, tidy
+from ekiden.topi.shape import Dim, Shape, as_attr, as_dim, as_ints, ceil_div, known, tidy
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
-    """How windows lie on a tensor: a number for each axis of it."""
+class Window:
+    """Sizes of a window by axis: its extents, and the padding before and after the data. inner: the
+    elements between those of the data, XLA's base dilation; () for none.
+    """
 
-    size: Sequence[Dim]
-    strides: Sequence[int]
-    inner: Sequence[int]
-    """Elements between those of the tensor."""
-    dilation: Sequence[int]
-    low: Sequence[Dim]
-    high: Sequence[Dim]
+    extents: tuple[Dim, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[Dim, ...]
+    after: tuple[Dim, ...]
+    inner: tuple[int, ...] = ()
 
-    def numbers(self) -> tuple[int, ...] | None:
-        """The extents of a window, where they are numbers."""
-        found = [known(as_dim(s)) for s in self.size]
-        return None if None in found else tuple(n for n in found if n is not None)
+    @property
+    def is_known(self) -> bool:
+        """Whether the extents of the window are numbers."""
+        return all(known(extent) is not None for extent in self.extents)
 
-    def counts(self, shape: Sequence[Dim]) -> tuple[Dim, ...]:
-        """How many there are along each axis of a tensor that has its padding."""
-        pairs = zip(shape, self.size, self.dilation, self.strides, strict=True)
-        return as_attr(tidy((as_dim(n) - (as_dim(w) - 1) * d - 1) // s + 1) for n, w, d, s in pairs)
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The extents of the window. Raises ValueError where one is symbolic."""
+        return as_ints(self.extents)
+
+    @property
+    def padding(self) -> tuple[int, ...] | None:
+        """Padding before each axis, then after each; None if it is symbolic."""
+        numbers = [known(p) for p in (*self.before, *self.after)]
+        return None if None in numbers else tuple(n for n in numbers if n is not None)
+
+    @property
+    def reach(self) -> list[PrimExpr]:
+        """How many elements of each axis a window spans."""
+        pairs = zip(self.extents, self.dilations, strict=True)
+        return [tidy((as_dim(extent) - 1) * d + 1) for extent, d in pairs]
+
+    def counts(self, shape: Sequence[Dim]) -> Shape:
+        """Return how many windows there are along each axis of data that have the padding."""
+        rows = zip(shape, self.reach, self.strides, strict=True)
+        return tuple(tidy((as_dim(extent) - reach) // s + 1) for extent, reach, s in rows)
+
+    def missing(self, extents: Shape, counts: Sequence[Dim]) -> list[PrimExpr]:
+        """Return what the last of `counts` windows spans behind the data; it may be negative."""
+        rows = zip(counts, self.strides, self.reach, extents, self.before, strict=True)
+        return [tidy((as_dim(n) - 1) * s + r - e - as_dim(b)) for n, s, r, e, b in rows]
+
+    def reaching(self, extents: Shape, counts: Sequence[Dim]) -> Window:
+        """Return the window with as much padding behind as the last of `counts` windows spans."""
+        pairs = zip(self.missing(extents, counts), self.after, strict=True)
+        after = [
+            tidy(maximum(m, as_dim(a))) if (number := known(m)) is None else max(number, 0)
+            for m, a in pairs
+        ]
+        return replace(self, after=tuple(after))
+
+    def unpadded(self) -> Window:
+        """Return the window over data that have its padding already."""
+        none = (0,) * len(self.strides)
+        return replace(self, before=none, after=none)
+
+    def with_height(self) -> Window:
+        """Return the window of one axis as one of two, whose first is 1 high."""
+        return Window(
+            (1, *self.extents), (1, *self.strides), (1, *self.dilations), (0, *self.before),
+            (0, *self.after),
+        )  # fmt: skip
 
 
-def padded(node: Node, windows: Windows, value: Value, fill: Expr) -> Value:
-    """A tensor with the padding of its windows."""
-    return node.given(pad(node, value, fill, windows.low, windows.high, windows.inner))
-
-
-def taps(node: Node, windows: Windows, wide: Value, shape: Sequence[Dim]) -> Iterator[Value]:
-    """The first elements of all windows, then the second ones, and so on."""
-    size = windows.numbers()
-    assert size is not None, "windows have constant extents here"
-    counts = windows.counts(shape)
-    for tap in product(*map(range, size)):
-        begin = [t * d for t, d in zip(tap, windows.dilation, strict=True)]
-        end = as_attr(
-            tidy((as_dim(n) - 1) * s + 1 + b)
-            for n, s, b in zip(counts, windows.strides, begin, strict=True)
+def same_window(
+    extents: Shape, kernel: Sequence[Dim], strides: Sequence[int], dilations: Sequence[int],
+    odd_before: bool = False,
+) -> Window:  # fmt: skip
+    """Return the window of which there are extent / stride, rounded up, along each axis: SAME
+    padding, an odd row of which stands behind the data, or before them.
+    """
+    totals = []
+    for extent, size, stride, dilation in zip(extents, kernel, strides, dilations, strict=True):
+        reach = (as_dim(size) - 1) * dilation + 1
+        spare = (
+            (ceil_div(extent, stride) - 1) * stride + reach - extent if stride > 1 else reach - 1
         )
-        data = node.scope.expr(wide)
-        yield node.given(op.strided_slice(data, begin, end, strides=list(windows.strides)))
+        totals.append(tidy(maximum(spare, 0)) if stride > 1 else tidy(spare))
+    small = as_attr(tidy(total // 2) for total in totals)
+    large = as_attr(tidy(total - total // 2) for total in totals)
+    sides = (large, small) if odd_before else (small, large)
+    return Window(tuple(kernel), tuple(strides), tuple(dilations), *sides)
+
+
+def padded(node: Node, data: Expr, window: Window, fill: float, first: int = 2) -> Expr:
+    """Return data with the padding of a window, which slides over the axes from `first` on."""
+    kind = node.typed(data)
+    sides: list[tuple[Dim, Dim]] = list(zip(window.before, window.after, strict=True))
+    after = len(kind.shape) - first - len(sides)
+    value = fill if is_float(kind.dtype) else int(fill)
+    widths = [*[(0, 0)] * first, *sides, *[(0, 0)] * after]
+    return op.nn.pad(data, widths, const(value, kind.dtype))
+
+
+def taps(data: Expr, window: Window, counts: Sequence[Dim], first: int = 0) -> Iterator[Expr]:
+    """Yield the first elements of all windows of padded data, then the second ones, and so on; the
+    windows slide over the axes from `first` on.
+    """
+    axes = list(range(first, first + len(counts))) if first else None
+    for tap in product(*map(range, window.kernel)):
+        begin = [t * d for t, d in zip(tap, window.dilations, strict=True)]
+        rows = zip(counts, window.strides, begin, strict=True)
+        end = as_attr(tidy((as_dim(n) - 1) * s + 1 + b) for n, s, b in rows)
+        yield op.strided_slice(data, begin, end, strides=list(window.strides), axes=axes)
+
+
+# As XLA has them, over all axes of a tensor.
+
+
+def dilated(node: Node, window: Window, value: Value, fill: Expr) -> Value:
+    """Return a tensor with the padding of a window, negative padding cut off, and elements between
+    its own.
+    """
+    inner = window.inner or (0,) * len(window.strides)
+    return node.given(pad(node, value, fill, window.before, window.after, inner))
+
+
+def tap_values(node: Node, window: Window, wide: Value) -> Iterator[Value]:
+    """Yield what `taps` does of a tensor that has its padding, each computed once."""
+    data = node.scope.expr(wide)
+    for tap in taps(data, window, window.counts(node.typed(data).shape)):
+        yield node.given(tap)

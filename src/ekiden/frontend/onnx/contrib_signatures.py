@@ -130,6 +130,11 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "SkipSimplifiedLayerNormalization": f"1 input skip gamma bias? - {_SKIP} - epsilon:f",
         "TransposeMatMul": f"1 A B - Y - alpha:f {_SIDES} {_BATCHES}",
         "Trilu": "1 X k? - Y - upper:i",
+        "WhisperBeamSearch": f"1 input_ids max_length min_length? {_BEAMS} cross_qk_layer_head? "
+            "extra_decoding_ids? temperature? - sequences sequences_scores? scores? cross_qk? "
+            f"non_speech_probs? - {_SEARCH} beginning_timestamp_token_id:i "
+            "decoder_output_cross_qk:i no_speech_token_id:i no_timestamps_token_id:i "
+            "start_of_lm_token_id:i transcribe_token_id:i translate_token_id:i",
     },
 }
 # fmt: on

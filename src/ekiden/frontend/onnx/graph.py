@@ -5,13 +5,13 @@ in order, each through its row of the converter table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
-from ekiden.frontend.common.cases import Case, Cases, PerCase
+from ekiden.frontend.common.case_values import CaseValues
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope, with_span
-from ekiden.frontend.common.sum_value import Member
 from ekiden.frontend.common.text_value import has_text, text_constant
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
@@ -38,7 +38,7 @@ from ekiden.frontend.onnx.shape_value import evaluate, fold, followed
 from ekiden.frontend.onnx.signatures import Signature, check_limits, signature
 from ekiden.frontend.onnx.tensor import dense, to_array
 from ekiden.ir.span import Span
-from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
+from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -83,10 +83,7 @@ class Graph:
         """`versions` are those of the operators, if not the model's."""
         self.proto, self.shared, self.outer = proto, shared, outer
         self.versions = shared.versions if versions is None else versions
-        self.values: dict[str, Value] = {}
-        self._cases: Cases | None = None
-        self._ranked: set[str] = set()
-        """Names of values that have one of several ranks."""
+        self.values = CaseValues(shared.scope, shared.problems)
         self.weights = dict(initializers(proto))
         self.nodes = sorted_nodes(proto, shared.label)
         self._makers: dict[str, onnx.NodeProto] = {}
@@ -107,9 +104,8 @@ class Graph:
         if len(inputs) != len(self.names):
             text = f"expected a graph with {len(inputs)} inputs, got {len(self.names)}"
             raise Unsupported(f"{self.proto.name!r}: {text}")
-        self._cases, self._ranked = None, set()
-        self.values = {}
-        self._put(dict(zip(self.names, inputs, strict=True)))
+        self.values = CaseValues(self.shared.scope, self.shared.problems)
+        self.values.put(dict(zip(self.names, inputs, strict=True)))
         self.walk()
         if any(self.value(o.name) is None for o in self.proto.output):
             raise Unsupported("")
@@ -124,9 +120,8 @@ class Graph:
         for position, node in enumerate(self.nodes):
             self._position = position
             self._import([Body("", iter([node]), self.versions)])
-            if self._cases is not None:
-                self._try_end_cases(position)
-        self._end_cases()
+            self.values.try_end(partial(self._live, position))
+        self.values.finish([o.name for o in self.proto.output])
 
     def _import(self, bodies: list[Body]) -> None:
         """Import the nodes of bodies, the last body first."""
@@ -152,10 +147,9 @@ class Graph:
         at: Graph | None = self
         while at is not None:
             if name in at.values:
-                found = at.values[name]
-                return found if at._cases is None else at._cases.value(name, found)
+                return at.values[name]
             if name in at.weights:
-                at.values[name] = at.weight(name)
+                at.values.put_constant(name, at.weight(name))
                 return at.values[name]
             at = at.outer
         return None
@@ -190,129 +184,28 @@ class Graph:
         value.expr = with_span([value.expr], Span(f"initializer '{name}'"))[0]
         return value
 
-    def _put(self, values: Mapping[str, Value]) -> None:
-        """Give values their names, in the current case."""
-        cases = self._cases
-        if cases is not None and cases.at is not cases.root:
-            cases.at.values.update(values)
-            self.values.update((name, PerCase()) for name in values)
-            self._ranked.update(values)
-        else:
-            self.values.update(values)
-            self._ranked.update(n for n, v in values.items() if isinstance(v, Member))
-
-    # Values of several ranks.
-
-    def _in_cases(
-        self, proto: onnx.NodeProto, versions: Mapping[str, int], names: Sequence[str]
-    ) -> None:
-        """Import a node that reads these names in each case that they depend on. A case in which it
-        cannot be imported ends the run there; where that is so in all, it is not imported at all.
+    def _live(self, position: int, of_bodies: bool = False) -> list[str]:
+        """Return the names of several ranks that are read behind the node of a position; with those
+        that only the bodies of functions read which stand for the next node, if `of_bodies`.
         """
-        if self._cases is None:
-            self._cases = Cases(self.shared.scope)
-        problems = self.shared.problems
-        try:
-            waiting = self._split_cases(names)
-        except Unsupported as error:
-            problems.append(f"{describe(proto)}: {error}")
-            return
-        cases = self._cases
-        before, failures = len(problems), list[Case]()
-        for case in waiting:
-            known = len(problems)
-            with cases.inside(case):
-                try:
-                    self._import([Body("", iter([proto]), versions)])
-                except UnsupportedError:
-                    raise
-                except (CompileError, ValueError) as error:
-                    case.error = error
-            if case.error is None and len(problems) > known:
-                case.error = UnsupportedError(problems[known])
-            failures += [case] if case.error is not None else []
-        if failures and not cases.at.leaves():
-            first = failures[0].error
-            if isinstance(first, UnsupportedError):
-                return
-            assert first is not None
-            raise first
-        del problems[before:]
-        for case in failures:
-            origin = None if cases.root.whole is None else cases.root.whole.origin
-            if case.around is cases.root and origin is not None:
-                self.shared.scope.doom(origin[0], origin[1][case.number], str(case.error))
-
-    def _split_cases(self, names: Sequence[str]) -> list[Case]:
-        """Return the cases of a node that reads these names. Where they are too many, cases whose
-        values have the same ranks are made one before. Raises Unsupported where that does not do.
-        """
-        assert self._cases is not None
-        try:
-            return self._cases.split_members(names, self.values)
-        except Unsupported:
-            if self._cases.at is not self._cases.root or not self._cases.root.inner:
-                raise
-            live = self._live(self._position - 1)
-            if not self._cases.are_few(live, self.values):
-                raise
-        self._regroup(live)
-        self._cases = Cases(self.shared.scope)
-        return self._cases.split_members(names, self.values)
-
-    def _live(self, position: int) -> list[str]:
-        """Return the names of several ranks that are read behind the node of a position, or perhaps
-        by those of a function that stand for it."""
-        later = self._last_reads()
-        outputs = {o.name for o in self.proto.output}
-        is_inner = position + 1 == self._position
-        beyond = len(self.nodes) if is_inner else -1
-        return sorted(n for n in self._ranked if n in outputs or later.get(n, beyond) > position)
-
-    def _regroup(self, live: Sequence[str]) -> None:
-        """End the cases; of the values under these names, those of several ranks are members of one
-        sum then."""
-        assert self._cases is not None
-        cases, self._cases = self._cases, None
-        self._ranked.clear()
-        self._put(cases.end(live, self.values))
-
-    def _try_end_cases(self, position: int) -> None:
-        """End the cases behind the node of this position if all values that are read later have one
-        rank."""
-        assert self._cases is not None
-        live = self._live(position)
-        if self._cases.are_one(live, self.values):
-            self._regroup(live)
-
-    def _last_reads(self) -> Mapping[str, int]:
-        """Return the position of the last node that reads a name."""
         if not self._reads:
             self._reads.update((n, i) for i, node in enumerate(self.nodes) for n in reads(node))
-        return self._reads
-
-    def _end_cases(self) -> None:
-        """Give the outputs that have one of several ranks as members of one sum. Raises Unsupported
-        for too many combinations."""
-        outputs = [o.name for o in self.proto.output if o.name in self._ranked]
-        found = [self.values[name] for name in outputs]
-        wholes = {id(v.whole) for v in found if isinstance(v, Member)}
-        cases, self._cases = self._cases, None
-        if not outputs or (len(wholes) == 1 and all(isinstance(v, Member) for v in found)):
-            return
-        cases = cases or Cases(self.shared.scope)
-        cases.split_members(outputs, self.values)
-        self._put(cases.end(outputs, self.values))
+            self._reads.update((o.name, len(self.nodes)) for o in self.proto.output)
+        inner = len(self.nodes) if of_bodies else -1
+        return sorted(n for n in self.values.ranked if self._reads.get(n, inner) > position)
 
     # Nodes.
 
     def _node(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> Body | None:
         """Import a node; return the body of the function that it calls, which stands for it."""
-        if self._ranked:
-            names = list(dict.fromkeys(reads(proto)))
-            if any(isinstance(self.value(n), (Member, PerCase)) for n in names):
-                self._in_cases(proto, versions, names)
-                return None
+        names = list(dict.fromkeys(reads(proto))) if self.values.ranked else []
+        if self.values.of_ranks(names):
+            self.values.import_in_cases(
+                describe(proto), names,
+                lambda: self._live(self._position - 1, of_bodies=True),
+                lambda: self._import([Body("", iter([proto]), versions)]),
+            )  # fmt: skip
+            return None
         shared = self.shared
         inputs = [self.value(i) if i else None for i in proto.input]
         if any(i and v is None for i, v in zip(proto.input, inputs, strict=True)):
@@ -357,7 +250,7 @@ class Graph:
         first = proto.output[0] if proto.output else ""
         if first in values:
             values[first] = followed(node, values[first])
-        self._put(values)
+        self.values.put(values)
         return None
 
     def _expand(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ekiden.frontend.common.cases import single
+from ekiden.frontend.common.cases import leaving
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
 from ekiden.frontend.common.options import Shapes, given_dims
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import Absent, MapValue, SequenceValue, sequence_of
-from ekiden.frontend.common.sum_value import Member, SumValue
 from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name
@@ -107,7 +106,6 @@ class _Import:
         self.params: dict[str, Array] = {}
         self.texts: list[str] = []
         self.shared, self.scope = shared, shared.scope
-        self.scope.splits_cases = True
         self.main = Main(self.scope)
         self.scope.used = names_read(proto.node) | {o.name for o in proto.output}
         self.graph = Graph(proto, self.shared)
@@ -126,17 +124,15 @@ class _Import:
         try:
             self.graph.walk()
         except Unsupported as error:
-            self.shared.problems.append(f"graph {self.proto.name!r}: {error}")
+            if str(error):  # else it has been noted
+                self.shared.problems.append(f"graph {self.proto.name!r}: {error}")
         self.shared.finish()
         if not self.proto.output:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
-        outputs = {o.name: self._output(o.name) for o in self.proto.output}
+        outputs = {
+            o.name: leaving(self.scope, self.graph.output(o.name)) for o in self.proto.output
+        }
         self._check_outputs(outputs)
-        for each in self.proto.output:
-            stated = each.type.tensor_type
-            made = outputs[each.name]
-            if stated.HasField("shape") and not isinstance(made, (TextValue, SumValue)):
-                self.scope.declare(len(stated.shape.dim), len(made.type.shape))
         function = self.main.function([outputs[o.name] for o in self.proto.output])
         texts = [n for n, v in outputs.items() if isinstance(v, TextValue)]
         maps = [(n, tuple(v.keys)) for n, v in outputs.items() if isinstance(v, MapValue)]
@@ -156,13 +152,6 @@ class _Import:
             maps=tuple(maps),
             params=self.params,
         )
-
-    def _output(self, name: str) -> Value:
-        """Return an output; one of several ranks as a sum of tensors."""
-        value = self.graph.output(name)
-        if not isinstance(value, Member):
-            return value
-        return SumValue(single(self.scope, value), value.whole.kinds)
 
     def _check_outputs(self, outputs: Mapping[str, Value]) -> None:
         """Raise UnsupportedError for values that cannot leave a program."""
@@ -219,14 +208,14 @@ class _Import:
 
     def _input(self, info: onnx.ValueInfoProto) -> None:
         if info.name in self.shapes and self.shapes[info.name] is None:
-            self.graph.values[info.name] = Absent()
+            self.graph.values.put_constant(info.name, Absent())
             return
         inner = _held(info.type)
         if inner.HasField("sequence_type"):
             self._sequence(info.name, inner.sequence_type.elem_type)
         elif inner.HasField("tensor_type"):
             held = onnx.ValueInfoProto(name=info.name, type=inner)
-            self.graph.values[info.name] = self._tensor(held)
+            self.graph.values.put_constant(info.name, self._tensor(held))
         else:
             what = "a tensor or a sequence of tensors"
             raise UnsupportedError(f"import {self.label}: input {info.name!r} must be {what}")
@@ -241,7 +230,7 @@ class _Import:
                 self.shapes = {**self.shapes, held.name: shape}  # type: ignore[dict-item]
                 items.append(self._tensor(held))
             dtype = from_onnx_dtype(element.tensor_type.elem_type)
-            self.graph.values[name] = SequenceValue(items, dtype=dtype)
+            self.graph.values.put_constant(name, SequenceValue(items, dtype=dtype))
             return
         tensor = element.tensor_type
         if not tensor.HasField("shape"):
@@ -253,7 +242,7 @@ class _Import:
             const(d.dim_value) if d.HasField("dim_value") else AnyDim() for d in tensor.shape.dim
         ]
         kind = list_type(TensorType(tuple(dims), from_onnx_dtype(tensor.elem_type)))
-        self.graph.values[name] = sequence_of(self.main.object(name, kind), kind)
+        self.graph.values.put_constant(name, sequence_of(self.main.object(name, kind), kind))
 
     def _tensor(self, info: onnx.ValueInfoProto) -> Value:
         kind = info.type.tensor_type
@@ -295,7 +284,7 @@ class _Import:
         for name in self.graph.weights:
             value = self.graph.weight(name) if name in used else None
             if value is not None and value.array is not None and value.array.dtype.kind == "f":
-                self.graph.values[name] = self.main.tensor(name, value.type)
+                self.graph.values.put_constant(name, self.main.tensor(name, value.type))
                 self.params[name] = value.array
 
 

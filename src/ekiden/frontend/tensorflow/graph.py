@@ -6,9 +6,11 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common.case_values import CaseValues
 from ekiden.frontend.common.misfits import fitting
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
@@ -45,7 +47,7 @@ class Graph:
 
     def __init__(self, plan: Plan, shared: Shared, outer: Graph | None = None) -> None:
         self.plan, self.shared, self.outer = plan, shared, outer
-        self.env: dict[str, Value] = {}
+        self.env = CaseValues(shared.scope, shared.problems)
         self.failed: set[str] = set()
         """Nodes that are not supported, and those behind them."""
         self.taken: dict[str, int] = {}
@@ -62,7 +64,7 @@ class Graph:
         if len(given) != len(inputs):
             text = f"expected a function of {len(inputs)} arguments, got one of {len(given)}"
             raise Unsupported(f"{name!r}: {text}")
-        made.env.update((i.tensor, v) for i, v in zip(given, inputs, strict=True))
+        made.env.put({i.tensor: v for i, v in zip(given, inputs, strict=True)})
         return made.values([tensor for _, tensor in made.plan.graph.outputs])
 
     def values(self, tensors: Sequence[str]) -> list[Value]:
@@ -70,7 +72,7 @@ class Graph:
 
         Raises Unsupported, without words, when one of them is: that has been noted.
         """
-        self._make([node_of(t) for t in tensors if self._found(t) is None])
+        self._make(tensors)
         found = [self._found(t) for t in tensors]
         if any(v is None for v in found):
             raise Unsupported("")
@@ -93,31 +95,74 @@ class Graph:
             at = at.outer
         return None
 
-    def _make(self, names: Sequence[str]) -> None:
-        """Import nodes and what they need, without recursion over the depth of the graph."""
+    def _make(self, tensors: Sequence[str]) -> None:
+        """Import the nodes of tensors and what they need, and those that follow a value of several
+        ranks once for each (see ekiden.frontend.common.cases).
+        """
+        order = self._order([node_of(t) for t in tensors if self._found(t) is None])
+        last: dict[str, int] = {}
+
+        def live(position: int) -> list[str]:
+            """Return the names of several ranks that are read from a position on."""
+            if not last:
+                last.update((t, i) for i, n in enumerate(order) for t in self._reads(n))
+                last.update(dict.fromkeys(tensors, len(order)))
+            return sorted(t for t in self.env.ranked if last.get(t, -1) >= position)
+
+        for position, name in enumerate(order):
+            self._import(name, partial(live, position))
+            self.env.try_end(partial(live, position + 1))
+        self.env.finish([t for t in tensors if t in self.env])
+
+    def _import(self, name: str, live: Callable[[], Sequence[str]]) -> None:
+        """Import a node that has not been, in each case that it depends on; `live` are names of
+        several ranks that it and later nodes read.
+        """
+        proto, outputs = self.plan.node(name), [t for t in self.plan.outputs(name) if t]
+        if outputs and all(self.env.is_there(t) for t in outputs):
+            return  # made with another Exit of its loop
+        ranked = self.env.of_ranks(self._reads(name)) if self.env.ranked else []
+        if not ranked:
+            self._convert(proto)
+            return
+        label = f"{proto.op} {proto.name!r}"
+        if self.env.import_in_cases(label, ranked, live, lambda: self._import(name, live)):
+            self.failed.discard(name)
+
+    def _order(self, names: Sequence[str]) -> list[str]:
+        """Return nodes and those that they need, each behind what it needs, without recursion over
+        the depth of the graph.
+        """
         waiting, open_ = list(reversed(names)), set()
-        done: set[str] = set()
+        done: dict[str, None] = {}
         while waiting:
             name = waiting[-1]
             if name in done or name in self.failed:
                 waiting.pop()
                 continue
-            needed = [n for n in self._needs(name) if n not in done]
+            needed = [n for n in self._needs(name) if n not in done and n not in self.failed]
             if name in open_ or not needed:
                 waiting.pop()
-                done.add(name)
+                done[name] = None
                 open_.discard(name)
-                self._convert(self.plan.node(name))
                 continue
             open_.add(name)
             if any(n in open_ for n in needed):
                 raise ImportModelError(f"import {self.shared.label}: {name!r} is made of itself")
             waiting += reversed(needed)
+        return list(done)
 
     def _needs(self, name: str) -> list[str]:
         """The nodes that have to be there before one."""
         tensors = self._tensors(self.plan.node(name))
         return [node_of(t) for t in tensors if self._found(t) is None]
+
+    def _reads(self, name: str) -> list[str]:
+        """Return the tensors of this graph that importing a node reads: its inputs, and of the end
+        of a choice or loop of version 1 all that is before it."""
+        node = self.plan.node(name)
+        is_end = node.op in ("Exit", "RefExit", "Merge", "RefMerge")
+        return self.plan.upstream(node) if is_end else self._tensors(node)
 
     def _tensors(self, node: Proto) -> list[str]:
         if node.op in ("Exit", "RefExit"):
@@ -150,9 +195,9 @@ class Graph:
             with fitting("its inputs or attributes do not fit the operator"):
                 found = _apply(row, node)
             made = self.shared.outputs(found, names)
-            self.env.update(made)
             if row.rule is not None and names and names[0] in made:
-                self.env[names[0]] = _followed(row, node, made[names[0]])
+                made[names[0]] = _followed(row, node, made[names[0]])
+            self.env.put(made)
             self.failed.discard(proto.name)
 
 

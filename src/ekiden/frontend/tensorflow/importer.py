@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ekiden.frontend.common.cases import leaving
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.main import Main
@@ -57,7 +58,7 @@ class _Importer:
                 text = f"shape: no input {name!r}; it has {known}"
                 raise CompileError(f"import {self.label}: {text}")
         for each in inputs:
-            self.graph.env[each.tensor] = self._input(each, shapes.get(each.name))
+            self.graph.env.put({each.tensor: self._input(each, shapes.get(each.name))})
         try:
             found = self.graph.values([tensor for _, tensor in outputs])
         except Unsupported as error:
@@ -66,11 +67,13 @@ class _Importer:
         if not found:
             raise ImportModelError(f"import {self.label}: it gives no tensor")
         self.shared.finish()
+        found = [leaving(self.scope, value) for value in found]
         return ImportedModule(
             IRModule({"main": self.main.function(found)}, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
             output_names=tuple(name for name, _ in outputs),
             constraints=tuple(self.scope.constraints.values()),
+            sequences=True,
         )
 
     def _input(self, each: Input, given: object) -> Value:

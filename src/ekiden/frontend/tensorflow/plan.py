@@ -82,6 +82,17 @@ class Plan:
             tensor = data_inputs(nodes[node_of(tensor)])[0]
         return tensor
 
+    def upstream(self, node: Proto) -> list[str]:
+        """Return the tensors that a node is made of: its inputs, theirs, and so on."""
+        waiting, seen = data_inputs(node), dict[str, None]()
+        while waiting:
+            tensor = waiting.pop()
+            if tensor not in seen:
+                seen[tensor] = None
+                maker = self.graph.nodes.get(node_of(tensor))
+                waiting += [] if maker is None else data_inputs(maker)
+        return list(seen)
+
     def is_loop(self, merge: Proto) -> bool:
         """Whether a Merge is that of a loop."""
         makers = [self.node(node_of(t)).op for t in data_inputs(merge)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
+from ekiden.frontend.common.case_values import CaseValues
 from ekiden.frontend.common.main import Main
 from ekiden.frontend.common.misfits import fitting
 from ekiden.frontend.common.node import Result
@@ -24,7 +26,7 @@ from ekiden.frontend.tflite.registry import find
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime.devices.memory import check_room
-from ekiden.runtime.errors import ImportModelError
+from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
 INTEGERS = ("int8", "uint8", "int16")
 """The dtypes of quantised tensors."""
@@ -81,7 +83,8 @@ class Graph:
 
     def __init__(self, graph: Subgraph, shared: Shared) -> None:
         self.graph, self.shared = graph, shared
-        self.env: dict[int, Value] = {}
+        self.env = CaseValues(shared.scope, shared.problems)
+        """Its tensors by their names, of which each has its own."""
         self.failed: set[int] = set()
         """Tensors of operators that are not supported, and of what comes after them."""
 
@@ -101,7 +104,8 @@ class Graph:
         if len(inputs) != len(self.graph.inputs):
             want, got = len(inputs), len(self.graph.inputs)
             raise Unsupported(f"expected a graph of {want} inputs, got one of {got}")
-        self.env = dict(zip(self.graph.inputs, inputs, strict=True))
+        self.env = CaseValues(self.shared.scope, self.shared.problems)
+        self.put_inputs(inputs)
         around, self.shared.is_nested = self.shared.is_nested, True
         try:
             self.walk()
@@ -111,10 +115,57 @@ class Graph:
             raise Unsupported("")
         return self.outputs()
 
+    def put_inputs(self, inputs: Sequence[Value]) -> None:
+        """Give its inputs these values."""
+        names = (self.graph.tensors[i].name for i in self.graph.inputs)
+        self.env.put(dict(zip(names, inputs, strict=True)))
+
     def walk(self) -> None:
-        """Import the operators."""
-        for operation in self.graph.operations:
+        """Import the operators, and those that follow a value of several ranks once for each (see
+        ekiden.frontend.common.cases).
+        """
+        operations, tensors = self.graph.operations, self.graph.tensors
+        last = {tensors[i].name: n for n, o in enumerate(operations) for i in o.inputs if i >= 0}
+        last.update((tensors[i].name, len(operations)) for i in self.graph.outputs)
+
+        def live(position: int) -> list[str]:
+            """Return the names of several ranks that are read from a position on."""
+            return sorted(name for name in self.env.ranked if last.get(name, -1) >= position)
+
+        for position, operation in enumerate(operations):
+            self._import(operation, partial(live, position))
+            self.env.try_end(partial(live, position + 1))
+        if not self.failed:
+            self.env.finish([tensors[i].name for i in self.graph.outputs])
+
+    def _import(self, operation: Operation, live: Callable[[], Sequence[str]]) -> None:
+        """Import an operator in each case that it depends on; `live` are names of several ranks
+        that it and later ones read."""
+        tensors = self.graph.tensors
+        ranked = self.env.of_ranks(tensors[i].name for i in operation.inputs if i >= 0)
+        if not ranked:
             self._convert(operation)
+            return
+
+        def convert() -> None:
+            """Import it in one case. Raises Unsupported where that changes a variable, which has
+            one value in all."""
+            before = dict(self.shared.variables.now)
+            self._import(operation, live)
+            if self.shared.variables.now != before:
+                self.shared.variables.now = before
+                raise UnsupportedError(
+                    f"import {self.shared.label}: {self._label(operation)}: it gives a variable a "
+                    "value that depends on one whose rank depends on data"
+                )
+
+        if self.env.import_in_cases(self._label(operation), ranked, live, convert):
+            self.failed.difference_update(operation.outputs or [-2])
+
+    def _label(self, operation: Operation) -> str:
+        """Return an operator as messages have it."""
+        outputs = (repr(self.graph.tensors[i].name) for i in operation.outputs)
+        return f"{operation.code} #{operation.index} {' '.join(outputs)}".strip()
 
     def outputs(self) -> list[Value]:
         """What it gives, once its operators are imported."""
@@ -122,9 +173,9 @@ class Graph:
 
     def value(self, index: int) -> Value:
         """A tensor that is made or constant. Raises ImportModelError where nothing makes it."""
-        if index in self.env:
-            return self.env[index]
         tensor = self.graph.tensors[index]
+        if tensor.name in self.env:
+            return self.env[tensor.name]
         if tensor.is_variable:
             return self._kept(tensor)
         if not tensor.is_supported and tensor.data is None:
@@ -134,8 +185,8 @@ class Graph:
         data = tensor.data
         if data is None:
             data = np.zeros(tensor.shape, to_numpy(tensor.dtype))
-        self.env[index] = constant(data)
-        return self.env[index]
+        self.env.put_constant(tensor.name, constant(data))
+        return self.env[tensor.name]
 
     def _kept(self, tensor: Tensor) -> Value:
         """A tensor that an operator changes: zero at first."""
@@ -154,11 +205,11 @@ class Graph:
         tensors = self.graph.tensors
         ins = [None if i < 0 else tensors[i] for i in operation.inputs]
         outs = [tensors[i] for i in operation.outputs]
-        name = f"{operation.code} #{operation.index} {' '.join(repr(t.name) for t in outs)}".strip()
+        name = self._label(operation)
         if self.failed.intersection(operation.inputs):
             self.failed.update(operation.outputs)  # made of what has been reported
             return
-        given = {t.name: self.env.get(t.index) for t in ins if t is not None}
+        given = {t.name: self.env.get(t.name) for t in ins if t is not None}
         named = {n: v for n, v in given.items() if not isinstance(v, NoTensor)}
         self.failed.update(operation.outputs or [-2])  # until they are made
         with self.shared.at(name, named):
@@ -169,19 +220,18 @@ class Graph:
             with fitting("its tensors or options do not fit the operator"):
                 found = _apply(row, node)
             made = self.shared.outputs(found, node.output_names)
-            for tensor in outs:
-                if tensor.name in made:
-                    self.env[tensor.index] = _checked(made[tensor.name], tensor)
-            self._follow(row, node)
+            checked = {t.name: _checked(made[t.name], t) for t in outs if t.name in made}
+            if row.rule is not None and len(outs) == 1 and outs[0].name in checked:
+                checked[outs[0].name] = _followed(row, node, checked[outs[0].name])
+            self.env.put(checked)
             self.failed.difference_update(operation.outputs or [-2])
 
-    def _follow(self, row: Row, node: Node) -> None:
-        """Note what is known of the elements of an output that is computed from data."""
-        if row.rule is not None and len(node.outs) == 1 and node.outs[0].index in self.env:
-            rule, index = row.rule, node.outs[0].index
-            self.env[index] = rules.followed(
-                node.scope, node.inputs, lambda each: rule(node, each), self.env[index]
-            )
+
+def _followed(row: Row, node: Node, value: Value) -> Value:
+    """Return an output that is computed from data, with what is known of its elements."""
+    rule = row.rule
+    assert rule is not None
+    return rules.followed(node.scope, node.inputs, lambda each: rule(node, each), value)
 
 
 def _apply(row: Row, node: Node) -> Result:

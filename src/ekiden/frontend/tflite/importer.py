@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ekiden.frontend.common.cases import leaving
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import INITIAL, ImportedModule
 from ekiden.frontend.common.main import Main, initial_state
@@ -68,11 +69,11 @@ class _Importer:
                 known = ", ".join(map(repr, names)) or "none"
                 text = f"shape: no input {name!r}; it has {known}"
                 raise CompileError(f"import {self.label}: {text}")
-        for index, name in zip(self.subgraph.inputs, names, strict=True):
-            graph.env[index] = self._input(tensors[index], name, shapes.get(name))
+        pairs = zip(self.subgraph.inputs, names, strict=True)
+        graph.put_inputs([self._input(tensors[i], name, shapes.get(name)) for i, name in pairs])
         graph.walk()
         self.shared.finish()
-        outputs = graph.outputs()
+        outputs = [leaving(self.scope, value) for value in graph.outputs()]
         if not outputs:
             raise ImportModelError(f"import {self.label}: it gives no tensor")
         variables = self.shared.variables
@@ -89,15 +90,16 @@ class _Importer:
             output_names=(*stated, *variables.initial),
             constraints=tuple(self.scope.constraints.values()),
             states=tuple(variables.initial),
+            sequences=True,
         )
 
     def _after(self, name: str) -> Value:
         """A variable after a run. Raises UnsupportedError where it changes its type."""
         value, first = self.shared.variables.now[name], self.shared.variables.initial[name]
         kind = constant(first).type
-        if type_text(value.type) != type_text(kind):
+        if type_text(value.kind) != type_text(kind):
             text = f"the variable {name!r} is {type_text(kind)} before a run and"
-            raise UnsupportedError(f"import {self.label}: {text} {type_text(value.type)} after it")
+            raise UnsupportedError(f"import {self.label}: {text} {type_text(value.kind)} after it")
         return value
 
     def _input(self, tensor: Tensor, name: str, given: object) -> Value:

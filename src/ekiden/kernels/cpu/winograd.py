@@ -12,6 +12,9 @@ be plus one vector: else neighbouring places would share a set of the first-leve
 blocks do not divide the tiles, the last block repeats the last tile and stores it once. A patch
 that reaches over the border is put together first, with zeros outside.
 
+Bytes become int16 in V, two channels of which are a word, and int32 in M; what brings their sums
+back into range follows as any other operator does.
+
 A maximum over windows of 2x2 that follows is taken before anything is stored: windows lie within
 tiles. (VGG-19, 224x224x64: 16 MB less to write and to read.)
 """
@@ -37,18 +40,21 @@ from ekiden.ir.prim import (
     Sub,
     Var,
     binary,
+    cast,
     const,
     is_const,
     logical_and,
     minimum,
 )
+from ekiden.kernels.cost_model import LINE as CACHE_LINE_BYTES
 from ekiden.kernels.cost_model import most_rows, panel_choice, panel_width
-from ekiden.kernels.cpu.dense import LINE, NARROW_ROWS
+from ekiden.kernels.cpu.dense import NARROW_ROWS
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.prefetch import Prefetches, bound
 from ekiden.kernels.micro_kernels.register_tiles import (
+    PAIRED,
     KLoop,
     Tile,
     balanced_rows,
@@ -56,7 +62,7 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     compute_tile,
 )
 from ekiden.kernels.prim_builder import make_buffers, tiled_builder
-from ekiden.kernels.spaces.winograd import default, space
+from ekiden.kernels.spaces.winograd import BYTES, arithmetic_of, default, space
 from ekiden.target import Target
 from ekiden.te.inline import inputs_of
 from ekiden.tir.expr import Buffer, broadcast, ramp
@@ -77,13 +83,14 @@ BLOCKS_PER_CORE = 2
 
 
 def accepts(anchor: te.Tensor, target: Target) -> bool:
-    """Whether the rule covers a convolution: known channels, vectors of them, float32. Relay asks
-    the same before it transforms weights: what it transformed has no other kernel."""
+    """Whether the rule covers a convolution: known channels, vectors of them, float32 or bytes.
+    Relay asks the same before it transforms weights: what it transformed has no other kernel."""
     data, weight = operands_of(anchor)
     if not all(isinstance(d, IntImm) for d in (data.shape[3], *weight.shape, anchor.shape[3])):
         return False
     depth, channels = _values((data.shape[3], anchor.shape[3]))
-    return anchor.dtype == "float32" and suits(depth, channels, target.lanes("float32"))
+    is_known = anchor.dtype == "float32" or (data.dtype, weight.dtype) == ("uint8", PAIRED)
+    return is_known and suits(depth, channels, target.lanes("float32"))
 
 
 def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
@@ -122,12 +129,13 @@ def _values(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
 class _Transform:
     """One-dimensional transforms: linear combinations of vectors by a constant matrix."""
 
-    def __init__(self, matrix: np.ndarray, lanes: int) -> None:
-        self.matrix, self.lanes = matrix, lanes
-        self.vector = dt.with_lanes("float32", lanes)
+    def __init__(self, matrix: np.ndarray, lanes: int, dtype: str = "float32") -> None:
+        self.matrix, self.lanes, self.dtype = matrix, lanes, dtype
+        self.vector = dt.with_lanes(dtype, lanes)
 
     def scaled(self, value: float) -> PrimExpr:
-        return broadcast(const(float(value), "float32"), self.lanes)
+        number = float(value) if dt.is_float(self.dtype) else int(value)
+        return broadcast(const(number, self.dtype), self.lanes)
 
     def combination(self, weights: Sequence[float], parts: Sequence[PrimExpr]) -> PrimExpr | None:
         """The sum of weighted vectors; None for nothing."""
@@ -139,8 +147,11 @@ class _Transform:
                 total = part if weight == 1 else binary(Mul, part, self.scaled(weight))
             elif abs(weight) == 1:
                 total = binary(Add if weight > 0 else Sub, total, part)
-            else:
+            elif dt.is_float(self.dtype):
                 total = call_intrin("fma", part, self.scaled(weight), total, dtype=self.vector)
+            else:
+                scaled = binary(Mul, part, self.scaled(abs(weight)))
+                total = binary(Add if weight > 0 else Sub, total, scaled)
         return total
 
     def apply(self, parts: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
@@ -211,7 +222,9 @@ class _Winograd:
         self.n, self.height, self.width, channels = self.anchor.shape
         (self.channels,) = _values((channels,))
         (self.depth,) = _values(data.shape[3:])
-        self.panels, _, self.panel = _values(weight.shape)[1:]
+        self.panels, self.steps, self.panel = _values(weight.shape)[1:4]
+        kind = arithmetic_of(self.anchor)
+        self.word = kind.word
         up = self.m - 1
         self.down = simplify((self.height + up) // self.m)
         self.across = simplify((self.width + up) // self.m)
@@ -220,20 +233,22 @@ class _Winograd:
         self.count = simplify((self.tiles + (self.block - 1)) // self.block)
         self.is_even = is_const(simplify(self.tiles % self.block), 0)
         self.lanes, self.target = target.lanes("float32"), target
-        self.zero = broadcast(const(0.0, "float32"), self.lanes)
         (result,) = before_pool(outputs)
         self.is_pooled = result is not outputs[0]  # or a part of that
         target_of = {**self.buffers, result: self.buffers[outputs[0]]}
         self.epilogue = Epilogue(self.anchor, result, target_of)
-        a, b, _ = matrices(self.m)
-        self.spreading, self.gathering = _Transform(b, self.lanes), _Transform(a, self.lanes)
-        self.pitch = -(-self.depth // self.lanes) * self.lanes
+        a, b, _ = matrices(self.m, is_integer=kind is BYTES)
+        self.spread_lanes = target.lanes(kind.dtype)
+        """Channels of the data that are transformed at once."""
+        self.spreading = _Transform(b, self.spread_lanes, kind.dtype)
+        self.gathering = _Transform(a, self.lanes, self.anchor.dtype)
+        self.pitch = -(-self.depth // self.spread_lanes) * self.spread_lanes
         """From the channels of a tile to those of the next, in V."""
-        self.v_plane = self.block * self.pitch + self.lanes
+        self.v_plane = self.block * self.pitch + self.spread_lanes
         self.columns = -(-self.channels // self.lanes) * self.lanes
         self.m_plane = self.block * self.columns + self.lanes
-        self.v = Buffer("v", (const(self.places * self.v_plane),))
-        self.products = Buffer("products", (const(self.places * self.m_plane),))
+        self.v = Buffer("v", (const(self.places * self.v_plane),), kind.dtype)
+        self.products = Buffer("products", (const(self.places * self.m_plane),), self.anchor.dtype)
         padding = attrs["padding"]
         assert isinstance(padding, tuple)
         self.top, self.left = int(padding[0]), int(padding[1])
@@ -268,9 +283,11 @@ class _Winograd:
         line, column = corner[0] + i, corner[1] + j
         test = logical_and(line >= 0, line < height)
         test = logical_and(test, logical_and(column >= 0, column < width))
-        place = (ramp((i * self.size + j) * self.lanes, 1, self.lanes),)
-        load = self.vector(self.data, pixel + (i * width + j) * self.depth, mask)
-        each = IfThenElse(test, BufferStore(to, load, place), BufferStore(to, self.zero, place))
+        lanes = self.spread_lanes
+        place = (ramp((i * self.size + j) * lanes, 1, lanes),)
+        load = self.vector(self.data, pixel + (i * width + j) * self.depth, lanes, mask)
+        zero = broadcast(const(0, to.dtype), lanes)
+        each = IfThenElse(test, BufferStore(to, load, place), BufferStore(to, zero, place))
         inner = For(j, const(0), const(self.size), ForKind.SERIAL, each)
         return For(i, const(0), const(self.size), ForKind.SERIAL, inner)
 
@@ -282,12 +299,14 @@ class _Winograd:
         down = tile % area // self.across
         return tile // area, down * self.m, tile % self.across * self.m
 
-    def vector(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None = None) -> PrimExpr:
+    def vector(
+        self, buffer: Buffer, at: PrimExpr, lanes: int, mask: PrimExpr | None = None
+    ) -> PrimExpr:
         """A vector of a buffer, zero where the mask is off."""
-        found = buffer[ramp(at, 1, self.lanes)].with_fields(
-            dtype=dt.with_lanes("float32", self.lanes)
-        )
-        return found if mask is None else if_then_else(mask, found, self.zero)
+        vector = buffer[ramp(at, 1, lanes)].with_fields(dtype=dt.with_lanes(buffer.dtype, lanes))
+        if mask is None:
+            return vector
+        return if_then_else(mask, vector, broadcast(const(0, buffer.dtype), lanes))
 
     def pass_over(
         self, transform: _Transform, parts: list[PrimExpr], to: Buffer, at: list[PrimExpr]
@@ -296,7 +315,7 @@ class _Winograd:
         names = [Var("part", transform.vector) for _ in parts]
         lets, made = transform.apply(names)
         stores = [
-            BufferStore(to, value, (ramp(place, 1, self.lanes),))
+            BufferStore(to, value, (ramp(place, 1, transform.lanes),))
             for value, place in zip(made, at, strict=True)
         ]
         return bound([*zip(names, parts, strict=True), *lets], seq(*stores))
@@ -307,13 +326,13 @@ class _Winograd:
         n, y, x = self.place(first + tile)
         corner = line, column = Var("line"), Var("column")
         pixel = Var("pixel")
-        whole, rest = divmod(self.depth, self.lanes)
+        whole, rest = divmod(self.depth, self.spread_lanes)
         parts: list[Stmt] = []
         if whole:
             body = self.spread_group(tile, corner, pixel, group, None)
             parts.append(For(group, const(0), const(whole), ForKind.SERIAL, body))
         if rest:
-            mask = column_mask(rest, self.lanes)
+            mask = column_mask(rest, self.spread_lanes)
             parts.append(self.spread_group(tile, corner, pixel, const(whole), mask))
         _, height, width, _ = self.data.shape
         start = ((n * height + line) * width + column) * self.depth
@@ -330,17 +349,18 @@ class _Winograd:
     ) -> Stmt:
         """One vector of channels of a patch."""
         i, size, width = Var("i"), self.size, self.data.shape[2]
-        stage = Buffer("stage", (const(self.places * self.lanes),), "float32", "local")
-        patch = Buffer("patch", (const(self.places * self.lanes),), "float32", "local")
-        offset = pixel + group * self.lanes
+        lanes = self.spread_lanes
+        stage = Buffer("stage", (const(self.places * lanes),), self.v.dtype, "local")
+        patch = Buffer("patch", (const(self.places * lanes),), self.data.dtype, "local")
+        offset = pixel + group * lanes
         row = simplify(width * self.depth)
         near = self.spread_columns(self.data, offset, row, self.depth, stage, mask)
-        far = self.spread_columns(patch, const(0), const(size * self.lanes), self.lanes, stage)
+        far = self.spread_columns(patch, const(0), const(size * lanes), lanes, stage)
         fill = self.patch(patch, corner, offset, mask)
         inside = self.is_inside(*corner)
         columns = near if is_const(inside, 1) else IfThenElse(inside, near, seq(fill, far))
-        staged = [self.vector(stage, (i * size + c) * self.lanes) for c in range(size)]
-        base = tile * self.pitch + group * self.lanes
+        staged = [self.vector(stage, (i * size + c) * lanes, lanes) for c in range(size)]
+        base = tile * self.pitch + group * lanes
         out = [(i * size + c) * self.v_plane + base for c in range(size)]
         transform = self.pass_over(self.spreading, staged, self.v, out)
         rows = For(i, const(0), const(size), ForKind.SERIAL, transform)
@@ -357,8 +377,12 @@ class _Winograd:
     ) -> Stmt:
         """Transform the columns of a patch: `row` and `step` lead to the next line and pixel."""
         j, size = Var("j"), self.size
-        loads = [self.vector(source, start + row * r + j * step, mask) for r in range(size)]
-        there = [(j + r * size) * self.lanes for r in range(size)]
+        lanes = self.spread_lanes
+        columns = [
+            self.vector(source, start + row * r + j * step, lanes, mask) for r in range(size)
+        ]
+        loads = [cast(column, self.spreading.vector) for column in columns]
+        there = [(j + r * size) * lanes for r in range(size)]
         transform = self.pass_over(self.spreading, loads, to, there)
         return For(j, const(0), const(size), ForKind.SERIAL, transform)
 
@@ -377,13 +401,15 @@ class _Winograd:
         step = Var("step")
         e, panel = step // count, step % count + first_panel
         vectors = -(-valid // self.lanes)
-        loops = [KLoop(const(self.depth), const(1), const(self.panel))]
+        row = self.panel * self.word
+        loops = [KLoop(const(self.steps), const(self.word), const(row))]
         base, source, to = Var("base"), Var("source"), Var("to")
         own, unroll = self.decision.number("own"), self.decision.number("unroll")
-        depth = const(self.depth)
-        near = Prefetches(self.weight, self.panel, LINE, depth, const(0), own, 0, unroll)
+        steps = const(self.steps)
+        line = CACHE_LINE_BYTES // dt.itemsize(self.weight.dtype)
+        near = Prefetches(self.weight, row, line, steps, const(0), own, 0, unroll)
         ahead = near.of(base, None)[1] if own else None
-        most = most_rows(vectors, self.target)
+        most = most_rows(vectors, self.target, arithmetic_of(self.anchor).dtype)
         is_whole = vectors * self.lanes >= self.panel
         limit = self.decision.number("rows") if is_whole else min(NARROW_ROWS, most)
 
@@ -394,7 +420,8 @@ class _Winograd:
                 place = to + (first + i) * self.columns + at
                 return BufferStore(self.products, value, (ramp(place, 1, self.lanes),))
 
-            shape = Tile(rows, vectors, self.lanes, vectors * self.lanes)
+            valid = vectors * self.lanes
+            shape = Tile(rows, vectors, self.lanes, valid, self.anchor.dtype)
             a_rows = [source + (first + i) * self.pitch for i in range(rows)]
             return compute_tile(
                 shape, loops, self.v, a_rows, self.weight, base, store, False, ahead, near.unroll
@@ -402,12 +429,12 @@ class _Winograd:
 
         tiles = balanced_rows(const(self.block), limit, body)
         lets = [
-            (base, (e * self.panels + panel) * (self.depth * self.panel)),
+            (base, (e * self.panels + panel) * (self.steps * row)),
             (source, e * self.v_plane),
             (to, e * self.m_plane + panel * self.panel),
         ]
-        steps = const(count * self.places)
-        return For(step, const(0), steps, kind, bound(lets, tiles), {"grain": 1})
+        every = const(count * self.places)
+        return For(step, const(0), every, kind, bound(lets, tiles), {"grain": 1})
 
     def gather(self, first: PrimExpr, kind: ForKind) -> Stmt:
         """The output tiles of a block."""
@@ -433,15 +460,16 @@ class _Winograd:
         """One vector of channels of an output tile."""
         (n, y, x), m, size = corner, self.m, self.size
         i, j = Var("i"), Var("j")
-        stage = Buffer("stage", (const(m * size * self.lanes),), "float32", "local")
+        stage = Buffer("stage", (const(m * size * self.lanes),), self.anchor.dtype, "local")
         base = tile * self.columns + group * self.lanes
         loads = [
-            self.vector(self.products, (r * size + j) * self.m_plane + base) for r in range(size)
+            self.vector(self.products, (r * size + j) * self.m_plane + base, self.lanes)
+            for r in range(size)
         ]
         there = [(j + r * size) * self.lanes for r in range(m)]
         column = self.pass_over(self.gathering, loads, stage, there)
         columns = For(j, const(0), const(size), ForKind.SERIAL, column)
-        staged = [self.vector(stage, (i * size + c) * self.lanes) for c in range(size)]
+        staged = [self.vector(stage, (i * size + c) * self.lanes, self.lanes) for c in range(size)]
         names = [Var("part", self.gathering.vector) for _ in staged]
         lets, made = self.gathering.apply(names)
         held = [*zip(names, staged, strict=True), *lets]
@@ -485,9 +513,11 @@ class _Winograd:
         """The maxima of windows of 2x2: of two lines of a tile, then of neighbours. `line` says
         how line `i` is computed.
         """
-        (n, y, x), m, channel, vector = corner, self.m, group * self.lanes, self.gathering.vector
+        (n, y, x), m, channel = corner, self.m, group * self.lanes
         held, made = line
-        upper = Buffer("upper", (const(m // 2 * self.lanes),), "float32", "local")
+        dtype = self.epilogue.output.dtype
+        vector = dt.with_lanes(dtype, self.lanes)
+        upper = Buffer("upper", (const(m // 2 * self.lanes),), dtype, "local")
         wide = [Var("pair", vector) for _ in range(m // 2)]
         ends = [
             self.epilogue.finished([n, y + i, x + c, channel], v, mask) for c, v in enumerate(made)
@@ -498,7 +528,7 @@ class _Winograd:
         for k, pair in enumerate(wide):
             place = ramp(const(k * self.lanes), 1, self.lanes)
             first.append(BufferStore(upper, pair, (place,)))
-            above = self.vector(upper, const(k * self.lanes))
+            above = self.vector(upper, const(k * self.lanes), self.lanes)
             at = (n * height + (y + i) // 2) * width + x // 2 + k
             both = binary(Max, above, pair)
             stored = self.epilogue.put(at * self.channels + channel, channel, both, mask)

@@ -1,6 +1,7 @@
 """How long a product of bytes takes beside the same product of float32, by the model of kernels.
 
-    bytes     products / (4 lanes x tile) x cycles of a step by the target's instructions
+    bytes     products / (4 lanes x tile) x cycles of a step by the target's instructions; of
+              3x3 windows those of Winograd's method where the kernel is one of that
     floats    the same of multiply-adds; of 3x3 windows Winograd's method where that is faster
 
 Where there are no dot products of bytes a quantised convolution may be slower than the floats that
@@ -20,7 +21,13 @@ from ekiden.kernels.micro_kernels.matrix_tiles import LANES, MATRIX_DOTS, WORD_B
 from ekiden.kernels.names import Chosen
 from ekiden.kernels.prim_builder import product
 from ekiden.kernels.quantized.words import NARROW_DOT
-from ekiden.kernels.spaces.winograd import direct_cycles, winograd_cycles
+from ekiden.kernels.spaces.winograd import (
+    BYTES,
+    SIDE,
+    arithmetic_of,
+    direct_cycles,
+    winograd_cycles,
+)
 from ekiden.target import Target
 from ekiden.te.inline import post_order_tensors
 from ekiden.topi.nn.weights import WORD, WORD_OF
@@ -44,6 +51,8 @@ def over_floats(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> flo
         tensors = post_order_tensors(outputs)
         is_plain = any(t.op.tag in PLAIN and t.dtype in ("int32", "int64") for t in tensors)
         return NO_KERNEL if is_plain else 0.0
+    if chosen.family.name == "winograd_conv2d":
+        return _winograd_over_floats(anchor, target)
     if chosen.family.name not in ("conv_nhwc_pack", "dense_pack"):
         return 0.0
     data, weight = operands_of(anchor)
@@ -71,19 +80,37 @@ def _word_cycles(products: int, chosen: Chosen, target: Target) -> float:
     return products / (WORD * rows * vectors * lanes) * step_cycles(rows, vectors, target, dtype)
 
 
+def _winograd_over_floats(anchor: te.Tensor, target: Target) -> float:
+    """Return the same for a convolution of bytes by Winograd's method; 0 for one of floats."""
+    kind = arithmetic_of(anchor)
+    if kind is not BYTES:
+        return 0.0
+    image, channels = _sizes(anchor, operands_of(anchor)[0])
+    products = math.prod(image) * math.prod(channels) * TAPS**2
+    floats = min(direct_cycles(products, target), winograd_cycles(image, channels, target))
+    return winograd_cycles(image, channels, target, kind, int(str(anchor.op.attrs[SIDE]))) / floats
+
+
+def _sizes(anchor: te.Tensor, data: te.Tensor) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """Return (images, height, width) of a result, and the channels of both sides; guesses where
+    only the run knows them."""
+    many, height, width = (size_of(d) or 0 for d in anchor.shape[:3])
+    side = math.isqrt(UNKNOWN)
+    channels = size_of(data.shape[-1]) or 0, size_of(anchor.shape[-1]) or 0
+    return (many or 1, height or side, width or side), channels
+
+
 def _winograd(anchor: te.Tensor, data: te.Tensor, target: Target) -> float:
-    """Cycles of Winograd's method for a convolution of floats; infinite where it has none."""
+    """Return the cycles of Winograd's method for a convolution of floats; infinite where it has
+    none."""
     geometry = geometry_of(anchor)
-    before, behind = size_of(data.shape[-1]) or 0, size_of(anchor.shape[-1]) or 0
+    image, channels = _sizes(anchor, data)
     is_plain = geometry.groups == 1 and geometry.strides == geometry.dilation == (1, 1)
     if not is_plain or geometry.kernel != (TAPS, TAPS):
         return math.inf
-    if not suits(before, behind, target.lanes("float32")):
+    if not suits(*channels, target.lanes("float32")):
         return math.inf
-    many, height, width = (size_of(d) or 0 for d in geometry.out[:3])
-    side = math.isqrt(UNKNOWN)
-    image = (many or 1, height or side, width or side)
-    return winograd_cycles(image, (before, behind), target)
+    return winograd_cycles(image, channels, target)
 
 
 __all__ = ["over_floats"]

@@ -10,13 +10,16 @@ they come from a slow cache and few tiles read them, the direct sum is faster.
               + HIDDEN * weights / bandwidth of the cache they fit in  * blocks that read them
               + transformed data there and back / bandwidth of L2
 
-against multiply-adds alone for the direct sum. On a Skylake-SP 7x7x512 is faster direct, 1.79 ms
+against multiply-adds alone for the direct sum. Bytes are multiplied as pairs of int16, and compared
+with the direct sum of words of four. On a Skylake-SP 7x7x512 is faster direct, 1.79 ms
 against 2.38 measured, as 17 MB of weights come from its slow third-level cache.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import replace
 
 from ekiden import te
 from ekiden.arith import simplify
@@ -25,8 +28,11 @@ from ekiden.kernels.cpu.dense import UNROLLS
 from ekiden.kernels.decision import Choice, Decision, Fixed, Space, steps_down
 from ekiden.kernels.family import Product, size_of
 from ekiden.kernels.micro_kernels.epilogue import operands_of
+from ekiden.kernels.micro_kernels.matrix_tiles import BY_DATA, LANES, WORD_BYTES, WORDS
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.topi.nn.winograd import FEW, POINTS, TAPS
+from ekiden.topi.nn.weights import WORD_OF
+from ekiden.topi.nn.winograd import FEW, PAIR, POINTS, TAPS
 
 BLOCK = 36
 """Most tiles of a block, if their number can be divided so."""
@@ -38,6 +44,32 @@ HIDDEN = 0.5
 """Of the time that weights take from a cache, what is seen behind multiply-adds."""
 SIDE = "m"
 """The choice of the side of an output tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How transformed data and weights are multiplied: the dtype whose steps of k they take, the
+    bytes of an element of both, and the elements of a step; the dtype of data before."""
+
+    dtype: str
+    element_bytes: int
+    word: int
+    data: str
+
+
+FLOATS = Arithmetic("float32", 4, 1, "float32")
+BYTES = Arithmetic("int16", 2, PAIR, "uint8")
+SUM_BYTES = 4
+"""Bytes of a sum, of float32 or of int32."""
+STEP_ELEMENTS = {**WORD_OF, BYTES.dtype: BYTES.word}
+"""dtype of data -> elements that a step of a product takes, where that is more than one."""
+UNKNOWN_SIDE = 32
+"""Height and width that an image is taken to have where only the run knows them."""
+
+
+def arithmetic_of(anchor: te.Tensor) -> Arithmetic:
+    """Return that of a convolution."""
+    return BYTES if operands_of(anchor)[1].dtype == BYTES.dtype else FLOATS
 
 
 def side_choice() -> Choice:
@@ -65,13 +97,15 @@ def _product(anchor: te.Tensor) -> tuple[Product, int]:
     tiles = simplify(n * ((height + (m - 1)) // m) * ((width + (m - 1)) // m))
     panel = size_of(weight.shape[3])
     assert panel is not None, "weights are known"
-    return Product.of(tiles, channels, data.shape[3]), panel
+    kind = arithmetic_of(anchor)
+    words = simplify((data.shape[3] + (kind.word - 1)) // kind.word)
+    return Product.of(tiles, channels, words, kind.dtype), panel
 
 
 def space(anchor: te.Tensor, target: Target) -> Space:
     """What may be chosen for a convolution."""
     product, panel = _product(anchor)
-    rows = steps_down(most_rows(-(-panel // target.lanes("float32")), target))
+    rows = steps_down(most_rows(-(-panel // target.lanes("float32")), target, product.dtype))
     blocks = tuple(sorted({*BLOCKS, block_size(product.rows)}))
     # fmt: off
     return (
@@ -89,7 +123,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """What is chosen for a convolution."""
     product, panel = _product(anchor)
     block = int(fixed.get("block", block_size(product.rows)))
-    within = Product(block, product.columns, product.depth)
+    within = replace(product, rows=block)
     rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), within, target)))
     blocking = Blocking(within, panel, rows, target)
     own = int(fixed.get("own", blocking.own("panel")))
@@ -106,60 +140,74 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
 
 
 def tile_side(
-    image: tuple[int, int, int] | None, channels: tuple[int, int], target: Target, fixed: Fixed
+    image: tuple[int, int, int] | None,
+    channels: tuple[int, int],
+    target: Target,
+    fixed: Fixed,
+    kind: Arithmetic = FLOATS,
+    sides: Collection[int] = tuple(POINTS),
 ) -> int:
-    """The side of output tiles for an output image (how many, height, width; None if unknown) of a
-    convolution of (input, output) channels; 0 where the direct sum is faster. Raises CompileError
-    for a fixed one that cannot be."""
+    """Return the side of output tiles, one of `sides`, for an output image (how many, height,
+    width; None if unknown) of a convolution of (input, output) channels; 0 where the direct sum is
+    faster. Raises CompileError for a fixed one that cannot be."""
     if SIDE in fixed:
         side_choice().check(fixed[SIDE], "'winograd_conv2d'")
-        return int(fixed[SIDE])
+        side = int(fixed[SIDE])
+        return side if side in sides else 0
     if image is None:
-        return max(POINTS)
-    costs = _costs(image, channels, target)
+        image = (1, UNKNOWN_SIDE, UNKNOWN_SIDE)
+    costs = {m: c for m, c in _costs(image, channels, target, kind).items() if m in sides}
     best = min(costs, key=costs.__getitem__, default=0)
     direct = math.prod(image) * TAPS**2 * channels[0] * channels[1]
-    return best if best and costs[best] < direct_cycles(direct, target) else 0
+    return best if best and costs[best] < direct_cycles(direct, target, kind.data) else 0
 
 
 def _costs(
-    image: tuple[int, int, int], channels: tuple[int, int], target: Target
+    image: tuple[int, int, int], channels: tuple[int, int], target: Target, kind: Arithmetic
 ) -> dict[int, float]:
-    """Side of output tiles -> cycles."""
+    """Return side of output tiles -> cycles."""
     many, height, width = image
     counts = {m: many * -(-height // m) * -(-width // m) for m in POINTS}
-    return {m: _cost(m, n, channels, target) for m, n in counts.items() if n >= FEW}
+    return {m: _cost(m, n, channels, target, kind) for m, n in counts.items() if n >= FEW}
 
 
 def winograd_cycles(
-    image: tuple[int, int, int], channels: tuple[int, int], target: Target
+    image: tuple[int, int, int],
+    channels: tuple[int, int],
+    target: Target,
+    kind: Arithmetic = FLOATS,
+    side: int = 0,
 ) -> float:
-    """Cycles of the method with the best side of tiles, as `tile_side` has its arguments; infinite
-    where there are too few tiles."""
-    return min(_costs(image, channels, target).values(), default=math.inf)
+    """Return the cycles of the method with a side of tiles, or with the best one, as `tile_side`
+    has its arguments; infinite where there are too few tiles."""
+    costs = _costs(image, channels, target, kind)
+    return costs.get(side, math.inf) if side else min(costs.values(), default=math.inf)
 
 
-def direct_cycles(products: float, target: Target) -> float:
-    """Cycles of so many multiply-adds in good tiles."""
-    lanes = target.lanes("float32")
-    rows = tile_rows(3, Product(1 << 12, None, None), target)
-    share = rows * 3 / target.fma_units / step_cycles(rows, 3, target)
+def direct_cycles(products: float, target: Target, dtype: str = "float32") -> float:
+    """Return the cycles of so many multiply-adds of data of a dtype in good tiles."""
+    matrices = BY_DATA.get(dtype)
+    if matrices is not None and target.has(matrices.ability):  # a row of a register takes a cycle
+        return products / (LANES * WORDS * WORD_BYTES)
+    lanes = target.lanes("float32") * STEP_ELEMENTS.get(dtype, 1)
+    rows = tile_rows(3, Product(1 << 12, None, None, dtype), target)
+    share = rows * 3 / target.fma_units / step_cycles(rows, 3, target, dtype)
     return products / (target.fma_units * lanes) / share
 
 
-def _cost(m: int, tiles: int, channels: tuple[int, int], target: Target) -> float:
-    """Cycles of the method: multiply-adds, reading the weights once for each block of tiles, and
-    the transforms' way through the second-level cache."""
+def _cost(m: int, tiles: int, channels: tuple[int, int], target: Target, kind: Arithmetic) -> float:
+    """Return the cycles of the method: multiply-adds, reading the weights once for each block of
+    tiles, and the transforms' way through the second-level cache."""
     places, (before, behind) = (m + TAPS - 1) ** 2, channels
     _, second, third = levels(target)
-    weights = 4 * places * before * behind
+    weights = kind.element_bytes * places * before * behind
     share = third.size // 2
     speed = second.bandwidth if weights <= second.size // 2 else third.bandwidth
     speed = speed if weights <= max(share, second.size) else speed / 2
     blocks = -(-tiles // block_size(tiles))
     lanes = target.lanes("float32")
-    vectors = sum(-(-many // lanes) for many in channels)
-    moved = 2 * 4 * tiles * places * vectors * lanes
+    inner, outer = (-(-many // lanes) * lanes for many in channels)
+    moved = 2 * tiles * places * (kind.element_bytes * inner + SUM_BYTES * outer)
     read = weights * (blocks if weights <= second.size // 2 else 1) / speed
-    multiply = direct_cycles(tiles * places * before * behind, target)
+    multiply = direct_cycles(tiles * places * before * behind, target, kind.dtype)
     return multiply + HIDDEN * read + moved / second.bandwidth

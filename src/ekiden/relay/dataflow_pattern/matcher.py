@@ -242,6 +242,7 @@ def _match_dtype(m: _Matcher, q: p.DataTypePattern, e: RelayExpr) -> bool:
 _TESTS: dict[type[p.DFPattern], Callable[..., bool]] = {
     p.WildcardPattern:     lambda m, q, e: (q.redirected is None
                                             or m.matches(q.redirected, e)),
+    p.PredicatePattern:    lambda m, q, e: q.accepts(e),
     p.ExprPattern:         lambda m, q, e: q.expr is e or (type(q.expr) is type(e)
                                                            and structural_equal(q.expr, e)),
     p.VarPattern:          lambda m, q, e: isinstance(e, Var) and q.name in ("", e.name_hint),

@@ -113,6 +113,13 @@ class ExprPattern(DFPattern):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class PredicatePattern(DFPattern):
+    """An expression that a function accepts."""
+
+    accepts: Callable[[RelayExpr], bool]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class VarPattern(DFPattern):
     """A variable, of any name if this one is empty."""
 

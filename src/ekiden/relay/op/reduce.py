@@ -26,7 +26,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
 from ekiden.te import Tensor
-from ekiden.topi.shape import Shape, as_dim, expect_least, normalize_axes
+from ekiden.topi.shape import Shape, as_dim, axes_attr, expect_least, normalize_axes
 
 
 @node("relay.attrs.ReduceAttrs")
@@ -250,13 +250,6 @@ def arg_reduction(
     _construct.__name__ = _construct.__qualname__ = name
     _construct.__doc__ = f"Position (int32) of the {name[3:]}imum over `axis`."
     return _construct
-
-
-def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Axes as attributes hold them."""
-    if axis is None:
-        return None
-    return (axis,) if isinstance(axis, int) else tuple(axis)
 
 
 def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:

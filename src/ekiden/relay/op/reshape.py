@@ -10,8 +10,10 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ekiden import topi
+from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node, shown
 from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Turns, register_op
@@ -20,8 +22,6 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_at_least, show, tensors
 from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
-from ekiden.relay.op.dynamic_reshape import DynExpandDimsAttrs, DynReshapeAttrs
-from ekiden.relay.op.reduce import axes_attr
 from ekiden.topi.shape import (
     Dim,
     Dims,
@@ -30,6 +30,7 @@ from ekiden.topi.shape import (
     as_ints,
     as_shape,
     assume,
+    axes_attr,
     expect_result_rank,
     infer_reshape,
     known,
@@ -37,6 +38,11 @@ from ekiden.topi.shape import (
     normalize_axis,
     product,
 )
+
+if TYPE_CHECKING:
+    import ekiden.relay.op.dynamic_reshape as dynamic_reshape
+else:
+    dynamic_reshape = LazyModule("ekiden.relay.op.dynamic_reshape")
 
 
 @node("relay.attrs.ReshapeAttrs")
@@ -111,7 +117,7 @@ def reshape(data: Expr, newshape: Sequence[Dim] | Dim | Expr, allowzero: bool = 
     """
     if (wanted := constant_of(newshape)) is None:
         assert isinstance(newshape, Expr)
-        return dynamic("reshape", data, newshape, attrs=DynReshapeAttrs(allowzero))
+        return dynamic("reshape", data, newshape, attrs=dynamic_reshape.DynReshapeAttrs(allowzero))
     many = wanted if isinstance(wanted, Sequence) else (wanted,)
     return call("reshape", data, attrs=ReshapeAttrs(as_attr(many), allowzero))
 
@@ -161,7 +167,9 @@ def expand_dims(data: Expr, axis: int | Expr, num_newaxis: int = 1) -> Call:
     """New axes of extent 1 before `axis` (counted in the result when negative)."""
     if (at := constant_of(axis)) is None:
         assert isinstance(axis, Expr)
-        return dynamic("expand_dims", data, axis, attrs=DynExpandDimsAttrs(num_newaxis))
+        return dynamic(
+            "expand_dims", data, axis, attrs=dynamic_reshape.DynExpandDimsAttrs(num_newaxis)
+        )
     return call("expand_dims", data, attrs=ExpandDimsAttrs(*_one(at), num_newaxis))
 
 

@@ -29,7 +29,6 @@ from ekiden.relay.op._declare import (
     tensors,
 )
 from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
-from ekiden.relay.op.reduce import axes_attr
 from ekiden.topi.layout import transform_array, transform_shape
 from ekiden.topi.shape import (
     Dim,
@@ -38,6 +37,7 @@ from ekiden.topi.shape import (
     as_dim,
     as_ints,
     as_shape,
+    axes_attr,
     broadcasts_to,
     is_any,
     normalize_axes,

@@ -6,7 +6,7 @@ nn.conv2d(%x u8, W s8, 1x1)           ->  the dense layer over all pixels that i
 nn.conv2d(%x u8, W s8, groups=G)      ->  GOHWI{tile}o4i
 nn.conv2d(%x u8, few channels)        ->  nn.conv2d(sliding_window(%x), ...), pointwise
 nn.conv2d(%x bf16, W bf16, NHWC)      ->  kernel layout OHWI64o2i, over data with their border
-nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method
+nn.conv2d(%x, W 3x3, no strides)      ->  Winograd's method, also of u8 and s8
 nn.conv2d(..., groups=G)              ->  kernel layout GOHWI{tile}o; depthwise: HWOI
 nn.conv2d_transpose(%x, W, NHWC, IOHW)  ->  kernel layout OHWI{tile}o, GOHWI{tile}o or HWIO;
                                           without strides: nn.conv2d of the flipped weight
@@ -16,7 +16,7 @@ nn.conv3d, nn.conv3d_transpose (NDHWC)  ->  the same with one more axis
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -26,8 +26,9 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 from ekiden.kernels.families import fixed_for
 from ekiden.kernels.family import Product
+from ekiden.kernels.micro_kernels.register_tiles import DOT_OF
 from ekiden.kernels.quantized.words import has_few_products, words_of_step
-from ekiden.kernels.spaces.winograd import tile_side
+from ekiden.kernels.spaces.winograd import BYTES, FLOATS, Arithmetic, tile_side
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs, ConvAttrs, ConvTransposeAttrs
@@ -47,7 +48,7 @@ from ekiden.target import Target
 from ekiden.topi.layout import permutation
 from ekiden.topi.nn.conv_transpose import is_few
 from ekiden.topi.nn.weights import WORD_OF
-from ekiden.topi.nn.winograd import TAPS, suits
+from ekiden.topi.nn.winograd import POINTS, TAPS, suits, sums_fit
 
 PACKED, WINOGRAD, TRANSPOSED = "conv_nhwc_pack", "winograd_conv2d", "conv_transpose_pack"
 """Families of kernels."""
@@ -83,6 +84,9 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
     is_pointwise = tuple(kernel) == attrs.strides == (1, 1) and not any(attrs.padding)
     if dtype == "uint8" and groups == 1 and is_pointwise:
         return dense_words(_as_dense(call, weight), target)
+    m = _winograd_bytes_tile(call, attrs, target) if dtype == "uint8" else 0
+    if m:
+        return _winograd(call, attrs, m, target, BYTES)
     if missing or any(attrs.padding):
         top, left, bottom, right = attrs.padding
         widths = (none, (top, bottom), (left, right), (0, missing))
@@ -137,9 +141,16 @@ def _of_windows(call: Call, attrs: Conv2DAttrs, weight: Constant, step: int) -> 
     return made
 
 
-def _winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:
-    """The side of output tiles if the convolution is to be done by Winograd's method, whose weights
-    take up to four times the memory; else 0."""
+def _winograd_tile(
+    call: Call,
+    attrs: Conv2DAttrs,
+    target: Target,
+    kind: Arithmetic = FLOATS,
+    sides: Collection[int] = tuple(POINTS),
+) -> int:
+    """Return the side of output tiles, one of `sides`, if the convolution is to be done by
+    Winograd's method, whose weights take up to four times the memory (of bytes eight times); else
+    0."""
     weight, result = call.args[1], call.checked_type
     assert isinstance(weight, Constant)
     out, channels, *kernel = weight.data.shape
@@ -151,14 +162,28 @@ def _winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:
     n, height, width, *_ = (*sizes, 0, 0, 0)
     image = (n, height, width) if len(sizes) == len(result.shape) else None
     fixed = fixed_for(names_of(WINOGRAD, call))
-    return tile_side(image, (channels, out), target, fixed)
+    return tile_side(image, (channels, out), target, fixed, kind, sides)
 
 
-def _winograd(call: Call, attrs: Conv2DAttrs, m: int, target: Target) -> RelayExpr:
+def _winograd_bytes_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:
+    """Return the same for bytes: a side for which the method has all sums; 0 where the target has
+    no products of int16."""
+    weight = call.args[1]
+    assert isinstance(weight, Constant)
+    if not target.has(DOT_OF[BYTES.dtype]):
+        return 0
+    sides = [m for m in POINTS if sums_fit(weight.data, m)]
+    return _winograd_tile(call, attrs, target, BYTES, sides)
+
+
+def _winograd(
+    call: Call, attrs: Conv2DAttrs, m: int, target: Target, kind: Arithmetic = FLOATS
+) -> RelayExpr:
     weight = call.args[1]
     assert isinstance(weight, Constant)
     channels, depth = weight.data.shape[:2]
-    tile = panel_width(WINOGRAD, Product(None, channels, depth), target, call)
+    product = Product(None, channels, -(-depth // kind.word), kind.dtype)
+    tile = panel_width(WINOGRAD, product, target, call)
     made = op.nn.contrib_conv2d_winograd_weight_transform(weight, m, tile)
     top, left, bottom, right = attrs.padding
     return op.nn.contrib_conv2d_winograd_without_weight_transform(

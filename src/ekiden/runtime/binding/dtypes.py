@@ -11,17 +11,17 @@ import numpy
 from ekiden.runtime.binding.layout import DTypeCode
 from ekiden.runtime.errors import InternalError
 
-KINDS = {
-    name: int(DTypeCode[name.upper()])
+KINDS: dict[str, int] = {
+    name: getattr(DTypeCode, name.upper())
     for name in ("int", "uint", "float", "bfloat", "complex", "bool")
 }
 SMALL_FLOATS = {
-    "float8_e4m3fn": (int(DTypeCode.FLOAT8_E4M3FN), 8),
-    "float8_e4m3fnuz": (int(DTypeCode.FLOAT8_E4M3FNUZ), 8),
-    "float8_e5m2": (int(DTypeCode.FLOAT8_E5M2), 8),
-    "float8_e5m2fnuz": (int(DTypeCode.FLOAT8_E5M2FNUZ), 8),
-    "float8_e8m0fnu": (int(DTypeCode.FLOAT8_E8M0FNU), 8),
-    "float4_e2m1fn": (int(DTypeCode.FLOAT4_E2M1FN), 4),
+    "float8_e4m3fn": (DTypeCode.FLOAT8_E4M3FN, 8),
+    "float8_e4m3fnuz": (DTypeCode.FLOAT8_E4M3FNUZ, 8),
+    "float8_e5m2": (DTypeCode.FLOAT8_E5M2, 8),
+    "float8_e5m2fnuz": (DTypeCode.FLOAT8_E5M2FNUZ, 8),
+    "float8_e8m0fnu": (DTypeCode.FLOAT8_E8M0FNU, 8),
+    "float4_e2m1fn": (DTypeCode.FLOAT4_E2M1FN, 4),
 }
 """Floats whose name says more than their bits: (code, bits)."""
 _KIND_NAMES = {code: name for name, code in KINDS.items()}

@@ -125,7 +125,7 @@ class Native32:
     OWNER = 20
 
 
-class TypeIndex(IntEnum):
+class TypeIndex:
     """As runtime.h numbers them."""
 
     ANY = -1
@@ -162,7 +162,7 @@ class TypeIndex(IntEnum):
     FIRST_FREE = 134
 
 
-class DTypeCode(IntEnum):
+class DTypeCode:
     """As runtime.h numbers them."""
 
     INT = 0
@@ -185,7 +185,7 @@ class DTypeCode(IntEnum):
     FLOAT4_E2M1FN = 17
 
 
-class DeviceType(IntEnum):
+class DeviceType:
     """As runtime.h numbers them."""
 
     CPU = 1
@@ -208,7 +208,7 @@ class Section(IntEnum):
     DEVICE_CODE = 10
 
 
-class TypeWord(IntEnum):
+class TypeWord:
     """As ek_signature.h numbers them."""
 
     ANY = 0
@@ -216,14 +216,14 @@ class TypeWord(IntEnum):
     TUPLE = 2
 
 
-class TypeLimit(IntEnum):
+class TypeLimit:
     """As ek_signature.h numbers them."""
 
     NESTING = 16
     STACK = 16
 
 
-class DimWord(IntEnum):
+class DimWord:
     """As ek_signature.h numbers them."""
 
     CONST = 0
@@ -237,7 +237,7 @@ class DimWord(IntEnum):
     MAX = 8
 
 
-class Event(IntEnum):
+class Event:
     """As ek_vm_step.h numbers them."""
 
     CALL = 0

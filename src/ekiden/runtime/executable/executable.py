@@ -16,8 +16,13 @@ from ekiden._lazy import LazyModule, load_module
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.metadata import (
     ANY_OBJECT,
+    ANY_RANK,
     CALL_CLOSURE,
     INITIAL,
+    MAPS,
+    SEQUENCE,
+    TEXT,
+    TensorInfo,
     peak_memory,
     placement_text,
     tensor_infos,
@@ -33,12 +38,8 @@ from ekiden.runtime.errors import (
     RunError,
 )
 from ekiden.runtime.executable.callers import Machines, executor_of, start
-from ekiden.runtime.executable.closures import with_functions
 from ekiden.runtime.executable.formats import ARTIFACT, KINDS
-from ekiden.runtime.executable.nested import Nesting
-from ekiden.runtime.executable.outputs import BoundRun, places_of, write_results
 from ekiden.runtime.executable.state import kept_values
-from ekiden.runtime.executable.values import argument_tensor, is_object, python_value
 from ekiden.runtime.files import File, PathName, write_to
 
 if TYPE_CHECKING:
@@ -47,13 +48,18 @@ if TYPE_CHECKING:
 
     from ekiden.runtime.artifact import frame
     from ekiden.runtime.debug import disassemble
-    from ekiden.runtime.executable import placing
+    from ekiden.runtime.executable import closures, conversions, nested, outputs, placing
+    from ekiden.runtime.executable.outputs import BoundRun
     from ekiden.runtime.executable.placing import Place
     from ekiden.runtime.executable.upgrade import Upgrade
     from ekiden.runtime.profile import html
     from ekiden.runtime.profile import report as profiling
 else:
     disassemble = LazyModule("ekiden.runtime.debug.disassemble")
+    closures = LazyModule("ekiden.runtime.executable.closures")
+    conversions = LazyModule("ekiden.runtime.executable.conversions")
+    nested = LazyModule("ekiden.runtime.executable.nested")
+    outputs = LazyModule("ekiden.runtime.executable.outputs")
     placing = LazyModule("ekiden.runtime.executable.placing")
     frame = LazyModule("ekiden.runtime.artifact.frame")
     pathlib = LazyModule("pathlib")
@@ -133,9 +139,11 @@ class Executable:
             count = len(self._kept.names)
             self.inputs, self.outputs = self.inputs[:-count], self.outputs[:-count]
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
-        self._nesting = Nesting.of([info.name for info in self.inputs])
-        self._takes_tensors = not any(is_object(i) or i.dtype == ANY_OBJECT for i in self.inputs)
-        self._gives_objects = any(is_object(o) for o in self.outputs)
+        names = [info.name for info in self.inputs]
+        has_steps = any(mark in name for name in names for mark in ".[")
+        self._nesting = nested.Nesting.of(names) if has_steps else None
+        self._takes_tensors = not any(_is_object(i) or i.dtype == ANY_OBJECT for i in self.inputs)
+        self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
         if not late_bound.missing(raw) and not without_driver(raw.devices):
             with suppress(MissingSymbolError):  # it may be exported, and linked there
@@ -212,12 +220,12 @@ class Executable:
         if "out" in self._positions:
             values = self._values(args, {**named, "out": out})
             return self._run(values, timeout)  # type: ignore[return-value]
-        places = places_of(self.outputs, out)
+        places = outputs.places_of(self.outputs, out)
         values = self._values(args, named)
         program = self._program
         direct = self._direct(program, places, values)
         result = self._run(values, timeout, direct, program)
-        return write_results(self.outputs, result, places, out)  # type: ignore[return-value]
+        return outputs.write_results(self.outputs, result, places, out)  # type: ignore[return-value]
 
     def _direct(
         self, program: Program, places: Sequence[Place | None], values: Sequence[object]
@@ -243,7 +251,7 @@ class Executable:
                 wanted = "a contiguous array, which each run can read where it stands"
                 raise InputError(f"bind: input '{info.name}': expected {wanted}")
         runtime.get_global_func("ek.executable.check")(self.raw, self.raw.index("main"), *values)
-        places = None if out is None else places_of(self.outputs, out)
+        places = None if out is None else outputs.places_of(self.outputs, out)
         known: list[tuple[Program, list[object]]] = []
 
         def call() -> object:
@@ -255,10 +263,14 @@ class Executable:
                 direct = [] if places is None else self._direct(program, places, values)
                 known[:] = [(program, direct)]
             result = self._run(values, places=known[0][1], program=program)
-            return result if places is None else write_results(self.outputs, result, places, out)
+            return (
+                result
+                if places is None
+                else outputs.write_results(self.outputs, result, places, out)
+            )
 
         names = [info.name for info in self.inputs]
-        return BoundRun(call, dict(zip(names, values, strict=True)))
+        return outputs.BoundRun(call, dict(zip(names, values, strict=True)))
 
     def _values(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
         """The arguments of a run as the machine takes them, checked."""
@@ -271,7 +283,9 @@ class Executable:
                 return runtime.run_arguments(given)
             except (TypeError, ValueError, RuntimeError, BufferError):
                 pass  # what is wrong is said of the input below
-        return [argument_tensor(info, v) for info, v in zip(self.inputs, given, strict=True)]
+        return [
+            conversions.to_argument(info, v) for info, v in zip(self.inputs, given, strict=True)
+        ]
 
     def _run(
         self,
@@ -289,7 +303,7 @@ class Executable:
         if self._gives_objects:
             result = self._with_objects(result)
         if self._gives_functions:
-            result = with_functions(result, machines)
+            result = closures.with_functions(result, machines)
         return result
 
     @property
@@ -334,11 +348,12 @@ class Executable:
 
     def _with_objects(self, result: object) -> object:
         """The outputs with sequences as lists, and strings as arrays."""
-        outputs = result if len(self.outputs) > 1 else (result,)
-        if not isinstance(outputs, tuple) or len(outputs) != len(self.outputs):
+        values = result if len(self.outputs) > 1 else (result,)
+        if not isinstance(values, tuple) or len(values) != len(self.outputs):
             raise RunError(f"run: {len(self.outputs)} outputs expected, as METADATA has them")
-        made = [python_value(info, v) for info, v in zip(self.outputs, outputs, strict=True)]
-        return made[0] if len(made) == 1 else tuple(made)
+        pairs = zip(self.outputs, values, strict=True)
+        converted = [conversions.to_result(info, value) for info, value in pairs]
+        return converted[0] if len(converted) == 1 else tuple(converted)
 
     def _names(self) -> str:
         return ", ".join(f"'{i.name}'" for i in self.inputs)
@@ -373,7 +388,9 @@ class Executable:
         """
         given = self._arrange(args, named)
         self(*given)
-        values = [argument_tensor(info, v) for info, v in zip(self.inputs, given, strict=True)]
+        values = [
+            conversions.to_argument(info, v) for info, v in zip(self.inputs, given, strict=True)
+        ]
         values += [] if self._kept is None else self._kept.now().values()
         tiers = self.tiers if self._upgrade is not None else {}
         return profiling.profile(
@@ -594,6 +611,10 @@ def _peak() -> profiling.Peak | None:
     except ImportError:  # a machine that only runs models
         return None
     return cast("profiling.Peak", module.measure_peak())
+
+
+def _is_object(info: TensorInfo) -> bool:
+    return info.dtype == TEXT or info.dtype.startswith((SEQUENCE, MAPS, ANY_RANK))
 
 
 def _constant_text(constant: runtime.Tensor | None) -> str:

@@ -6,6 +6,15 @@
 instead of 9 m^2. The matrices evaluate polynomials at 0, 1, -1 for m = 2 and at 0, +-1/sqrt(2),
 +-sqrt(2) for m = 4; these points keep errors within 1.6 times those of the direct sum (Ekiden
 measures; 0, +-1, +-2 make them 6 times as large).
+
+Bytes have the points 0, +-1, +-2 and are exact. Without its divisors G is a matrix of integers, as
+B is; with them times D, their least common multiple, so is A. Then
+
+    D^2 out = A ((G w G') * (B d B')) A'        modulo 2^32
+
+where B d B' and G w G' fit int16, so that their sums are those of pmaddwd. D^2 = 9 * 2^s: sums are
+multiplied by the inverse of 9 modulo 2^32, and shifted by s to the right, which gives all those
+below 2^(31 - s). Weights say whether theirs are: 2^25 for m = 4, 2^29 for m = 2.
 """
 
 from __future__ import annotations
@@ -16,8 +25,10 @@ import math
 import numpy as np
 
 from ekiden import te
+from ekiden.ir.dtype import is_float
+from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.op import Array
-from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, const
+from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, cast, const
 from ekiden.runtime import empty
 from ekiden.te import Tensor
 from ekiden.topi.nn.conv import guarded, inside
@@ -29,6 +40,12 @@ POINTS = {
     4: (0.0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2), -math.sqrt(2)),
 }
 """Where the polynomials are evaluated, besides infinity; opposite ones follow each other."""
+INTEGER_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 2.0, -2.0)}
+"""The same for bytes."""
+PAIR = 2
+"""Elements of int16 that a step of a product of bytes takes."""
+DATA_MAX = 255
+"""The largest byte of the data, which have no sign."""
 
 COLUMNS = 512
 """Most columns of a product when weights are transformed."""
@@ -41,9 +58,35 @@ def suits(channels_in: int, channels_out: int, lanes: int) -> bool:
     return min(channels_in, channels_out) >= lanes
 
 
+def _divisors(points: Array) -> Array:
+    """Return of each point the product of its distances to the others, and 1 for infinity."""
+    distances = points[:, None] - points[None]
+    np.fill_diagonal(distances, 1.0)
+    return np.append(distances.prod(1), 1.0)
+
+
 @functools.cache
-def matrices(m: int) -> tuple[Array, Array, Array]:
-    """(A: m x (m + 2), B: (m + 2) x (m + 2), G: (m + 2) x 3), float64.
+def integer_scale(m: int) -> tuple[int, int]:
+    """Return (inverse, shift): a sum times the square of D is the sum where it is multiplied by the
+    inverse modulo 2^32, and then shifted to the right."""
+    square = math.lcm(*(int(abs(d)) for d in _divisors(np.array(INTEGER_POINTS[m])))) ** 2
+    shift = (square & -square).bit_length() - 1
+    inverse = pow(square >> shift, -1, 1 << 32)
+    return (inverse + (1 << 31)) % (1 << 32) - (1 << 31), shift
+
+
+def sums_fit(weight: Array, m: int) -> bool:
+    """Return whether all sums of bytes with a weight (OIHW, int8) are within what remains of them
+    after the shift."""
+    wide = weight.reshape(len(weight), -1).astype(np.int64)
+    largest = max(np.maximum(wide, 0).sum(1).max(initial=0), -np.minimum(wide, 0).sum(1).min())
+    return int(largest) * DATA_MAX < 1 << (31 - integer_scale(m)[1])
+
+
+@functools.cache
+def matrices(m: int, is_integer: bool = False) -> tuple[Array, Array, Array]:
+    """(A: m x (m + 2), B: (m + 2) x (m + 2), G: (m + 2) x 3), float64; of integers (A times D) for
+    bytes.
 
     By Toom and Cook: a product of polynomials is known by its values at as many points as it has
     coefficients. G evaluates the filter (of degree 2) at each point, divided by the product of its
@@ -52,17 +95,22 @@ def matrices(m: int) -> tuple[Array, Array, Array]:
     turns the product into the correlation that a convolution is (Winograd 1980; Lavin and Gray
     2016).
     """
-    points = np.array(POINTS[m])
+    points = np.array((INTEGER_POINTS if is_integer else POINTS)[m])
     size = m + TAPS - 1
+    divisors = _divisors(points)
     a, b, g = np.zeros((m, size)), np.zeros((size, size)), np.zeros((size, TAPS))
     a[:, :-1] = points[None] ** np.arange(m)[:, None]
     a[-1, -1] = 1
     for k, point in enumerate(points):
         others = np.delete(points, k)
         b[k, :-1] = np.poly(others)[::-1]
-        g[k] = point ** np.arange(TAPS) / np.prod(point - others)
+        g[k] = point ** np.arange(TAPS)
     b[-1] = np.poly(points)[::-1]
     g[-1, -1] = 1
+    if is_integer:
+        a *= math.lcm(*(int(abs(d)) for d in divisors)) / divisors
+    else:
+        g /= divisors[:, None]
     for matrix in (a, b, g):
         matrix[np.abs(matrix) < 1e-12] = 0
     return a, b, g
@@ -70,8 +118,35 @@ def matrices(m: int) -> tuple[Array, Array, Array]:
 
 def transform_weight(weight: Array, m: int, tile: int) -> Array:
     """OIHW to [(m + 2)^2][ceil(O / tile)][I][tile], the last tile padded with zeros: G w G' for
-    each pair of channels, as one product with the Kronecker square of G."""
-    _, _, g = matrices(m)
+    each pair of channels, as one product with the Kronecker square of G. Of int8 to int16,
+    [(m + 2)^2][ceil(O / tile)][ceil(I / 2)][tile][2]: two input channels side by side."""
+    if weight.dtype == np.int8:
+        return _paired(transform_integers(weight, m, tile))
+    return _transformed(weight, matrices(m)[2], tile)
+
+
+def transform_integers(weight: Array, m: int, tile: int) -> Array:
+    """Return the same of int8 as int16 before channels are paired; no element is above 49 * 128,
+    and floats hold them all."""
+    g = matrices(m, True)[2]
+    return _transformed(weight.astype(np.float32), g, tile).astype(np.int16)
+
+
+def _paired(transformed: Array) -> Array:
+    """Return [..., I, tile] as [..., ceil(I / 2), tile, 2], zeros behind the last channel."""
+    missing = -transformed.shape[2] % PAIR
+    whole = np.pad(transformed, ((0, 0), (0, 0), (0, missing), (0, 0)))
+    words = whole.reshape(*whole.shape[:2], -1, PAIR, whole.shape[3])
+    return np.ascontiguousarray(words.swapaxes(-1, -2))
+
+
+def unpaired(weight: Array) -> Array:
+    """Return [..., I / 2, tile, 2] as [..., I, tile]."""
+    return weight.swapaxes(-1, -2).reshape(*weight.shape[:2], -1, weight.shape[3])
+
+
+def _transformed(weight: Array, g: Array, tile: int) -> Array:
+    """Return G w G' for each pair of channels, in panels."""
     both = np.einsum("ai,bj->abij", g, g).reshape(-1, TAPS * TAPS).astype(weight.dtype)
     out, channels = weight.shape[:2]
     count = -(-out // tile)
@@ -92,27 +167,38 @@ def transform_weight(weight: Array, m: int, tile: int) -> Array:
 
 
 def convolve(data: Array, weight: Array, m: int, channels: int, padding: tuple[int, ...]) -> Array:
-    """The reference of `winograd_conv2d`, in float64."""
-    a, b, _ = matrices(m)
+    """The reference of `winograd_conv2d`, in float64, of bytes in int64."""
+    is_integer = weight.dtype == np.int16
+    a, b, _ = matrices(m, is_integer)
+    if is_integer:
+        a, b, weight = a.astype(np.int64), b.astype(np.int64), unpaired(weight)
     top, left, bottom, right = padding
     n, height, width, depth = data.shape
     rows, columns = height + top + bottom - 2, width + left + right - 2
     down, across = -(-rows // m), -(-columns // m)
     size = m + TAPS - 1
     shape = (n, down * m + TAPS - 1, across * m + TAPS - 1, depth)
-    padded = np.zeros(shape)
+    padded = np.zeros(shape, a.dtype)
     padded[:, top : top + height, left : left + width] = data
-    tiles = np.zeros((n, down, across, size, size, depth))
+    tiles = np.zeros((n, down, across, size, size, depth), a.dtype)
     for i in range(size):
         for j in range(size):
             at = padded[:, i : i + down * m : m, j : j + across * m : m]
             tiles[:, :, :, i, j] = at[:, :down, :across]
     inside = np.einsum("ai,bj,nyxijc->abnyxc", b, b, tiles, optimize=True)
-    plain = weight.transpose(0, 2, 1, 3).reshape(size, size, depth, -1)[..., :channels]
-    products = np.einsum("abnyxc,abco->abnyxo", inside, plain.astype("float64"), optimize=True)
+    plain = weight[:, :, :depth].transpose(0, 2, 1, 3).reshape(size, size, depth, -1)
+    plain = plain[..., :channels].astype(a.dtype)
+    products = np.einsum("abnyxc,abco->abnyxo", inside, plain, optimize=True)
     made = np.einsum("ia,jb,abnyxo->nyixjo", a, a, products, optimize=True)
     whole = made.reshape(n, down * m, across * m, channels)
-    return np.asarray(whole[:, :rows, :columns], data.dtype)
+    result = whole[:, :rows, :columns]
+    return _reduced(result, m) if is_integer else np.asarray(result, data.dtype)
+
+
+def _reduced(sums: Array, m: int) -> Array:
+    """Return sums of int64 times the square of D as int32, as a processor has them."""
+    inverse, shift = integer_scale(m)
+    return (sums * inverse).astype(np.int32) >> np.int32(shift)
 
 
 def matrix_element(matrix: Array, row: PrimExpr, column: PrimExpr, dtype: str) -> PrimExpr:
@@ -123,7 +209,7 @@ def matrix_element(matrix: Array, row: PrimExpr, column: PrimExpr, dtype: str) -
         if value:
             found = Select(
                 binary(EQ, row * width + column, as_dim(at)),
-                const(float(value), dtype),
+                const(float(value) if is_float(dtype) else int(value), dtype),
                 found,
                 dtype,
             )
@@ -132,34 +218,47 @@ def matrix_element(matrix: Array, row: PrimExpr, column: PrimExpr, dtype: str) -
 
 def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
     """As `transform_weight`."""
-    _, _, g = matrices(m)
+    is_integer = weight.dtype == "int8"
+    dtype = "int16" if is_integer else weight.dtype
+    _, _, g = matrices(m, is_integer)
     out, channels = weight.shape[:2]
     size = m + TAPS - 1
     ky, kx = te.reduce_axis((0, TAPS), "ky"), te.reduce_axis((0, TAPS), "kx")
 
-    def body(e: Var, panel: Var, c: Var, column: Var) -> PrimExpr:
-        """G g G' of Lavin and Gray (2015), for each of the places (u, v) = e of a tile; zeros in
-        the last panel's columns behind the channels.
+    def element(e: Var, panel: Var, c: PrimExpr, column: Var) -> PrimExpr:
+        """G g G' of Lavin and Gray (2015), for each of the places (u, v) = e of a tile; zeros
+        behind the channels, and in the last panel's columns behind theirs.
         """
         o = panel * tile + column
-        value = guarded(weight, (o, c, ky, kx), [o < out], const(0, weight.dtype))
-        factor = matrix_element(g, e // size, ky, weight.dtype) * matrix_element(
-            g, e % size, kx, weight.dtype
-        )
+        held = [o < out, c < channels]
+        value = cast(guarded(weight, (o, c, ky, kx), held, const(0, weight.dtype)), dtype)
+        factor = matrix_element(g, e // size, ky, dtype) * matrix_element(g, e % size, kx, dtype)
         return te.sum(value * factor, (ky, kx))
 
-    shape = (as_dim(size * size), tidy((out + (tile - 1)) // tile), channels, as_dim(tile))
-    return te.compute(shape, body, name="winograd_weight", tag="reduce")
+    panels = as_dim(size * size), tidy((out + (tile - 1)) // tile)
+    if not is_integer:
+        shape = (*panels, channels, as_dim(tile))
+        return te.compute(shape, element, name="winograd_weight", tag="reduce")
+    words = (*panels, tidy((channels + (PAIR - 1)) // PAIR), as_dim(tile), as_dim(PAIR))
+    return te.compute(
+        words,
+        lambda e, panel, word, column, n: element(e, panel, word * PAIR + n, column),
+        name="winograd_weight",
+        tag="reduce",
+    )
 
 
 def winograd_conv2d(
     data: Tensor, weight: Tensor, m: int, channels: int, padding: tuple[int, ...]
 ) -> Tensor:
-    """A 3x3 convolution of NHWC data without strides; the weight is from `winograd_weight`."""
-    a, b, _ = matrices(m)
+    """A 3x3 convolution of NHWC data without strides; the weight is from `winograd_weight`. Of
+    uint8 with a weight of int16 the result is int32, exact where `sums_fit`."""
+    is_integer = weight.dtype == "int16"
+    dtype = "int32" if is_integer else data.dtype
+    a, b, _ = matrices(m, is_integer)
     n, height, width, depth = data.shape
     top, left, bottom, right = padding
-    size, tile = m + TAPS - 1, weight.shape[3]
+    size = m + TAPS - 1
     names = (("a", size), ("b", size), ("i", size), ("j", size), ("c", depth))
     axes = [te.reduce_axis((0, d), name) for name, d in names]
     u, v, i, j, c = axes
@@ -170,16 +269,37 @@ def winograd_conv2d(
         """
         row, column = y // m * m + i - top, x // m * m + j - left
         held = inside(row, height, True, True) + inside(column, width, True, True)
-        value = guarded(data, (image, row, column, c), held, const(0, data.dtype))
-        inner = matrix_element(b, u, i, data.dtype) * matrix_element(b, v, j, data.dtype)
-        outer = matrix_element(a, y % m, u, data.dtype) * matrix_element(a, x % m, v, data.dtype)
-        factor = weight[u * size + v, o // tile, c, o % tile]
+        value = cast(guarded(data, (image, row, column, c), held, const(0, data.dtype)), dtype)
+        inner = matrix_element(b, u, i, dtype) * matrix_element(b, v, j, dtype)
+        outer = matrix_element(a, y % m, u, dtype) * matrix_element(a, x % m, v, dtype)
+        factor = cast(transformed_element(weight, u * size + v, c, o), dtype)
         return te.sum(value * inner * outer * factor, axes)
 
     rows = tidy(height + (top + bottom - TAPS + 1))
     shape = (n, rows, tidy(width + (left + right - TAPS + 1)), as_dim(channels))
     attrs = {"inputs": (data, weight), "m": m, "channels": channels, "padding": padding}
-    return te.compute(shape, body, name="winograd", tag="winograd_conv2d", attrs=attrs)
+    sums = te.compute(shape, body, name="winograd", tag="winograd_conv2d", attrs=attrs)
+    return reduced(sums, m) if is_integer else sums
+
+
+def transformed_element(weight: Tensor, e: PrimExpr, c: PrimExpr, o: PrimExpr) -> PrimExpr:
+    """Return the element of a transformed weight at place `e` for channels `c` of the data and `o`
+    of the result."""
+    tile = weight.shape[3]
+    if weight.dtype == "int16":
+        return weight[e, o // tile, c // PAIR, o % tile, c % PAIR]
+    return weight[e, o // tile, c, o % tile]
+
+
+def reduced(sums: Tensor, m: int) -> Tensor:
+    """Return the sums of bytes of which `sums` are the multiples that the method gives."""
+    inverse, shift = integer_scale(m)
+
+    def body(*at: Var) -> PrimExpr:
+        scaled = sums[at] * const(inverse, "int32")
+        return call_intrin("right_shift", scaled, const(shift, "int32"), dtype="int32")
+
+    return te.compute(sums.shape, body, name="winograd_reduced", tag="elemwise")
 
 
 __all__ = ["winograd_conv2d", "winograd_weight"]

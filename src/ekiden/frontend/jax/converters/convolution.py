@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir.dialects import stablehlo
 
+from ekiden.frontend.common.converters.window import convolved
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.windows import Window
 from ekiden.frontend.jax.converters.complex import bilinear
 from ekiden.frontend.jax.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import Dim, as_attr, tidy
-
-_CALLS: Mapping[int, tuple[Callable[..., Expr], str, str]] = {
-    2: (op.nn.conv2d, "NCHW", "OIHW"),
-    3: (op.nn.conv3d, "NCDHW", "OIDHW"),
-}
-"""Rank of a window -> the operator, with its layouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +85,20 @@ def _convolved(node: Node, padding: Sequence[tuple[Dim, Dim]]) -> Expr:
         zero = const(0, data.type.dtype)
         data = node.given(pad(node, data, zero, low, high, [0, 0, *inner]))
         padding = [(0, 0)] * rank
-    numbers = [(int(a), int(b)) for a, b in padding]  # type: ignore[arg-type]  # none is symbolic
-    found = _call(node, data, kernel, strides, numbers, dilation, groups)
+    columns, *taps = node.static((kernel.type.shape[0], *kernel.type.shape[2:]), "the kernel")
+    before, after = (tuple(pair[side] for pair in padding) for side in (0, 1))
+    found = convolved(
+        node, _as_output(node, data), _as_output(node, kernel),
+        Window(tuple(taps), strides, dilation, before, after), groups=groups, channels=columns,
+    )  # fmt: skip
     order = [axes.out.index(i) for i in range(rank + 2)]
     return found if order == list(range(rank + 2)) else op.transpose(found, order)
+
+
+def _as_output(node: Node, value: Value) -> Expr:
+    """Return an input in the dtype of the output."""
+    expr, dtype = node.scope.expr(value), node.out_dtype()
+    return expr if value.type.dtype == dtype else op.cast(expr, dtype)
 
 
 def _flags(node: Node, name: str) -> list[bool]:
@@ -111,43 +117,6 @@ def _batch_as_features(node: Node, data: Value, count: int) -> Value:
     joined = op.transpose(apart, [1, 0, 2, *rest])
     shape = as_attr((tidy(n // count), tidy(c * count), *space))
     return node.given(op.reshape(joined, shape, allowzero=True))
-
-
-def _call(
-    node: Node,
-    data: Value,
-    kernel: Value,
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    groups: int,
-) -> Expr:
-    """A convolution in the layout NC...; one over one axis is one over two."""
-    dtype, rank = node.out_dtype(), len(padding)
-    columns, *taps = node.static((kernel.type.shape[0], *kernel.type.shape[2:]), "the kernel")
-    x, weight = node.scope.expr(data), node.scope.expr(kernel)
-    if rank == 1:
-        x = op.expand_dims(x, axis=2)
-        if kernel.array is not None:
-            weight = node.scope.expr(constant(kernel.array[:, :, None, :]))
-        else:
-            weight = op.expand_dims(weight, axis=2)
-        taps, strides, dilation = [1, *taps], (1, *strides), (1, *dilation)
-        padding = [(0, 0), *padding]
-    function, layout, kernel_layout = _CALLS[len(padding)]
-    found = function(
-        x if data.type.dtype == dtype else op.cast(x, dtype),
-        weight if kernel.type.dtype == dtype else op.cast(weight, dtype),
-        strides=tuple(strides),
-        padding=(*(p[0] for p in padding), *(p[1] for p in padding)),
-        dilation=tuple(dilation),
-        groups=groups,
-        channels=columns,
-        kernel_size=tuple(taps),
-        data_layout=layout,
-        kernel_layout=kernel_layout,
-    )
-    return op.squeeze(found, axis=[2]) if rank == 1 else found
 
 
 ROWS: tuple[Row, ...] = (

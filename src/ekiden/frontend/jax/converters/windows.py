@@ -10,10 +10,11 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common.combined import REDUCE, is_neutral, neutral
 from ekiden.frontend.common.complex import Complex
+from ekiden.frontend.common.converters.window import pooled
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.windows import Windows, padded, taps
+from ekiden.frontend.common.windows import Window, dilated, tap_values
 from ekiden.frontend.jax.converters.bodies import combined, combined_real, kind_of
 from ekiden.frontend.jax.converters.movement import iota
 from ekiden.frontend.jax.node import (
@@ -35,18 +36,15 @@ MOST = 4096
 """The most elements of a window that are combined one after the other."""
 
 
-def _static_windows(node: Node) -> Windows:
+def _static_windows(node: Node) -> Window:
     rank = len(node.ints("window_dimensions"))
     ones = (1,) * rank
     padding = node.ints("padding", (0,) * (2 * rank))
-    return Windows(
-        node.ints("window_dimensions"),
-        node.ints("window_strides", ones),
-        [d - 1 for d in node.ints("base_dilations", ones)],
-        node.ints("window_dilations", ones),
-        padding[::2],
-        padding[1::2],
-    )
+    return Window(
+        node.ints("window_dimensions"), node.ints("window_strides", ones),
+        node.ints("window_dilations", ones), padding[::2], padding[1::2],
+        tuple(d - 1 for d in node.ints("base_dilations", ones)),
+    )  # fmt: skip
 
 
 def _reduce_window(node: Node) -> Result | Many:
@@ -61,14 +59,10 @@ def dynamic_reduce_window(node: Node) -> Result | Many:
     at = 2 * count
     inner, dilation = (node.static(node.sizes(at + i), "dilations") for i in (2, 3))
     padding = node.sizes_of_any_sign(at + 4)
-    windows = Windows(
-        node.sizes(at),
-        node.static(node.sizes(at + 1), "strides"),
-        [d - 1 for d in inner],
-        dilation,
-        padding[::2],
-        padding[1::2],
-    )
+    windows = Window(
+        node.sizes(at), node.static(node.sizes(at + 1), "strides"), dilation,
+        tuple(padding[::2]), tuple(padding[1::2]), tuple(d - 1 for d in inner),
+    )  # fmt: skip
     return reduce_window(node, windows, count)
 
 
@@ -83,7 +77,7 @@ def _reduce_complex_window(convert: Converter) -> ComplexRule:
     return rule
 
 
-def reduce_window(node: Node, windows: Windows, count: int) -> Result | Many:
+def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
     """`count` tensors, then their initial values."""
     block = node.region()
     kind = kind_of(node, block) if count == 1 else ""
@@ -94,10 +88,10 @@ def reduce_window(node: Node, windows: Windows, count: int) -> Result | Many:
     return _tapped(node, windows, count, kind)
 
 
-def _tapped(node: Node, windows: Windows, count: int, kind: str) -> Many:
+def _tapped(node: Node, windows: Window, count: int, kind: str) -> Many:
     """Element by element of a window, of all windows at once."""
-    block, size = node.region(), windows.numbers()
-    if size is None or math.prod(map(int, size)) > MOST:
+    block = node.region()
+    if not windows.is_known or math.prod(windows.kernel) > MOST:
         node.unsupported("windows of symbolic or large extents of anything but running sums")
     wide = [_padded(node, windows, *node.whole[i::count][:2]) for i in range(count)]
     each = [_taps(node, windows, p) for p in wide]
@@ -123,21 +117,17 @@ def _both(node: Node, block: ir.Block, first: Many, second: Many, kind: str) -> 
 
 
 def _padded(
-    node: Node, windows: Windows, value: Value | Complex, init: Value | Complex
+    node: Node, windows: Window, value: Value | Complex, init: Value | Complex
 ) -> Value | Complex:
     """Return a tensor with its padding, a complex one part by part."""
     pairs = zip(flat([value]), flat([init]), strict=True)
-    parts = [padded(node, windows, part, node.scope.expr(fill)) for part, fill in pairs]
+    parts = [dilated(node, windows, part, node.scope.expr(fill)) for part, fill in pairs]
     return Complex(*parts) if len(parts) > 1 else parts[0]
 
 
-def _taps(node: Node, windows: Windows, wide: Value | Complex) -> Iterator[Value | Complex]:
+def _taps(node: Node, windows: Window, wide: Value | Complex) -> Iterator[Value | Complex]:
     """Yield the first elements of all windows, then the second ones, and so on."""
-    sides = []
-    for part in flat([wide]):
-        shape = node.scope.typed(node.scope.expr(part)).shape
-        sides.append(taps(node, windows, part, shape))
-    for parts in zip(*sides, strict=True):
+    for parts in zip(*(tap_values(node, windows, part) for part in flat([wide])), strict=True):
         yield Complex(*parts) if len(parts) > 1 else parts[0]
 
 
@@ -154,20 +144,20 @@ def _filled(node: Node, like: Value | Complex, init: Value | Complex) -> Value |
 # Running sums.
 
 
-def _running(node: Node, windows: Windows, kind: str) -> Expr | None:
+def _running(node: Node, windows: Window, kind: str) -> Expr | None:
     """Windows as long as an axis that end, or begin, at each of its elements."""
-    if any(windows.inner) or any(s != 1 for s in (*windows.strides, *windows.dilation)):
+    if any(windows.inner) or any(s != 1 for s in (*windows.strides, *windows.dilations)):
         return None
     shape = node.shape(0)
-    wide = [i for i, w in enumerate(windows.size) if known(as_dim(w)) != 1]
+    wide = [i for i, w in enumerate(windows.extents) if known(as_dim(w)) != 1]
     if len(wide) != 1:
         return None
     (axis,) = wide
-    before, behind = as_dim(windows.low[axis]), as_dim(windows.high[axis])
+    before, behind = as_dim(windows.before[axis]), as_dim(windows.after[axis])
     others = [i for i in range(len(shape)) if i != axis]
-    if any(known(as_dim(p[i])) != 0 for p in (windows.low, windows.high) for i in others):
+    if any(known(as_dim(p[i])) != 0 for p in (windows.before, windows.after) for i in others):
         return None
-    if not equal(as_dim(windows.size[axis]), shape[axis]):
+    if not equal(as_dim(windows.extents[axis]), shape[axis]):
         return None
     rest = tidy(shape[axis] - 1)
     is_forward = equal(before, rest) and known(behind) == 0
@@ -206,33 +196,26 @@ def _value(node: Node, made: Result) -> Value:
 # Pooling.
 
 
-def _pooled(node: Node, windows: Windows, kind: str) -> Expr | None:
+def _pooled(node: Node, windows: Window, kind: str) -> Expr | None:
     """Two axes of four: the operators of pooling."""
-    size = windows.numbers()
-    if kind not in ("add", "maximum") or size is None or len(size) != 4 or any(windows.inner):
+    if kind not in ("add", "maximum") or len(windows.strides) != 4 or any(windows.inner):
         return None
+    if not windows.is_known or windows.padding is None or not is_float(node.dtype(0)):
+        return None
+    size, low, high = windows.kernel, windows.padding[:4], windows.padding[4:]
     wide = [i for i in range(4) if size[i] != 1 or windows.strides[i] != 1]
-    padding = [known(as_dim(p)) for p in (*windows.low, *windows.high)]
-    low, high = padding[:4], padding[4:]
     layouts = [(name, axes) for name, axes in _LAYOUTS if set(wide) <= set(axes)]
-    if not layouts or not is_float(node.dtype(0)) or None in padding:
+    if not layouts or min(windows.padding) < 0:
         return None
     name, axes = layouts[0]
-    others = [i for i in range(4) if i not in axes]
-    if any(low[i] or high[i] for i in others) or any((p or 0) < 0 for p in padding):
+    if any(low[i] or high[i] for i in range(4) if i not in axes):
         return None
-    options = {
-        "pool_size": tuple(size[i] for i in axes),
-        "strides": tuple(windows.strides[i] for i in axes),
-        "dilation": tuple(windows.dilation[i] for i in axes),
-        "padding": (*(low[i] for i in axes), *(high[i] for i in axes)),
-        "layout": name,
-    }
+    rows = (size, windows.strides, windows.dilations, low, high)
+    window = Window(*(tuple(row[i] for i in axes) for row in rows))
     if kind == "maximum":
-        return op.nn.max_pool2d(node.expr(0), **options)  # type: ignore[arg-type]
-    count = const(float(size[axes[0]] * size[axes[1]]), node.dtype(0))
-    found = op.nn.avg_pool2d(node.expr(0), count_include_pad=True, **options)  # type: ignore[arg-type]
-    return op.multiply(found, count)
+        return pooled("max", node.expr(0), window, name)
+    means = pooled("avg", node.expr(0), window, name, count_include_pad=True)
+    return op.multiply(means, const(float(math.prod(window.kernel)), node.dtype(0)))
 
 
 _LAYOUTS = (("NHWC", (1, 2)), ("NCHW", (2, 3)))
@@ -245,30 +228,29 @@ def _select_and_scatter(node: Node) -> Expr:
     """
     windows, chosen = _static_windows(node), node.region(0)
     zero = const(0, node.dtype(0))
-    wide = padded(node, windows, node.value(0), zero)
+    wide = dilated(node, windows, node.value(0), zero)
     shape = wide.type.shape
-    best, place = _selected(node, windows, chosen, wide, _inside(node, windows, shape))
+    best, place = _selected(node, windows, chosen, wide, _inside(node, windows))
     whole = _spread_back(node, windows, best, place, shape)
-    begin = list(windows.low)
+    begin = list(windows.before)
     end = as_attr(tidy(as_dim(b) + d) for b, d in zip(begin, node.shape(0), strict=True))
     return op.strided_slice(node.scope.expr(whole), begin, end)
 
 
-def _inside(node: Node, windows: Windows, shape: Sequence[Dim]) -> Value | None:
+def _inside(node: Node, windows: Window) -> Value | None:
     """Return which elements of a padded tensor are its own; None where all are."""
-    if all(known(as_dim(p)) == 0 for p in (*windows.low, *windows.high)):
+    if all(known(as_dim(p)) == 0 for p in (*windows.before, *windows.after)):
         return None
     ones = node.given(op.ones_like(op.cast(node.expr(0), "int8")))
-    return padded(node, windows, ones, const(0, "int8"))
+    return dilated(node, windows, ones, const(0, "int8"))
 
 
 def _selected(
-    node: Node, windows: Windows, chosen: ir.Block, wide: Value, inside: Value | None
+    node: Node, windows: Window, chosen: ir.Block, wide: Value, inside: Value | None
 ) -> tuple[Value, Value]:
     """Return the element that is selected of each window, and its number in it, -1 for none."""
-    shape = wide.type.shape
-    each = taps(node, windows, wide, shape)
-    masks = None if inside is None else taps(node, windows, inside, shape)
+    each = tap_values(node, windows, wide)
+    masks = None if inside is None else tap_values(node, windows, inside)
     best = next(each)
     start = op.zeros_like(op.cast(node.scope.expr(best), "int32"))
     if masks is not None:
@@ -288,19 +270,18 @@ def _selected(
 
 
 def _spread_back(
-    node: Node, windows: Windows, best: Value, place: Value, shape: Sequence[Dim]
+    node: Node, windows: Window, best: Value, place: Value, shape: Sequence[Dim]
 ) -> Value:
     """Return the initial value with the source scattered on the padded tensor, element by element
     of a window.
     """
-    size, block = windows.numbers(), node.region(1)
-    assert size is not None, "the extents of windows are attributes"
+    block = node.region(1)
     zero, dtype = const(0, node.dtype(1)), node.dtype(1)
     is_sum = kind_of(node, block) == "add"
     counts = windows.counts(shape)
     inner = [s - 1 for s in windows.strides]
     total = node.given(op.full(node.expr(2), as_attr(shape), dtype=dtype))
-    for number, tap in enumerate(product(*map(range, size))):
+    for number, tap in enumerate(product(*map(range, windows.kernel))):
         mine = node.shared(op.equal(node.scope.expr(place), const(number, "int32")))
         behind = as_attr(
             tidy(as_dim(n) - (as_dim(c) - 1) * s - 1 - t)

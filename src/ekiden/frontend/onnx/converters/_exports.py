@@ -34,6 +34,7 @@ ROWS = {
     """,
     "contrib_search": """
         com.microsoft:BeamSearch com.microsoft:GreedySearch com.microsoft:Sampling
+        com.microsoft:WhisperBeamSearch
     """,
     "control": """
         If Loop Scan

@@ -53,9 +53,14 @@ def _point(node: Node, side: Levels) -> Expr:
 
 
 def single(node: Node, value: Value) -> Expr:
-    """A value of one element as a scalar, others as they are."""
-    found = node.scope.expr(value)
-    return op.reshape(found, ()) if _is_single(value) and value.type.shape else found
+    """Return a value of one element as a scalar, others as they are; a constant stays one, as a
+    zero point that is known to be 0 takes no sums."""
+    expr = node.scope.expr(value)
+    if not value.type.shape or not _is_single(value):
+        return expr
+    if isinstance(expr, Constant):
+        return Constant(expr.data.reshape(()), span=expr.span)
+    return op.reshape(expr, ())
 
 
 def dense(node: Node, data: Levels, weight: Levels, rows: Array) -> Expr:

@@ -177,18 +177,24 @@ def _self_attention(node: Node, projected: Expr, mask: int, past: int, bias: int
         scores = _scores(node, mask, bias, (batch, length, length, length))
         return _attend(node, q, k, v, (HEADS_LAST,) * 3, scores)
     k, v = _moved(k), _moved(v)
+    present: list[Expr] = []
     if node.optional(past) is not None:
-        k, v = (
-            op.concatenate([op.take(node.expr(past), const(i, "int64"), axis=0), t], axis=2)
-            for i, t in enumerate((k, v))
-        )
+        buffers = [op.take(node.expr(past), const(i, "int64"), axis=0) for i in range(2)]
+        shares = bool(node.get_int("past_present_share_buffer", 0))
+        room = _room(node, 6, node.shape(past)[3], length) if shares else None
+        pairs = list(zip(buffers, (k, v), strict=True))
+        present = [] if room is None else [_in_room(node, b, t, room) for b, t in pairs]
+        k, v = (op.concatenate([_begin(b, room), t], axis=2) for b, t in pairs)
     keys = node.typed(k).shape[2]
     scores = _scores(node, mask, bias, (batch, length, length, keys))
     found = _attend(node, q, k, v, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
-    return [found, op.stack([k, v], axis=0) if node.wants(1) else None]
+    return [found, op.stack(present or [k, v], axis=0) if node.wants(1) else None]
 
 
 def _attention(node: Node) -> Result:
+    """Where past and present share a buffer, the past has room behind `past_sequence_length`."""
+    if node.get_int("past_present_share_buffer", 0) and None in (node.peek(4), node.peek(6)):
+        node.unsupported("'past_present_share_buffer' needs 'past' and 'past_sequence_length'")
     projected = multiply_matrices(node.with_inputs(node.inputs[:2]))
     if node.optional(2) is not None:
         projected = op.add(projected, node.expr(2))
@@ -272,8 +278,10 @@ def _multi_head_attention(node: Node) -> Result:
         )
         k_layout = v_layout = HEADS_FIRST
         if node.optional(6) is not None:
-            room = _room(node, new) if node.optional(8) is not None else None
-            present = [_in_room(node, i, t, room) for i, t in ((6, k), (7, v)) if room is not None]
+            room = None
+            if node.optional(8) is not None:
+                room = _room(node, 8, node.shape(6)[2], new)
+                present = [_in_room(node, node.expr(i), t, room) for i, t in ((6, k), (7, v))]
             k, v = (_with_past(node, i, t, room) for i, t in ((6, k), (7, v)))
     batch, rows = node.typed(q).shape[:2]
     keys = node.typed(k).shape[k_layout.index("s")]
@@ -292,29 +300,35 @@ class _Room:
     end: PrimExpr
 
 
-def _room(node: Node, new: PrimExpr) -> _Room:
-    begin = as_dim(node.dims(8, "past_sequence_length", 1)[0])
+def _room(node: Node, index: int, length: PrimExpr, new: PrimExpr) -> _Room:
+    """Return the room of so many new keys in a buffer of this length; the input `index` says how
+    many are there."""
+    begin = as_dim(node.dims(index, "past_sequence_length", 1)[0])
     end = tidy(begin + new)
-    node.scope.require(binary(LE, end, node.shape(6)[2]), " ('past_key' has no room)")
+    node.scope.require(binary(LE, end, length), " (the past has no room for the new keys)")
     return _Room(begin, end)
 
 
-def _in_room(node: Node, index: int, new: Expr, room: _Room) -> Expr:
-    """Return the buffer of an input with the new keys or values behind those of the past."""
-    buffer, length = node.expr(index), node.shape(index)[2]
-    before = op.strided_slice(buffer, begin=[0], end=[room.begin], axes=[2])
-    after = op.strided_slice(buffer, begin=[room.end], end=[length], axes=[2])
-    whole = op.concatenate([before, new, after], axis=2)
-    return op.reshape(whole, node.shape(index), allowzero=True)
+def _begin(buffer: Expr, room: _Room | None) -> Expr:
+    """Return the keys or values that are in a buffer; all of them where it has no room."""
+    if room is None:
+        return buffer
+    return op.strided_slice(buffer, begin=[0], end=[room.begin], axes=[2])
+
+
+def _in_room(node: Node, buffer: Expr, new: Expr, room: _Room) -> Expr:
+    """Return a buffer with the new keys or values behind those of the past."""
+    shape = node.typed(buffer).shape
+    behind = op.strided_slice(buffer, begin=[room.end], end=[shape[2]], axes=[2])
+    whole = op.concatenate([_begin(buffer, room), new, behind], axis=2)
+    return op.reshape(whole, shape, allowzero=True)
 
 
 def _with_past(node: Node, index: int, new: Expr, room: _Room | None) -> Expr:
     """Return the keys or values of the past and the new ones. `cache_indirection` says of which
     beam of its batch each of the past is: [batch, beams, places].
     """
-    past = node.expr(index)
-    if room is not None:
-        past = op.strided_slice(past, begin=[0], end=[room.begin], axes=[2])
+    past = _begin(node.expr(index), room)
     if node.optional(9) is not None:
         batch, heads, length, depth = node.typed(past).shape
         groups, beams, _ = node.shape(9)
@@ -415,11 +429,13 @@ def _rotary_embedding(node: Node) -> Expr:
 class _Cache:
     """Where the keys of a group attention lie.
 
-    before: [batch], how many keys each row has had; rows: how many come; total: how many places
-    there are.
+    before: [batch], how many keys each text has had; lengths: [batch], how many it has with those
+    that come, of which the others of a shorter prompt are padding; rows: how many come; total: how
+    many places there are.
     """
 
     before: Expr
+    lengths: Expr
     rows: PrimExpr
     total: PrimExpr
 
@@ -433,7 +449,7 @@ def _cache(node: Node, batch: PrimExpr, rows: PrimExpr) -> _Cache:
     is_first = op.equal(op.cast(count, "int64"), node.scope.scalar(rows))
     later = op.subtract(lengths, _size(node, rows))
     before = op.where(is_first, const(0, "int32"), later)
-    return _Cache(op.reshape(before, (batch,)), rows, total)
+    return _Cache(op.reshape(before, (batch,)), lengths, rows, total)
 
 
 def _extended(node: Node, past: int, new: Expr, cache: _Cache) -> Expr:
@@ -465,8 +481,8 @@ def _size(node: Node, dim: PrimExpr) -> Expr:
 
 
 def _group_bias(node: Node, cache: _Cache, batch: PrimExpr) -> Expr:
-    """[batch, 1, rows, total]: the lowest number where a key comes after the query, or too long
-    before it.
+    """[batch, 1, rows, total]: the lowest number where a key comes after the query, too long before
+    it, or is padding.
     """
     key = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, 1, cache.total))
     row = op.reshape(op.arange(0, cache.rows, 1, dtype="int32"), (1, 1, cache.rows, 1))
@@ -476,9 +492,11 @@ def _group_bias(node: Node, cache: _Cache, batch: PrimExpr) -> Expr:
     if window >= 0:
         near = op.greater(key, op.subtract(own, const(window, "int32")))
         seen = op.logical_and(seen, near)
-    if not node.get_int("causal", 1):
-        count = op.add(op.reshape(cache.before, (batch, 1, 1, 1)), _size(node, cache.rows))
-        seen = op.broadcast_to(op.less(key, count), (batch, 1, cache.rows, cache.total))
+    is_there = op.less(key, op.reshape(cache.lengths, (batch, 1, 1, 1)))
+    if node.get_int("causal", 1):
+        seen = op.logical_and(seen, is_there)
+    else:
+        seen = op.broadcast_to(is_there, (batch, 1, cache.rows, cache.total))
     return op.where(seen, const(0.0, "float32"), const(_LOWEST, "float32"))
 
 
@@ -561,7 +579,8 @@ _NO = {"do_rotary": (0,), "past_present_share_buffer": (0,)}
 
 # fmt: off
 ROWS = (
-    Row("Attention", _attention, domain=DOMAIN, values=_NO, may_ignore="past_sequence_length",
+    Row("Attention", _attention, domain=DOMAIN, values={"do_rotary": (0,)},
+        may_ignore="past_sequence_length",
         attributes=f"{_ONE} do_rotary past_present_share_buffer qkv_hidden_sizes "
         "rotary_embedding_dim"),
     Row("QAttention", _q_attention, domain=DOMAIN, values=_NO,

@@ -1,5 +1,5 @@
-"""Text generation: BeamSearch, GreedySearch and Sampling of com.microsoft, with decoders like those
-of GPT-2 and T5, as loops over the graphs that the nodes hold.
+"""Text generation: BeamSearch, WhisperBeamSearch, GreedySearch and Sampling of com.microsoft, with
+decoders like those of GPT-2, T5 and Whisper, as loops over the graphs that the nodes hold.
 
 The prompt is computed before the loop, whose iterations compute one token: both have the sizes that
 they need, and keys and values of the past grow by one.
@@ -20,12 +20,20 @@ from ekiden.frontend.onnx.converters.search_decoders import (
     Decoder,
     EncoderDecoder,
     Gpt,
+    Whisper,
     graph_of,
     together,
+)
+from ekiden.frontend.onnx.converters.search_processors import (
+    Timestamps,
+    forced,
+    less_present,
+    tempered,
 )
 from ekiden.frontend.onnx.converters.search_scores import (
     FIELDS,
     Beams,
+    Processor,
     Scorer,
     Search,
     first_beams,
@@ -37,8 +45,10 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import as_dim, tidy
 
-GPT, T5 = 0, 1
+GPT, T5, WHISPER = 0, 1, 2
 """Values of `model_type`."""
+WHISPER_RULES = 1
+"""The value of `logits_processor` that asks for rules of timestamps."""
 
 
 def _vocabulary(node: Node) -> int:
@@ -60,29 +70,113 @@ def _scalar(node: Node, index: int, dtype: str, neutral: float) -> Expr | None:
     return op.cast(op.reshape(node.scope.expr(value), ()), dtype)
 
 
-def _search(node: Node, beams: PrimExpr, first: int) -> Search:
+def _search(node: Node, beams: PrimExpr, first: int, further: Sequence[Processor] = ()) -> Search:
     """Return what a node asks for; its inputs from `first` on are the penalty of repetitions and
     the masks of the vocabulary. Raises Unsupported for kinds of models that are not known."""
-    kind = node.get_int("model_type", GPT)
+    kind = _kind(node)
     (limit,) = (as_dim(d) for d in node.dims(1, "max_length", 1))
-    batch, length = node.shape(0)
-    masks = [None if node.optional(i) is None else node.expr(i) for i in (first + 1, first + 2)]
+    batch, *others = node.shape(0)
+    if len(others) != 1 + (kind == WHISPER):
+        node.unsupported(f"input 0 must have {2 + (kind == WHISPER)} dimensions")
+    prompt = others[0] if kind == GPT else as_dim(1)
+    if kind == WHISPER and node.optional(10) is not None:
+        prompt = _extent_of_rows(node, 10, "decoder_input_ids")
+    words, first_words = (
+        None if node.optional(i) is None else node.expr(i) for i in (first + 1, first + 2)
+    )
     search = Search(
-        node, batch, beams, length if kind == GPT else as_dim(1), limit, _vocabulary(node),
-        _scalar(node, 2, "int64", 0), _scalar(node, first, "float32", 1.0), *masks,
+        node, batch, beams, prompt, limit, _vocabulary(node), _scalar(node, 2, "int64", 0),
+        _scalar(node, first, "float32", 1.0), words, first_words, further,
     )  # fmt: skip
     node.scope.require(binary(GT, limit, search.prompt), " with 'max_length'")
     return search
 
 
+def _extent_of_rows(node: Node, index: int, name: str) -> PrimExpr:
+    """Return how long the rows of an input are, of which each text has one: [batch, length]. Raises
+    Unsupported for an input of another rank."""
+    if node.rank(index) != 2:
+        node.unsupported(f"{name!r} must have 2 dimensions, got {node.rank(index)}")
+    rows, length = node.shape(index)
+    node.scope.same((node.shape(0)[0],), (rows,))
+    return length
+
+
+def _kind(node: Node) -> int:
+    """Return which of the models it is, a value of `model_type`."""
+    return node.get_int("model_type", WHISPER if node.op_type == "WhisperBeamSearch" else GPT)
+
+
+_DECODERS: dict[int, Callable[[Search], Decoder]] = {
+    GPT: lambda search: Gpt(search, 9), T5: EncoderDecoder, WHISPER: Whisper,
+}  # fmt: skip
+
+
 def _beam_search(node: Node) -> list[Expr | Value | None]:
     """The best texts of each prompt, their scores, and those of all tokens."""
+    return _best_texts(node, ())[0]
+
+
+def _whisper_beam_search(node: Node) -> list[Expr | Value | None]:
+    """Of features of sound: the same, and how likely there is no speech."""
+    if node.wants(3) or node.get_int("decoder_output_cross_qk", 0):
+        node.unsupported(
+            "output 3 ('cross_qk') is not supported: it needs a decoder that shares a buffer for "
+            "past and present, which runs on GPUs alone"
+        )
+    further: list[Processor] = []
+    if (temperature := _scalar(node, 14, "float32", 1.0)) is not None:
+        further.append(tempered(node.scope.spanned(temperature)))
+    if (rules := _timestamps(node)) is not None:
+        further.append(rules)
+    if node.optional(13) is not None:
+        _extent_of_rows(node, 13, "extra_decoding_ids")
+        further.append(forced(node.expr(13)))
+    results, search, logits = _best_texts(node, further)
+    if not node.wants(4):
+        return [*results, None, None]
+    token, count = node.get_int("no_speech_token_id", -1), search.vocabulary
+    if not 0 <= token < count:
+        node.unsupported(f"'no_speech_token_id' must be in [0, {count - 1}], got {token}")
+    of_token = op.take(op.nn.softmax(logits, axis=-1), const(np.int64(token)), axis=1)
+    shape = (search.batch, search.beams)
+    of_beams = op.reshape(of_token, shape, allowzero=True)  # alike in all beams of a text
+    first = op.take(of_beams, const(np.int64(0)), axis=1)
+    return [*results, None, op.cast(first, _score_dtype(node))]
+
+
+def _score_dtype(node: Node) -> str:
+    return "float32" if node.optional(5) is None else node.dtype(5)
+
+
+def _timestamps(node: Node) -> Timestamps | None:
+    """Return Whisper's rules of timestamps, where the node asks for them, or the run may."""
+    value = node.optional(11)
+    if value is None or (value.array is not None and bool((value.array != WHISPER_RULES).all())):
+        return None
+    asked = None
+    if value.array is None:
+        kind = op.reshape(node.expr(11), ())
+        asked = node.scope.spanned(op.equal(kind, const(np.int32(WHISPER_RULES))))
+    first, count = node.get_int("beginning_timestamp_token_id", -1), _vocabulary(node)
+    if not 0 < first < count:
+        node.unsupported(f"'beginning_timestamp_token_id' must be in [1, {count - 1}], got {first}")
+    unwanted = [node.get_int(n, -1) for n in ("no_timestamps_token_id", "start_of_lm_token_id")]
+    later = ("decoder_start_token_id", "translate_token_id", "transcribe_token_id")
+    behind = [node.get_int(name, -1) for name in later]
+    return Timestamps(first, tuple(unwanted), tuple(behind), asked)
+
+
+def _best_texts(
+    node: Node, further: Sequence[Processor]
+) -> tuple[list[Expr | Value | None], Search, Expr]:
+    """Return the outputs of a beam search, the search, and the logits behind its prompts, float32
+    [rows, vocabulary]."""
     (beams,) = (as_dim(d) for d in node.dims(3, "num_beams", 1))
     (wanted,) = (as_dim(d) for d in node.dims(4, "num_return_sequences", 1))
-    search, scope = _search(node, beams, 6), node.scope
+    search, scope = _search(node, beams, 6, further), node.scope
     scope.require(binary(GE, beams, wanted), " with 'num_return_sequences'")
-    is_gpt = node.get_int("model_type", GPT) == GPT
-    decoder: Decoder = Gpt(search, 9) if is_gpt else EncoderDecoder(search)
+    decoder = _DECODERS[_kind(node)](search)
     penalty = _scalar(node, 5, "float32", float("nan"))
     one = const(1.0, "float32")
     is_early = node.get_int("early_stopping", 0) == 1
@@ -100,7 +194,8 @@ def _beam_search(node: Node) -> list[Expr | Value | None]:
         *state, row = together(decoder, [*after.all(), rows], [*FIELDS, "row"])
         return state, scope.expr(row), scores
 
-    prompts, logits, carried = decoder.start()
+    prompts, first_logits, carried = decoder.start()
+    logits = scope.spanned(first_logits)
     begun = first_beams(search, search.started(prompts))
     length = scope.scalar(search.prompt)
     state, rows, scores = advanced(begun, logits, length, True)
@@ -127,8 +222,9 @@ def _beam_search(node: Node) -> list[Expr | Value | None]:
     places = search.places(wanted)
     texts, best = (op.take(t, places, axis=1) for t in (sentences, ended))
     every = _all_scores(search, scores, parts) if parts else None
-    dtype = "float32" if node.optional(5) is None else node.dtype(5)
-    return [texts, op.cast(best, dtype), None if every is None else op.cast(every, dtype)]
+    dtype = _score_dtype(node)
+    all_scores = None if every is None else op.cast(every, dtype)
+    return [texts, op.cast(best, dtype), all_scores], search, logits
 
 
 def _goes_on(node: Node, done: Value) -> Value:
@@ -180,14 +276,17 @@ def _sampling(node: Node) -> list[Expr | Value | None]:
     """A token that is drawn each time, of those that are likely enough."""
     if node.wants(1):
         node.unsupported("output 1 ('filtered_logits') is not supported")
-    search = _search(node, as_dim(1), 3)
     temperature = node.get_float("temperature", 1.0)
+    further = [tempered(const(np.float32(temperature)))] if temperature != 1 else []
+    if node.optional(7) is not None:
+        length = _extent_of_rows(node, 7, "presence_mask")
+        node.scope.same((length,), (as_dim(_vocabulary(node)),))
+        further.append(less_present(node.expr(7), node.get_float("presence_penalty", 0.0)))
+    search = _search(node, as_dim(1), 3, further)
 
     def choose(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
         """Draw by the scores that are left."""
         assert key is not None
-        if temperature > 0:
-            scores = op.divide(scores, const(temperature, "float32"))
         weights = op.nn.softmax(_likely(node, scores, search.vocabulary), axis=-1)
         drawn = op.random.multinomial(key, weights, 1)
         tokens = op.reshape(TupleGetItem(drawn, 1), (search.batch,), allowzero=True)
@@ -272,15 +371,23 @@ _ATTRIBUTES = (
     "pad_token_id vocab_size"
 )
 _FILTER = "custom filter_value min_tokens_to_keep presence_penalty temperature top_p"
+_WHISPER = (
+    "beginning_timestamp_token_id decoder_output_cross_qk no_speech_token_id "
+    "no_timestamps_token_id start_of_lm_token_id transcribe_token_id translate_token_id"
+)
 _GPT = {"model_type": (GPT,)}
 
 # fmt: off
 ROWS = (
     replace(contrib_row("BeamSearch", _beam_search, f"{_ATTRIBUTES} early_stopping",
                         values={"model_type": (GPT, T5)}), graphs="decoder"),
+    replace(contrib_row("WhisperBeamSearch", _whisper_beam_search,
+                        f"{_ATTRIBUTES} {_WHISPER} early_stopping",
+                        values={"model_type": (WHISPER,)}),
+            graphs="decoder", may_ignore="attention_mask cross_qk_layer_head"),
     replace(contrib_row("GreedySearch", _greedy_search, _ATTRIBUTES, values=_GPT),
             graphs="decoder"),
     replace(contrib_row("Sampling", _sampling, f"{_ATTRIBUTES} {_FILTER}",
-                        values={**_GPT, "presence_penalty": (0.0,)}), graphs="decoder"),
+                        values=_GPT), graphs="decoder"),
 )
 # fmt: on

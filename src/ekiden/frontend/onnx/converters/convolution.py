@@ -1,4 +1,4 @@
-"""Convolutions. One-dimensional ones become two-dimensional ones of height 1.
+"""Convolutions.
 
 Of ConvTranspose either pads say the result's extent, s (n - 1) + (k - 1) d + 1 + output_padding -
 pads, or output_shape says it and pads follow, the odd one behind with SAME_UPPER; an output_shape
@@ -8,11 +8,11 @@ that is larger than what the input reaches is more output_padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from ekiden.frontend.common.value import constant
+from ekiden.frontend.common.converters.window import convolved
+from ekiden.frontend.common.windows import Window
 from ekiden.frontend.onnx.converters.byte_products import Convolution
-from ekiden.frontend.onnx.converters.window import AUTO_PADS, Window, auto_pad, padded, read_window
+from ekiden.frontend.onnx.converters.window import AUTO_PADS, auto_pad, check_rank, read_window
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
@@ -36,92 +36,42 @@ def _kernel(node: Node) -> tuple[Dim, ...]:
     return kernel
 
 
-def _size(window: Window) -> tuple[int, ...] | None:
-    """The kernel's extents as an attribute; None where the weight says them to the run."""
-    return None if any(known(e) is None for e in window.extents) else window.kernel
-
-
-def _check_rank(node: Node) -> None:
-    if node.rank(0) not in (3, 4, 5):
-        node.unsupported(f"expected an input of rank 3, 4 or 5, got {node.rank(0)}")
-
-
-def _flat(node: Node, data: Expr, weight: Expr, window: Window) -> tuple[Expr, Expr, Window]:
-    """Data, weight and window with at least two spatial axes."""
-    if len(window.extents) >= 2:
-        return data, weight, window
-    wide = Window(
-        (1, *window.extents),
-        (1, *window.strides),
-        (1, *window.dilations),
-        (0, *window.before),
-        (0, *window.after),
-    )
-    array = node.value(1).array
-    kernel = (
-        op.expand_dims(weight, axis=2) if array is None else constant(array[:, :, None, :]).expr
-    )
-    assert kernel is not None
-    return op.expand_dims(data, axis=2), kernel, wide
-
-
-def _finish(node: Node, found: Expr, squeeze: bool) -> Expr:
-    """Add the bias, if there is one, and drop the height of a one-dimensional convolution."""
-    if node.optional(2) is not None:
-        found = op.nn.bias_add(found, node.expr(2), axis=1)
-    return op.squeeze(found, axis=[2]) if squeeze else found
+def _bias(node: Node) -> Expr | None:
+    return None if node.optional(2) is None else node.expr(2)
 
 
 def convolve(node: Node, conv2d: Convolution | None = None) -> Expr:
     """Conv, in the dtype of its inputs; `conv2d` multiplies bytes, over one or two axes."""
-    _check_rank(node)
+    check_rank(node)
     window = read_window(node, _kernel(node))
-    data = node.expr(0)
-    padding = window.padding
-    if padding is None:
-        data, padding = padded(node, data, window, 0), (0,) * 2 * len(window.extents)
-        window = replace(window, before=padding[::2], after=padding[1::2])
-    data, weight, flat = _flat(node, data, node.expr(1), window)
-    rank = len(flat.extents)
-    plain = op.nn.conv2d if rank == 2 else op.nn.conv3d
-    found = (conv2d or plain)(
-        data,
-        weight,
-        strides=flat.strides,
-        padding=flat.padding or (0,) * 2 * rank,
-        dilation=flat.dilations,
-        groups=node.get_int("group", 1),
-        channels=known(node.shape(1)[0]),
-        kernel_size=_size(flat),
-    )
-    return _finish(node, found, node.rank(0) == 3)
+    return convolved(
+        node, node.expr(0), node.expr(1), window, groups=node.get_int("group", 1),
+        channels=known(node.shape(1)[0]), bias=_bias(node), conv2d=conv2d,
+    )  # fmt: skip
 
 
 def _conv_transpose(node: Node) -> Expr:
-    _check_rank(node)
+    """Return ConvTranspose. Where its padding or its room is symbolic, that is taken off, or added,
+    before the bias.
+    """
+    check_rank(node)
     kernel = _kernel(node)
     rank, groups = len(kernel), node.get_int("group", 1)
     extra = node.get_ints("output_padding", (0,) * rank)
     window, room = _transposed_window(node, kernel, extra)
     is_known = window.padding is not None and all(known(r) is not None for r in room)
-    whole = window if is_known else replace(window, before=(0,) * rank, after=(0,) * rank)
     if is_known:
         extra = tuple(e + (known(r) or 0) for e, r in zip(extra, room, strict=True))
-    data, weight, flat = _flat(node, node.expr(0), node.expr(1), whole)
     columns = known(node.shape(1)[1])
-    axes = len(flat.extents)
-    found = (op.nn.conv2d_transpose if axes == 2 else op.nn.conv3d_transpose)(
-        data,
-        weight,
-        strides=flat.strides,
-        padding=flat.padding or (0,) * 2 * axes,
-        dilation=flat.dilations,
-        groups=groups,
-        channels=None if columns is None else columns * groups,
-        kernel_size=_size(flat),
-        output_padding=(0,) * (axes - rank) + extra,
-    )
-    return _finish(node, found if is_known else _cropped(node, found, window, room), rank == 1)
+    made = convolved(
+        node, node.expr(0), node.expr(1), window if is_known else window.unpadded(), groups=groups,
+        channels=None if columns is None else columns * groups, output_padding=extra,
+        bias=_bias(node) if is_known else None,
+    )  # fmt: skip
+    if is_known:
+        return made
+    made = _cropped(node, made, window, room)
+    return made if _bias(node) is None else op.nn.bias_add(made, node.expr(2), axis=1)
 
 
 def _cropped(node: Node, found: Expr, window: Window, room: Sequence[Dim]) -> Expr:

@@ -1,5 +1,5 @@
-"""The decoders of text searches: those like GPT-2's, and those of T5's kind with an encoder. Both
-take the keys and values of the tokens before, and give those of the next.
+"""The decoders of text searches: those like GPT-2's, and those of T5's and Whisper's kind with an
+encoder. All take the keys and values of the tokens before, and give those of the next.
 """
 
 from __future__ import annotations
@@ -156,14 +156,18 @@ class EncoderDecoder(Decoder):
     values are [rows, heads, length, width].
     """
 
+    ENCODER_INPUTS: Sequence[str] = ("encoder_input_ids", "encoder_attention_mask")
+    DECODER_INPUTS: Sequence[str] = ("input_ids", "encoder_attention_mask")
+
     def __init__(self, search: Search) -> None:
         super().__init__(search)
         self.encoder, self.graph = graph_of(self.node, "encoder"), graph_of(self.node, "decoder")
-        check_inputs(self.node, self.encoder, ("encoder_input_ids", "encoder_attention_mask"))
-        check_inputs(self.node, self.graph, ("input_ids", "encoder_attention_mask"))
+        check_inputs(self.node, self.encoder, self.ENCODER_INPUTS)
+        check_inputs(self.node, self.graph, self.DECODER_INPUTS)
         inputs = [i.name for i in self.graph.input]
-        self.takes_hidden = "encoder_hidden_states" in inputs[2:3]
-        self.first = 3 if self.takes_hidden else 2
+        self.first = len(self.DECODER_INPUTS)
+        self.takes_hidden = "encoder_hidden_states" in inputs[self.first : self.first + 1]
+        self.first += self.takes_hidden
         layers, rest = divmod(len(inputs) - self.first, 4)
         if not layers or rest or len(self.graph.output) != 1 + 2 * layers:
             self.node.unsupported(
@@ -183,20 +187,16 @@ class EncoderDecoder(Decoder):
 
     def start(self) -> tuple[Expr, Expr, list[Value]]:
         """Run the encoder, and the decoder over its first token."""
-        search, scope = self.search, self.scope
-        start = self.node.get_int("decoder_start_token_id", -1)
-        if start < 0:
-            self.node.unsupported(f"'decoder_start_token_id' must be 0 or more, got {start}")
-        mask = scope.spanned(self._mask())
-        feeds = [self.node.value(0), self.value(mask, "mask")]
-        first = op.full(const(np.int32(start)), (search.batch, 1))
+        mask = self.value(self.scope.spanned(self._mask()), "mask")
+        first = self.first_tokens(self.search.batch)
+        feeds = [self.node.value(0), mask]
         if self.is_older:
-            feeds.append(self.value(op.cast(first, "int32"), "ids"))
+            feeds.append(self.value(first, "ids"))
         outputs = self.node.body("encoder").run(feeds)
-        tokens = op.cast(op.full(const(np.int32(start)), (search.rows, 1)), "int32")
+        tokens = self.first_tokens(self.search.rows)
         if self.is_older:
-            return self._started(tokens, mask, outputs)
-        self.steady = self._expanded([self.value(mask, "mask"), *outputs])
+            return self.started(tokens, [mask], outputs)
+        self.steady = self.expanded([mask, *outputs])
         if self.takes_hidden:
             self.node.unsupported(
                 "its encoder must give 'encoder_hidden_states', as its decoder takes"
@@ -205,18 +205,26 @@ class EncoderDecoder(Decoder):
         logits, *presents = self.node.body("decoder").run(self._feeds(tokens, pasts))
         return tokens, self.last_logits(logits), presents
 
-    def _started(
-        self, tokens: Expr, mask: Expr, outputs: Sequence[Value]
+    def first_tokens(self, rows: PrimExpr) -> Expr:
+        """Return the token that begins each text: int32 [rows, 1]."""
+        start = self.node.get_int("decoder_start_token_id", -1)
+        if start < 0:
+            self.node.unsupported(f"'decoder_start_token_id' must be 0 or more, got {start}")
+        return op.cast(op.full(const(np.int32(start)), (rows, 1)), "int32")
+
+    def started(
+        self, tokens: Expr, steady: Sequence[Value], outputs: Sequence[Value]
     ) -> tuple[Expr, Expr, list[Value]]:
-        """Return what `start` does, of an encoder that begins with the decoder's first token."""
+        """Return what `start` does, of an encoder that begins with the decoder's first tokens;
+        `steady` is what the decoder takes of every run beside its outputs."""
         count = 2 + 2 * self.count
         if len(outputs) != count:
             self.node.unsupported(f"its encoder must have {count} outputs, got {len(outputs)}")
         logits, hidden, *both = outputs
         own, others = both[: self.count], both[self.count :]
-        steady = [self.value(mask, "mask"), *([hidden] if self.takes_hidden else []), *others]
-        self.steady = self._expanded(steady)
-        return tokens, self.search.expanded(self.last_logits(logits)), self._expanded(own)
+        hidden_states = [hidden] if self.takes_hidden else []
+        self.steady = self.expanded([*steady, *hidden_states, *others])
+        return tokens, self.search.expanded(self.last_logits(logits)), self.expanded(own)
 
     def _mask(self) -> Expr:
         """Return the mask of the prompt: 0 for the padding on its left."""
@@ -226,7 +234,8 @@ class EncoderDecoder(Decoder):
         before = op.cumsum(op.cast(token, "int32"), axis=1, dtype="int32")
         return op.cast(op.greater(before, const(np.int32(0))), "int32")
 
-    def _expanded(self, values: Sequence[Value]) -> list[Value]:
+    def expanded(self, values: Sequence[Value]) -> list[Value]:
+        """Return what is there for each text for each row."""
         return [self.value(self.search.expanded(self.scope.expr(v)), "rows") for v in values]
 
     def _past_shape(self, name: str) -> tuple[tuple[PrimExpr, ...], str]:
@@ -262,6 +271,23 @@ class EncoderDecoder(Decoder):
         """Return keys and values of these rows."""
         taken = [op.take(self.scope.expr(p), rows, axis=0) for p in carried]
         return [self.value(t, "past") for t in taken]
+
+
+class Whisper(EncoderDecoder):
+    """An encoder of features, which begins with the prompt of the decoder, and that decoder,
+    without masks. The prompt is an input of the node, or the one token that begins each text.
+    """
+
+    ENCODER_INPUTS = ("encoder_input_ids", "decoder_input_ids")
+    DECODER_INPUTS = ("input_ids",)
+
+    def start(self) -> tuple[Expr, Expr, list[Value]]:
+        """Run the encoder over the features and the prompts."""
+        is_given = self.node.optional(10) is not None
+        prompt = self.node.expr(10) if is_given else self.first_tokens(self.search.batch)
+        feeds = [self.node.value(0), self.value(self.scope.spanned(prompt), "ids")]
+        outputs = self.node.body("encoder").run(feeds)
+        return self.started(self.search.expanded(prompt), [], outputs)
 
 
 def of_one_length(decoder: Decoder, pasts: Sequence[Value], axis: int) -> list[Value]:

@@ -7,7 +7,8 @@ by log-probabilities in a beam search, and by logits in a greedy one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class Search:
 
     batch, beams, prompt, limit: how many texts, beams of each, tokens of the prompt, and tokens of
     a text at most. vocabulary: how many tokens there are. min_length, penalty: inputs of the node.
+    further: what changes scores behind these, in order.
     """
 
     node: Node
@@ -40,6 +42,7 @@ class Search:
     penalty: Expr | None
     vocabulary_mask: Expr | None
     prefix_mask: Expr | None
+    further: Sequence[Processor] = ()
 
     @property
     def rows(self) -> PrimExpr:
@@ -101,7 +104,13 @@ def processed(search: Search, scores: Expr, texts: Expr, length: Expr, is_first:
         is_end = const(np.arange(search.vocabulary)[None] == search.end)
         is_short = op.less(length, search.min_length)
         scores = op.where(op.logical_and(is_end, is_short), lowest, scores)
+    for processor in search.further:
+        scores = processor(search, scores, texts, length)
     return scores
+
+
+Processor: TypeAlias = Callable[[Search, Expr, Expr, Expr], Expr]
+"""(search, scores, texts, length) -> scores, as `processed` has them."""
 
 
 def _marked(search: Search, tokens: Expr, is_valid: Expr) -> Expr:

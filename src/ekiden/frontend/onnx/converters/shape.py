@@ -11,7 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.arith import simplify
+from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.reshaping import by_data
+from ekiden.frontend.common.squeezing import squeezed, without_axes
 from ekiden.frontend.common.text_value import text_constant
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.whole import whole
@@ -114,20 +116,13 @@ def _axes(node: Node) -> tuple[int, ...] | None:
     return None if node.optional(1) is None else node.axes(1)
 
 
-NO_AXES = ", which has no axes (compile with shape= where it drops this one),"
-
-
-def _squeeze(node: Node) -> Expr:
+def _squeeze(node: Node) -> Result:
+    """Of no axes, also of an empty list, all of extent 1 go."""
     if not node.has("axes") and is_data(node, 1):
         return _squeeze_by_data(node)
     axes = _axes(node)
     if not axes:
-        # None are given, or an empty list: all of extent 1 go. The rank of the result cannot be
-        # known later, so what may be 1 must not be.
-        axes = tuple(i for i, d in enumerate(node.shape(0)) if known(d) == 1)
-        for dim in node.shape(0):
-            if known(dim) is None:
-                node.scope.keep(dim, NO_AXES)
+        return squeezed(node)
     return op.squeeze(node.expr(0), axis=[node.axis(a, node.rank(0)) for a in axes])
 
 
@@ -139,11 +134,7 @@ def _squeeze_by_data(node: Node) -> Expr:
     extents = op.shape_of(node.expr(0), dtype="int64")
     is_one = op.logical_or(op.logical_not(is_gone), op.equal(extents, const(np.int64(1))))
     node.scope.require_data(op.all(is_one), " needs axes of extent 1")
-    # Axes that stay come first: false is before true, and equal ones keep their order.
-    order = op.argsort(op.cast(is_gone, "int32"), axis=0, dtype="int64")
-    count = rank - _count_of_axes(node)
-    kept = op.take(extents, op.take(order, const(np.arange(count)), axis=0), axis=0)
-    return op.reshape(node.expr(0), kept, allowzero=True)
+    return without_axes(node.expr(0), is_gone, rank - _count_of_axes(node))
 
 
 def _unsqueeze_by_data(node: Node) -> Expr:

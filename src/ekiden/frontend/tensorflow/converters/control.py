@@ -13,6 +13,7 @@ import numpy as np
 
 from ekiden.frontend.common.choice import choose
 from ekiden.frontend.common.loop import Iteration, Loop, as_scalar
+from ekiden.frontend.common.ranked_loop import built
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.frontend.tensorflow.plan import SWITCHES, Frame, data_inputs
@@ -105,7 +106,7 @@ def _loop(
     (go,) = test(start)
     if go.array is not None and not go.array.item():
         return list(start)
-    last, _, _ = Loop(node, names, [start[i] for i in moving], None, go, step).build()
+    last, _, _ = built(Loop(node, names, [start[i] for i in moving], None, go, step))
     return whole(last)
 
 
@@ -125,7 +126,7 @@ def _switch(node: Node) -> list[Value]:
         if found is None:
             node.unsupported("no Merge ends what it begins")
         side = int(found.item())
-    node.graph.env[f"{node.proto.name}:{side}"] = node.value(0)
+    node.graph.env.put({f"{node.proto.name}:{side}": node.value(0)})
     return []
 
 
@@ -148,7 +149,7 @@ def _merge(node: Node) -> list[Value]:
         (made,) = choose(node, _condition(node), [runs[1], runs[0]], names)
     else:
         (made,) = _chosen(node, runs)
-    node.graph.env[f"{node.proto.name}:0"] = made
+    node.graph.env.put({f"{node.proto.name}:0": made})
     return []
 
 
@@ -162,21 +163,21 @@ def _exit(node: Node) -> Value:
     def test(values: Sequence[Value]) -> list[Value]:
         """Whether there is another turn, with the variables at their merges."""
         inner = graph.inside()
-        inner.env.update((f"{v.merge}:0", x) for v, x in zip(variables, values, strict=True))
+        inner.env.put({f"{v.merge}:0": x for v, x in zip(variables, values, strict=True)})
         return inner.values([frame.condition])
 
     def body(values: Sequence[Value]) -> list[Value]:
         """The variables after a turn: each is seen at its merge, and behind the switch's side 1."""
         inner = graph.inside()
         for variable, value in zip(variables, values, strict=True):
-            inner.env[f"{variable.merge}:0"] = inner.env[f"{variable.switch}:1"] = value
+            inner.env.put({f"{variable.merge}:0": value, f"{variable.switch}:1": value})
         return inner.values([v.after for v in variables])
 
     names = [variables[i].merge for i in moving]
     last = _loop(node, start, moving, names, test, body)
     for variable, value in zip(variables, last, strict=True):
         if variable.exit:
-            graph.env[f"{variable.exit}:0"] = value
+            graph.env.put({f"{variable.exit}:0": value})
     return graph.env[f"{node.proto.name}:0"]
 
 

@@ -4,143 +4,105 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ekiden.frontend.common.cells import gate, lstm
 from ekiden.frontend.common.converters.reduction import local_response
+from ekiden.frontend.common.converters.window import (
+    averaged,
+    convolved,
+    convolved_back,
+    known_weight,
+    max_pooled,
+)
 from ekiden.frontend.common.matrices import transposed
 from ekiden.frontend.common.products import multiplied
+from ekiden.frontend.common.windows import Window, padded, same_window
 from ekiden.frontend.tensorflow.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import known
 
 _SPATIAL = {"NHWC": (1, 2), "NCHW": (2, 3), "NDHWC": (1, 2, 3), "NCDHW": (2, 3, 4)}
+_WEIGHTS = {2: "HWIO", 3: "DHWIO"}
+"""Number of spatial axes -> layout of a convolution's weight."""
 
 
-def _layout(node: Node, default: str = "NHWC") -> str:
-    found = node.text("data_format", default)
+def _layout(node: Node) -> str:
+    found = node.text("data_format", "NDHWC" if "3D" in node.op else "NHWC")
     if found not in _SPATIAL:
         node.unsupported(f"the data format {found!r} is not supported")
     return found
 
 
 def _along(node: Node, name: str, layout: str) -> tuple[int, ...]:
-    """What an attribute says of the axes of the image; 1 where it is not given.
-
-    Gives up where it says something of the others: maxima over channels.
+    """Return what an attribute says of the axes of the image; 1 where it is not given. Raises
+    Unsupported where it says something of the others: maxima over channels.
     """
-    found = node.ints(name)
-    others = [found[a] for a in range(len(found)) if a not in _SPATIAL[layout]]
+    numbers = node.ints(name)
+    others = [n for axis, n in enumerate(numbers) if axis not in _SPATIAL[layout]]
     if any(each != 1 for each in others):
-        node.unsupported(f"'{name}' {list(found)} must be 1 for the batch and the channels")
-    return tuple(found[a] for a in _SPATIAL[layout]) if found else (1,) * (len(layout) - 2)
+        node.unsupported(f"'{name}' {list(numbers)} must be 1 for the batch and the channels")
+    return tuple(numbers[a] for a in _SPATIAL[layout]) if numbers else (1,) * (len(layout) - 2)
 
 
-def _padding(
-    node: Node, index: int, layout: str, window: Sequence[int], strides: Sequence[int],
-    dilation: Sequence[int],
-) -> tuple[int, ...]:  # fmt: skip
-    """All sides before, then all behind: what SAME adds, the odd one behind.
-
-    Gives up where it depends on extents that are symbolic.
-    """
-    kind = node.text("padding")
+def _window(node: Node, layout: str, kernel: Sequence[int], gaps: str = "dilations") -> Window:
+    """Return the window over the first input; `gaps` is the attribute of its dilations."""
+    strides, dilations = _along(node, "strides", layout), _along(node, gaps, layout)
+    kind, none = node.text("padding"), (0,) * len(kernel)
+    if kind == "SAME":
+        extents = tuple(node.shape(0)[a] for a in _SPATIAL[layout])
+        return same_window(extents, kernel, strides, dilations)
+    before = after = none
     if kind == "EXPLICIT":
         pairs = node.ints("explicit_paddings")
-        sides = [(pairs[2 * a], pairs[2 * a + 1]) for a in _SPATIAL[layout]]
-    elif kind == "VALID":
-        sides = [(0, 0) for _ in window]
-    else:
-        sides = []
-        extents = [known(node.shape(index)[a]) for a in _SPATIAL[layout]]
-        for extent, size, step, d in zip(extents, window, strides, dilation, strict=True):
-            reach = (size - 1) * d + 1
-            if extent is None and step > 1:
-                node.unsupported("padding SAME with strides needs known extents of the image")
-            if extent is None:
-                total = reach - 1
-            else:
-                total = max((-(-extent // step) - 1) * step + reach - extent, 0)
-            sides.append((total // 2, total - total // 2))
-    return (*(b for b, _ in sides), *(a for _, a in sides))
-
-
-def _weight_shape(node: Node, index: int) -> tuple[int, ...]:
-    found = [known(d) for d in node.shape(index)]
-    if None in found:
-        node.unsupported("the weight must have known extents")
-    return tuple(d for d in found if d is not None)
+        before, after = (tuple(pairs[2 * a + i] for a in _SPATIAL[layout]) for i in (0, 1))
+    return Window(tuple(kernel), strides, dilations, before, after)
 
 
 def _conv(node: Node) -> Expr:
     """Weights are (..., in, out), where fewer in than the data has make groups."""
-    is_deep = node.op == "Conv3D"
-    layout = _layout(node, "NDHWC" if is_deep else "NHWC")
-    *window, depth, out = _weight_shape(node, 1)
+    layout = _layout(node)
+    *kernel, depth, out = known_weight(node, 1, len(layout))
     channels = known(node.shape(0)[layout.index("C")])
     if channels is None or channels % depth:
         node.unsupported(f"the data must have a multiple of {depth} channels")
-    strides, dilation = _along(node, "strides", layout), _along(node, "dilations", layout)
-    sides = _padding(node, 0, layout, window, strides, dilation)
-    function = op.nn.conv3d if is_deep else op.nn.conv2d
-    return function(
-        node.expr(0), node.expr(1), strides, sides, dilation, channels // depth, out,
-        tuple(window), layout, "DHWIO" if is_deep else "HWIO",
+    return convolved(
+        node, node.expr(0), node.expr(1), _window(node, layout, kernel),
+        groups=channels // depth, channels=out, layouts=(layout, _WEIGHTS[len(kernel)]),
     )  # fmt: skip
 
 
 def _depthwise(node: Node) -> Expr:
     """Weights are (height, width, in, multiplier): of each channel of the data so many."""
     layout = _layout(node)
-    height, width, depth, times = _weight_shape(node, 1)
-    strides, dilation = _along(node, "strides", layout), _along(node, "dilations", layout)
-    sides = _padding(node, 0, layout, (height, width), strides, dilation)
-    weight = op.reshape(node.expr(1), (height, width, 1, depth * times))
-    return op.nn.conv2d(
-        node.expr(0), weight, strides, sides, dilation, depth, depth * times, (height, width),
-        layout, "HWIO",
+    *kernel, depth, times = known_weight(node, 1, 4)
+    weight = op.reshape(node.expr(1), (*kernel, 1, depth * times))
+    return convolved(
+        node, node.expr(0), weight, _window(node, layout, kernel), groups=depth,
+        channels=depth * times, layouts=(layout, "HWIO"),
     )  # fmt: skip
 
 
 def _transposed(node: Node) -> Expr:
-    """(shape of the result, weights (.., out, in), data): what a convolution of the result would
-    have padded is left out.
-    """
-    is_deep = node.op.startswith("Conv3D")
-    layout = _layout(node, "NDHWC" if is_deep else "NHWC")
-    spatial = _SPATIAL[layout]
-    stated = node.dims(0, "input_sizes")
-    *window, out, _ = _weight_shape(node, 1)
-    strides, gaps = _along(node, "strides", layout), _along(node, "dilations", layout)
-    pairs = node.ints("explicit_paddings") if node.text("padding") == "EXPLICIT" else ()
-    sides, more = [], []
-    for axis, size, step, gap in zip(spatial, window, strides, gaps, strict=True):
-        extent, wanted = known(node.shape(2)[axis]), stated[axis]
-        if extent is None or not isinstance(wanted, int):
-            node.unsupported("the image must have known extents")
-        whole = (extent - 1) * step + (size - 1) * gap + 1
-        cut = max(whole - wanted, 0) if node.text("padding") == "SAME" else 0
-        side = (pairs[2 * axis], pairs[2 * axis + 1]) if pairs else (cut // 2, cut - cut // 2)
-        sides.append(side)
-        more.append(wanted - whole + sum(side))
-    rank, last = len(window) + 2, layout.index("C") == len(window) + 1
-    function = op.nn.conv3d_transpose if is_deep else op.nn.conv2d_transpose
-    front = (0, rank - 1, *range(1, rank - 1))
-    made = function(
-        op.transpose(node.expr(2), front) if last else node.expr(2),
-        op.transpose(node.expr(1), (rank - 1, rank - 2, *range(rank - 2))), strides,
-        (*(b for b, _ in sides), *(a for _, a in sides)),
-        channels=out, kernel_size=tuple(window), output_padding=tuple(more), dilation=gaps,
+    """(shape of the result, weights (.., out, in), data)"""
+    layout = _layout(node)
+    shape = known_weight(node, 1, len(layout))
+    is_same, data = node.text("padding") == "SAME", node.with_inputs([node.value(2)])
+    sizes = node.dims(0, "input_sizes")
+    weight = op.transpose(node.expr(1), (len(shape) - 1, len(shape) - 2, *range(len(shape) - 2)))
+    return convolved_back(
+        node, node.expr(2), weight, _window(data, layout, shape[:-2]),
+        [sizes[a] for a in _SPATIAL[layout]], layout, is_same,
     )  # fmt: skip
-    return op.transpose(made, (0, *range(2, rank), 1)) if last else made
 
 
-def _pool(function: Callable[..., Expr]) -> Converter:
+def _pool(pool: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
         """The pooling in the layout that the operator names, 2D or 3D."""
-        layout = _layout(node, "NDHWC" if node.op.endswith("3D") else "NHWC")
-        window, strides = _along(node, "ksize", layout), _along(node, "strides", layout)
-        sides = _padding(node, 0, layout, window, strides, (1,) * len(window))
-        return function(node.expr(0), window, strides, padding=sides, layout=layout)
+        layout = _layout(node)
+        window = _window(node, layout, _along(node, "ksize", layout))
+        return pool(node, node.expr(0), window, layout)
 
     return convert
 
@@ -189,10 +151,15 @@ def _global_norm(node: Node) -> Expr:
 
 def _dilation(node: Node) -> Expr:
     """The largest of windows of NHWC data plus weights (height, width, in)."""
-    steps, apart = _along(node, "strides", "NHWC"), _along(node, "rates", "NHWC")
-    height, width, _ = _weight_shape(node, 1)
-    sides = _padding(node, 0, "NHWC", (height, width), steps, apart)
-    return op.image.dilation2d(node.expr(0), node.expr(1), steps, sides, apart, "NHWC", "HWI")
+    height, width, _ = known_weight(node, 1, 3)
+    window = _window(node, "NHWC", (height, width), "rates")
+    data = node.expr(0)
+    if window.padding is None:
+        data, window = padded(node, data, window, -np.inf, 1), window.unpadded()
+    assert window.padding is not None, "data have symbolic padding beforehand"
+    return op.image.dilation2d(
+        data, node.expr(1), window.strides, window.padding, window.dilations, "NHWC", "HWI"
+    )
 
 
 def _lstm_cell(node: Node) -> list[Expr]:
@@ -230,10 +197,8 @@ ROWS = (
     Row("BatchNormWithGlobalNormalization", _global_norm),
     Row("Dilation2D",            _dilation),
     Row("LSTMBlockCell",         _lstm_cell),
-    Row("AvgPool",               _pool(op.nn.avg_pool2d)),
-    Row("MaxPool",               _pool(op.nn.max_pool2d)),
-    Row("AvgPool3D",             _pool(op.nn.avg_pool3d)),
-    Row("MaxPool3D",             _pool(op.nn.max_pool3d)),
+    *(Row(n, _pool(averaged)) for n in ("AvgPool", "AvgPool3D")),
+    *(Row(n, _pool(max_pooled)) for n in ("MaxPool", "MaxPool3D")),
     Row("MatMul",                _mat_mul),
     *(Row(n, _batch_mat_mul) for n in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")),
     Row("Einsum",                _einsum),

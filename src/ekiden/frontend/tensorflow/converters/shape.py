@@ -17,9 +17,10 @@ from ekiden.frontend.common.converters.movement import (
 )
 from ekiden.frontend.common.formulas import shape_of_both
 from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.squeezing import squeezed
 from ekiden.frontend.common.subscript import MASKS, Subscript
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.tensorflow.node import Node, Row
+from ekiden.frontend.tensorflow.node import Node, Row, plain
 from ekiden.ir import prim
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -110,29 +111,18 @@ def _expand_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
     return None if axis.dtype == np.object_ else np.expand_dims(data, int(axis.ravel()[0]))
 
 
-def squeezed(node: Node) -> list[int]:
-    """The axes that go, from the front."""
-    axes = [node.axis(a, node.rank(0)) for a in node.ints("squeeze_dims") or node.ints("axis")]
-    return axes or [i for i, d in enumerate(node.shape(0)) if prim.is_const(d, 1)]
+def _axes_to_squeeze(node: Node) -> list[int]:
+    """Return the axes that go, from the front; none where all of extent 1 do."""
+    return [node.axis(a, node.rank(0)) for a in node.ints("squeeze_dims") or node.ints("axis")]
 
 
 def _squeeze_rule(node: Node, inputs: Sequence[Array]) -> Array:
-    gone = squeezed(node)
-    return inputs[0].reshape([d for i, d in enumerate(inputs[0].shape) if i not in gone])
+    return np.squeeze(inputs[0], tuple(_axes_to_squeeze(node)) or None)
 
 
-def _squeeze(node: Node) -> Expr:
-    axes = squeezed(node)
-    return op.squeeze(node.expr(0), axis=axes) if axes else node.expr(0)
-
-
-def _range_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
-    if any(i.dtype == np.object_ for i in inputs):
-        return None
-    start, limit, step = (i.item() for i in inputs)
-    if abs(limit - start) > rules.SMALL * abs(step):  # not allocated before its size is known
-        return None
-    return np.arange(start, limit, step).astype(inputs[0].dtype)
+def _squeeze(node: Node) -> Result:
+    axes = _axes_to_squeeze(node)
+    return op.squeeze(node.expr(0), axis=axes) if axes else squeezed(node)
 
 
 def _range(node: Node) -> Expr:
@@ -160,7 +150,7 @@ ROWS = (
     *(Row(n, _gather, _gather_rule) for n in ("Gather", "GatherV2")),
     Row("ExpandDims",    expand_dims, _expand_rule),
     Row("Squeeze",       _squeeze, _squeeze_rule),
-    Row("Range",         _range, _range_rule),
+    Row("Range",         _range, plain(rules.arange)),
     Row("Fill",          fill),
     Row("BroadcastTo",   broadcast_to),
     Row("BroadcastArgs", shape_of_both),

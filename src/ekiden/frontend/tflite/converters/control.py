@@ -7,6 +7,7 @@ from functools import partial
 
 from ekiden.frontend.common.choice import choose
 from ekiden.frontend.common.loop import Iteration, Loop
+from ekiden.frontend.common.ranked_loop import built
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.node import Node, Quantized, Resource, Row
 
@@ -68,7 +69,7 @@ def _while(node: Node) -> list[Value]:
         return given
     inner = node.graph.inside(body).names
     names = [*(inner[i] for i in places), *kept]
-    last, _, _ = Loop(node, names, start, None, go, step).build()
+    last, _, _ = built(Loop(node, names, start, None, go, step))
     now.update(before)
     found = dict(zip(places, last, strict=False))
     tail = last[len(places) :]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ekiden.frontend.common.windows import padded
 from ekiden.frontend.tflite.converters.rows import biased, rows_of, shaped
-from ekiden.frontend.tflite.converters.window import Window, strides
+from ekiden.frontend.tflite.converters.window import Convolution
 from ekiden.frontend.tflite.hybrid import NONE, Operand, Rows, quantized, weight_scales, weight_sums
 from ekiden.frontend.tflite.node import Node
 from ekiden.relay import op
@@ -13,29 +14,28 @@ from ekiden.relay.expr import Expr
 from ekiden.relay.qnn import op as qnn
 
 
-def convolution(node: Node, window: Window, asymmetric: bool) -> Expr:
+def convolution(node: Node, at: Convolution, asymmetric: bool) -> Expr:
     """A convolution over NHWC. The data have a border of zeros before they are quantised: their
     zero points are not one number."""
-    top, left, bottom, right = window.padding
-    data = node.expr(0)
-    if any(window.padding):
-        data = op.nn.pad(data, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    data, window = node.expr(0), at.window
+    if window.padding is None or any(window.padding):
+        data = padded(node, data, window, 0, 1)
     rows = quantized(data, 4, asymmetric)
-    weight = op.transpose(node.expr(1), window.order)
+    weight = op.transpose(node.expr(1), at.order)
     sums = qnn.conv2d(
-        rows.levels, weight, *NONE, window.size, window.channels, strides(node), (0, 0),
-        window.dilation, window.groups, "NHWC", "HWIO",
+        rows.levels, weight, *NONE, window.kernel, at.channels, window.strides, (0, 0),
+        window.dilations, at.groups, "NHWC", "HWIO",
     )  # fmt: skip
     made = rows.numbers(sums, weight_sums(weight, (0, 1, 2)), weight_scales(node, 1))
     return biased(node, made)
 
 
-def plain_convolution(node: Node, window: Window) -> Expr:
+def plain_convolution(node: Node, at: Convolution) -> Expr:
     """CONV_2D: its kernel for weights of one scale quantises symmetrically."""
     tensor = node.ins[1]
     assert tensor is not None
     many = tensor.quantization is not None and len(tensor.quantization.scale) > 1
-    return convolution(node, window, many)
+    return convolution(node, at, many)
 
 
 def fully_connected(node: Node) -> Expr:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ekiden.frontend.common.converters.window import averaged, max_pooled
 from ekiden.frontend.tflite.converters.rows import rows_of, shaped
-from ekiden.frontend.tflite.converters.window import Window, padding, strides, window_of
+from ekiden.frontend.tflite.converters.window import Convolution, pool_window, sides_of
 from ekiden.frontend.tflite.integer import (
     centred,
     levels,
@@ -79,15 +80,16 @@ def _summed(node: Node, data: Expr, index: int, product: Callable[[Expr], Expr])
     return op.add(op.left_shift(high, const(np.int64(8))), low)
 
 
-def convolution(node: Node, window: Window) -> Expr:
+def convolution(node: Node, at: Convolution) -> Expr:
     """A convolution over NHWC, plain, in groups or of each channel."""
-    weight, points = op.transpose(node.expr(1), window.order), _points(node, 0, 1)
+    weight, points = op.transpose(node.expr(1), at.order), _points(node, 0, 1)
+    window, sides = at.window, sides_of(node, at.window)
 
     def product(data: Expr) -> Expr:
         """Of bytes."""
         return qnn.conv2d(
-            data, weight, *points, window.size, window.channels, strides(node), window.padding,
-            window.dilation, window.groups, "NHWC", "HWIO",
+            data, weight, *points, window.kernel, at.channels, window.strides, sides,
+            window.dilations, at.groups, "NHWC", "HWIO",
         )  # fmt: skip
 
     return _finished(node, _summed(node, node.expr(0), 0, product), 2, _multiplier(node))
@@ -122,23 +124,17 @@ def average_pool(node: Node) -> Expr:
     """
     if levels(node, node.ins[0]).scale != levels(node, node.outs[0]).scale:
         node.unsupported(f"{node.ins[0]} and {node.outs[0]} have different scales")
-    size = window_of(node)
     point = levels(node, node.ins[0]).point
     real = "float64" if node.dtype(0) == "int16" else "float32"
     data = op.cast(node.expr(0), real)
-    mean = op.nn.avg_pool2d(
-        data, size, strides(node), padding=padding(node, size, (1, 1)), layout="NHWC"
-    )
+    mean = averaged(node, data, pool_window(node), "NHWC")
     steps = op.cast(away(mean, real), "int32")
     return stored(node, op.subtract(steps, const(np.int32(point))))
 
 
 def max_pool(node: Node) -> Expr:
     """The largest number of each window, between the limits of the activation."""
-    size = window_of(node)
-    made = op.nn.max_pool2d(
-        node.expr(0), size, strides(node), padding=padding(node, size, (1, 1)), layout="NHWC"
-    )
+    made = max_pooled(node, node.expr(0), pool_window(node), "NHWC")
     return stored(node, centred(made, levels(node, node.ins[0]).point))
 
 

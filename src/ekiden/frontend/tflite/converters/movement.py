@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.arithmetic import concatenated
 from ekiden.frontend.common.converters.movement import (
     batch_to_space,
@@ -24,11 +25,12 @@ from ekiden.frontend.common.converters.movement import (
     transpose,
 )
 from ekiden.frontend.common.node import Result
+from ekiden.frontend.common.squeezing import squeezed
 from ekiden.frontend.common.subscript import MASKS, Subscript
 from ekiden.frontend.common.value import Value, known
 from ekiden.frontend.tflite.integer import levels
 from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Node, Quantized, Row
+from ekiden.frontend.tflite.node import Node, Quantized, Row, plain
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -138,7 +140,7 @@ def _expand_rule(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 def _squeeze_rule(node: Node, inputs: Sequence[Array]) -> Array:
-    return inputs[0].reshape([d for i, d in enumerate(inputs[0].shape) if i not in _squeezed(node)])
+    return np.squeeze(inputs[0], tuple(_axes_to_squeeze(node)) or None)
 
 
 def _range(node: Node) -> Expr:
@@ -170,19 +172,25 @@ def _mirror_pad(node: Node) -> Expr:
     return op.nn.mirror_pad(node.expr(0), _pairs(node, 1), mode)
 
 
-def _squeezed(node: Node) -> list[int]:
-    """The axes that go, from the front; the pairs of complex numbers are no axis."""
+def _axes_to_squeeze(node: Node) -> list[int]:
+    """Return the axes that go, from the front; none where all of extent 1 do."""
     options = node.operation.options
     has = options is not None and options.SqueezeDimsLength()
-    shape = node.shape(0)
-    shape = shape[:-1] if node.ins[0] and node.ins[0].dtype == "complex64" else shape
-    axes = [node.axis(int(a), len(shape)) for a in options.SqueezeDimsAsNumpy()] if has else []
-    return axes or [i for i, d in enumerate(shape) if number(d) == 1]
+    axes = options.SqueezeDimsAsNumpy() if has else ()
+    return [node.axis(int(a), _rank_of_elements(node)) for a in axes]
 
 
-def _squeeze(node: Node) -> Expr:
-    axes = _squeezed(node)
-    return op.squeeze(node.expr(0), axis=axes) if axes else node.expr(0)
+def _rank_of_elements(node: Node) -> int:
+    """Return the rank of an input; the pairs of complex numbers are no axis."""
+    is_complex = node.ins[0] is not None and node.ins[0].dtype == "complex64"
+    return node.rank(0) - is_complex
+
+
+def _squeeze(node: Node) -> Result:
+    axes = _axes_to_squeeze(node)
+    if axes:
+        return op.squeeze(node.expr(0), axis=axes)
+    return squeezed(node, _rank_of_elements(node))
 
 
 def _shape(node: Node) -> Value:
@@ -302,7 +310,7 @@ ROWS = (
     Row("BROADCAST_TO",            broadcast_to,   MOVED),
     Row("FILL",                    fill,           MOVED, data=(1,)),
     Row("SHAPE",                   _shape,          Quantized.OWN),
-    Row("RANGE",                   _range),
+    Row("RANGE",                   _range,          rule=plain(rules.arange)),
     Row("RANK",                    _rank,           Quantized.OWN),
     Row("REVERSE_V2",              partial(reverse, word="axes"),        MOVED),
     Row("TOPK_V2",                 _topk, MOVED),

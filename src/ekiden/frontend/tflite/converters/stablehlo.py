@@ -15,7 +15,7 @@ from ekiden.frontend.common.places import inside, places, taken
 from ekiden.frontend.common.scattered import MODES, scattered
 from ekiden.frontend.common.slices import pad, placed, start_of, window_at
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.windows import Windows, padded, taps
+from ekiden.frontend.common.windows import Window, dilated, tap_values
 from ekiden.frontend.tflite.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -202,16 +202,13 @@ def _reduce(node: Node) -> Expr:
     return found if is_neutral(node.value(1), kind) else both(found, node.expr(1))
 
 
-def _of_windows(node: Node, windows: Windows, kind: str) -> Expr:
+def _of_windows(node: Node, window: Window, kind: str) -> Expr:
     """Windows of the first input combined, with the second one."""
-    size = windows.numbers()
-    if kind not in REDUCE or size is None or math.prod(map(int, size)) > MOST:
-        node.unsupported(f"windows of {size} elements by {kind!r}")
-    wide = padded(node, windows, node.value(0), node.expr(1))
-    each = taps(node, windows, wide, node.typed(node.scope.expr(wide)).shape)
-    total: Value = next(each)
-    both = REDUCE[kind][1]
-    for tap in each:
+    if kind not in REDUCE or math.prod(window.kernel) > MOST:
+        node.unsupported(f"windows of {window.kernel} elements by {kind!r}")
+    wide, both = dilated(node, window, node.value(0), node.expr(1)), REDUCE[kind][1]
+    total, *others = tap_values(node, window, wide)
+    for tap in others:
         total = node.given(both(node.scope.expr(total), node.scope.expr(tap)))
     made = node.scope.expr(total)
     return made if is_neutral(node.value(1), kind) else both(made, node.expr(1))
@@ -220,12 +217,11 @@ def _of_windows(node: Node, windows: Windows, kind: str) -> Expr:
 def _stablehlo_window(node: Node) -> Expr:
     size = _ints(node, "WindowDimensions")
     ones, sides = (1,) * len(size), _ints(node, "Padding", (0,) * 2 * len(size))
-    windows = Windows(
-        size, _ints(node, "WindowStrides", ones),
-        [d - 1 for d in _ints(node, "BaseDilations", ones)],
-        _ints(node, "WindowDilations", ones), sides[::2], sides[1::2],
-    )  # fmt: skip
-    return _of_windows(node, windows, _kind_of(node, int(node.option("BodySubgraphIndex"))))
+    steps, inner, apart = (
+        _ints(node, name, ones) for name in ("WindowStrides", "BaseDilations", "WindowDilations")
+    )
+    window = Window(size, steps, apart, sides[::2], sides[1::2], tuple(d - 1 for d in inner))
+    return _of_windows(node, window, _kind_of(node, int(node.option("BodySubgraphIndex"))))
 
 
 _FUNCTIONS = ("", "add", "multiply", "minimum", "maximum", "and", "or")
@@ -236,8 +232,8 @@ def _window(node: Node) -> Expr:
     """(data, initial value, extents, steps, distances)"""
     size, steps, apart = (node.axes(i, "windows") for i in (2, 3, 4))
     none = (0,) * len(size)
-    windows = Windows(size, steps, none, apart, none, none)
-    return _of_windows(node, windows, _FUNCTIONS[node.option("ReduceFunction")])
+    window = Window(size, steps, apart, none, none)
+    return _of_windows(node, window, _FUNCTIONS[node.option("ReduceFunction")])
 
 
 def _dot(node: Node) -> Expr:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product as every
 
 from ekiden.frontend.common.value import Value
+from ekiden.frontend.common.windows import Window, padded, taps
 from ekiden.frontend.torch.converters.convolution import convolution, spread
 from ekiden.frontend.torch.converters.reduction import axes_of
 from ekiden.frontend.torch.node import Converter, Node, Row
@@ -61,20 +61,10 @@ def _windows(
 ) -> list[Expr]:  # fmt: skip
     """The elements of the larger side that each tap of the kernel meets, by the places of the
     smaller side: (batch, channels, *places) for each tap."""
-    rank = len(stride)
     kernel = node.static(weight.type.shape[2:], "the kernel")
-    places = small.type.shape[2:]
-    reach = [tidy((as_dim(n) - 1) * s + 1) for n, s in zip(places, stride, strict=True)]
-    data = op.nn.pad(node.of(large), [(0, 0), (0, 0), *((p, p) for p in padding)],
-                     const(0, large.type.dtype))  # fmt: skip
-    return [
-        op.strided_slice(
-            data, list(first), [tidy(r + f) for r, f in zip(reach, first, strict=True)],
-            strides=list(stride), axes=list(range(2, rank + 2)),
-        )
-        for tap in every(*map(range, kernel))
-        for first in [[t * d for t, d in zip(tap, dilation, strict=True)]]
-    ]  # fmt: skip
+    window = Window(kernel, tuple(stride), tuple(dilation), tuple(padding), tuple(padding))
+    data = padded(node, node.of(large), window, 0)
+    return list(taps(data, window, small.type.shape[2:], 2))
 
 
 def _of_weight(

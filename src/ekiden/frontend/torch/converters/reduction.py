@@ -246,11 +246,6 @@ def _part(data: Expr, axis: int, begin: int, end: int) -> Expr:
     return op.strided_slice(data, [begin], [end], axes=[axis])
 
 
-def lowest(dtype: str) -> float | int:
-    """The smallest value of a dtype."""
-    return -np.inf if is_float(dtype) else int(np.iinfo(dtype).min)
-
-
 def _histc(
     node: Node,
     x: Value,

@@ -13,7 +13,7 @@ from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensors
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.relay.op.nn._work import product
-from ekiden.topi.nn.winograd import POINTS, TAPS, convolve, transform_weight
+from ekiden.topi.nn.winograd import PAIR, POINTS, TAPS, convolve, transform_weight
 from ekiden.topi.shape import as_dim, ceil_div, tidy
 
 _WEIGHT = "nn.contrib_conv2d_winograd_weight_transform"
@@ -54,6 +54,10 @@ def _weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         agree(_WEIGHT, dim, as_dim(TAPS), "the kernel size of 'weight' and 3")
     out, channels = weight.shape[:2]
     panels = tidy(ceil_div(out, wanted.tile))
+    if weight.dtype == "int8":
+        words = tidy(ceil_div(channels, PAIR))
+        paired = (as_dim(products), panels, words, as_dim(wanted.tile), as_dim(PAIR))
+        return TensorType(paired, "int16")
     return TensorType((as_dim(products), panels, channels, as_dim(wanted.tile)), weight.dtype)
 
 
@@ -61,11 +65,15 @@ def _conv_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors(_CONV, types, 2)
     wanted = attrs_of(WinogradAttrs, attrs)
     rank_is(_CONV, data, 4, "data")
-    rank_is(_CONV, weight, 4, "weight")
-    dtype = one_dtype(_CONV, (data, weight))
+    is_integer = weight.dtype == "int16"
+    rank_is(_CONV, weight, 5 if is_integer else 4, "weight")
+    if is_integer and data.dtype != "uint8":
+        fail(_CONV, f"'data' must be uint8 beside a 'weight' of int16, got {data.dtype}")
+    dtype = "int32" if is_integer else one_dtype(_CONV, (data, weight))
     products = as_dim(_check_size(_CONV, wanted.tile_size))
     agree(_CONV, products, weight.shape[0], "attribute 'tile_size' and 'weight'")
-    agree(_CONV, data.shape[3], weight.shape[2], "the channels of 'data' and 'weight'")
+    depth = tidy(ceil_div(data.shape[3], PAIR)) if is_integer else data.shape[3]
+    agree(_CONV, depth, weight.shape[2], "the channels of 'data' and 'weight'")
     top, left, bottom, right = wanted.padding
     rows = tidy(data.shape[1] + (top + bottom - TAPS + 1))
     columns = tidy(data.shape[2] + (left + right - TAPS + 1))
@@ -84,7 +92,8 @@ register_op(
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="the shape of the transformed weight",
-        description="A 3x3 weight (OIHW) as the products of Winograd's method take it.",
+        description="A 3x3 weight (OIHW) as the products of Winograd's method take it; of int8 as"
+        " int16, two input channels side by side.",
     )
 )
 register_op(
@@ -94,7 +103,7 @@ register_op(
         arguments=("data", "weight"),
         attrs=WinogradAttrs,
         relation=_conv_relation,
-        macs=lambda attrs, shapes, result: product(result) * shapes[1][2] * TAPS**2,
+        macs=lambda attrs, shapes, result: product(result) * shapes[0][3] * TAPS**2,
         reference=lambda attrs, x, w: convolve(
             x, w, attrs.tile_size, attrs.channels, attrs.padding
         ),
@@ -105,7 +114,8 @@ register_op(
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="(n, h, w, channels), as nn.conv2d",
-        description="A 3x3 convolution of NHWC data without strides, by Winograd's method.",
+        description="A 3x3 convolution of NHWC data without strides, by Winograd's method. Sums of"
+        " uint8 with a weight that was int8 are exact below 2^25 (2^29 for tiles of 2x2).",
     )
 )
 

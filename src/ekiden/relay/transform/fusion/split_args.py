@@ -7,6 +7,9 @@ split(%x, 4)                   ->  %h = split(%x, [2]); of stop_fusion(%h.0), ..
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ekiden._lazy import LazyModule
 from ekiden.arith import simplify
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import PrimExpr, const, convert
@@ -14,8 +17,12 @@ from ekiden.ir.transform import Pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Tuple, TupleGetItem
-from ekiden.relay.op.join import SplitAttrs
 from ekiden.relay.transform.graph.calls import Rewrite, call_pass
+
+if TYPE_CHECKING:
+    import ekiden.relay.op.join as join
+else:
+    join = LazyModule("ekiden.relay.op.join")
 
 
 def _joined(most: int) -> Rewrite:
@@ -44,7 +51,7 @@ def _parted(most: int) -> Rewrite:
         """A split into more than `most` as a tree of splits, of which those of as many parts are
         one kernel."""
         attrs = call.attrs
-        assert isinstance(attrs, SplitAttrs), call
+        assert isinstance(attrs, join.SplitAttrs), call
         cuts, (data,) = attrs.indices_or_sections, call.args
         count = cuts if isinstance(cuts, int) else len(cuts) + 1
         if count <= most:

@@ -14,16 +14,23 @@ again may depend on sizes.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ekiden._lazy import LazyModule
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
-from ekiden.relay.op.nn.space import BatchToSpaceNDAttrs, SpaceToBatchNDAttrs
 from ekiden.relay.op.reshape import ExpandDimsAttrs, SqueezeAttrs
 from ekiden.relay.transform.graph.calls import call_pass
 from ekiden.relay.transform.graph.fold_scale_axis import op_of, row_of
 from ekiden.topi.shape import as_dim, tidy
+
+if TYPE_CHECKING:
+    import ekiden.relay.op.nn.space as space
+else:
+    space = LazyModule("ekiden.relay.op.nn.space")
 
 CONV = "nn.conv2d"
 SPATIAL = ("NHWC",)
@@ -36,7 +43,7 @@ def _is_convolution(call: Call) -> bool:
     return row is not None and CONV in (row.name, row.quantizes)
 
 
-def _pads_zero(blocks: SpaceToBatchNDAttrs, conv: Call) -> bool:
+def _pads_zero(blocks: space.SpaceToBatchNDAttrs, conv: Call) -> bool:
     """Whether the rearrangement pads what the convolution does: zero, or the zero point."""
     if op_of(conv) == CONV:
         return float(blocks.pad_value) == 0
@@ -45,7 +52,10 @@ def _pads_zero(blocks: SpaceToBatchNDAttrs, conv: Call) -> bool:
 
 
 def _padding(
-    attrs: Conv2DAttrs, blocks: SpaceToBatchNDAttrs, crops: BatchToSpaceNDAttrs, first: int
+    attrs: Conv2DAttrs,
+    blocks: space.SpaceToBatchNDAttrs,
+    crops: space.BatchToSpaceNDAttrs,
+    first: int,
 ) -> tuple[int, ...] | None:
     """The padding of the dilated convolution, whose axes from `first` on the blocks are; None if
     there is none.
@@ -73,8 +83,8 @@ def _flatten(back: Call) -> RelayExpr | None:
     if there is None or (wide is None) != (shrunk is None):
         return None
     attrs, blocks, crops = conv.attrs, there.attrs, back.attrs
-    assert isinstance(attrs, Conv2DAttrs) and isinstance(blocks, SpaceToBatchNDAttrs)
-    assert isinstance(crops, BatchToSpaceNDAttrs)
+    assert isinstance(attrs, Conv2DAttrs) and isinstance(blocks, space.SpaceToBatchNDAttrs)
+    assert isinstance(crops, space.BatchToSpaceNDAttrs)
     is_plain = set(attrs.strides) == {1} == set(attrs.dilation) and attrs.data_layout in SPATIAL
     if not is_plain or attrs.out_layout not in ("", attrs.data_layout):
         return None

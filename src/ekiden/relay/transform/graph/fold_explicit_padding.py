@@ -10,21 +10,27 @@ quantised convolution those of its zero point.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.ir.op import OPS, Borders, Op
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import MaxPoolAttrs
-from ekiden.relay.op.nn.pad import PadAttrs
 from ekiden.relay.transform.graph.calls import call_pass
+
+if TYPE_CHECKING:
+    import ekiden.relay.op.nn.pad as pad
+else:
+    pad = LazyModule("ekiden.relay.op.nn.pad")
 
 
 def _padding(data: Call, layout: str) -> list[int] | None:
     """(before each spatial axis..., after each...) of a constant pad, if it can be taken over."""
     attrs, value = data.attrs, data.args[1]
-    assert isinstance(attrs, PadAttrs)
+    assert isinstance(attrs, pad.PadAttrs)
     if not isinstance(value, Constant) or value.data.size != 1 or attrs.pad_mode != "constant":
         return None
     spatial = [i for i, axis in enumerate(layout) if axis not in "NC"]

@@ -11,18 +11,25 @@ whole: the other dimensions are those of the data.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import PrimExpr, const, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.index import GatherAttrs
-from ekiden.relay.op.placing import ScatterElementsAttrs
 from ekiden.relay.transform.graph.fold_scale_axis import op_of
+
+if TYPE_CHECKING:
+    import ekiden.relay.op.index as index
+    import ekiden.relay.op.placing as placing
+else:
+    placing = LazyModule("ekiden.relay.op.placing")
+    index = LazyModule("ekiden.relay.op.index")
 
 Shape = Sequence[PrimExpr]
 
@@ -67,7 +74,7 @@ def along(indices: RelayExpr, axis: int, rank: int = 1) -> RelayExpr | None:
 def gathered(call: Call) -> RelayExpr | None:
     """The rule for gather."""
     data, indices = call.args
-    assert isinstance(call.attrs, GatherAttrs)
+    assert isinstance(call.attrs, index.GatherAttrs)
     shape = _shape(data)
     axis = call.attrs.axis % len(shape)
     if len(shape) < 2 or not _agree(shape, _shape(indices), axis):
@@ -81,7 +88,7 @@ def gathered(call: Call) -> RelayExpr | None:
 def scattered(call: Call) -> RelayExpr | None:
     """The rule for scatter_elements, of rows."""
     data, indices, updates = call.args
-    assert isinstance(call.attrs, ScatterElementsAttrs)
+    assert isinstance(call.attrs, placing.ScatterElementsAttrs)
     shape = _shape(data)
     if len(shape) < 2 or call.attrs.axis % len(shape) != 0:
         return None

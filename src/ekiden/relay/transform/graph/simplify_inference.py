@@ -19,14 +19,15 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, TupleGetItem, const
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs
-from ekiden.relay.op.nn.norm import BatchNormAttrs
 from ekiden.relay.transform.graph.float_rewrites import allows
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.conv as conv
+    import ekiden.relay.op.nn.norm as norm
 else:
+    norm = LazyModule("ekiden.relay.op.nn.norm")
     conv = LazyModule("ekiden.relay.op.nn.conv")
 
 
@@ -36,7 +37,7 @@ def _is_call(expr: RelayExpr, name: str) -> bool:
 
 def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
     attrs = call.attrs
-    assert isinstance(attrs, BatchNormAttrs)
+    assert isinstance(attrs, norm.BatchNormAttrs)
     data, gamma, beta, mean, var = call.args
     scale = op.divide(const(1.0, dtype), op.sqrt(op.add(var, const(attrs.epsilon, dtype))))
     if attrs.scale:

@@ -22,13 +22,13 @@ moves constants outwards, or names a cheaper operator.
 from __future__ import annotations
 
 import ast
-import functools
 import math
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.arith import prove_equal
 from ekiden.ir.dtype import int_range, is_float, is_int, itemsize
 from ekiden.ir.expr import RelayExpr
@@ -38,15 +38,26 @@ from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.dataflow_pattern.matcher import NodeMap, find_match
-from ekiden.relay.dataflow_pattern.pattern import DFPattern, is_constant, is_op, is_tuple, wildcard
+from ekiden.relay.dataflow_pattern.pattern import (
+    DFPattern,
+    PredicatePattern,
+    is_constant,
+    is_op,
+    is_tuple,
+    wildcard,
+)
 from ekiden.relay.expr import Call, Constant, const
-from ekiden.relay.op.create import FILLED
-from ekiden.relay.op.nn.pad import PadAttrs
-from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.graph.merged_constants import merged_factor, merged_sum
 from ekiden.relay.transform.graph.row_indices import gathered, scattered
 from ekiden.topi.shape import as_dim, as_shape
+
+if TYPE_CHECKING:
+    import ekiden.relay.op.nn.pad as pad
+    import ekiden.relay.op.slice as slices
+else:
+    slices = LazyModule("ekiden.relay.op.slice")
+    pad = LazyModule("ekiden.relay.op.nn.pad")
 
 Make = Callable[[NodeMap], RelayExpr | None]
 Written = tuple[DFPattern, Make]
@@ -56,12 +67,12 @@ Written = tuple[DFPattern, Make]
 class Rule:
     """One rule: calls of `root` that match its pattern become what it makes of them.
 
-    Both are written when the first call of `root` comes: they name operators, whose modules a
-    program need not have that has no such call.
+    Both are written when all operators of the left side are loaded: no other program has calls of
+    them, and those that an equation names would load for nothing.
     tier: how much the result may differ.
     """
 
-    __slots__ = ("_write", "_written", "equation", "root", "tier")
+    __slots__ = ("_operators", "_write", "_written", "equation", "root", "tier")
 
     def __init__(
         self,
@@ -69,14 +80,17 @@ class Rule:
         root: str,
         write: Callable[[], Written],
         tier: FloatTier = FloatTier.EXACT,
+        operators: Sequence[str] = (),
     ) -> None:
         self.equation, self.root, self.tier = equation, root, tier
-        self._write = write
+        self._write, self._operators = write, operators
         self._written: Written | None = None
 
     def apply(self, call: RelayExpr) -> RelayExpr | None:
         """What stands for a call of `root`; None where the rule leaves it."""
         if self._written is None:
+            if not all(map(OPS.has, self._operators)):
+                return None
             self._written = self._write()
         pattern, make = self._written
         found = find_match(pattern, call)
@@ -157,7 +171,7 @@ class _Equation:
         if isinstance(tree, ast.Name):
             fresh = is_constant() if tree.id.startswith("c") else wildcard()
             return self._names.setdefault(tree.id, fresh)
-        number = is_constant() | _made_of_one_number()
+        number = PredicatePattern(_is_number)
         self._numbers.append((number, ast.literal_eval(tree)))
         return number
 
@@ -200,11 +214,9 @@ def _folded(call: Call) -> RelayExpr | None:
     return None if made is None else Constant(made)
 
 
-def _made_of_one_number() -> DFPattern:
-    """Calls whose result is one number in every element, as far as it may be known."""
-    by_name = [is_op(name)(*(wildcard() for _ in OPS[name].arguments)) for name in FILLED]
-    by_value = is_op("full")(wildcard()) | is_op("full_like")(wildcard(), wildcard())
-    return functools.reduce(operator.or_, by_name, by_value)
+def _is_number(expr: RelayExpr) -> bool:
+    """Return whether every element may be one number: of a constant, or known of a call."""
+    return isinstance(expr, Constant) or _number_of(expr) is not None
 
 
 def _is_filled(expr: RelayExpr, value: int | float) -> bool:
@@ -316,8 +328,8 @@ def _clips(m: _Of) -> RelayExpr:
 
 def _whole_slice(m: _Of) -> RelayExpr | None:
     attrs = m.outer.attrs
-    assert isinstance(attrs, StridedSliceAttrs)
-    ranges = sliced(attrs, _shape(m.x))
+    assert isinstance(attrs, slices.StridedSliceAttrs)
+    ranges = slices.sliced(attrs, _shape(m.x))
     is_whole = all(
         step == 1 and isinstance(begin, IntImm) and begin.value == 0 for begin, step, _ in ranges
     )
@@ -388,7 +400,7 @@ def _count(shape: tuple[PrimExpr, ...]) -> int | None:
 
 def _no_pad(m: _Of) -> RelayExpr | None:
     """All widths are 0. By the shapes alone (1, -1) would look so, which moves the elements."""
-    assert isinstance(m.outer.attrs, PadAttrs)
+    assert isinstance(m.outer.attrs, pad.PadAttrs)
     widths = [w for pair in m.outer.attrs.pad_width for w in as_shape(pair)]
     return m.x if all(is_const(w, 0) for w in widths) else None
 
@@ -435,8 +447,10 @@ SHAPED: tuple[tuple[str, Callable[[_Of], RelayExpr | None]], ...] = (
         lambda m: op.cast(m.x, _dtype(m.outer))),
     ("reshape_like(x, y) = reshape(x, shape of y)",
         _by_shape(lambda x, shape: _in_shape(x, tuple(map(as_dim, shape))))),
-    ("broadcast_to_like(x, y) = broadcast_to(x, shape of y)",   _by_shape(op.broadcast_to)),
-    ("collapse_sum_like(x, y) = collapse_sum_to(x, shape of y)", _by_shape(op.collapse_sum_to)),
+    ("broadcast_to_like(x, y) = broadcast_to(x, shape of y)",
+        _by_shape(lambda x, shape: op.broadcast_to(x, shape))),
+    ("collapse_sum_like(x, y) = collapse_sum_to(x, shape of y)",
+        _by_shape(lambda x, shape: op.collapse_sum_to(x, shape))),
     ("full_like(x, number) = full(number, shape of x)",     _full),
     ("zeros_like(x) = zeros(shape of x)",                   _filled(0)),
     ("ones_like(x) = ones(shape of x)",                     _filled(1)),
@@ -454,12 +468,18 @@ def _from_equation(text: str, tier: FloatTier) -> Rule:
         equation = _Equation(text)
         return equation.pattern, equation.make
 
-    return Rule(text, _root_of(text), write, tier)
+    return Rule(text, _root_of(text), write, tier, _operators_of(text))
 
 
 def _root_of(text: str) -> str:
-    """The operator that an equation begins with."""
+    """Return the operator that an equation begins with."""
     return text.partition("(")[0]
+
+
+def _operators_of(text: str) -> list[str]:
+    """Return the operators of an equation's left side."""
+    left = text.partition(" = ")[0]
+    return [opening.rpartition(" ")[2] for opening in left.replace(",", " ").split("(")[:-1]]
 
 
 def _from_shaped(text: str, make: Callable[[_Of], RelayExpr | None]) -> Rule:
@@ -473,7 +493,7 @@ def _from_shaped(text: str, make: Callable[[_Of], RelayExpr | None]) -> Rule:
         whole = _call_of(outer, below)
         return whole, lambda found: make(_Of(found[whole][0], found[below][0], found[x][0]))
 
-    return Rule(text, _root_of(text), write)
+    return Rule(text, _root_of(text), write, operators=_operators_of(text))
 
 
 def _call_of(name: str, first: DFPattern) -> DFPattern:

@@ -6,18 +6,25 @@
 
 from __future__ import annotations
 
-from ekiden.ir.diagnostics import report
+from typing import TYPE_CHECKING
+
+from ekiden._lazy import LazyModule
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.type_infer import infer_type
 from ekiden.runtime.errors import TypeInferenceError
+
+if TYPE_CHECKING:
+    import ekiden.ir.diagnostics as diagnostics
+else:
+    diagnostics = LazyModule("ekiden.ir.diagnostics")
 
 
 def _infer(module: IRModule, context: PassContext) -> IRModule:
     try:
         return infer_type(module)
     except TypeInferenceError as error:
-        report(module, error)
+        diagnostics.report(module, error)
         raise
 
 

@@ -40,7 +40,6 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, tensor_type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
-from ekiden.relay.op.slice import StridedSliceAttrs
 from ekiden.relay.transform.graph.canonicalize_ops import CanonicalizeOps
 from ekiden.relay.transform.graph.fold_scale_axis import op_of
 from ekiden.relay.transform.graph.one_axis import over_two_axes, without_height
@@ -50,8 +49,10 @@ from ekiden.relay.visitor import post_order
 from ekiden.topi.shape import is_any
 
 if TYPE_CHECKING:
+    import ekiden.relay.op.slice as slices
     from ekiden.relay.transform.layout import desired_layouts as layouts
 else:
+    slices = LazyModule("ekiden.relay.op.slice")
     layouts = LazyModule("ekiden.relay.transform.layout.desired_layouts")
 
 Perm = tuple[int, ...]
@@ -224,7 +225,7 @@ def _split(call: Call, perm: Perm) -> RelayExpr | None:
 def _slice(call: Call, perm: Perm) -> RelayExpr | None:
     """strided_slice(transpose(a), axes) -> transpose(strided_slice(a, axes')), where `_split` is"""
     attrs = call.attrs
-    assert isinstance(attrs, StridedSliceAttrs)
+    assert isinstance(attrs, slices.StridedSliceAttrs)
     if perm != _from_last(len(perm)):
         return None
     if len(attrs.begin) != len(attrs.end) or len(attrs.strides) not in (0, len(attrs.end)):

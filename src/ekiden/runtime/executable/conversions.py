@@ -1,27 +1,62 @@
-"""Arguments and results of a call: what Python has, and the tensors of the runtime."""
+"""Conversions of arguments and results that are no plain tensors: sequences as lists, strings as
+arrays of str, maps as dictionaries, values of sum types as what they hold (see
+ekiden.relay.op.sequence). An executable with such inputs or outputs loads this.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ekiden import runtime
-from ekiden.runtime.artifact.metadata import (
-    ANY_OBJECT,
-    ANY_RANK,
-    MAPS,
-    SEQUENCE,
-    TEXT,
-    TensorInfo,
-)
-from ekiden.runtime.errors import (
-    EkidenError,
-    InputError,
-    RunError,
-)
+from ekiden.runtime.artifact.metadata import ANY_OBJECT, ANY_RANK, MAPS, SEQUENCE, TEXT, TensorInfo
+from ekiden.runtime.errors import EkidenError, InputError, RunError
 from ekiden.runtime.executable.closures import plain
-from ekiden.runtime.executable.sequences import from_list, held, to_list, to_maps
 from ekiden.runtime.text import decode, encode
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["from_list", "to_argument", "to_list", "to_maps", "to_result"]
+
+_CONS, _NIL = 0, 1
+
+
+def from_list(values: Iterable[object], element: Callable[[int, object], object]) -> runtime.ADT:
+    """A sequence of `element(position, value)` for each value: the last one comes first."""
+    sequence = runtime.ADT(_NIL, ())
+    for position, value in enumerate(values):
+        sequence = runtime.ADT(_CONS, (element(position, value), sequence))
+    return sequence
+
+
+def to_maps(rows: npt.NDArray[Any], keys: Sequence[int | str]) -> list[dict[int | str, object]]:
+    """The rows of a matrix as dictionaries. Raises RunError where there is not a key for each of
+    their elements.
+    """
+    if rows.ndim != 2 or rows.shape[1] != len(keys):
+        raise RunError(f"expected a matrix with rows of {len(keys)}, got the shape {rows.shape}")
+    return [dict(zip(keys, row, strict=True)) for row in rows.tolist()]
+
+
+def to_list(value: object) -> list[object]:
+    """The elements of a sequence. Raises RunError for what is none."""
+    elements: list[object] = []
+    while isinstance(value, tuple) and len(value) == 2:
+        elements.append(value[0])
+        value = value[1]
+    if not isinstance(value, tuple) or value:
+        raise RunError(f"expected a sequence, got {type(value).__name__}")
+    return elements[::-1]
+
+
+def held(value: object) -> object:
+    """Return what a value of a sum type holds. Raises RunError for what is none."""
+    if not isinstance(value, tuple) or len(value) != 1:
+        raise RunError(f"expected a value of one of several ranks, got {type(value).__name__}")
+    content: object = value[0]
+    return content
 
 
 def _words(value: object) -> object:
@@ -32,8 +67,8 @@ def _words(value: object) -> object:
     return words
 
 
-def argument_tensor(info: TensorInfo, value: object) -> object:
-    """Return an argument as a tensor; as it is where no tensor is declared. Raises InputError."""
+def to_argument(info: TensorInfo, value: object) -> object:
+    """The value as a tensor; anything at all where no tensor is declared."""
     if info.dtype == ANY_OBJECT:
         return plain(value)
     if info.dtype.startswith(SEQUENCE):
@@ -63,13 +98,8 @@ def argument_tensor(info: TensorInfo, value: object) -> object:
     return tensor
 
 
-def is_object(info: TensorInfo) -> bool:
-    """Return whether an input or output is something else than a tensor: text, a sequence, maps."""
-    return info.dtype == TEXT or info.dtype.startswith((SEQUENCE, MAPS, ANY_RANK))
-
-
-def python_value(info: TensorInfo, value: object) -> object:
-    """Return an output as Python has it. Raises RunError for a value that is no such output."""
+def to_result(info: TensorInfo, value: object) -> object:
+    """An output as Python has it. Raises RunError where the program gave what is none such."""
     if info.dtype.startswith(SEQUENCE):
         return to_list(value)
     if info.dtype.startswith(ANY_RANK):
@@ -86,7 +116,6 @@ def python_value(info: TensorInfo, value: object) -> object:
 
 
 def _text(info: TensorInfo, value: object) -> runtime.Tensor:
-    """Return an array of strings as a tensor of bytes. Raises InputError."""
     try:
         found = runtime.tensor(encode(value))
     except TypeError as error:
@@ -99,9 +128,9 @@ def _text(info: TensorInfo, value: object) -> runtime.Tensor:
 
 
 def _element(info: TensorInfo, position: int, value: object) -> object:
-    """Return one element of a sequence, checked for the rank and the known dimensions of all."""
+    """One element of a sequence, which has the rank and the known dimensions of all."""
     name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE)
-    tensor = argument_tensor(TensorInfo(name, info.shape, dtype), value)
+    tensor = to_argument(TensorInfo(name, info.shape, dtype), value)
     assert isinstance(tensor, runtime.Tensor)
     fits = len(tensor.shape) == len(info.shape) and all(
         isinstance(d, str) or d == got for d, got in zip(info.shape, tensor.shape, strict=True)

@@ -1,0 +1,173 @@
+"""The values of a graph by name; behind a value of several ranks each case has its own of them (see
+ekiden.frontend.common.cases).
+
+The walk of a frontend imports a node that reads such a value by `import_in_cases`, says behind each
+node which names are still live, and at the end which are outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ekiden.frontend.common.cases import Case, Cases, PerCase
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.sum_value import Member
+from ekiden.frontend.common.unsupported import Unsupported
+from ekiden.frontend.common.value import Value
+from ekiden.runtime.errors import CompileError, UnsupportedError
+
+
+class CaseValues:
+    """The values of one graph.
+
+    problems: a line for each node that is not supported, in the whole import. ranked: names of
+    values that have one of several ranks.
+    """
+
+    def __init__(self, scope: Scope, problems: list[str]) -> None:
+        self.scope, self.problems = scope, problems
+        self.ranked: set[str] = set()
+        self._values: dict[str, Value] = {}
+        self._cases: Cases | None = None
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the graph has a value of that name."""
+        return name in self._values
+
+    def __getitem__(self, name: str) -> Value:
+        """Return what a name stands for, in the current case."""
+        value = self._values[name]
+        return value if self._cases is None else self._cases.value(name, value)
+
+    def get(self, name: str) -> Value | None:
+        """Return what a name stands for, in the current case; None where it stands for nothing."""
+        return self[name] if name in self._values else None
+
+    def is_there(self, name: str) -> bool:
+        """Whether a name stands for something in the current case."""
+        return name in self._values and not isinstance(self[name], PerCase)
+
+    def put(self, values: Mapping[str, Value]) -> None:
+        """Give values their names, in the current case."""
+        cases = self._cases
+        if cases is not None and cases.at is not cases.root:
+            cases.at.values.update(values)
+            self._values.update((name, PerCase()) for name in values)
+            self.ranked.update(values)
+        else:
+            self._values.update(values)
+            self.ranked.update(n for n, v in values.items() if isinstance(v, Member))
+
+    def put_constant(self, name: str, value: Value) -> None:
+        """Give a value its name that is the same in all cases."""
+        self._values[name] = value
+
+    def of_ranks(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names whose values have one of several ranks in the current case."""
+        return [
+            name for name in names
+            if name in self.ranked and isinstance(self[name], (Member, PerCase))
+        ]  # fmt: skip
+
+    def import_in_cases(
+        self,
+        label: str,
+        names: Sequence[str],
+        live: Callable[[], Sequence[str]],
+        convert: Callable[[], None],
+    ) -> bool:
+        """Import the node `label`, which reads these names, in each case that they depend on.
+        Return whether it could be in one: the others end the run there. Where it could in none, the
+        node is reported, or its error raised.
+
+        live: the names of several ranks that this node and later ones read.
+        """
+        if self._cases is None:
+            self._cases = Cases(self.scope)
+        problems = self.problems
+        try:
+            waiting = self._split(names, live)
+        except Unsupported as error:
+            problems.append(f"{label}: {error}")
+            return False
+        cases = self._cases
+        before, failures = len(problems), list[Case]()
+        for case in waiting:
+            noted = len(problems)
+            with cases.inside(case):
+                try:
+                    convert()
+                except UnsupportedError:
+                    raise
+                except (CompileError, ValueError) as error:
+                    case.error = error
+            if case.error is None and len(problems) > noted:
+                case.error = UnsupportedError(problems[noted])
+            failures += [case] if case.error is not None else []
+        if failures and not cases.at.leaves():
+            first = failures[0].error
+            if isinstance(first, UnsupportedError):
+                problems[before:] = dict.fromkeys(problems[before:])
+                return False
+            assert first is not None
+            raise first
+        del problems[before:]
+        for case in failures:
+            origin = None if cases.root.whole is None else cases.root.whole.origin
+            if case.around is cases.root and origin is not None:
+                self.scope.doom(origin[0], origin[1][case.number], str(case.error))
+        return True
+
+    def _split(self, names: Sequence[str], live: Callable[[], Sequence[str]]) -> list[Case]:
+        """Return the cases of a node that reads these names. Where they are too many, cases whose
+        values have the same ranks are made one before. Raises Unsupported where that does not do.
+        """
+        assert self._cases is not None
+        try:
+            return self._cases.split_members(names, self._values)
+        except Unsupported:
+            if self._cases.at is not self._cases.root or not self._cases.root.inner:
+                raise
+            needed = live()
+            if not self._cases.are_few(needed, self._values):
+                raise
+        self._end(needed)
+        self._cases = Cases(self.scope)
+        return self._cases.split_members(names, self._values)
+
+    def _end(self, live: Sequence[str]) -> None:
+        """End the cases; of the values under these names, those of several ranks are members of one
+        sum then."""
+        assert self._cases is not None
+        cases, self._cases = self._cases, None
+        self.ranked.clear()
+        self.put(cases.end(live, self._values))
+
+    def _have_failed(self) -> bool:
+        """Whether there are cases, and a node could be imported in none of them."""
+        return self._cases is not None and not self._cases.root.leaves()
+
+    def try_end(self, live: Callable[[], Sequence[str]]) -> None:
+        """End the cases, if there are any, where all values that are read later have one rank."""
+        if self._cases is None or self._cases.at is not self._cases.root or self._have_failed():
+            return
+        needed = live()
+        if self._cases.are_one(needed, self._values):
+            self._end(needed)
+
+    def finish(self, names: Sequence[str]) -> None:
+        """End the cases; those of the outputs `names` that have several ranks are members of one
+        sum then. Raises Unsupported for too many combinations, and, without words, where no case is
+        left: that has been noted.
+        """
+        if self._have_failed():
+            raise Unsupported("")
+        outputs = [n for n in dict.fromkeys(names) if n in self.ranked]
+        values = [self._values[name] for name in outputs]
+        wholes = {id(v.whole) for v in values if isinstance(v, Member)}
+        cases, self._cases = self._cases, None
+        if not outputs or (len(wholes) == 1 and all(isinstance(v, Member) for v in values)):
+            return
+        cases = cases or Cases(self.scope)
+        cases.split_members(outputs, self._values)
+        self.put(cases.end(outputs, self._values))

@@ -1,0 +1,241 @@
+"""Convolutions and pooling over one to three axes, which all formats have.
+
+A format reads its attributes into a `Window`, whose padding is resolved, and names its layout; what
+stands here makes the operators of Relay of it. Padding that is symbolic becomes an operator of its
+own before them. A convolution over one axis is one over two, of height 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+
+from ekiden.frontend.common.combined import neutral
+from ekiden.frontend.common.node import AttributeNode, Node
+from ekiden.frontend.common.value import constant
+from ekiden.frontend.common.windows import Window, padded, taps
+from ekiden.relay import op
+from ekiden.relay.expr import Constant, Expr, const
+from ekiden.topi.shape import Dim, Shape, as_dim, known
+
+LAYOUTS = ("NCW", "NCHW", "NCDHW")
+"""Those of Relay's operators over one axis, two and three, which formats have that name none."""
+_POOLS: Mapping[str, Sequence[Callable[..., Expr]]] = {
+    "max": (op.nn.max_pool1d, op.nn.max_pool2d, op.nn.max_pool3d),
+    "avg": (op.nn.avg_pool1d, op.nn.avg_pool2d, op.nn.avg_pool3d),
+}
+_CONVOLUTIONS = (op.nn.conv2d, op.nn.conv3d)
+_TRANSPOSED = (op.nn.conv2d_transpose, op.nn.conv3d_transpose)
+
+
+def first_of(layout: str) -> int:
+    """Return the first spatial axis of a layout."""
+    return 1 if layout.endswith("C") else 2
+
+
+# Pooling.
+
+
+def pooled(kind: str, data: Expr, window: Window, layout: str = "", **options: bool) -> Expr:
+    """Return the pooling "max" or "avg" of a window of known padding."""
+    rank = len(window.strides)
+    assert window.padding is not None, "data have symbolic padding beforehand"
+    return _POOLS[kind][rank - 1](
+        data, pool_size=window.kernel, strides=window.strides, dilation=window.dilations,
+        padding=window.padding, layout=layout or LAYOUTS[rank - 1], **options,
+    )  # fmt: skip
+
+
+def max_pooled(
+    node: Node, data: Expr, window: Window, layout: str = "", ceil_mode: bool = False
+) -> Expr:
+    """Return the largest element of each window."""
+    if window.padding is None:
+        lowest: float = neutral("maximum", node.typed(data).dtype)  # type: ignore[assignment]
+        data = padded(node, data, window, lowest, first_of(layout))
+        window = window.unpadded()
+    return pooled("max", data, window, layout, ceil_mode=ceil_mode)
+
+
+def averaged(
+    node: Node, data: Expr, window: Window, layout: str = "", counts_padding: bool = False,
+    ceil_mode: bool = False,
+) -> Expr:  # fmt: skip
+    """Return the mean of each window: of what is data of it, or with its padding. Means of data
+    that are padded beforehand are divided by how much of each window is data.
+    """
+    if window.padding is not None:
+        return pooled(
+            "avg", data, window, layout, ceil_mode=ceil_mode, count_include_pad=counts_padding
+        )
+
+    def means(source: Expr) -> Expr:
+        wide = padded(node, source, window, 0, first_of(layout))
+        return pooled("avg", wide, window.unpadded(), layout, count_include_pad=True)
+
+    if counts_padding:
+        return means(data)
+    kind, first = node.typed(data), first_of(layout)
+    axes = range(first, first + len(window.strides))
+    extents = [d if axis in axes else 1 for axis, d in enumerate(kind.shape)]
+    return op.divide(means(data), means(op.full(const(1, kind.dtype), extents, dtype=kind.dtype)))
+
+
+def first_maxima(
+    node: Node, data: Expr, window: Window, counts: Shape, first: int = 2
+) -> list[Expr]:
+    """Return the place along each axis, from the axis `first` on, of the first of the largest
+    elements of every window, as int64; of a window that holds nothing but the lowest number, as its
+    border does, the first that is of the data. `counts` are how many windows each axis has.
+    """
+    kind, rank = node.typed(data), len(counts)
+    extents = kind.shape[first : first + rank]
+    window = window.reaching(extents, counts)
+    lowest: float = neutral("maximum", kind.dtype)  # type: ignore[assignment]
+    wide = padded(node, data, window, lowest, first)
+    stacked = op.stack(list(taps(wide, window, counts, first)), axis=0)
+    best = op.cast(op.argmax(stacked, axis=0), "int64")
+    numbers = np.array(list(np.ndindex(*window.kernel)), np.int64)  # [taps, axes]
+    starts, places = [], list[Expr]()
+    rows = zip(counts, window.strides, window.before, window.dilations, strict=True)
+    for axis, (count, stride, before, dilation) in enumerate(rows):
+        steps = op.multiply(op.arange(0, count, 1, "int64"), const(stride, "int64"))
+        start = along(op.subtract(steps, node.scope.scalar(as_dim(before))), rank - 1 - axis)
+        starts.append(start)
+        places.append(op.add(start, op.take(const(numbers[:, axis] * dilation), best, axis=0)))
+    if any(known(side) != 0 for side in (*window.before, *window.after)):
+        return _inside(node, places, extents, starts, window)
+    return places
+
+
+def along(vector: Expr, later: int) -> Expr:
+    """Return a vector along an axis that so many others follow."""
+    return op.expand_dims(vector, axis=1, num_newaxis=later) if later else vector
+
+
+def _inside(
+    node: Node, places: Sequence[Expr], extents: Shape, starts: Sequence[Expr], window: Window
+) -> list[Expr]:
+    """Return places of the data: of a window whose place is none, the first that it has."""
+    zero = const(0, "int64")
+    inside = reduce(op.logical_and, [
+        op.logical_and(op.greater_equal(place, zero), op.less(place, node.scope.scalar(extent)))
+        for place, extent in zip(places, extents, strict=True)
+    ])  # fmt: skip
+    chosen: list[Expr] = []
+    rows = zip(places, starts, window.kernel, window.dilations, strict=True)
+    for place, start, size, dilation in rows:
+        step = const(dilation, "int64")
+        skipped = op.maximum(op.negative(op.floor_divide(start, step)), zero)
+        nearest = op.multiply(op.minimum(skipped, const(size - 1, "int64")), step)
+        chosen.append(op.where(inside, place, op.add(start, nearest)))
+    return chosen
+
+
+def flat_places(node: Node, places: Sequence[Expr], extents: Shape) -> Expr:
+    """Return places along axes as places in all of them, the last of which varies fastest."""
+    flat: Expr = const(0, "int64")
+    for place, extent in zip(places, extents, strict=True):
+        flat = op.add(op.multiply(flat, node.scope.scalar(extent)), place)
+    return flat
+
+
+# Convolutions.
+
+
+def convolved(
+    node: Node, data: Expr, weight: Expr, window: Window, *, groups: int = 1,
+    channels: int | None = None, layouts: tuple[str, str] | None = None, bias: Expr | None = None,
+    output_padding: Sequence[int] | None = None, conv2d: Callable[..., Expr] | None = None,
+) -> Expr:  # fmt: skip
+    """Return a convolution, or with `output_padding` a transposed one.
+
+    Args:
+        data: [batch, channels, *spatial], unless layouts say otherwise.
+        weight: [channels, inputs / groups, *kernel]; of a transposed one [inputs, ...].
+        channels: those of the result; None where the weight says them to the run.
+        layouts: of the data and of the weight, over two or three axes.
+        bias: added to the channels of the axis 1.
+        conv2d: what takes the place of nn.conv2d over one or two axes.
+    """
+    if window.padding is None:
+        data = padded(node, data, window, 0, first_of(layouts[0]) if layouts else 2)
+        window = window.unpadded()
+    is_line = len(window.strides) == 1
+    if is_line:
+        window, data = window.with_height(), op.expand_dims(data, axis=2)
+        weight = _with_height(weight)
+    at, options = len(window.strides) - 2, dict[str, object]()
+    function: Callable[..., Expr] = _CONVOLUTIONS[at]
+    if conv2d is not None and at == 0:
+        function = conv2d
+    if output_padding is not None:
+        function = _TRANSPOSED[at]
+        options["output_padding"] = (0, *output_padding) if is_line else tuple(output_padding)
+    if layouts is not None:
+        options["data_layout"], options["kernel_layout"] = layouts
+    made = function(
+        data, weight, strides=window.strides, padding=window.padding, dilation=window.dilations,
+        groups=groups, channels=channels, kernel_size=window.kernel if window.is_known else None,
+        **options,
+    )  # fmt: skip
+    made = made if bias is None else op.nn.bias_add(made, bias, axis=1)
+    return op.squeeze(made, axis=[2]) if is_line else made
+
+
+def _with_height(weight: Expr) -> Expr:
+    """Return a weight [out, in, width] as [out, in, 1, width]; of a constant a view."""
+    if not isinstance(weight, Constant):
+        return op.expand_dims(weight, axis=2)
+    view = constant(weight.data[:, :, None, :]).expr
+    assert view is not None, "a constant has an expression"
+    return view
+
+
+def convolved_back(
+    node: Node, data: Expr, weight: Expr, window: Window, wanted: Sequence[Dim], layout: str,
+    is_same: bool,
+) -> Expr:  # fmt: skip
+    """Return the transposed convolution whose result has the spatial extents `wanted`: what a
+    convolution of it would have padded is cut off, by the window or with `is_same` by what there
+    is too much; what that would not have reached is added behind. weight: [inputs, channels,
+    *kernel]. Raises Unsupported where extents are symbolic, or the result does not follow.
+    """
+    first, rank = first_of(layout), len(window.strides)
+    shape = node.typed(data).shape
+    extents = [known(d) for d in shape[first : first + rank]]
+    sizes, reach = [known(d) for d in wanted], [known(r) for r in window.reach]
+    before, after, more = [], [], []
+    for at, (extent, size, span, step) in enumerate(
+        zip(extents, sizes, reach, window.strides, strict=True)
+    ):
+        if extent is None or size is None or span is None:
+            node.unsupported("the image and the output must have known extents but for the batch")
+        spare = (extent - 1) * step + span - size
+        low, high = known(window.before[at]) or 0, known(window.after[at]) or 0
+        if is_same:
+            low, high = max(spare, 0) // 2, max(spare, 0) - max(spare, 0) // 2
+        before.append(low)
+        after.append(high)
+        more.append(low + high - spare)
+    if any(not 0 <= extra < step for extra, step in zip(more, window.strides, strict=True)):
+        node.unsupported(f"the output shape {tuple(wanted)} does not follow from the input")
+    window = replace(window, before=tuple(before), after=tuple(after))
+    is_last, ends = first == 1, rank + 1
+    channels = known(node.typed(weight).shape[1])
+    made = convolved(
+        node, op.transpose(data, (0, ends, *range(1, ends))) if is_last else data, weight, window,
+        channels=channels, output_padding=more,
+    )  # fmt: skip
+    return op.transpose(made, (0, *range(2, ends + 1), 1)) if is_last else made
+
+
+def known_weight(node: AttributeNode, index: int, rank: int) -> tuple[int, ...]:
+    """Return the shape of a weight. Raises Unsupported where it is open, or of another rank."""
+    shape = [known(d) for d in node.shape(index)]
+    if len(shape) != rank or None in shape:
+        node.unsupported(f"the weight{node.of_input(index)} must have {rank} known extents")
+    return tuple(d for d in shape if d is not None)

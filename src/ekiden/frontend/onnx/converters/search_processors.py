@@ -1,0 +1,137 @@
+"""Changes of the scores of tokens that few text searches ask for: a temperature, penalties of
+tokens that a user marks, Whisper's rules of timestamps, and tokens that are decided beforehand.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ekiden.frontend.onnx.converters.search_scores import LOWEST, Processor, Search
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.runtime.lazy_dataclass import dataclass
+
+MAX_FIRST_TIMESTAMP = 50
+"""The highest number of the first timestamp of a text, counted from the one of 0 seconds: 1 s."""
+
+
+def tempered(temperature: Expr) -> Processor:
+    """Return the processor that divides scores by a temperature, a float32 scalar; one that is not
+    above 0 changes nothing."""
+
+    def process(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+        is_set = op.greater(temperature, const(np.float32(0)))
+        return op.divide(scores, op.where(is_set, temperature, const(np.float32(1))))
+
+    return process
+
+
+def less_present(mask: Expr, penalty: float) -> Processor:
+    """Return the processor that subtracts a penalty from the scores of the tokens that a mask
+    marks: int32 [batch, vocabulary]."""
+
+    def process(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+        less = op.multiply(op.cast(mask, "float32"), const(np.float32(penalty)))
+        return op.subtract(scores, search.expanded(less))
+
+    return process
+
+
+def forced(tokens: Expr) -> Processor:
+    """Return the processor under which the first tokens behind the prompt are these: int32
+    [batch, count]; from one below 0 on, those of its text are free."""
+
+    def process(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+        scope = search.node.scope
+        zero, free = const(np.int32(0)), const(np.int32(-1))
+        places = op.expand_dims(search.places(scope.typed(tokens).shape[1]), axis=0)
+        now = op.subtract(length, scope.scalar(search.prompt))
+        is_end = op.logical_and(op.less(tokens, zero), op.less_equal(places, now))
+        here = op.where(op.equal(places, now), tokens, free)
+        chosen: Expr = op.max(here, axis=[1], keepdims=True)
+        chosen = op.where(op.any(is_end, axis=[1], keepdims=True), free, chosen)
+        chosen = search.expanded(chosen)
+        is_it = op.equal(const(np.arange(search.vocabulary, dtype=np.int32)[None]), chosen)
+        alone = op.where(is_it, const(np.float32(0)), const(np.float32(LOWEST)))
+        return op.where(op.any(is_it, axis=[1], keepdims=True), alone, scores)
+
+    return process
+
+
+@dataclass(frozen=True, slots=True)
+class Timestamps:
+    """Whisper's rules of timestamps, the tokens from `first` on: they come in pairs around each
+    part of a text, grow, and are chosen where all of them are likelier than any other token.
+
+    unwanted: tokens that are never chosen. unwanted_later: those that are not behind the first
+    timestamp. is_wanted: whether the rules hold, a scalar of bool; None for yes.
+    """
+
+    first: int
+    unwanted: tuple[int, ...]
+    unwanted_later: tuple[int, ...]
+    is_wanted: Expr | None
+
+    def __call__(self, search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+        """Return the scores under the rules, as `processed` has them."""
+        ruled = self._by_likelihood(search, self._by_rules(search, scores, texts, length))
+        return ruled if self.is_wanted is None else op.where(self.is_wanted, ruled, scores)
+
+    def _by_rules(self, search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+        """Return scores without the tokens that may not follow the texts."""
+        one, two = const(np.int64(1)), const(np.int64(2))
+        first = const(np.int32(self.first))
+        places = op.expand_dims(search.places(search.limit), axis=0)
+        is_time = op.logical_and(op.greater_equal(texts, first), op.less(places, length))
+        before = op.where(is_time, places, length)
+        begin = op.minimum(op.add(op.min(before, axis=[1], keepdims=True), one), length)
+        is_later = op.greater(length, begin)
+        last_is_time = self._is_time_at(search, is_time, op.subtract(length, one))
+        pair_is_full = op.logical_or(
+            op.logical_not(is_later), self._is_time_at(search, is_time, op.subtract(length, two))
+        )
+        tokens = np.arange(search.vocabulary)[None]
+        times, words = const(tokens >= self.first), const(tokens < search.end)
+        is_out: Expr = const(np.isin(tokens, self.unwanted))
+        later = op.logical_and(const(np.isin(tokens, self.unwanted_later)), is_later)
+        pair = op.logical_and(op.logical_and(last_is_time, pair_is_full), times)
+        open_pair = op.logical_and(last_is_time, op.logical_not(pair_is_full))
+        half = op.logical_and(open_pair, words)
+        past = op.logical_and(times, self._is_past(search, texts, is_time, open_pair))
+        too_late = const(tokens > self.first + MAX_FIRST_TIMESTAMP)
+        late = op.logical_and(op.logical_not(is_later), too_late)
+        for rule in (later, pair, half, past, late):
+            is_out = op.logical_or(is_out, rule)
+        return op.where(is_out, const(np.float32(LOWEST)), scores)
+
+    def _is_time_at(self, search: Search, is_time: Expr, place: Expr) -> Expr:
+        """Return whether there is a timestamp at a place of each text: bool [rows, 1]."""
+        is_here = op.equal(op.expand_dims(search.places(search.limit), axis=0), place)
+        return op.any(op.logical_and(is_time, is_here), axis=[1], keepdims=True)
+
+    def _is_past(self, search: Search, texts: Expr, is_time: Expr, open_pair: Expr) -> Expr:
+        """Return which tokens are before the last timestamp of each text, or are it unless it
+        begins a pair: bool [rows, vocabulary]."""
+        places = op.expand_dims(search.places(search.limit), axis=0)
+        last = op.max(op.where(is_time, places, const(np.int64(-1))), axis=[1], keepdims=True)
+        is_last = op.logical_and(is_time, op.equal(places, last))
+        token = op.max(op.where(is_last, texts, const(np.int32(-1))), axis=[1], keepdims=True)
+        least = op.where(open_pair, token, op.add(token, const(np.int32(1))))
+        return op.less(const(np.arange(search.vocabulary, dtype=np.int32)[None]), least)
+
+    def _by_likelihood(self, search: Search, scores: Expr) -> Expr:
+        """Return scores of timestamps alone where these are likelier than any other token."""
+        lowest = const(np.float32(LOWEST))
+        tokens = np.arange(search.vocabulary)
+        times = op.take(scores, const(tokens[self.first :]), axis=1)
+        highest = op.max(times, axis=[1], keepdims=True)
+        shares = op.exp(op.subtract(times, highest))
+        shares = op.where(op.greater(times, lowest), shares, const(np.float32(0)))
+        total = op.sum(shares, axis=[1], keepdims=True)
+        all_times = op.where(
+            op.greater(total, const(np.float32(0))), op.add(op.log(total), highest), lowest
+        )
+        words = op.take(scores, const(tokens[: self.first]), axis=1)
+        is_time = op.greater(all_times, op.max(words, axis=[1], keepdims=True))
+        is_word = const((tokens < self.first)[None])
+        return op.where(op.logical_and(is_time, is_word), lowest, scores)
