@@ -1,26 +1,19 @@
 #!/usr/bin/env python3
-"""Write docs/operators.md from the declarations of the operators.
-
-scripts/generate_operators.py           write the page
-scripts/generate_operators.py --check   write nothing; fail if the page is out of date
-"""
+"""Print the page of the site that describes the operators, made of their declarations."""
 
 import ast
 import inspect
 import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OPS, OpDef
 from ekiden.relay.op._document import fields, signature
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/operators.md"
 HEAD = """# Operators
 
-Generated from the declarations in `src/ekiden/relay/op` by `scripts/generate_operators.py`.
-Do not edit.
+Made of the declarations in `src/ekiden/relay/op` by `scripts/generate_operators.py`.
 
 A call in Relay text is `name(arguments, attribute=value, ...)`; in Python, the function of that
 name in `ekiden.relay.op` (`relay.op.nn.dense(data, weight, units=10)`). An attribute without a
@@ -107,7 +100,7 @@ def section(definition: OpDef) -> Iterator[str]:
 
 
 def page() -> str:
-    """The whole page: families in order of their names, operators too."""
+    """Return the text of the page: families in order of their names, operators too."""
     families: dict[str, list[OpDef]] = {}
     for name in sorted(OPS):
         families.setdefault(name.rpartition(".")[0], []).append(OPS[name])
@@ -118,17 +111,5 @@ def page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def main() -> int:
-    """Write or check the page."""
-    text = page()
-    if "--check" not in sys.argv:
-        PAGE.write_text(text)
-        return 0
-    if PAGE.exists() and PAGE.read_text() == text:
-        return 0
-    print(f"{PAGE.name} is out of date: run scripts/generate_operators.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.stdout.write(page())

@@ -1,12 +1,32 @@
-"""What generators of files share: write what they make, or say that it is out of date."""
+"""Files and pages that programs make.
+
+Files are written, or said to be out of date; pages are made when the site is built, and are no
+files.
+"""
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = {
+    "scripts/generate_operators.py": "operators.md",
+    "scripts/generate_float_rewrites.py": "float-rewrites.md",
+    "scripts/generate_relay_coverage.py": "relay-coverage.md",
+}
+"""Generator -> the page of the site that its function `page` makes. Other pages link to the
+generator, which is what the repository has; the site leads such links to the page."""
+
+
+@cache
+def page_text(generator: str) -> str:
+    """Return the text of the page that a generator of PAGES makes."""
+    text: str = runpy.run_path(str(ROOT / generator))["page"]()
+    return text
 
 
 def write_or_check(made: Mapping[Path, str], script: str) -> int:

@@ -2,6 +2,7 @@
 
 - pages of the API, `api/NAME.md` in the table of contents, are made of the module's docstrings;
 - pages that lie at the root or elsewhere keep lying there (PLACES);
+- pages that a program makes are made (`generated_files.PAGES`);
 - notebooks are run, and shown with their outputs;
 - a file of the repository that a page links to is shown on a page of its own, under source/.
 """
@@ -24,6 +25,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import generated_files  # noqa: E402
 import notebook_cells  # noqa: E402
 
 PLACES = {
@@ -122,7 +124,7 @@ def target(link: str, page: str) -> str | None:
 
 def page_of(path: str) -> str:
     """Where a file of the repository outside of docs/ stands on the site."""
-    return PLACES.get(path, f"source/{path}.md")
+    return PLACES.get(path) or generated_files.PAGES.get(path) or f"source/{path}.md"
 
 
 def linked(text: str, source: str) -> set[str]:
@@ -160,12 +162,15 @@ def texts(files: Files) -> Iterator[tuple[str, str]]:
     for name in PLACES:
         if (ROOT / name).exists():
             yield name, (ROOT / name).read_text(encoding="utf-8")
+    for generator, place in generated_files.PAGES.items():
+        yield f"docs/{place}", generated_files.page_text(generator)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put pages that the table of contents does not name at its end."""
     there = [str(page.relative_to(ROOT / "docs")) for page in sorted(ROOT.glob("docs/**/*.md"))]
     there += [place for source, place in PLACES.items() if (ROOT / source).exists()]
+    there += generated_files.PAGES.values()
     named = set(navigated(config.nav))
     (last,) = config.nav[-1].values()
     last.extend(page for page in there if page not in named)
@@ -176,11 +181,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are no files of docs/."""
     made: dict[str, str] = {}
     for source, text in texts(files):
-        for path in linked(text, source) - set(PLACES):
+        for path in linked(text, source) - set(PLACES) - set(generated_files.PAGES):
             whole = ROOT / path
             made[page_of(path)] = folder_page(path) if whole.is_dir() else source_page(path)
         if source in PLACES:
             made[PLACES[source]] = moved(text, source, PLACES[source])
+        if (place := source.removeprefix("docs/")) in generated_files.PAGES.values():
+            made[place] = moved(text, source, place)
     for name in navigated(config.nav):
         if name.startswith("api/") and name != "api/index.md":
             module = name.removeprefix("api/").removesuffix(".md")

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "driver_blocks.h"
 #include "driver_cache.h"
 #include "driver_log.h"
 #include "driver_spirv.h"
@@ -22,8 +23,7 @@
 enum { EK_OPENCL_TYPE = 4, MAX_PLATFORMS = 16, MAX_DEVICES = 16, PAGE = 4096 };
 
 typedef struct block {
-  uintptr_t begin;             /* of its addresses */
-  size_t size;
+  driver_range range;          /* of its addresses */
   cl_mem memory;
 } block;
 
@@ -31,8 +31,7 @@ typedef struct device_state {
   cl_device_id id;
   cl_context context;          /* NULL until it is first used */
   cl_command_queue queue;      /* in order; its commands are timed */
-  block *blocks;               /* by address */
-  size_t n_blocks, capacity;
+  driver_blocks blocks;
 } device_state;
 
 static const ek_driver_host *host;
@@ -216,52 +215,20 @@ static int device_attribute(ek_device device, int32_t which, int64_t *number, ch
 
 /* Memory --------------------------------------------------------------------------------------- */
 
-/* The number of the first block that begins behind an address. Under the lock. Blocks are sorted
-** and do not overlap, as each has pages of its own: two comparisons decide. */
-static size_t block_behind(const device_state *state, uintptr_t address) {
-  size_t low = 0, high = state->n_blocks;
-  while (low < high) {
-    size_t middle = low + (high - low) / 2;
-    if (state->blocks[middle].begin <= address) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
-
 /* The block that holds 'size' bytes from an address on; its memory is retained. 0 or -1. */
 static int find_memory(ek_device device, device_state *state, const void *at, size_t size,
                        cl_mem *memory, size_t *offset) {
-  uintptr_t address = (uintptr_t)at;
-  bool found = false;
   pthread_mutex_lock(&lock);
-  size_t behind = block_behind(state, address);
-  if (behind != 0) {
-    const block *b = &state->blocks[behind - 1];
-    *offset = address - b->begin;
-    found = *offset <= b->size && size <= b->size - *offset;
-    if (found) *memory = b->memory;
-    if (found) cl.clRetainMemObject(b->memory);
+  const block *b = (const block *)driver_block_of(&state->blocks, sizeof *b, at, size);
+  if (b != NULL) {
+    *offset = (uintptr_t)at - b->range.begin;
+    *memory = b->memory;
+    cl.clRetainMemObject(b->memory);
   }
   pthread_mutex_unlock(&lock);
-  if (found) return 0;
+  if (b != NULL) return 0;
   return host->error("DeviceError", "opencl(%d): %zu bytes at %p are no memory of the device",
                      device.id, size, at);
-}
-
-/* Under the lock. */
-static bool add_block(device_state *state, block made) {
-  if (state->n_blocks == state->capacity) {
-    size_t capacity = 2 * state->capacity + 64;
-    block *larger = realloc(state->blocks, capacity * sizeof *larger);
-    if (larger == NULL) return false;
-    state->blocks = larger;
-    state->capacity = capacity;
-  }
-  size_t at = block_behind(state, made.begin);
-  memmove(&state->blocks[at + 1], &state->blocks[at], (state->n_blocks - at) * sizeof made);
-  state->blocks[at] = made;
-  state->n_blocks++;
-  return true;
 }
 
 /* At least one page more than the bytes fill, so that an address at the end is still this block's:
@@ -286,7 +253,8 @@ static int device_alloc(ek_device device, size_t size, size_t alignment, const c
       cl.clCreateBuffer(state->context, CL_MEM_READ_WRITE, size == 0 ? 1 : size, NULL, &code);
   if (code == CL_SUCCESS) {
     pthread_mutex_lock(&lock);
-    bool added = add_block(state, (block){(uintptr_t)range, size, memory});
+    block made = {{(uintptr_t)range, size}, memory};
+    bool added = driver_block_add(&state->blocks, sizeof made, &made.range);
     pthread_mutex_unlock(&lock);
     *out = range;
     if (added) return 0;
@@ -302,19 +270,13 @@ static int device_alloc(ek_device device, size_t size, size_t alignment, const c
 /* Commands that are queued keep what they use. */
 static void device_free(ek_device device, void *data, size_t size) {
   device_state *state = &devices[device.id];
-  cl_mem memory = NULL;
+  block gone;
   if (is_forked) return; /* the lock may be held by a thread that is not here */
   pthread_mutex_lock(&lock);
-  size_t behind = block_behind(state, (uintptr_t)data);
-  if (behind != 0 && state->blocks[behind - 1].begin == (uintptr_t)data) {
-    memory = state->blocks[behind - 1].memory;
-    memmove(&state->blocks[behind - 1], &state->blocks[behind],
-            (state->n_blocks - behind) * sizeof *state->blocks);
-    state->n_blocks--;
-  }
+  bool is_known = driver_block_remove(&state->blocks, sizeof gone, data, &gone.range);
   pthread_mutex_unlock(&lock);
-  if (memory == NULL) return;
-  cl.clReleaseMemObject(memory);
+  if (!is_known) return;
+  cl.clReleaseMemObject(gone.memory);
   munmap(data, range_of(size));
 }
 

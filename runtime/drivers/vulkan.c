@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "driver_blocks.h"
 #include "driver_spirv.h"
 #include "vulkan_api.h"
 
@@ -34,8 +35,7 @@ enum {
 };
 
 typedef struct block {
-  uint64_t begin;              /* its address on the device */
-  size_t size;
+  driver_range range;          /* of its addresses on the device */
   vk_handle buffer, memory;
   unsigned char *mapped;       /* NULL where the host does not see it */
 } block;
@@ -61,8 +61,7 @@ typedef struct device_state {
   int current;
   block arguments, staging;
   uint64_t n_events;
-  block *blocks;               /* by address */
-  size_t n_blocks, capacity;
+  driver_blocks blocks;
   pthread_mutex_t lock;        /* guards all of the above */
 } device_state;
 
@@ -115,7 +114,7 @@ static vk_result new_block(const device_state *state, size_t size, bool is_host,
   bool shares = state->properties.type == VK_TYPE_CPU || state->properties.type == VK_TYPE_INTEGRATED;
   const uint32_t wanted[] = {is_host ? HOST : shares ? HOST | VK_MEMORY_DEVICE_LOCAL : VK_MEMORY_DEVICE_LOCAL,
                              is_host ? HOST : VK_MEMORY_DEVICE_LOCAL, 0};
-  block made = {.size = size};
+  block made = {.range.size = size};
   vk_buffer_info about = {.kind = VK_BUFFER_CREATE_INFO, .size = size < 16 ? 16 : size,
                           .use = VK_USE_STORAGE | VK_USE_TRANSFER_SOURCE | VK_USE_TRANSFER_TARGET |
                                  VK_USE_ADDRESS};
@@ -138,7 +137,7 @@ static vk_result new_block(const device_state *state, size_t size, bool is_host,
     made.mapped = mapped;
   }
   if (code == VK_SUCCESS) {
-    made.begin = vk.vkGetBufferDeviceAddress(
+    made.range.begin = (uintptr_t)vk.vkGetBufferDeviceAddress(
         state->device, &(vk_address_info){VK_BUFFER_DEVICE_ADDRESS_INFO, NULL, made.buffer});
     *out = made;
   } else {
@@ -147,40 +146,12 @@ static vk_result new_block(const device_state *state, size_t size, bool is_host,
   return code;
 }
 
-/* The number of the first block that begins behind an address. Under the lock, as all below. */
-static size_t block_behind(const device_state *state, uint64_t address) {
-  size_t low = 0, high = state->n_blocks;
-  while (low < high) {
-    size_t middle = low + (high - low) / 2;
-    if (state->blocks[middle].begin <= address) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
-
-/* The block that holds 'size' bytes from an address on, or NULL with an error. */
+/* The block that holds 'size' bytes from an address on, or NULL with an error. Under the lock. */
 static const block *find_block(ek_device device, const device_state *state, const void *at, size_t size) {
-  uint64_t address = (uintptr_t)at;
-  size_t behind = block_behind(state, address);
-  const block *b = behind == 0 ? NULL : &state->blocks[behind - 1];
-  if (b != NULL && address - b->begin <= b->size && size <= b->size - (address - b->begin)) return b;
+  const block *b = (const block *)driver_block_of(&state->blocks, sizeof *b, at, size);
+  if (b != NULL) return b;
   host->error("DeviceError", "vulkan(%d): %zu bytes at %p are no memory of the device", device.id, size, at);
   return NULL;
-}
-
-static bool add_block(device_state *state, block made) {
-  if (state->n_blocks == state->capacity) {
-    size_t capacity = 2 * state->capacity + 64;
-    block *larger = realloc(state->blocks, capacity * sizeof *larger);
-    if (larger == NULL) return false;
-    state->blocks = larger;
-    state->capacity = capacity;
-  }
-  size_t at = block_behind(state, made.begin);
-  memmove(&state->blocks[at + 1], &state->blocks[at], (state->n_blocks - at) * sizeof made);
-  state->blocks[at] = made;
-  state->n_blocks++;
-  return true;
 }
 
 /* Commands ------------------------------------------------------------------------------------- */
@@ -380,11 +351,11 @@ static int device_alloc(ek_device device, size_t size, size_t alignment, const c
   device_state *state = locked(device);
   if (state == NULL) return -1;
   vk_result code = new_block(state, size, false, &made);
-  if (code == VK_SUCCESS && !add_block(state, made)) {
+  if (code == VK_SUCCESS && !driver_block_add(&state->blocks, sizeof made, &made.range)) {
     release(state, &made);
     code = VK_OUT_OF_HOST_MEMORY;
   }
-  if (code == VK_SUCCESS) *out = (void *)(uintptr_t)made.begin;
+  if (code == VK_SUCCESS) *out = (void *)made.range.begin;
   snprintf(doing, sizeof doing, "allocate %zu bytes", size);
   return unlocked(state, device, doing, code);
 }
@@ -395,13 +366,9 @@ static void device_free(ek_device device, void *data, size_t size) {
   (void)size;
   if (is_forked) return; /* the lock may be held by a thread that is not here */
   pthread_mutex_lock(&state->lock);
-  size_t behind = block_behind(state, (uintptr_t)data);
-  if (behind != 0 && state->blocks[behind - 1].begin == (uintptr_t)data) {
-    block gone = state->blocks[behind - 1];
+  block gone;
+  if (driver_block_remove(&state->blocks, sizeof gone, data, &gone.range)) {
     finish(state);
-    memmove(&state->blocks[behind - 1], &state->blocks[behind],
-            (state->n_blocks - behind) * sizeof *state->blocks);
-    state->n_blocks--;
     release(state, &gone);
   }
   pthread_mutex_unlock(&state->lock);
@@ -448,7 +415,7 @@ static int copy_one(ek_device device, void *to, const void *from, size_t size, b
     pthread_mutex_unlock(&state->lock);
     return -1;
   }
-  size_t place = (uintptr_t)at - b->begin;
+  size_t place = (uintptr_t)at - b->range.begin;
   vk_result code = copy_host(state, b, place, is_to_device ? NULL : to, is_to_device ? from : NULL, size);
   return unlocked(state, device, is_to_device ? "copy from the host" : "copy to the host", code);
 }
@@ -462,8 +429,8 @@ static int copy_inside(ek_device device, void *to, const void *from, size_t size
     pthread_mutex_unlock(&state->lock);
     return -1;
   }
-  vk_result code = copy_buffers(state, source->buffer, (uintptr_t)from - source->begin, target->buffer,
-                                (uintptr_t)to - target->begin, size);
+  vk_result code = copy_buffers(state, source->buffer, (uintptr_t)from - source->range.begin, target->buffer,
+                                (uintptr_t)to - target->range.begin, size);
   if (code == VK_SUCCESS) code = finish(state);
   return unlocked(state, device, "copy", code);
 }
@@ -690,7 +657,7 @@ static int device_launch(ek_device device, void *stream, void *kernel, const ek_
   slot *s = next_command(state, bytes, &code);
   if (s != NULL) {
     size_t at = (size_t)(s - state->slots) * SLOT_BYTES + s->used;
-    uint64_t *words = (uint64_t *)(void *)(state->arguments.mapped + at), place = state->arguments.begin + at;
+    uint64_t *words = (uint64_t *)(void *)(state->arguments.mapped + at), place = state->arguments.range.begin + at;
     for (int i = 0; i < AXES; i++) words[i] = (uint64_t)launch->blocks[i];
     for (int32_t i = 0; i < launch->n_args; i++) {
       const ek_launch_arg *arg = &launch->args[i];

@@ -1,16 +1,5 @@
-"""Fixtures of the driver's tests."""
+"""The compiled model that tests of the compiler share."""
 
-from pathlib import Path
+from onnx_files import artifact
 
-import pytest
-from onnx_files import model
-
-import ekiden
-
-
-@pytest.fixture(scope="session")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A compiled file of the small model."""
-    path = tmp_path_factory.mktemp("artifact") / "small.eki"
-    ekiden.compile(model()).save(path)
-    return path
+__all__ = ["artifact"]

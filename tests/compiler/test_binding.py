@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx_files import arguments, expected, model
 
 import ekiden
 from ekiden import frontend, relay, runtime
@@ -20,6 +19,7 @@ from ekiden.ir.instrument import DumpIR
 from ekiden.runtime.debug.stepping import Stepper
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.executable.outputs import write_results
+from onnx_files import arguments, expected, model
 
 pytestmark = pytest.mark.quick
 

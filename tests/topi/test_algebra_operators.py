@@ -12,11 +12,11 @@ import test_detection_operators
 import test_elementwise_operators
 import test_movement_operators
 import test_network_operators
-from topi_cases import BACKENDS, Array, Case, case, check, every_backend, integers, normal
 
 import ekiden
 from ekiden import te, topi
 from long_runs import share
+from topi_cases import BACKENDS, Array, Case, case, check, every_backend, integers, normal
 
 ROOT = Path(__file__).parents[2]
 
@@ -336,8 +336,8 @@ ELSEWHERE = {
     "sparse.sparse_conv2d": "tests/relay/op/test_sparse.py",
     "nn.bitpack": "tests/relay/op/test_bits.py",
     **{f"linalg.{name}": "tests/relay/op/inventory_cases.py" for name in topi.linalg.__all__},
-    "nn.winograd_conv2d": "tests/topi/test_winograd.py",
-    "nn.winograd_weight": "tests/topi/test_winograd.py",
+    "nn.winograd_conv2d": "tests/kernels/test_winograd.py",
+    "nn.winograd_weight": "tests/kernels/test_winograd.py",
     "nn.recurrent": "tests/backend/test_recurrent_layers.py",
     "nn.pack_recurrent": "tests/backend/test_recurrent_layers.py",
     "nn.attention": "tests/backend/test_attention.py",

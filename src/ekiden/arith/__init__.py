@@ -1,4 +1,11 @@
-"""Integer analysis: bounds, simplification and proofs over shapes and indices."""
+"""Integer analysis: bounds, simplification and proofs over shapes and indices.
+
+There is one simplifier, `Analyzer.simplify`; `simplify` is that of an analyzer that knows nothing.
+Its stages, in order: constructors of `ir.prim` fold constants and drop 0 and 1 (`ir.identities`);
+the canonical form makes a polynomial over atoms, children first, where rules of whole numbers hold
+(`canonical`); what the polynomial cannot take apart is rewritten by the rows of `rules`, whose
+conditions are proved by the form itself (`proofs`); the polynomial is written as an expression.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -15,11 +15,11 @@ from ekiden.arith.canonical import (
     is_number,
     natural_bound,
 )
-from ekiden.arith.former import Former
 from ekiden.arith.int_set import IntervalSet, eval_set, interval
 from ekiden.arith.interval import EVERYTHING, Bound, Interval
 from ekiden.arith.modular import ModularSet
 from ekiden.arith.poly import Poly
+from ekiden.arith.rewrite_simplify import RewriteSimplifier
 from ekiden.ir import prim
 from ekiden.ir.dtype import int_range
 from ekiden.ir.prim import (
@@ -262,7 +262,7 @@ class Analyzer(CanonicalForm):
         """The expression with the rules of `arith.rules` and `arith.forms` applied node by node; a
         node that no rule fits stands in its normal form where that is shorter.
         """
-        return Former(self).form(prim.convert(expr))
+        return RewriteSimplifier(self).form(prim.convert(expr))
 
     def canonical_simplify(self, expr: PrimExpr) -> PrimExpr:
         """The canonical form; `simplify` by TVM's name for its last step."""

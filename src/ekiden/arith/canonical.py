@@ -21,12 +21,12 @@ from ekiden.arith.interval import (
     Interval,
     floor_quotient,
     quotients,
-    truncated_quotient,
 )
 from ekiden.arith.poly import ONE, Key, Poly
 from ekiden.arith.proofs import DEPTH, Atom, Proofs
 from ekiden.ir import dtype as dt
 from ekiden.ir.dtype import int_range
+from ekiden.ir.number_arithmetic import truncated_quotient
 from ekiden.ir.prim import (
     EQ,
     GE,

@@ -47,12 +47,6 @@ def remainders(a: Interval, b: Interval) -> Interval:
     return (-min(most, -a[0]) if a[0] < 0 else 0), (min(most, a[1]) if a[1] > 0 else 0)
 
 
-def truncated_quotient(value: Bound, divisor: Bound) -> Bound:
-    """Divide as C does. Both finite; in whole numbers, as 2**53 and more are rounded as floats."""
-    quotient = abs(int(value)) // abs(int(divisor))
-    return quotient if (value < 0) == (divisor < 0) else -quotient
-
-
 def floor_quotient(value: Bound, divisor: Bound) -> Bound:
     """Divide, rounding down; an infinite end stays one. The divisor is finite and not 0."""
     return value if math.isinf(value) else value // divisor

@@ -94,8 +94,8 @@ def compile(
         shape: replaces the declared shapes of inputs by name. Where neither it nor the model says
             the rank of an input, the executable compiles the model for each rank at the first run
             that has it.
-        example_inputs, example_kwargs: what a module of PyTorch or a function of JAX is traced
-            with, by position and by name.
+        example_inputs: what a module of PyTorch or a function of JAX is traced with, by position.
+        example_kwargs: the same by name.
         dynamic_shapes: which dimensions of the examples may be others, as torch.export and
             jax.export have it.
         signature: one of the functions of a model that has several.
@@ -115,7 +115,8 @@ def compile(
             but in recurrent layers, whose gates decay through them (docs/targets.md).
         float_rewrites: how far rewrites of floating point may change a result: "exact" (equal
             bits), "rounded" (by the rounding of its terms), "free" (without bound: constants may
-            cancel); "" is the context's, "rounded" by default (docs/float-rewrites.md).
+            cancel); "" is the context's, "rounded" by default
+            (scripts/generate_float_rewrites.py lists the rewrites).
         tier: "quick" gives an executable as soon as the model is typed and planned: kernels are
             general ones at first, which any sizes fit, and each is replaced by its own code as soon
             as that is compiled, by processes beside this one. `exe.wait()` waits for all,

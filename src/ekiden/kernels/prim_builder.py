@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr, const
+from ekiden.kernels.decision import Decision
+from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc, Stmt
 
@@ -62,4 +65,36 @@ def tiled_function(
     return PrimFunc((*buffers.values(),), body, attrs)
 
 
-__all__ = ["extern_buffers", "make_buffers", "product", "tiled_function", "unflatten"]
+class TiledKernel(Protocol):
+    """A kernel of register tiles that is being built."""
+
+    @property
+    def buffers(self) -> Mapping[te.Tensor, Buffer]:
+        """Return the buffers of its parameters, in their order."""
+
+    def body(self) -> Stmt:
+        """Return the loops."""
+
+
+def tiled_builder(
+    kernel: Callable[[list[te.Tensor], list[te.Tensor], Target, Decision], TiledKernel],
+) -> Callable[[Sequence[te.Tensor], Sequence[te.Tensor], Target, str, Decision], PrimFunc]:
+    """Return what builds the function of a kernel: the `build` of its family."""
+
+    def build(
+        inputs: Sequence[te.Tensor],
+        outputs: Sequence[te.Tensor],
+        target: Target,
+        name: str,
+        decision: Decision,
+    ) -> PrimFunc:
+        """Return the function of one kernel."""
+        tiled = kernel(list(inputs), list(outputs), target, decision)
+        return tiled_function(name, tiled.buffers, tiled.body(), len(outputs))
+
+    return build
+
+
+__all__ = [
+    "extern_buffers", "make_buffers", "product", "tiled_builder", "tiled_function", "unflatten",
+]  # fmt: skip

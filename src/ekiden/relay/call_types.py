@@ -9,7 +9,7 @@ from ekiden.ir.dtype import SCALAR_BITS
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Op, OpDef, same_type
-from ekiden.ir.prim import IntImm, PrimExpr
+from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.text import shape_text, type_text
 from ekiden.ir.type import (
@@ -19,6 +19,7 @@ from ekiden.ir.type import (
     TupleType,
     Type,
 )
+from ekiden.relay.analysis.kind import check_kind
 from ekiden.relay.expr import (
     Call,
     Constructor,
@@ -27,6 +28,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op._declare import attempt
 from ekiden.relay.unify import MismatchError, Unifier, match_dims, size_vars, substitute_dims
+from ekiden.relay.visitor import has_holes
 from ekiden.runtime.errors import TypeInferenceError
 
 Unify = Callable[[Type, Type], Type]
@@ -36,17 +38,32 @@ Unify = Callable[[Type, Type], Type]
 class CallTypes:
     """The types that are known of expressions, and the rule of calls."""
 
-    def __init__(self, module: IRModule) -> None:
+    def __init__(self, module: IRModule, knows_types: bool = True) -> None:
         self.module = module
+        self.kinds_module = module if knows_types else None
         self.unifier = Unifier()
         self.types: dict[Expr, Type] = {}
         self.type_args: dict[Call, tuple[Type, ...]] = {}
         """What stands for the type parameters of the callee, where the call leaves it out."""
+        self.rigid: set[SizeVar] = set()
+        """Named dimensions of the function being inferred: its callees may not choose them."""
 
     def type_of(self, expr: Expr) -> Type:
         """The type found for an expression, at the top not a solved hole."""
         kind = self.types[expr]
         return self.unifier.shallow(kind) if type(kind) is IncompleteType else kind
+
+    def _written(self, kind: Type, at: Expr, what: str) -> Type:
+        """Return a type that stands in the program, checked; note whether it has holes."""
+        if type(kind) is TensorType:
+            return kind
+        try:
+            check_kind(kind, self.kinds_module)
+        except TypeInferenceError as error:
+            self.fail(at, f"{what}: {error}")
+        if has_holes(kind):
+            self.unifier.has_holes = True
+        return kind
 
     def call(self, expr: Call) -> Type | None:
         """An operator's relation, or the instantiated type of what is called."""

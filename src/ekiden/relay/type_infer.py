@@ -33,7 +33,7 @@ from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
 from ekiden.ir.op import Op
-from ekiden.ir.prim import SizeVar, const
+from ekiden.ir.prim import const
 from ekiden.ir.type import (
     FuncType,
     GlobalTypeVar,
@@ -46,7 +46,6 @@ from ekiden.ir.type import (
 )
 from ekiden.relay.adjoint_type import definition
 from ekiden.relay.analysis.call_graph import CallGraph
-from ekiden.relay.analysis.kind import check_kind
 from ekiden.relay.call_types import CallTypes, count
 from ekiden.relay.expr import (
     Call,
@@ -72,7 +71,6 @@ from ekiden.relay.expr import (
 from ekiden.relay.fill_types import fill
 from ekiden.relay.unify import size_vars
 from ekiden.relay.visitor import CHILDREN, has_holes
-from ekiden.runtime.errors import TypeInferenceError
 from ekiden.tir.stmt import PrimFunc
 
 if TYPE_CHECKING:
@@ -172,14 +170,11 @@ class _Inference(CallTypes):
 
     def __init__(self, module: IRModule, knows_types: bool = True) -> None:
         """`knows_types` says that the module defines every data type that is used."""
-        super().__init__(module)
-        self.kinds_module = module if knows_types else None
+        super().__init__(module, knows_types)
         self.standard_types: dict[GlobalTypeVar, Node] = {}
         """Standard data types that are used and that the module does not define."""
         self.waiting: list[Expr] = []
         self.current: GlobalVar | None = None
-        self.rigid: set[SizeVar] = set()
-        """Named dimensions of the function being inferred: its callees may not choose them."""
 
     # Walking
 
@@ -288,18 +283,6 @@ class _Inference(CallTypes):
         if annotation is None:
             return var.checked_type_or_none() or self.unifier.hole()
         return self._written(annotation, var, f"the type of %{var.name_hint}")
-
-    def _written(self, kind: Type, at: Expr, what: str) -> Type:
-        """A type that stands in the program: one with holes, or one that cannot be."""
-        if type(kind) is TensorType:
-            return kind
-        try:
-            check_kind(kind, self.kinds_module)
-        except TypeInferenceError as error:
-            self.fail(at, f"{what}: {error}")
-        if has_holes(kind):
-            self.unifier.has_holes = True
-        return kind
 
     def _announce(self, let: Let) -> None:
         """Before its value: a function may call itself by the variable that it is bound to."""

@@ -135,8 +135,6 @@ SESSION = frozenset(k for k in Kind if Kind.CALL <= k <= Kind.IMPORT)
 """What a session serves."""
 SERVED = frozenset((Kind.CALL, Kind.RELEASE))
 """What its client serves: callbacks."""
-TRACKING = frozenset((Kind.PUT, Kind.REQUEST, Kind.DROP, Kind.SUMMARY))
-"""What a tracker serves."""
 
 
 class Tag(IntEnum):

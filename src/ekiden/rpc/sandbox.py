@@ -28,8 +28,8 @@ NAMESPACES_VARIABLE = "EKIDEN_RPC_NAMESPACES"
 """0: servers use no namespaces, as where a kernel or a container gives none."""
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG."""
-_USER_NAMESPACE, _NAMESPACES = 1, 2
-"""Bits of `start_session`'s walls."""
+_NAMESPACES = 2
+"""The bit of `start_session`'s walls for namespaces; 1 is that of its user namespace."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -60,11 +60,6 @@ class Walls:
     def has_namespaces(self) -> bool:
         """Return whether it has its own view of files, processes, IPC and network."""
         return bool(self.bits & _NAMESPACES)
-
-    @property
-    def has_user_namespace(self) -> bool:
-        """Return whether it is nobody outside, whoever it is inside."""
-        return bool(self.bits & _USER_NAMESPACE)
 
 
 def die_with_parent() -> None:

@@ -43,7 +43,6 @@ __all__ = ["Model", "Repository", "State", "Version"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KNOWN_SHAPES = 256
 """Shapes of inputs whose outputs' bytes are remembered."""
-TEXT_PLATFORM = "ekiden_text"
 
 
 class State(Enum):

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ekiden.runtime.forks import Lock
@@ -123,11 +123,6 @@ def ask(job: Job) -> Message:
     with _LOCK:
         _IDLE.setdefault(module, []).append(worker)
     return reply
-
-
-def ask_all(jobs: Sequence[Job]) -> list[Message]:
-    """Several, one after the other."""
-    return [ask(job) for job in jobs]
 
 
 @atexit.register

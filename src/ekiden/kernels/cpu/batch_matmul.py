@@ -21,6 +21,7 @@ With one column it is the left matrix that is read, and the rows of the result a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ekiden import te
 from ekiden.arith import simplify
@@ -42,7 +43,7 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     compute_tile,
     stepped_rows,
 )
-from ekiden.kernels.prim_builder import make_buffers, product, tiled_function, unflatten
+from ekiden.kernels.prim_builder import make_buffers, product, tiled_builder, unflatten
 from ekiden.kernels.spaces.product import MOST_ROWS, NARROW_ROWS, default, is_turned, space
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -54,7 +55,6 @@ from ekiden.tir.stmt import (
     ForKind,
     IfThenElse,
     Prefetch,
-    PrimFunc,
     Stmt,
     seq,
 )
@@ -113,8 +113,8 @@ class _Product:
         inputs: list[te.Tensor],
         outputs: list[te.Tensor],
         target: Target,
-        tag: str,
         decision: Decision,
+        tag: str,
     ) -> None:
         self.anchor = find_anchor(outputs, tag)
         self.buffers = make_buffers(inputs, outputs)
@@ -475,23 +475,12 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
 
 
 def _family(tag: str) -> Family:
-    def build(
-        inputs: list[te.Tensor],
-        outputs: list[te.Tensor],
-        target: Target,
-        name: str,
-        decision: Decision,
-    ) -> PrimFunc:
-        """The kernel of one product as a function."""
-        kernel = _Product(inputs, outputs, target, tag, decision)
-        return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
-
     return Family(
         name=tag,
         accepts=accepts,
         space=space,
         default=default,
-        build=build,
+        build=tiled_builder(partial(_Product, tag=tag)),
         why="the first tile of a panel copies it while it computes: a copy is a block before",
     )
 

@@ -27,12 +27,12 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     column_mask,
     compute_tile,
 )
-from ekiden.kernels.prim_builder import make_buffers, tiled_function
+from ekiden.kernels.prim_builder import make_buffers, tiled_builder
 from ekiden.kernels.spaces.product import MOST_ROWS
 from ekiden.kernels.stages import has_known_weights
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt, seq
 from ekiden.topi.nn.conv_transpose import is_few
 from ekiden.topi.shape import as_ints
 
@@ -185,18 +185,6 @@ class _Upsample:
         return Allocate(self.packed, seq(self.pack(), lines))
 
 
-def upsample(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """The rule for tag "conv2d_transpose"."""
-    kernel = _Upsample(inputs, outputs, target, decision)
-    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
-
-
 def _vectors(anchor: te.Tensor, target: Target) -> int:
     """Of the panel that holds all taps."""
     channels = size_of(operands_of(anchor)[1].shape[1])
@@ -221,6 +209,6 @@ FAMILY = Family(
     accepts=accepts,
     space=space,
     default=default,
-    build=upsample,
+    build=tiled_builder(_Upsample),
     why="pixels of each phase take taps of their own, and some at borders none",
 )

@@ -61,7 +61,7 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     column_mask,
     compute_tile,
 )
-from ekiden.kernels.prim_builder import make_buffers, tiled_function
+from ekiden.kernels.prim_builder import make_buffers, tiled_builder
 from ekiden.kernels.spaces.winograd import BYTES, arithmetic_of, default, space
 from ekiden.target import Target
 from ekiden.te.inline import inputs_of
@@ -72,7 +72,6 @@ from ekiden.tir.stmt import (
     For,
     ForKind,
     IfThenElse,
-    PrimFunc,
     Stmt,
     seq,
 )
@@ -553,24 +552,12 @@ class _Winograd:
         return For(block, const(0), self.count, outer, each, {"grain": 1})
 
 
-def winograd_conv2d(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """The rule for tag "winograd_conv2d"."""
-    kernel = _Winograd(inputs, outputs, target, decision)
-    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
-
-
 FAMILY = Family(
     name=TAG,
     accepts=accepts,
     space=space,
     default=default,
-    build=winograd_conv2d,
+    build=tiled_builder(_Winograd),
     why="borders leave out terms of the transforms, which share a nest with the products",
     ends=before_pool,
     panel=panel_width,

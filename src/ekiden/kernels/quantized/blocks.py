@@ -33,7 +33,7 @@ from ekiden.kernels.cost_model import LINE, STREAM, TOUCHED
 from ekiden.kernels.decision import Choice, Decision, Fixed
 from ekiden.kernels.family import Family, Product, narrowed
 from ekiden.kernels.micro_kernels.epilogue import find_anchor
-from ekiden.kernels.prim_builder import tiled_function
+from ekiden.kernels.prim_builder import tiled_builder
 from ekiden.kernels.quantized.rounded_data import LEVELS, RoundedData
 from ekiden.kernels.quantized.word_panels import WordPanels, operands_of, rows_in_registers, space
 from ekiden.kernels.quantized.words import DOT4, NARROW_DOT, SHORT_DOT, SIGNED_DOT, exact_dot
@@ -47,7 +47,6 @@ from ekiden.tir.stmt import (
     IfThenElse,
     LetStmt,
     Prefetch,
-    PrimFunc,
     Stmt,
     seq,
 )
@@ -433,18 +432,6 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
     return all(isinstance(d, IntImm) for d in operands_of(anchor)[1].shape)
 
 
-def dense_blocks_pack(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """The rule for tag "dense_blocks_pack"."""
-    kernel = _Blocks(inputs, outputs, target, decision)
-    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
-
-
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """As many rows as registers hold sums of; those of short sums hold the levels of a group, which
     serve as many rows."""
@@ -470,7 +457,7 @@ FAMILY = Family(
     needs_one=(DOT4, NARROW_DOT),
     space=space,
     default=default,
-    build=dense_blocks_pack,
+    build=tiled_builder(_Blocks),
     panel=panel,
     panels=panels,
     why="each group of k is scaled on its way into the sums, which are of two types",

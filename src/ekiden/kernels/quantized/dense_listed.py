@@ -32,10 +32,10 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     balanced_rows,
     compute_tile,
 )
-from ekiden.kernels.prim_builder import make_buffers, product, tiled_function, unflatten
+from ekiden.kernels.prim_builder import make_buffers, product, tiled_builder, unflatten
 from ekiden.kernels.quantized.words import pairs_of, widen
 from ekiden.target import Target
-from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, Stmt, seq
 from ekiden.topi.nn.weights import WORD
 
 
@@ -188,21 +188,9 @@ def has_list(anchor: te.Tensor) -> bool:
     return "places" in anchor.op.attrs
 
 
-def build(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """The loops of a dense layer with listed words."""
-    kernel = _Listed(inputs, outputs, target, decision)
-    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
-
-
 FAMILY = replace(
     dense.FAMILY,
-    build=build,
+    build=tiled_builder(_Listed),
     by_hand=has_list,
     why="sums go on over words of data that a list says: no step cuts a sum by where its terms lie",
 )

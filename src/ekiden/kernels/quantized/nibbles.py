@@ -16,11 +16,11 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, IntImm, Mul, PrimExpr, Var, const
 from ekiden.kernels.decision import Decision, Fixed
 from ekiden.kernels.family import Family
-from ekiden.kernels.prim_builder import tiled_function
+from ekiden.kernels.prim_builder import tiled_builder
 from ekiden.kernels.quantized.word_panels import WordPanels, operands_of, rows_in_registers, space
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
-from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, seq
 from ekiden.topi.nn.nibbles import GROUP, PANEL
 
 SPARE = 4
@@ -108,18 +108,6 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
     return all(isinstance(d, IntImm) for t in operands_of(anchor)[3:] for d in t.shape)
 
 
-def dense_nibbles_pack(
-    inputs: list[te.Tensor],
-    outputs: list[te.Tensor],
-    target: Target,
-    name: str,
-    decision: Decision,
-) -> PrimFunc:
-    """The rule for tag "dense_nibbles_pack"."""
-    kernel = _Nibbles(inputs, outputs, target, decision)
-    return tiled_function(name, kernel.buffers, kernel.body(), len(outputs))
-
-
 def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """As many rows as registers hold sums of."""
     return rows_in_registers(target, fixed, PANEL, SPARE)
@@ -131,6 +119,6 @@ FAMILY = Family(
     needs=("dot4_u8s8",),
     space=space,
     default=default,
-    build=dense_nibbles_pack,
+    build=tiled_builder(_Nibbles),
     why="each block of k is scaled on its way into the sums, which are of two types",
 )

@@ -58,8 +58,6 @@ from ekiden.tir.visitor import (
     walk,
 )
 
-TRUE = const(True)
-
 
 class RefusedError(ScheduleError):
     """A primitive refuses at a place of the program, whose line the schedule adds."""

@@ -2,8 +2,8 @@
 
 A pass that makes one asks `allows(name)` before it begins, so that the option
 "relay.float_rewrites" reaches every row. The equations of SimplifyExpr carry their tiers
-themselves (simplify_rules.py). `docs/float-rewrites.md` is made of both tables by
-`scripts/generate_float_rewrites.py`.
+themselves (simplify_rules.py). `scripts/generate_float_rewrites.py` makes a page of
+the site of both tables.
 
 Not here: in which order the kernel of one operator adds up, as no operator says one; and passes
 that only a program runs which names them, to compute in another dtype (ToMixedPrecision).

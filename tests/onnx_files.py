@@ -1,10 +1,15 @@
-"""Small ONNX models for the tests of the driver."""
+"""A small ONNX model, what it computes, and a compiled file of it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+import ekiden
 
 WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
@@ -27,11 +32,19 @@ def model(op_type: str = "Relu") -> onnx.ModelProto:
 
 
 def arguments(n: int) -> dict[str, np.ndarray]:
-    """Arguments for `model`."""
+    """Return arguments for `model` with n rows."""
     rng = np.random.default_rng(n)
     return {"x": rng.random((n, 3), np.float32), "b": rng.random((n, 1), np.float32)}
 
 
 def expected(x: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """What `model` means."""
+    """Return the result of `model`."""
     return np.maximum(x @ WEIGHT + b, 0)
+
+
+@pytest.fixture(scope="session")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the path of the compiled model."""
+    path = tmp_path_factory.mktemp("artifact") / "small.eki"
+    ekiden.compile(model()).save(path)
+    return path

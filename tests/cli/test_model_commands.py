@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from onnx_files import model
 
 from ekiden.cli import doctor, main
 from ekiden.compiler import verify
+from onnx_files import model
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx_files import arguments, expected, model
 
 import ekiden
 from ekiden import relay, runtime
@@ -19,6 +18,7 @@ from ekiden.cli import COMMANDS, main
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.target import Target
+from onnx_files import arguments, expected, model
 
 pytestmark = pytest.mark.quick
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx_files import arguments, model
 from test_cli import fails
 
 import ekiden
@@ -21,6 +20,7 @@ from ekiden.ir.pass_context import PassContext
 from ekiden.runtime import environment
 from ekiden.runtime.devices.memory import free_memory, within_free_memory
 from ekiden.runtime.errors import CompileError, ImportModelError, InputError, PassError
+from onnx_files import arguments, model
 
 pytestmark = pytest.mark.quick
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
-from topi_cases import Array, Case, case, check, every_backend, normal
 
 from ekiden import kernels, te, topi
 from ekiden.target import Target
 from ekiden.tir import astext
 from ekiden.topi.nn.pad import pad_by_mode
+from topi_cases import Array, Case, case, check, every_backend, normal
 
 
 def pooled(x: Array, kernel: int, stride: int, pad: int, dilation: int, kind: str) -> Array:

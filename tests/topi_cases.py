@@ -13,7 +13,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from emulator import Emulator
 
 from ekiden import kernels, runtime, te, topi
 from ekiden.codegen.build import build
@@ -27,6 +26,7 @@ from ekiden.target import Target
 from ekiden.te import Tensor
 from ekiden.tir import PrimFunc, interpreter
 from ekiden.tir.transform import lower
+from emulator import Emulator
 from long_runs import LONG
 
 Array = np.ndarray

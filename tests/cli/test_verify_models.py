@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx_files import WEIGHT, arguments, model
 from test_cli import fails
 
 import ekiden
 from ekiden.cli import main
 from ekiden.compiler.verify import Tolerance
 from ekiden.runtime.errors import InputError
+from onnx_files import WEIGHT, arguments, model
 
 pytestmark = pytest.mark.quick
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-from onnx_files import model
 
 import ekiden
 from ekiden.cli import COMMANDS, main
+from onnx_files import model
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from topi_cases import Array, Case, case, check, every_backend, normal
 
 from ekiden import kernels, te, topi
 from ekiden.target import Target
 from ekiden.tir import astext
+from topi_cases import Array, Case, case, check, every_backend, normal
 
 
 def resized(x: Array, size: Sequence[int], method: str) -> Array:

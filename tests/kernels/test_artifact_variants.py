@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from emulator import Emulator
 
 import ekiden
 from ekiden import relay, runtime
@@ -12,6 +11,7 @@ from ekiden.ir.module import IRModule
 from ekiden.runtime.artifact.frame import read_sections
 from ekiden.runtime.binding.layout import Section
 from ekiden.target import Target
+from emulator import Emulator
 
 
 @pytest.mark.parametrize(

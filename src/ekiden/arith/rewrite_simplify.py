@@ -1,4 +1,10 @@
-"""`rewrite_simplify`: rules applied node by node, leaves first, until none fits."""
+"""TVM's `Analyzer.rewrite_simplify`: rules applied node by node, leaves first, until none fits.
+
+Nothing of the compiler asks for it: the simplifier is the canonical form (`arith.canonical`). This
+one gives the forms that programs written for TVM compare, in which a term keeps its shape; it asks
+the canonical form for proofs, and takes it where it is shorter. Both apply the rows of
+`arith.rules`.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +22,6 @@ from ekiden.ir.prim_visitor import children, pending, post_order, rebuild, same
 if TYPE_CHECKING:
     from ekiden.arith.analyzer import Analyzer
 
-# There are two simplifiers, since two things are wanted. `CanonicalForm` decides: equal expressions
-# must end as one form, and how that looks matters to nobody. This one gives the forms that people
-# compare with TVM's `rewrite_simplify`, where a term keeps its shape. It asks the other for proofs,
-# and for a form where that is shorter.
 RULES = rewrite.Rules(*FORMS, *REWRITES, written_first=True)
 DEPTH, LIMIT = 32, 2_000
 """How deep what rules made is formed again, and how many rules are applied to one expression: rules
@@ -29,8 +31,8 @@ that undo each other come to an end."""
 _COMPARISONS = (EQ, NE, LT, LE, GT, GE)
 
 
-class Former:
-    """Forms of expressions under what an Analyzer knows."""
+class RewriteSimplifier:
+    """The forms of expressions under what an Analyzer knows."""
 
     def __init__(self, known: Analyzer) -> None:
         self._known = known
@@ -163,4 +165,4 @@ def _length(expr: PrimExpr) -> int:
     return sizes[id(expr)]
 
 
-__all__ = ["RULES", "Former"]
+__all__ = ["RULES", "RewriteSimplifier"]
