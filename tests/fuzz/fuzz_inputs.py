@@ -37,12 +37,19 @@ from typing import Any
 import file_kinds
 import message_kinds
 import model_kinds
+import relay_kinds
 import tensorflow_kinds
-from case_kinds import Kind
+from case_kinds import Kind, WrongResultError
 
 from ekiden.runtime.errors import EkidenError, InternalError
 
-TABLES = (model_kinds.KINDS, tensorflow_kinds.KINDS, file_kinds.KINDS, message_kinds.KINDS)
+TABLES = (
+    model_kinds.KINDS,
+    relay_kinds.KINDS,
+    tensorflow_kinds.KINDS,
+    file_kinds.KINDS,
+    message_kinds.KINDS,
+)
 KINDS = {kind.name: kind for table in TABLES for kind in table}
 CASES_PER_WORKER = 20_000
 SLOW_S = 20.0
@@ -128,7 +135,9 @@ def attempt(load: Callable[[Any], None], case: object) -> tuple[str, BaseExcepti
 
 
 def place_of(error: BaseException) -> str:
-    """Return the error's class, its innermost line of ours, and where it was raised."""
+    """Return the error's class, its innermost line of ours or subject, and where it was raised."""
+    if isinstance(error, WrongResultError):
+        return f"WrongResultError of {error.subject}"
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "/ekiden/" in f.filename] or frames
     where = f"{ours[-1].filename.rpartition('/ekiden/')[2]}:{ours[-1].lineno}"

@@ -10,6 +10,7 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import EQ, PrimExpr, binary, const, logical_and, maximum
 from ekiden.kernels.cpu.windows import Window
+from ekiden.kernels.family import size_of
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -184,6 +185,8 @@ class Phases:
     before: int
     extra: int
     """Results beyond (size - 1) * stride: reach, output padding, less what is cut off."""
+    number: int
+    """Phases that have results: at most `stride`, and no more than the axis has results."""
 
     @property
     def _common(self) -> int:
@@ -246,11 +249,17 @@ def phases_of(anchor: te.Tensor) -> tuple[Phases, ...]:
     names = ("kernel_size", "strides", "dilation", "padding", "output_padding")
     kernel, strides, dilation, padding, extra = (_ints(attrs[name]) for name in names)
     rank = len(kernel)
-    axes = zip(kernel, strides, dilation, padding[:rank], padding[rank:], extra, strict=True)
-    return tuple(
-        Phases(k, s, d, before, (k - 1) * d + 1 + more - before - after)
-        for k, s, d, before, after, more in axes
+    extents = [size_of(extent) for extent in anchor.shape[1:-1]]
+    axes = zip(
+        kernel, strides, dilation, padding[:rank], padding[rank:], extra, extents, strict=True
     )
+    return tuple(
+        Phases(
+            k, s, d, before, (k - 1) * d + 1 + more - before - after,
+            s if extent is None else min(s, max(extent, 1)),
+        )
+        for k, s, d, before, after, more, extent in axes
+    )  # fmt: skip
 
 
 def transposed_geometry(anchor: te.Tensor, axes: tuple[Phases, ...]) -> Geometry:

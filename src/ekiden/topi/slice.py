@@ -174,13 +174,18 @@ def _length(bounds: Tensor) -> int:
     return count
 
 
+MAX_PARTS = 1 << 16
+"""Parts of an axis, at most: each is a result with a type of its own. An axis of unknown extent,
+or of none, divides into any number of them."""
+
+
 def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimExpr, PrimExpr]]:
-    """(begin, extent) of each part. Raises ValueError for less than one part, and when the axis
-    does not divide; one whose extent is known when it runs must.
+    """Return (begin, extent) of each part. Raises ValueError for less than one part or more than
+    MAX_PARTS, and when the axis does not divide; one whose extent is known when it runs must.
     """
     if isinstance(cuts, int):
-        if cuts < 1:
-            raise ValueError(f"an axis is cut into one part at least, got {cuts}")
+        if not 1 <= cuts <= MAX_PARTS:
+            raise ValueError(f"an axis is cut into 1 to {MAX_PARTS} parts, got {cuts}")
         number = known(size)
         if number is None and not prove_equal(size % cuts, as_dim(0)):
             assume(lambda: (size % cuts).equal(0), (size,))

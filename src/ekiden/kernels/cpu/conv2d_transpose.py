@@ -76,15 +76,15 @@ class _Output:
     def __init__(self, anchor: te.Tensor) -> None:
         self.anchor, self.axes = anchor, phases_of(anchor)
         self.geometry = transposed_geometry(anchor, self.axes)
-        self.number = math.prod(axis.stride for axis in self.axes)
+        self.number = math.prod(axis.number for axis in self.axes)
         self.taps = math.prod(axis.kernel for axis in self.axes)
 
     def phase(self, index: PrimExpr, steps: list[PrimExpr]) -> _At:
         """A phase by its number, where pixels of the source are so far apart."""
         place: list[PrimExpr] = []
         for axis in reversed(self.axes):
-            place.insert(0, simplify(index % axis.stride))
-            index = simplify(index // axis.stride)
+            place.insert(0, simplify(index % axis.number))
+            index = simplify(index // axis.number)
         origin = first = const(0)
         for axis, at, step in zip(self.axes, place, steps, strict=True):
             origin = simplify(origin + axis.origin(at) * step)

@@ -173,10 +173,12 @@ def _take(iterator: IterVar, step: int, must: PrimExpr, phases: Phases) -> None:
 
 
 def _cut(iterator: IterVar, step: int, phases: Phases) -> PrimExpr:
-    """The remainder of a spatial iterator, which is cut."""
+    """Cut a spatial iterator, and return its remainder."""
     var, extent, simplify = iterator.var, iterator.extent, Analyzer().simplify
     name = f"{var.name}_phase"
-    remainder = IterVar(Var(name, var.dtype), const(step, var.dtype), iterator.kind)
+    # a step may be huge where padding cuts most results off: remainders beyond them have none
+    phases_with_results = min(step, extent.value) if isinstance(extent, IntImm) else step
+    remainder = IterVar(Var(name, var.dtype), const(phases_with_results, var.dtype), iterator.kind)
     count = simplify((extent + (step - 1)) // step)
     rest = IterVar(Var(var.name, var.dtype), count, iterator.kind)
     phases.spatial[var] = remainder, rest
