@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from of_run import made_once
+from shared_files import made_once
 
 HERE = Path(__file__).parent / "c"
 RUNTIME = HERE.parents[1] / "runtime"

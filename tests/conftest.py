@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-import same_numbers
+import seeding
 from ekiden import tir
 from ekiden.ir.module import IRModule
 from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.tir import transform
 from long_runs import give_time, mark_what_is_not_shared
-from of_run import folder_of_run
 from processor import pretend
+from shared_files import folder_of_run
 from stand_ins import doomed, doomed_devices, fibres, stand_ins
 from watch import (
     open_stderr,
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
     config.option.maxworkerrestart = "0"  # by a second worker, the run might wait for ever
     open_stderr(config)
-    config.pluginmanager.register(same_numbers)
+    config.pluginmanager.register(seeding)
     if cpu := config.getoption("--processor"):
         pretend(cpu)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ekiden.compiler.export.web import RUNTIME, THREADED, build_runtime
-from of_run import made_once
+from shared_files import made_once
 
 
 def build_all(told: Path) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import external_data_helper, numpy_helper
-from onnx_files import WEIGHT, arguments, expected, model
 
 import ekiden
 from ekiden import relay
@@ -35,6 +34,7 @@ from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, ImportModelError, InputError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.target import Target
+from onnx_files import WEIGHT, arguments, expected, model
 
 
 class Compiles:

@@ -18,7 +18,6 @@ import numpy as np
 import onnx
 import platformdirs
 import pytest
-from onnx_files import arguments, expected, model
 
 import ekiden
 from ekiden.cli import main
@@ -35,6 +34,7 @@ from ekiden.ir import extensions
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.runtime.files import files_below
+from onnx_files import arguments, expected, model
 
 
 def key_of(number: int) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_files import model
 
 import ekiden
 from ekiden import relay, te, tir
@@ -19,6 +18,7 @@ from ekiden.ir.pass_context import PassContext, show_product
 from ekiden.relay.transform import module_pass
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InputError
+from onnx_files import model
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx_files import arguments, expected, model
 
 import ekiden
 import ekiden.frontend.onnx
@@ -18,6 +17,7 @@ from ekiden.ir.type import tensor_type
 from ekiden.relay import op
 from ekiden.relay.expr import Function, var
 from ekiden.runtime.artifact.metadata import TensorInfo
+from onnx_files import arguments, expected, model
 
 pytestmark = pytest.mark.quick
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx_files import arguments, expected, model
 
 import ekiden
 from ekiden import runtime
@@ -19,6 +18,7 @@ from ekiden.cli import main
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.paths import static_library_path
 from ekiden.target import Target
+from onnx_files import arguments, expected, model
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx_files import arguments, expected, model
 
 import ekiden
 from ekiden.cli import main
 from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import CompileError
+from onnx_files import arguments, expected, model
 
 KERNEL = "fused_nn_contrib_dense_pack_add_nn_relu"
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_files import arguments, expected, model
 
 import ekiden
 from ekiden.backend.kernels.lower import Given
@@ -22,6 +21,7 @@ from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import CompileError, EkidenError, InputError, LoadError
 from ekiden.target import Target
 from ekiden.tune import Best, Records, Task, Trial
+from onnx_files import arguments, expected, model
 
 
 @pytest.fixture(scope="module")

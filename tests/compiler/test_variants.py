@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_files import arguments, expected, model
 
 import ekiden
 from ekiden import relay, runtime
@@ -25,6 +24,7 @@ from ekiden.runtime.binding.layout import Section
 from ekiden.target import Target, probe
 from ekiden.target.features import FEATURES, idle
 from ekiden.target.virtual_device import compilation_config
+from onnx_files import arguments, expected, model
 
 HERE = Target.host().architecture
 LEVELS = {

@@ -30,7 +30,7 @@ from program_features import feature_names
 
 from ekiden.ir.structural import structural_digest, structural_equal
 from long_runs import LONG, alike, sizes
-from of_run import made_once
+from shared_files import made_once
 
 SHARE = 10
 """The cells of the slice are run by so many tests, which workers of a run divide."""

@@ -14,7 +14,7 @@ import ekiden
 from ekiden import rpc
 from ekiden.compiler.export.rpc_server import build_server
 from ekiden.runtime import ADT, Shape
-from of_run import made_once
+from shared_files import made_once
 
 
 def fail(message: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 CLAIMS: dict[str, tuple[str, ...]] = {
     "What may be trusted": (),
     "| an artifact (`.eki`)": (
-        "tests/road/test_artifact.py::test_every_proper_prefix_is_refused",
+        "tests/end_to_end/test_artifact.py::test_every_proper_prefix_is_refused",
         "tests/compiler/test_executable.py::test_every_corrupted_byte_of_a_sample_is_refused",
         "tests/c/test_c_runtime.py::test_damaged_files_are_harmless",
     ),

@@ -9,7 +9,7 @@ import pytest
 from walls import compile_attacks
 
 from ekiden.compiler.export.rpc_server import build_server
-from of_run import made_once
+from shared_files import made_once
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 from ekiden import te, topi
 from long_runs import share
+from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 
 def weights(x: float, size: int, method: str, mode: str, alpha: float = -0.5) -> Array:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from topi_cases import BACKENDS, Case, case, check, every_backend, integers, normal
 
 from ekiden import te, topi
 from ekiden.ir.prim import SizeVar
+from topi_cases import BACKENDS, Case, case, check, every_backend, integers, normal
 
 SHAPES = ((), (0,), (1,), (3, 0, 2), (2, 1, 5), (3, 33))
 SPECIAL = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.5, -1.0, 1e-30, 1e30], "float32")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 from ekiden import te, topi
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.prim_visitor import children, post_order
+from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 
 def transforms() -> Iterator[Case]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 from ekiden import te, topi
 from ekiden.ir.prim import SizeVar
 from long_runs import share
+from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 Pads = Sequence[tuple[int, int]]
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 from ekiden import te, topi
 from ekiden.ir.prim import IntImm, SizeVar, const
 from ekiden.topi.ranks import selects
 from long_runs import alike
+from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
 DTYPES = ("float32", "float64", "float16", "uint8", "int32", "uint32", "int64", "uint64")
 

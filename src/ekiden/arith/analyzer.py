@@ -10,11 +10,7 @@ from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
 from ekiden.arith import modular, poly
-from ekiden.arith.canonical import (
-    CanonicalForm,
-    is_number,
-    natural_bound,
-)
+from ekiden.arith.canonical import CanonicalForm, is_number, natural_bound
 from ekiden.arith.int_set import IntervalSet, eval_set, interval
 from ekiden.arith.interval import EVERYTHING, Bound, Interval
 from ekiden.arith.modular import ModularSet

@@ -16,12 +16,7 @@ import math
 from collections.abc import Callable
 
 from ekiden.arith import poly, rewrite
-from ekiden.arith.interval import (
-    EVERYTHING,
-    Interval,
-    floor_quotient,
-    quotients,
-)
+from ekiden.arith.interval import EVERYTHING, Interval, floor_quotient, quotients
 from ekiden.arith.poly import ONE, Key, Poly
 from ekiden.arith.proofs import DEPTH, Atom, Proofs
 from ekiden.ir import dtype as dt

@@ -17,13 +17,7 @@ from ekiden.arith.iter_map import (
     Size,
     size_key,
 )
-from ekiden.ir.prim import (
-    PrimExpr,
-    Var,
-    const,
-    convert,
-    logical_and,
-)
+from ekiden.ir.prim import PrimExpr, Var, const, convert, logical_and
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 

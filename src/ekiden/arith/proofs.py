@@ -14,20 +14,7 @@ from collections.abc import Callable, Iterator
 from ekiden.arith import poly
 from ekiden.arith.interval import Bound, Interval, product, remainders, times
 from ekiden.arith.poly import ONE, Key, Monomial, Poly
-from ekiden.ir.prim import (
-    EQ,
-    GE,
-    GT,
-    LE,
-    LT,
-    NE,
-    BinaryExpr,
-    Div,
-    FloorDiv,
-    PrimExpr,
-    Var,
-    const,
-)
+from ekiden.ir.prim import EQ, GE, GT, LE, LT, NE, BinaryExpr, Div, FloorDiv, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import post_order
 
 DEPTH = 6

@@ -15,10 +15,7 @@ from ekiden.compiler.compile import compile_artifact, compile_fastest
 from ekiden.compiler.export.library import format_of, write_artifact
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.ir.pass_context import (
-    DENORMALS_KINDS,
-    FLOAT_REWRITES_KINDS,
-)
+from ekiden.ir.pass_context import DENORMALS_KINDS, FLOAT_REWRITES_KINDS
 from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
 from ekiden.runtime import Device

@@ -11,13 +11,7 @@ import numpy as np
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
-from ekiden.ir.structural import (
-    canonical_form,
-    is_scope,
-    open_module,
-    plan_of,
-    structural_equal,
-)
+from ekiden.ir.structural import canonical_form, is_scope, open_module, plan_of, structural_equal
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.object_path import (
     MapValuePath,

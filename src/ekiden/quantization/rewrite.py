@@ -16,13 +16,7 @@ from ekiden.quantization.calibrate import Observed
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import QuantPlan, Recipe
 from ekiden.quantization.ranges import METHODS, scale_and_point
-from ekiden.quantization.weights import (
-    Integers,
-    aware_factor,
-    bias_shift,
-    integers_of,
-    nibbles_of,
-)
+from ekiden.quantization.weights import Integers, aware_factor, bias_shift, integers_of, nibbles_of
 from ekiden.runtime.errors import InputError
 
 __all__ = ["beside", "rewrite", "smoothed", "upgraded"]

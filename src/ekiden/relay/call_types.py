@@ -12,20 +12,9 @@ from ekiden.ir.op import OPS, Op, OpDef, same_type
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.text import shape_text, type_text
-from ekiden.ir.type import (
-    FuncType,
-    IncompleteType,
-    TensorType,
-    TupleType,
-    Type,
-)
+from ekiden.ir.type import FuncType, IncompleteType, TensorType, TupleType, Type
 from ekiden.relay.analysis.kind import check_kind
-from ekiden.relay.expr import (
-    Call,
-    Constructor,
-    Expr,
-    Var,
-)
+from ekiden.relay.expr import Call, Constructor, Expr, Var
 from ekiden.relay.op._declare import attempt
 from ekiden.relay.unify import MismatchError, Unifier, match_dims, size_vars, substitute_dims
 from ekiden.relay.visitor import has_holes

@@ -9,10 +9,7 @@ from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
 from ekiden.ir.type import GlobalTypeVar
-from ekiden.relay.expr import (
-    Constructor,
-    TypeData,
-)
+from ekiden.relay.expr import Constructor, TypeData
 from ekiden.relay.lexer import Source, Token
 from ekiden.relay.printer import VERSION
 from ekiden.relay.type_parser import TypeParser

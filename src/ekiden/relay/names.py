@@ -77,13 +77,7 @@ from ekiden.relay.transform.language.span_check import SpanCheck
 from ekiden.relay.ty import RefType, ShapeVar, scalar_type
 from ekiden.relay.type_functor import TypeFunctor, TypeMutator, TypeVisitor
 from ekiden.relay.type_infer import infer_expr_type, infer_type
-from ekiden.relay.visitor import (
-    all_vars,
-    bind,
-    bound_vars,
-    free_vars,
-    post_order,
-)
+from ekiden.relay.visitor import all_vars, bind, bound_vars, free_vars, post_order
 
 Any = AnyDim
 """A dimension nothing is known about (TVM's name)."""

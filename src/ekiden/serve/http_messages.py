@@ -19,13 +19,7 @@ from ekiden.serve.datatypes import (
 )
 from ekiden.serve.json_scan import PIECE_BYTES, LongArrays, load_bounded, parse_object
 from ekiden.serve.json_tensors import LONG_TENSOR, json_pieces, tensor_of
-from ekiden.serve.requests import (
-    Asked,
-    InferRequest,
-    InferResponse,
-    read_parameters,
-    read_shape,
-)
+from ekiden.serve.requests import Asked, InferRequest, InferResponse, read_parameters, read_shape
 
 __all__ = ["HEADER_LENGTH", "is_brief", "is_brief_answer", "read_request", "write_response"]
 

@@ -29,13 +29,7 @@ from ekiden.serve.config import ModelConfig, read_model_config
 from ekiden.serve.datatypes import Array
 from ekiden.serve.decoders import open_decoder
 from ekiden.serve.sequences import Live, SequenceTable, Session, session_maker
-from ekiden.serve.signature import (
-    ROWS,
-    Signature,
-    output_arrays,
-    read_signature,
-    runs_rows_apart,
-)
+from ekiden.serve.signature import ROWS, Signature, output_arrays, read_signature, runs_rows_apart
 from ekiden.serve.text import TextEngine, TextModel, find_text_model
 
 __all__ = ["Model", "Repository", "State", "Version"]

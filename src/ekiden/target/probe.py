@@ -13,15 +13,7 @@ from ekiden.runtime import get_global_func
 from ekiden.runtime.files import PathName
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.features import ARM, ARMV7, BY_FLAG, RISCV, X86, closure
-from ekiden.target.processors import (
-    GENERIC,
-    MODELS,
-    PARTS,
-    PROCESSORS,
-    Cache,
-    Core,
-    Processor,
-)
+from ekiden.target.processors import GENERIC, MODELS, PARTS, PROCESSORS, Cache, Core, Processor
 
 _MACHINES = {"aarch64": ARM, "arm64": ARM, "riscv64": RISCV, "armv7l": ARMV7}
 CACHES = "/sys/devices/system/cpu/cpu0/cache"

@@ -11,13 +11,7 @@ from ekiden.te.inline import Inliner, post_order_tensors
 from ekiden.te.range_check import RangeCheck, checks_of, search
 from ekiden.te.reducer import Reduce
 from ekiden.te.statements import rename_blocks, replace_buffers
-from ekiden.te.tensor import (
-    ComputeOp,
-    ExternOp,
-    PlaceholderOp,
-    ProducerLoad,
-    Tensor,
-)
+from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import COMMUTATIVE
 from ekiden.tir.stmt import (

@@ -12,15 +12,7 @@ from ekiden.ir.prim import BinaryExpr, IntImm, Intrinsic, PrimExpr, Select, Var
 from ekiden.ir.prim_visitor import children, post_order
 from ekiden.runtime.errors import ScheduleError, VerifyError
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.stmt import (
-    Allocate,
-    BufferStore,
-    DeclBuffer,
-    For,
-    IfThenElse,
-    PrimFunc,
-    Stmt,
-)
+from ekiden.tir.stmt import Allocate, BufferStore, DeclBuffer, For, IfThenElse, PrimFunc, Stmt
 from ekiden.tir.verifier import verify
 from ekiden.tir.visitor import expressions, sub_statements
 

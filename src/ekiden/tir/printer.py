@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import (
-    IntImm,
-    Intrinsic,
-    PrimExpr,
-    SizeVar,
-    Var,
-    is_const,
-)
+from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, Var, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target

@@ -21,18 +21,7 @@ from ekiden.te import tensor as _tensor
 from ekiden.topi._exports import EXPORTS
 
 if TYPE_CHECKING:
-    from ekiden.topi import (
-        image,
-        linalg,
-        ml,
-        nn,
-        random,
-        sampling,
-        sparse,
-        testing,
-        text,
-        vision,
-    )
+    from ekiden.topi import image, linalg, ml, nn, random, sampling, sparse, testing, text, vision
     from ekiden.topi.broadcast import *  # noqa: F403
     from ekiden.topi.create import *  # noqa: F403
     from ekiden.topi.elementwise import *  # noqa: F403

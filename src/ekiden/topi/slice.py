@@ -9,15 +9,7 @@ from operator import le
 
 from ekiden import te
 from ekiden.arith import prove_equal
-from ekiden.ir.prim import (
-    PrimExpr,
-    Select,
-    Var,
-    cast,
-    const,
-    maximum,
-    minimum,
-)
+from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, maximum, minimum
 from ekiden.te import Tensor
 from ekiden.topi.shape import (
     OPEN_END,

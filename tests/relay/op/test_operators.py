@@ -49,7 +49,7 @@ ELSEWHERE = {
 
 
 def test_every_operator_with_a_kernel_has_a_case() -> None:
-    """Nothing is declared that nothing tests; tests/road does those whose shape is data."""
+    """Nothing is declared that nothing tests; tests/end_to_end does those whose shape is data."""
     tested = {c.name for c in (*CASES, *inventory_cases.CASES)} | ELSEWHERE.keys()
     for name, path in ELSEWHERE.items():
         shown = name.removeprefix("annotation.").removeprefix("nn.")

@@ -8,14 +8,9 @@ from dataclasses import field
 from ekiden.backend.crt.kernels import Kernels
 from ekiden.backend.crt.layout import Layouts, LeafType
 from ekiden.backend.crt.module import Home, Place
-from ekiden.backend.crt.values import (
-    Leaf,
-    Lists,
-)
+from ekiden.backend.crt.values import Leaf, Lists
 from ekiden.ir.op import Array
-from ekiden.relay.expr import (
-    Function,
-)
+from ekiden.relay.expr import Function
 from ekiden.relay.transform.memory.storage_lifetimes import Request
 from ekiden.runtime.lazy_dataclass import dataclass
 

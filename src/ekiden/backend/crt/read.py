@@ -25,27 +25,12 @@ from ekiden.backend.crt.match import read_match
 from ekiden.backend.crt.module import Home, Place
 from ekiden.backend.crt.program import WHICH_FUNCTION, Elements, Signature
 from ekiden.backend.crt.read_value import ValueReader
-from ekiden.backend.crt.values import (
-    ABSENT,
-    Draft,
-    Leaf,
-    Leave,
-    Lists,
-    Move,
-    Value,
-)
+from ekiden.backend.crt.values import ABSENT, Draft, Leaf, Leave, Lists, Move, Value
 from ekiden.backend.vm.emit import Scope, emit_scope
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import const
-from ekiden.relay.expr import (
-    Call,
-    Constructor,
-    Function,
-    If,
-    Match,
-    Var,
-)
+from ekiden.relay.expr import Call, Constructor, Function, If, Match, Var
 from ekiden.relay.transform.language.chains import unchain
 from ekiden.relay.transform.memory.storage_lifetimes import Block, Request
 from ekiden.runtime.errors import CompileError

@@ -14,16 +14,7 @@ from ekiden.backend.crt import module as crt
 from ekiden.backend.crt.layout import LeafKind, LeafType, tensor_bytes, unbounded
 from ekiden.backend.crt.module import Home, Place
 from ekiden.backend.crt.program import RUNTIME, WHICH_FUNCTION, Elements, Frame, Program, Signature
-from ekiden.backend.crt.values import (
-    ABSENT,
-    Draft,
-    Known,
-    Leaf,
-    Leave,
-    Lists,
-    Offset,
-    Value,
-)
+from ekiden.backend.crt.values import ABSENT, Draft, Known, Leaf, Leave, Lists, Offset, Value
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.op import Op

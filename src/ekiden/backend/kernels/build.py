@@ -15,13 +15,7 @@ from dataclasses import field, replace
 
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.facts import facts_of, packed, renamed, unpacked
-from ekiden.backend.kernels.lower import (
-    Given,
-    described,
-    lower_primitive,
-    names_of,
-    operator_calls,
-)
+from ekiden.backend.kernels.lower import Given, described, lower_primitive, names_of, operator_calls
 from ekiden.backend.kernels.ranges import Range, joined, ranges_of
 from ekiden.backend.kernels.recorded import Recorded
 from ekiden.backend.kernels.tiers import (

@@ -50,10 +50,7 @@ from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.pass_context import phase, show_product
 from ekiden.ir.type import FuncType
 from ekiden.relay.adjoint_type import STANDARD_TYPES
-from ekiden.relay.expr import (
-    Call,
-    Function,
-)
+from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.devices.device_domains import HOST_WORK
 from ekiden.relay.transform.devices.plan_devices import device_table
 from ekiden.relay.transform.language.lambda_lift import flatten_closure

@@ -14,13 +14,7 @@ from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.device import fragments
 from ekiden.codegen.device.dialect import DIALECTS, Dialect
 from ekiden.codegen.device.wide_access import WideAccessWriter
-from ekiden.codegen.shuffles import (
-    ACTIVE,
-    exchange_of,
-    is_exchange,
-    operands_of,
-    takes_all,
-)
+from ekiden.codegen.shuffles import ACTIVE, exchange_of, is_exchange, operands_of, takes_all
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, SizeVar, StringImm, Var, cast, const
 from ekiden.runtime.artifact.device_code import DeviceKernel

@@ -9,12 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from ekiden.codegen.device.spirv_module import (
-    FUNCTION,
-    NO_CONTRACTION,
-    Id,
-    SpirvModule,
-)
+from ekiden.codegen.device.spirv_module import FUNCTION, NO_CONTRACTION, Id, SpirvModule
 from ekiden.codegen.device.spirv_module import Operand as Word
 from ekiden.codegen.llvm.builder import Arguments, Builder, Module, Operand
 from ekiden.ir import dtype as dt

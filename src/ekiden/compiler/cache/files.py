@@ -20,14 +20,7 @@ from ekiden import runtime
 from ekiden.codegen.cache import checked_code, compiler_folder
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
-from ekiden.runtime.files import (
-    PathName,
-    files_below,
-    make_own_folder,
-    named,
-    shrink,
-    write_whole,
-)
+from ekiden.runtime.files import PathName, files_below, make_own_folder, named, shrink, write_whole
 from ekiden.runtime.lazy_dataclass import dataclass
 
 VERSION = 1

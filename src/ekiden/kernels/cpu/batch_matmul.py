@@ -48,16 +48,7 @@ from ekiden.kernels.spaces.product import MOST_ROWS, NARROW_ROWS, default, is_tu
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
-from ekiden.tir.stmt import (
-    Allocate,
-    BufferStore,
-    For,
-    ForKind,
-    IfThenElse,
-    Prefetch,
-    Stmt,
-    seq,
-)
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Prefetch, Stmt, seq
 from ekiden.topi.shape import equal as same_dim
 
 AHEAD = {"first": (16, 3), "second": (32, 2)}

@@ -60,15 +60,7 @@ from ekiden.kernels.spaces.conv import default, is_short, space
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
-from ekiden.tir.stmt import (
-    Allocate,
-    For,
-    ForKind,
-    LetStmt,
-    PrimFunc,
-    Stmt,
-    seq,
-)
+from ekiden.tir.stmt import Allocate, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.nn.weights import WORD_OF
 
 TAG = "conv_nhwc_pack"

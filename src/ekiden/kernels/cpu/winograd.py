@@ -66,15 +66,7 @@ from ekiden.kernels.spaces.winograd import BYTES, arithmetic_of, default, space
 from ekiden.target import Target
 from ekiden.te.inline import inputs_of
 from ekiden.tir.expr import Buffer, broadcast, ramp
-from ekiden.tir.stmt import (
-    Allocate,
-    BufferStore,
-    For,
-    ForKind,
-    IfThenElse,
-    Stmt,
-    seq,
-)
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt, seq
 from ekiden.topi.nn.winograd import TAPS, matrices, suits
 
 TAG = "winograd_conv2d"

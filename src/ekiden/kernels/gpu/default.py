@@ -28,25 +28,10 @@ from ekiden.kernels.gpu.vector_access import coordinates
 from ekiden.kernels.stages import chosen_stages, own_outputs, stages_of
 from ekiden.target import Target
 from ekiden.te.inline import inputs_of
-from ekiden.te.prim_func import (
-    BufferMap,
-    allocated,
-    extern_stage,
-    stage_block,
-    whole_operations,
-)
+from ekiden.te.prim_func import BufferMap, allocated, extern_stage, stage_block, whole_operations
 from ekiden.te.tensor import ComputeOp, ExternOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.stmt import (
-    Allocate,
-    BufferStore,
-    For,
-    ForKind,
-    LetStmt,
-    PrimFunc,
-    SeqStmt,
-    Stmt,
-)
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, SeqStmt, Stmt
 from ekiden.tir.visitor import ExprRewriter, is_nothing, rename, sequence, walk
 from ekiden.tir.visitor import substitute as substitute_statement
 

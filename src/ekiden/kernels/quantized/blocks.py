@@ -17,18 +17,7 @@ from __future__ import annotations
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import (
-    Add,
-    Cast,
-    IntImm,
-    Mul,
-    PrimExpr,
-    Var,
-    cast,
-    const,
-    logical_and,
-    minimum,
-)
+from ekiden.ir.prim import Add, Cast, IntImm, Mul, PrimExpr, Var, cast, const, logical_and, minimum
 from ekiden.kernels.cost_model import LINE, STREAM, TOUCHED
 from ekiden.kernels.decision import Choice, Decision, Fixed
 from ekiden.kernels.family import Family, Product, narrowed

@@ -53,16 +53,7 @@ from ekiden.kernels.spaces.recurrent import default, factor_of, parts_of, space
 from ekiden.target import Target
 from ekiden.te.range_check import checks_of
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
-from ekiden.tir.stmt import (
-    Allocate,
-    BufferStore,
-    For,
-    ForKind,
-    LetStmt,
-    PrimFunc,
-    Stmt,
-    seq,
-)
+from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.cells import Cell, VectorMaths
 from ekiden.topi.nn.weights import WORD
 

@@ -26,16 +26,7 @@ from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.dataflow_pattern import pattern as p
-from ekiden.relay.expr import (
-    Call,
-    Constant,
-    Function,
-    If,
-    Let,
-    Tuple,
-    TupleGetItem,
-    Var,
-)
+from ekiden.relay.expr import Call, Constant, Function, If, Let, Tuple, TupleGetItem, Var
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import children, post_order
 from ekiden.runtime.errors import TypeInferenceError

@@ -17,14 +17,7 @@ from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Tuple, const
-from ekiden.relay.gradient.helpers import (
-    broadcast_like,
-    scalar,
-    shape_like,
-    shaped,
-    sum_to,
-    tensor,
-)
+from ekiden.relay.gradient.helpers import broadcast_like, scalar, shape_like, shaped, sum_to, tensor
 from ekiden.relay.op.algebra import VarianceAttrs
 from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.index import GatherNDAttrs, OneHotAttrs, TakeAttrs

@@ -18,23 +18,11 @@ from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Turns, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Expr, const
-from ekiden.relay.op._declare import (
-    attempt,
-    attrs_of,
-    call,
-    tensors,
-)
+from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
 from ekiden.relay.op.create import ones_like
 from ekiden.relay.op.dynamic import constant_of, dynamic
 from ekiden.relay.op.dynamic_slice import DynStridedSliceAttrs
-from ekiden.topi.shape import (
-    Dim,
-    Dims,
-    Shape,
-    as_attr,
-    as_ints,
-    as_shape,
-)
+from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_ints, as_shape
 from ekiden.topi.slice import slice_ranges, take_ranges
 
 

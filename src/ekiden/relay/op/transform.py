@@ -20,14 +20,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import OpDef, OpPattern, Precision, Turns, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import (
-    attempt,
-    attrs_of,
-    call,
-    fail,
-    show,
-    tensors,
-)
+from ekiden.relay.op._declare import attempt, attrs_of, call, fail, show, tensors
 from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
 from ekiden.topi.layout import transform_array, transform_shape
 from ekiden.topi.shape import (

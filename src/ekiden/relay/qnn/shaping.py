@@ -29,13 +29,7 @@ from ekiden.relay.qnn._declare import (
     value,
 )
 from ekiden.relay.qnn.elementwise import unary_relation
-from ekiden.relay.qnn.rescale import (
-    Parameter,
-    RequantizeAttrs,
-    Rescaling,
-    Steps,
-    requantize_array,
-)
+from ekiden.relay.qnn.rescale import Parameter, RequantizeAttrs, Rescaling, Steps, requantize_array
 from ekiden.runtime.errors import CompileError
 from ekiden.topi.shape import normalize_axis
 

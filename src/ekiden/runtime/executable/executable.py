@@ -31,12 +31,7 @@ from ekiden.runtime.artifact.metadata import (
 from ekiden.runtime.cached import cached_property
 from ekiden.runtime.compiler import compiler_module
 from ekiden.runtime.devices.named import without_driver
-from ekiden.runtime.errors import (
-    ExportError,
-    InputError,
-    MissingSymbolError,
-    RunError,
-)
+from ekiden.runtime.errors import ExportError, InputError, MissingSymbolError, RunError
 from ekiden.runtime.executable.callers import Machines, executor_of, start
 from ekiden.runtime.executable.formats import ARTIFACT, KINDS
 from ekiden.runtime.executable.state import kept_values

@@ -6,14 +6,7 @@ from ekiden.te.schedule.auto_inline import (
     auto_inline_injective,
 )
 from ekiden.te.schedule.lowering import infer_bound, lower, schedule_ops
-from ekiden.te.schedule.relations import (
-    Fuse,
-    IterVar,
-    Singleton,
-    Split,
-    ThreadAxis,
-    thread_axis,
-)
+from ekiden.te.schedule.relations import Fuse, IterVar, Singleton, Split, ThreadAxis, thread_axis
 from ekiden.te.schedule.schedule import Schedule, create_schedule
 from ekiden.te.schedule.stage import Stage
 

@@ -19,17 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ekiden.arith import Analyzer, IterSum, determines, image_box
-from ekiden.ir.prim import (
-    GE,
-    LT,
-    FloorDiv,
-    IntImm,
-    PrimExpr,
-    Var,
-    const,
-    convert,
-    is_const,
-)
+from ekiden.ir.prim import GE, LT, FloorDiv, IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range

@@ -21,22 +21,8 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.reduction import COMMUTATIVE, same_expr, update_of
 from ekiden.tir.regions import all_accesses
-from ekiden.tir.schedule.program import (
-    accesses,
-    outer_blocks,
-    ranges_of,
-    read,
-    refuse,
-    written,
-)
-from ekiden.tir.stmt import (
-    Block,
-    BlockRealize,
-    BufferStore,
-    For,
-    IterKind,
-    Stmt,
-)
+from ekiden.tir.schedule.program import accesses, outer_blocks, ranges_of, read, refuse, written
+from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, IterKind, Stmt
 from ekiden.tir.visitor import sub_statements
 
 COMPLETE, REDUCTION, UPDATE, OPAQUE = "complete", "reduction", "update", "opaque"

@@ -15,13 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.arith import (
-    Analyzer,
-    IterMapLevel,
-    detect_iter_map,
-    determines,
-    simplify_around_digits,
-)
+from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map, determines, simplify_around_digits
 from ekiden.ir.prim import PrimExpr, Var, const, convert, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.range import Range

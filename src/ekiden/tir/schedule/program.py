@@ -12,17 +12,7 @@ from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 from ekiden.arith import Analyzer
-from ekiden.ir.prim import (
-    Cast,
-    IntImm,
-    PrimExpr,
-    SizeVar,
-    Var,
-    cast,
-    const,
-    convert,
-    is_const,
-)
+from ekiden.ir.prim import Cast, IntImm, PrimExpr, SizeVar, Var, cast, const, convert, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range

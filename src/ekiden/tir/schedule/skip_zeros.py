@@ -22,13 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.arith import Analyzer
-from ekiden.ir.prim import (
-    Add,
-    PrimExpr,
-    Var,
-    const,
-    is_const,
-)
+from ekiden.ir.prim import Add, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.predicates import conjunction

@@ -10,14 +10,7 @@ from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
 from ekiden.ir.prim_visitor import children, free_vars, literals, substitute
-from ekiden.tir.expr import (
-    LATE_SCOPES,
-    Buffer,
-    BufferAddress,
-    BufferLoad,
-    Ramp,
-    broadcast,
-)
+from ekiden.tir.expr import LATE_SCOPES, Buffer, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.predicates import conjunction
 from ekiden.tir.schedule.check import domain_guards, reached
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind

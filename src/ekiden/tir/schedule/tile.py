@@ -18,16 +18,7 @@ from math import prod
 
 from ekiden.arith import evaluate
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import (
-    Cast,
-    FloatImm,
-    IntImm,
-    Mul,
-    PrimExpr,
-    Var,
-    const,
-    is_const,
-)
+from ekiden.ir.prim import Cast, FloatImm, IntImm, Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad, broadcast

@@ -14,13 +14,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.script import builtins as script
 from ekiden.tir.script.evaluate import Evaluator, Source
-from ekiden.tir.stmt import (
-    Block,
-    BlockRealize,
-    IterKind,
-    IterVar,
-    Stmt,
-)
+from ekiden.tir.stmt import Block, BlockRealize, IterKind, IterVar, Stmt
 
 _AXES = {
     "spatial": IterKind.SPATIAL,

@@ -14,11 +14,7 @@ from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.script import builtins as script
 from ekiden.tir.script.blocks import Arguments, BlockReader
 from ekiden.tir.script.evaluate import Source
-from ekiden.tir.stmt import (
-    Allocate,
-    DeclBuffer,
-    Stmt,
-)
+from ekiden.tir.stmt import Allocate, DeclBuffer, Stmt
 from ekiden.tir.visitor import rename
 
 Wrap: TypeAlias = Callable[[Stmt], Stmt]

@@ -37,14 +37,7 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
-from ekiden.tir.visitor import (
-    NOTHING,
-    ExprRewriter,
-    StmtMutator,
-    are_regions,
-    sequence,
-    walk,
-)
+from ekiden.tir.visitor import NOTHING, ExprRewriter, StmtMutator, are_regions, sequence, walk
 
 MAX_PRIVATE_BYTES = 1 << 10
 """Of a buffer that becomes each thread's own: a part of the registers that a thread has."""

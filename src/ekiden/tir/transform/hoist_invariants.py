@@ -19,17 +19,7 @@ from collections.abc import Sequence
 from ekiden.arith import Analyzer
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import INTRINSICS, if_then_else
-from ekiden.ir.prim import (
-    Add,
-    BinaryExpr,
-    FloatImm,
-    IntImm,
-    Intrinsic,
-    PrimExpr,
-    Sub,
-    Var,
-    const,
-)
+from ekiden.ir.prim import Add, BinaryExpr, FloatImm, IntImm, Intrinsic, PrimExpr, Sub, Var, const
 from ekiden.ir.prim_visitor import children, divides_by_unknown, pending, post_order, rebuild
 from ekiden.tir.expr import Broadcast, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.stmt import Allocate, For, IfThenElse, LetStmt, PrimFunc, Stmt, While

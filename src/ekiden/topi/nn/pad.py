@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ekiden import te
-from ekiden.ir.prim import (
-    ExprLike,
-    PrimExpr,
-    Select,
-    Var,
-    cast,
-    convert,
-    maximum,
-    minimum,
-)
+from ekiden.ir.prim import ExprLike, PrimExpr, Select, Var, cast, convert, maximum, minimum
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
 from ekiden.topi.nn.conv import guarded

@@ -12,15 +12,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import (
-    agree,
-    attrs_of,
-    call,
-    fail,
-    rank_at_least,
-    rank_is,
-    tensors,
-)
+from ekiden.relay.op._declare import agree, attrs_of, call, fail, rank_at_least, rank_is, tensors
 from ekiden.relay.op.nn._work import of_product
 from ekiden.topi.nn.nibbles import GROUP, PANEL, unpack_nibbles, unpack_words
 from ekiden.topi.shape import as_dim, tidy

@@ -38,15 +38,7 @@ from ekiden.relay.op._declare import (
 from ekiden.relay.op.broadcast import add
 from ekiden.relay.op.nn._work import product
 from ekiden.relay.op.nn.dense import dense
-from ekiden.topi.cells import (
-    ACTIVATIONS,
-    DEFAULTS,
-    EXTRAS,
-    GATES,
-    INTEGERS,
-    ArrayMaths,
-    Cell,
-)
+from ekiden.topi.cells import ACTIVATIONS, DEFAULTS, EXTRAS, GATES, INTEGERS, ArrayMaths, Cell
 from ekiden.topi.nn.recurrent import pack_recurrent, packed_shape
 from ekiden.topi.nn.weights import WORD, whole_words
 from ekiden.topi.shape import as_dim, ceil_div, expect_positive, expect_shape, tidy

@@ -18,15 +18,7 @@ from enum import Enum
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.text import type_text
-from ekiden.ir.type import (
-    FuncType,
-    GlobalTypeVar,
-    TensorType,
-    TupleType,
-    Type,
-    TypeCall,
-    TypeVar,
-)
+from ekiden.ir.type import FuncType, GlobalTypeVar, TensorType, TupleType, Type, TypeCall, TypeVar
 from ekiden.relay import op
 from ekiden.relay.expr import (
     Call,

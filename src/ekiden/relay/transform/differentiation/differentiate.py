@@ -20,16 +20,7 @@ from ekiden.ir.text import type_text
 from ekiden.ir.transform import Pass, PassContext, Sequential, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
-from ekiden.relay.expr import (
-    Call,
-    Function,
-    RefCreate,
-    RefRead,
-    RefWrite,
-    Tuple,
-    TupleGetItem,
-    Var,
-)
+from ekiden.relay.expr import Call, Function, RefCreate, RefRead, RefWrite, Tuple, TupleGetItem, Var
 from ekiden.relay.gradient import GRADIENTS, Gradient
 from ekiden.relay.op.lowered import CallLoweredAttrs
 from ekiden.relay.transform.differentiation.adjoint_values import Conversion, Converter

@@ -18,16 +18,7 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext
-from ekiden.relay.expr import (
-    Call,
-    Function,
-    RefCreate,
-    RefRead,
-    RefWrite,
-    Tuple,
-    TupleGetItem,
-    Var,
-)
+from ekiden.relay.expr import Call, Function, RefCreate, RefRead, RefWrite, Tuple, TupleGetItem, Var
 from ekiden.relay.op.annotation import CompilerAttrs, compiler_begin, compiler_end
 from ekiden.relay.transform.graph.calls import typed
 from ekiden.relay.transform.language.infer_type import InferType

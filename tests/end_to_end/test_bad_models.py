@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from road_programs import normal
+from relay_networks import normal
 
 import ekiden
 from long_runs import sizes

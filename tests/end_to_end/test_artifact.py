@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from road_models import cached_model
-from road_programs import Array, normal
+from network_models import cached_model
+from relay_networks import Array, normal
 
 import ekiden
 from ekiden import relay

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from road_programs import check, normal
+from relay_networks import check, normal
 
 import ekiden
 from ekiden import relay

@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from road_models import cached_model, compiled_entry, compiled_light
-from road_programs import Array, normal
+from network_models import cached_model, compiled_entry, compiled_light
+from relay_networks import Array, normal
 
 import ekiden
 from ekiden import relay, runtime

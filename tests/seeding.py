@@ -45,7 +45,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def same_numbers() -> None:
+def seeded_generators() -> None:
     """After the fixtures of the module, which only the first of its tests makes."""
     rewind()
 

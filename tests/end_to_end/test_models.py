@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from road_models import Array, cached_model, compiled_entry, compiled_light, light_model, reference
+from network_models import (
+    Array,
+    cached_model,
+    compiled_entry,
+    compiled_light,
+    light_model,
+    reference,
+)
 
 import ekiden
 from long_runs import LONG, alike

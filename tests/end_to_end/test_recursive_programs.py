@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from road_programs import check, normal
+from relay_networks import check, normal
 
 import ekiden
 from agreement import agree, flatten
