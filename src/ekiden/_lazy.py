@@ -112,13 +112,19 @@ class LazyModule:
         report = LazyModule("ekiden.runtime.profile.report")
     """
 
-    __slots__ = ("_module",)
+    __slots__ = ("_loaded", "_module")
 
     def __init__(self, module: str) -> None:
         self._module = module
+        self._loaded: ModuleType | None = None
 
     def __getattr__(self, name: str) -> object:
-        return getattr(load_module(self._module), name)
+        module = self._loaded
+        if module is None:
+            module = load_module(self._module)
+            if not _is_initializing(module):  # else another thread may still import it
+                self._loaded = module
+        return getattr(module, name)
 
 
 class ExportingPackage(ModuleType):

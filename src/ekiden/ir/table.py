@@ -51,13 +51,14 @@ class Table(dict[_K, _V]):
         return self._loaded().items()
 
     def __contains__(self, key: object) -> bool:
-        if not super().__contains__(key):
-            module = cast(Mapping[object, str], self.row_modules).get(key)
-            if module is not None:
-                self.load(module)
-            if not super().__contains__(key):
-                self.load_rest()
-        return super().__contains__(key)
+        if dict.__contains__(self, key):
+            return True
+        module = cast(Mapping[object, str], self.row_modules).get(key)
+        if module is not None:
+            self.load(module)
+        if not dict.__contains__(self, key):
+            self.load_rest()
+        return dict.__contains__(self, key)
 
     def get(self, key: _K, default: _V | None = None) -> _V | None:  # type: ignore[override]
         """Return the row, or the default."""

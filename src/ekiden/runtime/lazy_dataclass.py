@@ -9,7 +9,7 @@
 
 Such classes are dataclasses to Python (`fields`, `replace`, `match`) and to type checkers. On an
 AMD EPYC (Zen 5), `dataclasses.dataclass` takes 310 us for a frozen class with slots and four
-fields: it compiles up to six functions. This one takes 16 us, and 37 us at the first call of a
+fields: it compiles up to six functions. This one takes 17 us, and 18 us at the first call of a
 constructor: one compiled code serves all classes with as many fields. A first compilation of a
 small LSTM decorates 437 classes and calls constructors of 200; an answer from the cache, 10 and 9.
 """
@@ -54,27 +54,53 @@ _FIELDS = "__dataclass_fields__"
 
 
 class LazyFields(LazyAttribute):
-    """The fields of a class by name. Those that its body declares go through Python's decorator,
-    on a class that has nothing else, when any is asked for: most classes never are."""
+    """The fields of a class by name, as Python keeps them. Those that its body declares go through
+    Python's decorator, on a class that has nothing else, when any is asked for: constructors and
+    comparisons are written from `declared`, so that most classes never are."""
 
-    __slots__ = ("defaults", "kw_only")
+    __slots__ = ("_declared", "defaults", "kw_only")
 
     def __init__(self, owner: type, defaults: Mapping[str, object], kw_only: bool) -> None:
         super().__init__(owner, _FIELDS, self._make_fields)
         self.defaults, self.kw_only = defaults, kw_only
+        self._declared: Mapping[str, _Field] | None = None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.defaults)
 
+    @property
+    def declared(self) -> Mapping[str, _Field]:
+        """The fields of the class's body. Raises ValueError for a default that instances would
+        share and change."""
+        if self._declared is None:
+            annotations = self._owner.__annotations__
+            self._declared = {
+                name: self._field(name, annotations[name], value)
+                for name, value in self.defaults.items()
+            }
+        return self._declared
+
+    def _field(self, name: str, annotation: Any, value: Any) -> _Field:  # noqa: ANN401
+        is_written = isinstance(value, dataclasses.Field)
+        field: _Field = value if is_written else dataclasses.field(default=value)
+        if type(field.default).__hash__ is None:
+            raise ValueError(
+                f"mutable default {type(field.default)} for field {name} is not allowed: "
+                "use default_factory"
+            )
+        field.name, field.type = name, annotation
+        if field.kw_only is dataclasses.MISSING:
+            field.kw_only = self.kw_only
+        return field
+
     def _make_fields(self, cls: Any) -> dict[str, _Field]:  # noqa: ANN401
-        """Raises ValueError for a default that instances would share and change."""
-        body = {n: value for n, value in self.defaults.items() if value is not dataclasses.MISSING}
+        body: dict[str, object] = dict(self.declared)
         # Python looks for ClassVar in annotations that are texts, with three patterns a field
         body["__annotations__"] = dict.fromkeys(self.defaults, object)
         body["__doc__"] = cls.__doc__  # else Python writes one, for which it imports `inspect`
-        decorated: Any = dataclasses.dataclass(
-            init=False, repr=False, eq=False, kw_only=self.kw_only
-        )(type(cls.__name__, (), body))
+        decorated: Any = dataclasses.dataclass(init=False, repr=False, eq=False)(
+            type(cls.__name__, (), body)
+        )
         fields: dict[str, _Field] = {}
         for base in reversed(cls.__mro__[1:]):
             fields.update(getattr(base, _FIELDS, {}))
@@ -83,6 +109,18 @@ class LazyFields(LazyAttribute):
             field.type = cls.__annotations__[name]
         cls.__dataclass_params__ = decorated.__dataclass_params__
         return fields
+
+
+def _fields(cls: type) -> list[_Field]:
+    """Return the fields of a class and its bases, those of bases first."""
+    fields: dict[str, _Field] = {}
+    for base in reversed(cls.__mro__):
+        known = vars(base).get(_FIELDS)
+        if isinstance(known, LazyFields):
+            fields.update(known.declared)
+        elif known is not None:
+            fields.update((field.name, field) for field in dataclasses.fields(base))
+    return list(fields.values())
 
 
 def declared_defaults(cls: type) -> dict[str, object]:
@@ -141,7 +179,7 @@ def _without_field_objects(cls: type[_T], defaults: Mapping[str, object]) -> typ
 
 
 def _match_args(cls: Any) -> tuple[str, ...]:  # noqa: ANN401
-    return tuple(f.name for f in dataclasses.fields(cls) if f.init and not f.kw_only)
+    return tuple(f.name for f in _fields(cls) if f.init and not f.kw_only)
 
 
 def decorate(
@@ -243,7 +281,7 @@ def repr_of(self: Any) -> str:  # noqa: ANN401
 
 def _initializer(cls: Any, frozen: bool = False) -> FunctionType:  # noqa: ANN401
     """The constructor. Raises TypeError where a field without a default follows one that has it."""
-    fields = dataclasses.fields(cls)
+    fields = _fields(cls)
     values: dict[str, object] = {"_LATER": _LATER, "_set": object.__setattr__}
     body = [_setting(i, field, cls, frozen, values) for i, field in enumerate(fields)]
     if hasattr(cls, "__post_init__"):
@@ -310,7 +348,7 @@ def _default(field: _Field) -> object:
 
 def _equality(cls: Any) -> FunctionType:  # noqa: ANN401
     """`__eq__`: of one class, by the fields that are compared."""
-    names = [field.name for field in dataclasses.fields(cls) if field.compare]
+    names = [field.name for field in _fields(cls) if field.compare]
     text = (
         f"def method(self, other):\n"
         f" if other.__class__ is not self.__class__: return NotImplemented\n"
@@ -321,7 +359,7 @@ def _equality(cls: Any) -> FunctionType:  # noqa: ANN401
 
 def _hash(cls: Any) -> FunctionType:  # noqa: ANN401
     """`__hash__`: by the fields that are compared, or that say that they take part."""
-    fields = dataclasses.fields(cls)
+    fields = _fields(cls)
     names = [f.name for f in fields if (f.compare if f.hash is None else f.hash)]
     text = f"def method(self): return hash({_values_of('self', names)})"
     return _method(cls, "__hash__", text, names, {})

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ekiden._lazy import LazyModule
 from ekiden.ir import dtype as dt
 from ekiden.ir.dtype import int_range
 from ekiden.ir.intrinsic import INTRINSICS, LIKE_FIRST, NAMES, if_then_else
@@ -41,8 +43,12 @@ from ekiden.ir.prim import Not as _Not
 from ekiden.ir.prim import const as _const
 from ekiden.ir.prim import logical_and as _both
 from ekiden.runtime.errors import ExpressionError
-from ekiden.target.codegen import llvm_get_intrinsic_name, llvm_lookup_intrinsic_id
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
+
+if TYPE_CHECKING:
+    import ekiden.target.codegen as llvm_facts
+else:
+    llvm_facts = LazyModule("ekiden.target.codegen")
 
 Argument = ExprLike | str | Buffer
 
@@ -99,8 +105,8 @@ def call_llvm_pure_intrin(dtype: str, name: str | int | IntImm, *args: Argument)
 def _call_llvm(op: str, dtype: str, name: str | int | IntImm, args: Sequence[Argument]) -> PrimExpr:
     if not isinstance(name, str):
         number = name.value if isinstance(name, IntImm) else name
-        name = llvm_get_intrinsic_name(number) or str(number)
-    if not llvm_lookup_intrinsic_id(name):
+        name = llvm_facts.llvm_get_intrinsic_name(number) or str(number)
+    if not llvm_facts.llvm_lookup_intrinsic_id(name):
         raise ExpressionError(f"{op}: Unknown llvm intrinsic function {name}")
     signature = args[0] if args else 0
     if not isinstance(signature, (int, IntImm)) or isinstance(signature, bool):

@@ -34,7 +34,6 @@ from ekiden.frontend.onnx.load import (
 )
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Attributes, Node, Row, describe
-from ekiden.frontend.onnx.shape_value import evaluate, fold, followed
 from ekiden.frontend.onnx.signatures import Signature, check_limits, signature
 from ekiden.frontend.onnx.tensor import dense, to_array
 from ekiden.ir.span import Span
@@ -42,9 +41,11 @@ from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
+    import ekiden.frontend.onnx.shape_value as shape_value
     from ekiden.frontend.onnx import function_body
     from ekiden.frontend.onnx.converters import text
 else:
+    shape_value = LazyModule("ekiden.frontend.onnx.shape_value")
     function_body = LazyModule("ekiden.frontend.onnx.function_body")
     text = LazyModule("ekiden.frontend.onnx.converters.text")
 
@@ -249,7 +250,7 @@ class Graph:
         values = self.shared.outputs(result, proto.output)
         first = proto.output[0] if proto.output else ""
         if first in values:
-            values[first] = followed(node, values[first])
+            values[first] = shape_value.followed(node, values[first])
         self.values.put(values)
         return None
 
@@ -286,7 +287,7 @@ class Graph:
 def _converted(row: Row, node: Node, declared: Signature | None) -> Result:
     """Return what a row makes of a node. Raises Unsupported for an input that it would ignore."""
     is_text = has_text(node)
-    known = None if is_text else evaluate(node)
+    known = None if is_text else shape_value.evaluate(node)
     if known is not None:
         return known
     node.inputs.read.clear()  # what was looked at so far says nothing about the converter
@@ -296,4 +297,4 @@ def _converted(row: Row, node: Node, declared: Signature | None) -> Result:
             name = declared.name_of_input(index)
             if name not in row.may_ignore.split():
                 raise Unsupported(f"input {index} ({name!r}) is not supported beside the others")
-    return result if is_text or row.stays else fold(node, result)
+    return result if is_text or row.stays else shape_value.fold(node, result)
