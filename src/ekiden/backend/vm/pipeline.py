@@ -64,6 +64,7 @@ from ekiden.relay.transform.memory.update_in_place import UpdateInPlace
 from ekiden.relay.transform.memory_plan import MemoryPlan
 from ekiden.relay.transform.precision.product_precision import ProductPrecision
 from ekiden.relay.transform.quantization.integer_products import IntegerProducts
+from ekiden.relay.transform.quantization.merge_requantization import MergeRequantization
 from ekiden.relay.transform.shapes.bind_dimensions import BindDimensions
 from ekiden.relay.transform.shapes.carry_dimensions import CarryDimensions
 from ekiden.relay.transform.shapes.hoist_dimensions import HoistDimensions
@@ -134,6 +135,7 @@ def pipeline(
             ProductPrecision(layout),
             FoldConstant(),  # weights in the type they are multiplied in
             EliminateCommonSubexpr(),
+            MergeRequantization(),
             FoldScaleAxis(),  # before layouts change: it knows OIHW only
             SumConvolutions(),  # the same
             *(

@@ -54,7 +54,7 @@ from ekiden.kernels.micro_kernels.register_tiles import (
     compute_tile,
     fitting_lanes,
 )
-from ekiden.kernels.prim_builder import make_buffers, tiled_function
+from ekiden.kernels.prim_builder import make_buffers, product, tiled_function
 from ekiden.kernels.quantized.words import pairs_of, widen
 from ekiden.kernels.spaces.conv import default, is_short, space
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -537,9 +537,8 @@ class Conv:
         """The kernel: copies that are padded, or of bytes widened, if needed, and all tiles."""
         parts = self.parts()
         if (pairs := pairs_of(self.data, self.decision)) is not None:
-            n, height, width, channels = self.data.shape
-            lines, length = simplify(n * height), simplify(width * channels)
-            self.source, wide = pairs, widen(self.data, pairs, lines, length, self.lanes)
+            size = product(list(self.data.shape))
+            self.source, wide = pairs, widen(self.data, pairs, size, self.lanes)
             return Allocate(pairs, seq(wide, *(self.panel_region(*part) for part in parts)))
         if not self.geometry.is_padded:
             return seq(*(self.panel_region(*part) for part in parts))

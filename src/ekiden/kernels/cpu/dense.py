@@ -120,12 +120,11 @@ def start(inputs: list[te.Tensor], kernel: Kernel, name: str) -> PrimFunc:
     if kernel.decision.get("dot") != MADD:
         return program_of(inputs, list(kernel.outputs), name)
     data, _ = operands_of(anchor)
-    rows, length = product(data.shape[:-1]), data.shape[-1]
-    lanes = kernel.target.lanes("float32")
+    size, lanes = product(list(data.shape)), kernel.target.lanes("float32")
     pairs = te.extern(
         data.shape,
         [data],
-        lambda ins, outs: widen(ins[0], outs[0], rows, length, lanes),
+        lambda ins, outs: widen(ins[0], outs[0], size, lanes),
         name="pairs",
         dtype="int16",
     )

@@ -164,7 +164,7 @@ class _Listed:
         """All panels, on data widened before if their words are multiplied in pairs."""
         if self.pairs is None:
             return self.all_panels()
-        wide = widen(self.a, self.pairs, self.rows, self.k, self.lanes)
+        wide = widen(self.a, self.pairs, simplify(self.rows * self.k), self.lanes)
         return Allocate(self.pairs, seq(wide, self.all_panels()))
 
     def all_panels(self) -> Stmt:

@@ -35,13 +35,12 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.op import Array
-from ekiden.ir.prim import Cast, PrimExpr, Var, const
+from ekiden.ir.prim import Cast, PrimExpr, Var, const, is_const
 from ekiden.kernels.decision import Choice, Decision, Space
 from ekiden.kernels.micro_kernels.matrix_tiles import BY_PANEL
-from ekiden.kernels.micro_kernels.register_tiles import span
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
-from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt
+from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
 from ekiden.topi.nn.weights import WORD
 
 DOT4, MADD, NARROW_DOT, PAIR = "dot4_u8s8", "madd_s16", "madd_u8s8", "dot2_bf16"
@@ -138,15 +137,17 @@ def pairs_of(data: Buffer, decision: Decision) -> Buffer | None:
     return Buffer("pairs", data.shape, "int16")
 
 
-def widen(data: Buffer, pairs: Buffer, rows: PrimExpr, length: PrimExpr, lanes: int) -> Stmt:
-    """Copy bytes to `pairs`; rows of `length`, which words divide, in parallel."""
-    row, words = Var("row"), simplify(length // WORD)
+def widen(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) -> Stmt:
+    """Emit a copy of `size` bytes to `pairs`, in parallel. Rows are whole words and follow one
+    another, so that all are taken as one: few words of a row leave lanes idle (12544 rows of 32
+    bytes and 16 columns by AVX-512 on Zen 5: 177 us row by row, 57 as one)."""
+    words = simplify(size // WORD)
 
     def body(at: PrimExpr, many: int) -> Stmt:
         """Words of four bytes b0 b1 b2 b3 as int16 b0 b2 b1 b3, by masks and shifts within each
         word.
         """
-        first = (row * words + at) * WORD
+        first = at * WORD
         wide = f"int64x{many}" if many > 1 else "int64"
         word = dt.with_lanes("int32", many) if many > 1 else "int32"
 
@@ -165,9 +166,16 @@ def widen(data: Buffer, pairs: Buffer, rows: PrimExpr, length: PrimExpr, lanes: 
         made = call_intrin("reinterpret", both, dtype=dt.with_lanes("int16", WORD * many))
         return BufferStore(pairs, made, (ramp(first, 1, WORD * many),))
 
-    inside = span(words, lanes, body)
-    grain = max(1, GRAIN // size) if (size := _known(length)) else 1
-    return For(row, const(0), rows, ForKind.PARALLEL, inside, {"grain": grain})
+    vector, tail = Var("vector"), Var("tail")
+    whole = simplify(words // lanes)
+    grain = max(1, GRAIN // (WORD * lanes))
+    vectors = For(
+        vector, const(0), whole, ForKind.PARALLEL, body(vector * lanes, lanes), {"grain": grain}
+    )
+    rest = simplify(words - whole * lanes)
+    if is_const(rest, 0):
+        return vectors
+    return seq(vectors, For(tail, const(0), rest, ForKind.SERIAL, body(whole * lanes + tail, 1)))
 
 
 def paired(levels: PrimExpr) -> PrimExpr:
@@ -176,11 +184,6 @@ def paired(levels: PrimExpr) -> PrimExpr:
     halves = call_intrin("reinterpret", levels, dtype=dt.with_lanes("int16", 2 * count))
     first = [WORD * (n // WORD) + (0, 2, 1, 3)[n % WORD] for n in range(count)]
     return shuffle(halves, halves, [2 * n for n in first])
-
-
-def _known(length: PrimExpr) -> int:
-    value = getattr(length, "value", 0)
-    return value if isinstance(value, int) else 0
 
 
 __all__ = [

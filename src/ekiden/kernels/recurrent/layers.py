@@ -243,7 +243,7 @@ class Layer:
         )  # fmt: skip
         if self.pairs is not None:
             width = const(self.width)
-            made = seq(made, widen(self.quantized, self.pairs, self.batch, width, self.lanes))
+            made = seq(made, widen(self.quantized, self.pairs, self.batch * width, self.lanes))
         return Allocate(low, Allocate(high, made))
 
     def products(self, products: Buffer, at: PrimExpr, phase: int, unit: PrimExpr,

@@ -99,6 +99,7 @@ from ekiden.relay.transform.quantization.fake_quantization_to_integer import (
     FakeQuantizationToInteger,
 )
 from ekiden.relay.transform.quantization.integer_products import IntegerProducts
+from ekiden.relay.transform.quantization.merge_requantization import MergeRequantization
 from ekiden.relay.transform.shapes.bind_dimensions import BindDimensions
 from ekiden.relay.transform.shapes.carry_dimensions import CarryDimensions
 from ekiden.relay.transform.shapes.change_batch import ChangeBatch
@@ -135,6 +136,7 @@ for _factory in (
     FuseOps,
     InferType,
     IntegerProducts,
+    MergeRequantization,
     LambdaLift,
     ManifestAlloc,
     ManifestLifetimes,
@@ -244,6 +246,7 @@ __all__ = [
     "MemoryPlan",
     "MergeCompilerRegions",
     "MergeComposite",
+    "MergeRequantization",
     "ModulePass",
     "MultiplyEinsums",
     "NameDimensions",

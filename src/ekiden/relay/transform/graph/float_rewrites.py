@@ -62,6 +62,9 @@ FLOAT_REWRITES: tuple[FloatRewrite, ...] = (
         "dense((x - p) * s, (w - q) * t) = dense(x - p, w - q) * (s * t)",
         "of bytes: sums of integers, which are exact; a number that was no number when it was "
         "rounded to a byte is a byte"),
+    FloatRewrite("requantise by one factor", ROUNDED, ("MergeRequantization",),
+        "round((x * s + b) / y) = round(x * (s / y) + b / y)",
+        "scales and biases by constants: a sum that ends between two levels may become either"),
     FloatRewrite("keep operands wide", ROUNDED, ("ProductPrecision",),
         "dense(cast(x, bfloat16), w) = dense(x, cast(w, float32))",
         "products of small floats take the float32 from which an operand was rounded"),

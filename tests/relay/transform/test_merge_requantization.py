@@ -1,0 +1,89 @@
+"""MergeRequantization: sums of bytes go to their levels by one factor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pass_checks import calls, program
+
+import ekiden
+from ekiden.relay.analysis import verify
+from ekiden.relay.transform import MergeRequantization
+from ekiden.runtime import tensor
+
+pytestmark = pytest.mark.quick
+
+RNG = np.random.default_rng(0)
+SUMS = RNG.integers(-(10**6), 10**6, (2, 4, 3, 3)).astype("int32")
+BIAS = np.float32([0.5, -1, 3, 0]).reshape(4, 1, 1)
+
+
+def merged(body: str, **weights: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """The calls that are left of a body over `%x`, and how far levels are from those before."""
+    given = "".join(f", %{n}: Tensor[{w.shape}, {w.dtype}]" for n, w in weights.items())
+    text = f"def @main(%x: Tensor[(2, 4, 3, 3), int32]{given}) {{ {body} }}"
+    before = program(text, **weights)
+    after = MergeRequantization()(before)
+    verify(after)
+    one, other = (
+        np.asarray(ekiden.compile(m, float_rewrites="exact")(tensor(SUMS)).numpy())
+        for m in (before, after)
+    )
+    return calls(after), np.abs(one.astype("float64") - other)
+
+
+def test_a_scale_a_bias_and_a_quotient_are_one_factor() -> None:
+    left, apart = merged(
+        """%0 = multiply(cast(%x, dtype="float32"), 3e-4f);
+           round(divide(add(%0, %b), 0.02f))""",
+        b=BIAS,
+    )
+    assert left == ["cast", "multiply", "add", "round"]
+    assert apart.max() <= 1
+    assert apart.mean() < 0.01
+
+
+def test_each_term_of_a_residual_is_scaled() -> None:
+    left, apart = merged(
+        """%0 = multiply(cast(%x, dtype="float32"), 3e-4f);
+           %1 = multiply(0.7f, cast(%y, dtype="float32"));
+           round(divide(nn.relu(add(%1, add(%0, %b))), 0.02f))""",
+        b=BIAS,
+        y=RNG.integers(-128, 128, (2, 4, 3, 3)).astype("int8"),
+    )
+    assert "divide" not in left
+    assert left.count("multiply") == 2
+    assert apart.max() <= 1
+
+
+def test_a_factor_is_merged_as_a_quotient_is() -> None:
+    left, apart = merged(
+        'round(multiply(add(multiply(cast(%x, dtype="float32"), 3e-4f), %b), 50f))', b=BIAS
+    )
+    assert left == ["cast", "multiply", "add", "round"]
+    assert apart.max() <= 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'round(divide(cast(%x, dtype="float32"), 0.02f))',  # no factor that takes it
+        'divide(multiply(cast(%x, dtype="float32"), 3e-4f), 0.02f)',  # not rounded to a level
+        """%0 = multiply(cast(%x, dtype="float32"), 3e-4f);
+           add(round(divide(%0, 0.02f)), %0)""",  # read by another
+        'round(divide(nn.relu(multiply(cast(%x, dtype="float32"), 3e-4f)), -0.02f))',
+        'round(divide(multiply(cast(%x, dtype="float32"), 1e-30f), 1e30f))',  # out of range
+        'round(divide(add(multiply(cast(%x, dtype="float32"), 3f), exp(%y)), 7f))',
+    ],
+)
+def test_what_has_no_factor_of_its_own_stays(body: str) -> None:
+    left, apart = merged(body, y=np.zeros((2, 4, 3, 3), "float32"))
+    assert "divide" in left
+    assert apart.max() == 0
+
+
+def test_exact_programs_keep_their_quotient() -> None:
+    text = """def @main(%x: Tensor[(4,), int32]) {
+      round(divide(multiply(cast(%x, dtype="float32"), 3e-4f), 0.02f)) }"""
+    with ekiden.transform.PassContext(config={"relay.float_rewrites": "exact"}):
+        assert "divide" in calls(MergeRequantization()(program(text)))
