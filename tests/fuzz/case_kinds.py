@@ -1,8 +1,8 @@
 """What a kind of input is to the fuzzer: how its cases are made, and what is done with one.
 
 A case is refused with an error of the project's own, or accepted; anything else that it raises, a
-signal or a hang is a find. The tables of kinds are in file_kinds.py, model_kinds.py and
-message_kinds.py.
+signal or a hang is a find. The tables of kinds are in file_kinds.py, model_kinds.py,
+relay_kinds.py, tensorflow_kinds.py and message_kinds.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,18 @@ from typing import Any
 
 Loader = Callable[[Any], None]
 """Does with a case what a user would; returns where it is accepted."""
+
+
+class SlowError(BaseException):
+    """A case takes too long: not an Exception, which is caught on the way."""
+
+
+class WrongResultError(AssertionError):
+    """A result that is not what it must be; the subject, an operator mostly, tells finds apart."""
+
+    def __init__(self, subject: str, text: str) -> None:
+        super().__init__(f"{subject}: {text}")
+        self.subject = subject
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,19 @@ from typing import Any
 import file_kinds
 import message_kinds
 import model_kinds
+import relay_kinds
 import tensorflow_kinds
-from case_kinds import Kind
+from case_kinds import Kind, SlowError, WrongResultError
 
 from ekiden.runtime.errors import EkidenError, InternalError
 
-TABLES = (model_kinds.KINDS, tensorflow_kinds.KINDS, file_kinds.KINDS, message_kinds.KINDS)
+TABLES = (
+    model_kinds.KINDS,
+    relay_kinds.KINDS,
+    tensorflow_kinds.KINDS,
+    file_kinds.KINDS,
+    message_kinds.KINDS,
+)
 KINDS = {kind.name: kind for table in TABLES for kind in table}
 CASES_PER_WORKER = 20_000
 SLOW_S = 20.0
@@ -96,10 +103,6 @@ def rng_of(kind: str, seed: int, number: int) -> Random:
     return Random(f"{kind} {seed} {number}")
 
 
-class SlowError(BaseException):
-    """A case takes too long: not an Exception, which is caught on the way."""
-
-
 def _stop(number: int, frame: FrameType | None) -> None:
     raise SlowError(f"it takes more than {SLOW_S:g} seconds of the processor")
 
@@ -128,7 +131,9 @@ def attempt(load: Callable[[Any], None], case: object) -> tuple[str, BaseExcepti
 
 
 def place_of(error: BaseException) -> str:
-    """Return the error's class, its innermost line of ours, and where it was raised."""
+    """Return the error's class, its innermost line of ours or subject, and where it was raised."""
+    if isinstance(error, WrongResultError):
+        return f"WrongResultError of {error.subject}"
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "/ekiden/" in f.filename] or frames
     where = f"{ours[-1].filename.rpartition('/ekiden/')[2]}:{ours[-1].lineno}"

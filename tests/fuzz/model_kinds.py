@@ -1,39 +1,32 @@
 """Models whose attributes and shape-like inputs are extreme: ONNX, TensorFlow Lite, StableHLO.
 
-Most cases are decided by arithmetic on shapes: what is accepted has its types inferred, and every
-extent and byte count of them is compared with exact integers, of ONNX with its own inference too.
-Of the distinct programs that are left, one in COMPILED, by its hash, is compiled with kernels that
-check their bounds, and run: the others differ in a number alone from one that was, and compiling
-takes 50 times as long. Operators of Relay have a fuzzer of their own (tests/relay/op).
+Most cases are decided by arithmetic on shapes, and some are run, as exact_sizes.py says; shapes of
+ONNX are compared with its own inference, too.
 """
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import onnx
-from case_kinds import Kind, Loader
+from case_kinds import Kind, Loader, WrongResultError
+from exact_sizes import Sample, check_sizes
 from mutation import extreme, mutate_bytes, mutate_numbers
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 import ekiden
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.ir import structural_hash
-from ekiden.ir.dtype import itemsize
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import TensorType, TupleType
 from ekiden.relay.transform import InferType
-from ekiden.relay.visitor import post_order
 from ekiden.topi.shape import known as number_of
 
-COMPILED = 16
-"""One distinct program in so many is compiled and run."""
 LARGEST = 1 << 22
 """Elements of an input or output, at most, of what is run."""
 
@@ -45,44 +38,17 @@ def loader(
     check: Callable[[bytes, IRModule], None] | None = None,
 ) -> Loader:
     """Return what imports a case, checks its types, with `check` too, and compiles some."""
-    compiled: set[int] = set()
+    sample = Sample()
 
     def load(case: bytes) -> None:
         module = InferType()(import_model(case, ImportOptions()).module)
-        for tensor in _tensor_types(module):
-            check_size(tensor)
+        check_sizes(module)
         if check is not None:
             check(case, module)
-        digest = structural_hash(module)
-        if digest % COMPILED == 0 and digest not in compiled:
-            compiled.add(digest)
+        if sample.takes(module):
             _run(ekiden.compile(module, tier="quick", bounds="check", timeout=60))
 
     return load
-
-
-def _tensor_types(module: IRModule) -> Iterator[TensorType]:
-    """Give the types of all tensors that the functions of a module take, make and return."""
-    for function in module.functions.values():
-        for expr in post_order(function, into_functions=True):
-            waiting = [expr.checked_type_or_none()]
-            while waiting:
-                match waiting.pop():
-                    case TensorType() as kind:
-                        yield kind
-                    case TupleType() as kind:
-                        waiting += kind.fields
-
-
-def check_size(kind: TensorType) -> None:
-    """Raise AssertionError for a tensor whose extents or bytes leave int64.
-
-    What is admitted is planned, allocated and indexed in int64: an extent that wrapped on its way
-    is negative here, or its product with the others is none that memory has.
-    """
-    extents = [n for d in kind.shape if (n := number_of(d)) is not None]
-    if any(n < 0 for n in extents) or math.prod(extents) * itemsize(kind.dtype) >= 1 << 63:
-        raise AssertionError(f"a tensor of {kind} was admitted")
 
 
 def _run(program: Any) -> None:  # noqa: ANN401
@@ -301,7 +267,9 @@ def _check_inferred(data: bytes, module: IRModule) -> None:
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if None not in (a, b)]
         differ = any(a != b for a, b in pairs if max(a, b) < 1 << 31)
         if len(ours) != len(theirs) or differ:
-            raise AssertionError(f"the shape of {info.name!r} is {ours}, and by ONNX {theirs}")
+            operators = ", ".join(node.op_type for node in model.graph.node)
+            text = f"the shape of {info.name!r} is {ours}, and by ONNX {theirs}"
+            raise WrongResultError(operators, text)
 
 
 # TensorFlow Lite.
@@ -445,8 +413,22 @@ def _hlo_text(body: str, takes: str, gives: str) -> str:
     return f"func.func @main({arguments}) -> {gives} {{\n{body}\nreturn %r : {gives}\n}}"
 
 
+IMPORTS_PER_CONTEXT = 256
+"""Programs that are parsed in one context of MLIR: making it takes two thirds of a case."""
+
+
 def _stablehlo() -> tuple[Any, Loader]:
-    from ekiden.frontend.jax.entry import import_model  # needs an extra
+    from ekiden.frontend.jax import program, stablehlo  # needs an extra
+    from ekiden.frontend.jax.entry import import_model
+
+    imports, contexts = count(), [stablehlo.context()]
+
+    def context() -> Any:  # noqa: ANN401
+        if next(imports) % IMPORTS_PER_CONTEXT == 0:
+            contexts[0] = stablehlo.context()
+        return contexts[0]
+
+    program.context = context  # type: ignore[assignment]
 
     def make(rng: Random) -> bytes:
         text = mutate_numbers(_hlo_text(*rng.choice(HLO)), rng)

@@ -13,7 +13,8 @@ EDGES = (2**7, 2**8, 2**15, 2**16, 2**31, 2**32, 2**40, 2**59, 2**61, 2**62, 2**
 EXTREMES = (
     *(sign * edge + step for edge in EDGES for sign in (1, -1) for step in (-1, 0, 1)),
     *(-(-(2**64) // part) for part in (3, 5, 6, 7)),
-    2**64 // 3,
+    *(2**64 // 3, 2**63 // 3),
+    2**63 - 4000,  # 2 * it is -8000 modulo 2**64
 )
 """Numbers whose products with small ones, or sums with each other, leave int32 or int64."""
 SMALL = (-3, -2, -1, 0, 1, 2, 3, 5, 7, 64)

@@ -34,6 +34,8 @@ def _skip_without_packages(kind: Kind) -> None:
         pytest.skip(f"needs {', '.join(missing)}")
 
 
+MILLION = ("onnx", "tflite", "stablehlo", "relay")
+"""Kinds of extreme attributes."""
 SLOW = ("pt2", "stablehlo")
 """Kinds whose libraries take seconds to import."""
 
@@ -53,7 +55,7 @@ def test_changed_inputs_are_refused_or_accepted(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_hundred_thousand_changed_inputs(name: str) -> None:
     _skip_without_packages(KINDS[name])
-    cases = 1_000_000 if name in ("onnx", "tflite", "stablehlo") else 100_000
+    cases = 1_000_000 if name in MILLION else 100_000
     tally = fuzz_inputs.fuzz(name, cases)
     assert not tally.finds, _shown(tally)
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import fuzz_extremes
 import fuzz_operators
 import numpy as np
 import pytest
@@ -36,13 +35,6 @@ def test_operators_that_refuse_indices() -> None:
 def test_some_operators(seed: int) -> None:
     names = np.random.default_rng(seed).choice(sorted(fuzz_operators.SAMPLES), 8, replace=False)
     tally = fuzz_operators.fuzz(80, seed, [str(n) for n in names], each=15, seconds=60)
-    assert not tally.finds, _shown(tally)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(12 * 3600)
-def test_extreme_attributes_of_all_operators() -> None:
-    tally = fuzz_extremes.fuzz_extremes(1_000_000, 0)
     assert not tally.finds, _shown(tally)
 
 
