@@ -17,6 +17,10 @@ Loader = Callable[[Any], None]
 """Does with a case what a user would; returns where it is accepted."""
 
 
+class SlowError(BaseException):
+    """A case takes too long: not an Exception, which is caught on the way."""
+
+
 class WrongResultError(AssertionError):
     """A result that is not what it must be; the subject, an operator mostly, tells finds apart."""
 

@@ -39,7 +39,7 @@ import message_kinds
 import model_kinds
 import relay_kinds
 import tensorflow_kinds
-from case_kinds import Kind, WrongResultError
+from case_kinds import Kind, SlowError, WrongResultError
 
 from ekiden.runtime.errors import EkidenError, InternalError
 
@@ -101,10 +101,6 @@ class Tally:
 def rng_of(kind: str, seed: int, number: int) -> Random:
     """Return the generator of a case."""
     return Random(f"{kind} {seed} {number}")
-
-
-class SlowError(BaseException):
-    """A case takes too long: not an Exception, which is caught on the way."""
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -520,6 +520,9 @@ def typed(main: Function) -> ekiden.IRModule:
 class Fuzzer:
     """Makes variants, runs them, compares."""
 
+    tier = "full"
+    """Of the programs that are compiled."""
+
     def __init__(self, seed: int, tally: Tally | None = None) -> None:
         self.seed = seed
         self.mutator = Mutator(np.random.default_rng(seed))
@@ -594,7 +597,7 @@ class Fuzzer:
         tally = self.tally
         interpreter = Interpreter(variant.module)
         try:
-            exe = ekiden.compile(variant.module, bounds="check")
+            exe = ekiden.compile(variant.module, tier=self.tier, bounds="check")
         except Exception as error:
             given = self.data(variant)
             refusal = _tried(lambda: interpreter.evaluate("main", *given))[1]
