@@ -14,6 +14,7 @@ from functools import reduce
 import numpy as np
 
 from ekiden.frontend.common.combined import neutral
+from ekiden.frontend.common.formulas import along
 from ekiden.frontend.common.node import AttributeNode, Node
 from ekiden.frontend.common.value import constant
 from ekiden.frontend.common.windows import Window, padded, taps
@@ -109,11 +110,6 @@ def first_maxima(
     if any(known(side) != 0 for side in (*window.before, *window.after)):
         return _inside(node, places, extents, starts, window)
     return places
-
-
-def along(vector: Expr, later: int) -> Expr:
-    """Return a vector along an axis that so many others follow."""
-    return op.expand_dims(vector, axis=1, num_newaxis=later) if later else vector
 
 
 def _inside(
