@@ -1,0 +1,187 @@
+"""Operations of StableHLO, which stand in programs of JAX and in models of TensorFlow Lite.
+
+Each takes the attributes of the specification as arguments, whatever a format stores them as. What
+bodies compute is named as in `combined`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ekiden.frontend.common import places
+from ekiden.frontend.common.arithmetic import SMALL
+from ekiden.frontend.common.combined import REDUCE, is_neutral
+from ekiden.frontend.common.node import Node
+from ekiden.frontend.common.places import Places
+from ekiden.frontend.common.slices import placed, start_of, window_at
+from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.windows import Window, dilated, tap_values
+from ekiden.ir.dtype import to_numpy
+from ekiden.relay import op
+from ekiden.relay.expr import Expr
+from ekiden.topi.shape import Dim, as_attr, as_dim, equal, product
+from ekiden.topi.shape import known as number_of
+
+MAX_WINDOW_ELEMENTS = 4096
+"""Elements of a window that are combined one after the other."""
+
+# Movement.
+
+
+def broadcast_in_dim(node: Node, value: Value, axes: Sequence[int], shape: Sequence[Dim]) -> Expr:
+    """Return a value whose axes are these of a shape that it is repeated to."""
+    data, source = node.scope.expr(value), value.type.shape
+    order = sorted(range(len(axes)), key=lambda i: axes[i])
+    if order != list(range(len(axes))):
+        data = op.transpose(data, order)
+        source = tuple(source[i] for i in order)
+        axes = sorted(axes)
+    wide: list[Dim] = [1] * len(shape)
+    for axis, dim in zip(axes, source, strict=True):
+        wide[axis] = dim
+    first = axes[0] if axes else len(shape)
+    if list(axes) != list(range(first, len(shape))):  # not the last ones: others between
+        data = op.reshape(data, as_attr(wide[first:]), allowzero=True)
+    same = all(equal(as_dim(a), as_dim(b)) for a, b in zip(wide, shape, strict=True))
+    if same and first == 0:
+        return data
+    return op.broadcast_to(data, as_attr(shape))
+
+
+def iota(node: Node, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
+    """Return positions along an axis."""
+    extent, numbers = shape[axis], [number_of(d) for d in shape]
+    total = math.prod(n or 0 for n in numbers)
+    if None not in numbers and total <= SMALL:
+        wide = np.arange(number_of(extent) or 0).reshape([-1] + [1] * (len(shape) - axis - 1))
+        return constant(np.broadcast_to(wide, [n or 0 for n in numbers]).astype(to_numpy(dtype)))
+    counts = op.arange(0, extent, 1, dtype="int64")
+    row = node.given(counts if dtype == "int64" else op.cast(counts, dtype))
+    return node.given(broadcast_in_dim(node, row, [axis], shape))
+
+
+def dynamic_slice(node: Node, sizes: Sequence[int]) -> Expr:
+    """Return a window of constant extents of the first input, moved inside of it; the other inputs
+    are where it begins along each axis.
+    """
+    window = node.expr(0)
+    for axis, (extent, size) in enumerate(zip(node.shape(0), sizes, strict=True)):
+        if equal(as_dim(extent), as_dim(size)):
+            continue
+        start = start_of(node, node.value(axis + 1), extent, size)
+        if start.array is not None:
+            begin = int(start.array)
+            window = op.strided_slice(window, (begin,), (begin + size,), axes=(axis,))
+        else:
+            window = window_at(window, node.scope.expr(start), size, axis)
+    return window
+
+
+def dynamic_update_slice(node: Node, positions: Sequence[Value]) -> Expr:
+    """Return the first input with the second in the place of a window, moved so that it fits."""
+    rows = zip(positions, node.shape(0), node.shape(1), strict=True)
+    starts = [start_of(node, position, extent, size) for position, extent, size in rows]
+    return placed(node, node.expr(0), node.value(1), starts)
+
+
+def gather(
+    node: Node, vector: int, sizes: Sequence[Dim], collapsed: Sequence[int],
+    start_map: Sequence[int], offsets: Sequence[int], batching: Sequence[int] = (),
+    index_batching: Sequence[int] = (),
+) -> Expr:  # fmt: skip
+    """Return windows of the first input at the positions of the second, whose axis `vector` has
+    the positions along the axes of `start_map`.
+    """
+    at = places.places(node, 0, 1, vector, sizes, collapsed, batching, index_batching, start_map)
+    return places.taken(node, places.inside(node, at), offsets)
+
+
+def scatter_places(
+    node: Node, count: int, vector: int, window: Sequence[int], inserted: Sequence[int],
+    start_map: Sequence[int], batching: Sequence[int] = (), index_batching: Sequence[int] = (),
+) -> Places:  # fmt: skip
+    """Return where the updates of a scatter go: `count` operands, then positions, then updates, of
+    which `window` are the axes of the windows.
+    """
+    extents = iter(window)
+    sizes: list[Dim] = [
+        1 if axis in (*inserted, *batching) else node.shape(count + 1)[next(extents)]
+        for axis in range(node.rank(0))
+    ]
+    return places.places(
+        node, 0, count, vector, sizes, inserted, batching, index_batching, start_map
+    )
+
+
+# Reductions.
+
+
+def reduced(node: Node, axes: Sequence[int], kind: str) -> Expr:
+    """Return the first input reduced by a body that is one operator, from the second input on."""
+    function, both = REDUCE[kind]
+    total = function(node.expr(0), axis=list(axes), keepdims=False) if axes else node.expr(0)
+    return total if is_neutral(node.value(1), kind) else both(total, node.expr(1))
+
+
+def reduced_windows(node: Node, window: Window, kind: str) -> Expr:
+    """Return windows of the first input reduced by one operator, from the second input on, element
+    by element of a window, of all windows at once.
+    """
+    wide, both = dilated(node, window, node.value(0), node.expr(1)), REDUCE[kind][1]
+    total, *others = tap_values(node, window, wide)
+    for tap in others:
+        total = node.given(both(node.scope.expr(total), node.scope.expr(tap)))
+    made = node.scope.expr(total)
+    return made if is_neutral(node.value(1), kind) else both(made, node.expr(1))
+
+
+# Products.
+
+
+def dot_general(
+    node: Node, left: Value, right: Value, on_left: Sequence[Sequence[int]],
+    on_right: Sequence[Sequence[int]], dtype: str,
+) -> Expr:  # fmt: skip
+    """Return the product of tensors over (batching, contracting) axes of each: the batch, the other
+    axes of the first, those of the second. Axes are grouped by what they are, never by how many
+    there are: there may be as many free and contracting ones as a product of matrices has.
+    """
+    (batch_x, sum_x), (batch_y, sum_y) = on_left, on_right
+    shape_x, shape_y = left.type.shape, right.type.shape
+    for a, b in ((batch_x, batch_y), (sum_x, sum_y)):
+        node.scope.same([shape_x[i] for i in a], [shape_y[i] for i in b])
+    free_x = [i for i in range(len(shape_x)) if i not in batch_x and i not in sum_x]
+    free_y = [i for i in range(len(shape_y)) if i not in batch_y and i not in sum_y]
+    out = as_attr((*(shape_x[i] for i in (*batch_x, *free_x)), *(shape_y[i] for i in free_y)))
+
+    def side(value: Value, *groups: Sequence[int]) -> Expr:
+        data = _grouped(node, value, groups)
+        return data if value.type.dtype == dtype else op.cast(data, dtype)
+
+    if batch_x:
+        x, y = side(left, batch_x, free_x, sum_x), side(right, batch_y, free_y, sum_y)
+        return op.reshape(op.nn.batch_matmul(x, y), out, allowzero=True)
+    # nn.dense takes any number of axes before the one that is summed
+    lead = [[i] for i in free_x] if len(sum_x) == 1 and free_x else [free_x]
+    made = op.nn.dense(side(left, *lead, sum_x), side(right, free_y, sum_y))
+    if all(len(group) == 1 for group in (*lead, free_y)):
+        return made
+    return op.reshape(made, out, allowzero=True)
+
+
+def _grouped(node: Node, value: Value, groups: Sequence[Sequence[int]]) -> Expr:
+    """Return a value with one axis for each group of its axes: their product, 1 for none."""
+    order = [axis for group in groups for axis in group]
+    if value.array is not None:
+        value = constant(value.array.transpose(order))
+    data = node.scope.expr(value)
+    if value.array is None and order != list(range(len(order))):
+        data = op.transpose(data, order)
+    if all(len(group) == 1 for group in groups):
+        return data
+    shape = dict(zip(order, node.scope.typed(data).shape, strict=True))
+    extents = [product(shape[axis] for axis in group) for group in groups]
+    return op.reshape(data, as_attr(extents), allowzero=True)
