@@ -75,7 +75,9 @@ _LAYERS: Mapping[str, Callable[..., Expr]] = {
 }  # fmt: skip
 
 
-def layer(kind: str, data: Expr, weights: Sequence[Expr | None], **options: Any) -> list[Expr]:  # noqa: ANN401
+def recurrent_layer(
+    kind: str, data: Expr, weights: Sequence[Expr | None], **options: Any,  # noqa: ANN401
+) -> list[Expr]:  # fmt: skip
     """Return a layer in one direction by its operator: the hidden states of all steps, then each
     state behind the last.
 
@@ -86,8 +88,8 @@ def layer(kind: str, data: Expr, weights: Sequence[Expr | None], **options: Any)
             gates in Relay's order.
         options: what the operator takes by name.
     """
-    made = _LAYERS[kind](data, *weights, **options)
-    return [TupleGetItem(made, at) for at in range(3 if kind == "lstm" else 2)]
+    outputs = _LAYERS[kind](data, *weights, **options)
+    return [TupleGetItem(outputs, at) for at in range(3 if kind == "lstm" else 2)]
 
 
 def gru(data: Sequence[Expr], state: Sequence[Expr], hidden: Expr) -> Expr:

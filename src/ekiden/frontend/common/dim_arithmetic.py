@@ -32,7 +32,7 @@ def _functions() -> Mapping[str, Callable[[Expr], Expr]]:
     return {"floor": op.floor, "ceil": op.ceil, "sqrt": op.sqrt, "round": op.round}
 
 
-def computed(root: PrimExpr, size: Callable[[SizeVar], Expr]) -> Expr:
+def dim_tensor(root: PrimExpr, size: Callable[[SizeVar], Expr]) -> Expr:
     """Return an expression of dimensions as a scalar tensor; `size` gives that of a dimension.
     Raises ImportModelError for what no operator computes.
 
@@ -40,7 +40,7 @@ def computed(root: PrimExpr, size: Callable[[SizeVar], Expr]) -> Expr:
     """
 
     def inner(expr: PrimExpr) -> Expr:
-        return computed(expr, size)
+        return dim_tensor(expr, size)
 
     match root:
         case prim.IntImm() | prim.FloatImm():

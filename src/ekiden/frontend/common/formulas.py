@@ -23,9 +23,9 @@ def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
     return op.cast(op.trunc_divide(total, op.cast(count, "int64")), kind.dtype)
 
 
-def along(vector: Expr, later: int) -> Expr:
-    """Return a vector along an axis that so many others follow."""
-    return op.expand_dims(vector, axis=1, num_newaxis=later) if later else vector
+def append_axes(vector: Expr, count: int) -> Expr:
+    """Return a vector with so many axes of extent 1 behind its own."""
+    return op.expand_dims(vector, axis=1, num_newaxis=count) if count else vector
 
 
 # Normalisation.
@@ -66,14 +66,14 @@ def batch_norm(
     data: Expr, scale: Expr, bias: Expr, mean: Expr, variance: Expr, epsilon: float, axis: int = 1
 ) -> Expr:
     """Return data normalised by these statistics of the channels."""
-    made = op.nn.batch_norm(data, scale, bias, mean, variance, axis=axis, epsilon=epsilon)
-    return TupleGetItem(made, 0)
+    outputs = op.nn.batch_norm(data, scale, bias, mean, variance, axis=axis, epsilon=epsilon)
+    return TupleGetItem(outputs, 0)
 
 
-def moved(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
+def running_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
     """Return running statistics moved by a share towards new ones."""
-    kept = op.multiply(old, const(1 - share, dtype))
-    return op.add(kept, op.multiply(new, const(share, dtype)))
+    share_of_old = op.multiply(old, const(1 - share, dtype))
+    return op.add(share_of_old, op.multiply(new, const(share, dtype)))
 
 
 # Elements of vectors.

@@ -13,7 +13,7 @@ import numpy as np
 from ekiden.arith import Analyzer
 from ekiden.frontend.common.block import Block
 from ekiden.frontend.common.captures import bind_captured
-from ekiden.frontend.common.dim_arithmetic import computed
+from ekiden.frontend.common.dim_arithmetic import dim_tensor
 from ekiden.frontend.common.facts import Facts, Learned
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.spans import with_span
@@ -574,7 +574,7 @@ class Scope:
 
     def scalar(self, dim: PrimExpr) -> Expr:
         """Return a dimension, or what is made of dimensions, as a scalar tensor."""
-        return computed(dim, self._size)
+        return dim_tensor(dim, self._size)
 
     def _size(self, symbol: SizeVar) -> Expr:
         if symbol not in self._scalars:

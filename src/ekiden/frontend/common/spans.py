@@ -17,47 +17,47 @@ def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
     done: dict[int, Expr] = {}
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
     while stack:
-        each, ready = stack.pop()
-        if id(each) in done:
+        expr, is_ready = stack.pop()
+        if id(expr) in done:
             continue
-        if each.span is not None or isinstance(each, Op):
-            done[id(each)] = each
-        elif ready:
-            done[id(each)] = _respan(each, [done[id(c)] for c in _parts(each)], span)
+        if expr.span is not None or isinstance(expr, Op):
+            done[id(expr)] = expr
+        elif is_ready:
+            done[id(expr)] = _respan(expr, [done[id(c)] for c in _parts(expr)], span)
         else:
-            stack.append((each, True))
-            stack.extend((c, False) for c in _parts(each))
+            stack.append((expr, True))
+            stack.extend((c, False) for c in _parts(expr))
     return [done[id(r)] for r in roots]
 
 
-def _parts(each: Expr) -> Sequence[Expr]:
-    match each:
+def _parts(expr: Expr) -> Sequence[Expr]:
+    match expr:
         case Call():
-            return each.args
+            return expr.args
         case Tuple():
-            return each.fields
+            return expr.fields
         case TupleGetItem():
-            return (each.tuple_value,)
-    assert not isinstance(each, Function), "converters make no functions"
+            return (expr.tuple_value,)
+    assert not isinstance(expr, Function), "converters make no functions"
     return ()
 
 
-def _respan(each: Expr, parts: Sequence[Expr], span: Span) -> Expr:
-    found = each.checked_type_or_none()
-    if isinstance(each, Constant):
-        found = found or infer_expr_type(each)
-    made = _rebuild(each, parts, span)
-    if found is not None:
-        made.set_checked_type(found)
-    return made
+def _respan(expr: Expr, parts: Sequence[Expr], span: Span) -> Expr:
+    checked = expr.checked_type_or_none()
+    if isinstance(expr, Constant):
+        checked = checked or infer_expr_type(expr)
+    result = _rebuild(expr, parts, span)
+    if checked is not None:
+        result.set_checked_type(checked)
+    return result
 
 
-def _rebuild(each: Expr, parts: Sequence[Expr], span: Span) -> Expr:
-    match each:
+def _rebuild(expr: Expr, parts: Sequence[Expr], span: Span) -> Expr:
+    match expr:
         case Call():
-            return each.with_fields(args=tuple(parts), span=span)
+            return expr.with_fields(args=tuple(parts), span=span)
         case Tuple():
-            return each.with_fields(fields=tuple(parts), span=span)
+            return expr.with_fields(fields=tuple(parts), span=span)
         case TupleGetItem():
-            return each.with_fields(tuple_value=parts[0], span=span)
-    return each.with_fields(span=span)
+            return expr.with_fields(tuple_value=parts[0], span=span)
+    return expr.with_fields(span=span)

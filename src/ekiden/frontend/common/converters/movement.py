@@ -72,9 +72,7 @@ def split_v(node: AttributeNode) -> Result:
 
 
 def slice_of(node: AttributeNode) -> Expr:
-    """(data, begin, size), where a size of -1 is up to the end; also of a begin or a size that is
-    data.
-    """
+    """Convert (data, begin, size), of which -1 is up to the end; begin and size may be data."""
     if None in (*node.partial(1), *node.partial(2)):
         begins, sizes = (op.cast(node.expr(i), "int64") for i in (1, 2))
         whole = op.cast(op.shape_of(node.expr(0)), "int64")
@@ -87,12 +85,12 @@ def slice_of(node: AttributeNode) -> Expr:
 
 
 def strided_slice(node: AttributeNode) -> Result:
-    """(data, begin, end, strides), of which masks say what each bound means."""
+    """Convert (data, begin, end, strides), whose masks say what each bound means."""
     masks = {mask: node.number(f"{mask}_mask") for mask in MASKS}
     begin, end, step = node.dims(1, "begin"), node.dims(2, "end"), node.axes(3, "strides")
-    part = Subscript(node, begin, end, step, masks)
+    subscript = Subscript(node, begin, end, step, masks)
     value = node.value(0)
-    return (part.of_known(value) if value.is_known else None) or part.expr()
+    return (subscript.of_known(value) if value.is_known else None) or subscript.expr()
 
 
 def unpack(node: AttributeNode, count: int) -> Result:
@@ -105,34 +103,33 @@ def unpack(node: AttributeNode, count: int) -> Result:
 
 
 def pad(node: AttributeNode, value: Expr | float) -> Expr:
-    """(data, widths), of which the value is what stands beside the data."""
+    """Convert (data, widths); the value fills the borders."""
     return op.nn.pad(node.expr(0), pairs(node, 1), value)
 
 
 def mirror_pad(node: AttributeNode, mode: str) -> Expr:
-    """(data, widths), beside which the data are mirrored: "REFLECT" or "SYMMETRIC"."""
+    """Convert (data, widths); the mode is "REFLECT" or "SYMMETRIC"."""
     widths: list[list[int]] = node.numbers(1, "paddings").astype(np.int64).tolist()
     return op.nn.mirror_pad(node.expr(0), widths, mode)
 
 
 def one_hot(node: AttributeNode) -> Expr:
-    """(indices, depth, on, off)"""
+    """Convert (indices, depth, on, off)."""
     (depth,) = node.dims(1, "depth")
     axis = node.axis(node.number("axis", -1), node.rank(0) + 1)
     return op.one_hot(node.expr(0), node.expr(2), node.expr(3), depth, axis, node.dtype(2))
 
 
 def top_k(node: AttributeNode) -> Expr:
-    """(data, k)"""
+    """Convert (data, k), or (data) with k as an attribute."""
     count = node.axes(1, "k")[0] if len(node.inputs) > 1 else node.number("k")
     return op.topk(node.expr(0), count, axis=-1, ret_type="both", dtype="int32")
 
 
-def range_of(node: AttributeNode, dtype: str) -> Expr:
-    """(start, limit, step), scalars."""
+def arange(node: AttributeNode, dtype: str) -> Expr:
+    """Convert (start, limit, step), scalars; whole numbers may be made of dimensions."""
     values = [node.value(i) for i in range(3)]
-    is_whole = not is_float(dtype)  # dimensions are
-    if is_whole and all(v.is_known for v in values) and values[2].array is not None:
+    if not is_float(dtype) and all(v.is_known for v in values) and values[2].array is not None:
         start, limit = (v.dims()[0] for v in values[:2])
         return op.arange(start, limit, int(values[2].array.item()), dtype)
     parts = [op.reshape(node.expr(i), ()) for i in range(3)]
@@ -150,11 +147,11 @@ def tile(node: AttributeNode) -> Expr:
 
 
 def reverse(node: AttributeNode) -> Expr:
-    """(data, axes)"""
-    made = node.expr(0)
+    """Convert (data, axes)."""
+    result = node.expr(0)
     for axis in node.axes(1, "axis"):
-        made = op.reverse(made, axis=node.axis(axis, node.rank(0)))
-    return made
+        result = op.reverse(result, axis=node.axis(axis, node.rank(0)))
+    return result
 
 
 def reverse_sequence(node: AttributeNode) -> Expr:
@@ -182,7 +179,7 @@ def gather(node: AttributeNode, axis: int) -> Expr:
     return taken(node, node.expr(0), node.expr(1), node.axis(axis, node.rank(0)), batch)
 
 
-def gathered(node: AttributeNode, inputs: Sequence[Array], axis: int) -> Array | None:
+def gather_known(node: AttributeNode, inputs: Sequence[Array], axis: int) -> Array | None:
     """Return elements of known data along an axis; None of batches, or for unknown indices."""
     data, indices = inputs[:2]
     if indices.dtype == np.object_ or node.number("batch_dims"):
@@ -213,7 +210,7 @@ def expand_dims(node: AttributeNode) -> Expr:
     return op.expand_dims(node.expr(0), axis=node.axis(axis, node.rank(0) + 1))
 
 
-def expanded(node: AttributeNode, inputs: Sequence[Array]) -> Array | None:
+def expand_known(node: AttributeNode, inputs: Sequence[Array]) -> Array | None:
     """Return known data with an axis of 1 more; None for an axis that is not known."""
     data, axis = inputs
     return None if axis.dtype == np.object_ else np.expand_dims(data, int(axis.ravel()[0]))
@@ -336,7 +333,7 @@ ROWS = (
     Row(one_hot,             "OneHot",                  "ONE_HOT", (2, 3)),
     Row(top_k,               "TopK TopKV2",             "TOPK_V2"),
     Row(where,               "Where",                   "WHERE"),
-    Row(expand_dims,         "ExpandDims",              "EXPAND_DIMS", rule=expanded),
+    Row(expand_dims,         "ExpandDims",              "EXPAND_DIMS", rule=expand_known),
     Row(fill,                "Fill",                    "FILL", (1,)),
     Row(broadcast_to,        "BroadcastTo",             "BROADCAST_TO"),
     Row(shape_of_both,       "BroadcastArgs",           "BROADCAST_ARGS"),

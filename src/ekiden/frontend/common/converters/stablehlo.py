@@ -32,7 +32,7 @@ MAX_WINDOW_ELEMENTS = 4096
 
 
 def broadcast_in_dim(node: Node, value: Value, axes: Sequence[int], shape: Sequence[Dim]) -> Expr:
-    """Return a value whose axes are these of a shape that it is repeated to."""
+    """Return a value repeated to a shape, in which its axes are `axes`."""
     data, source = node.scope.expr(value), value.type.shape
     order = sorted(range(len(axes)), key=lambda i: axes[i])
     if order != list(range(len(axes))):
@@ -43,7 +43,7 @@ def broadcast_in_dim(node: Node, value: Value, axes: Sequence[int], shape: Seque
     for axis, dim in zip(axes, source, strict=True):
         wide[axis] = dim
     first = axes[0] if axes else len(shape)
-    if list(axes) != list(range(first, len(shape))):  # not the last ones: others between
+    if list(axes) != list(range(first, len(shape))):  # a broadcast aligns the last axes
         data = op.reshape(data, as_attr(wide[first:]), allowzero=True)
     same = all(equal(as_dim(a), as_dim(b)) for a, b in zip(wide, shape, strict=True))
     if same and first == 0:
@@ -52,7 +52,7 @@ def broadcast_in_dim(node: Node, value: Value, axes: Sequence[int], shape: Seque
 
 
 def iota(node: Node, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
-    """Return positions along an axis."""
+    """Return the position along an axis of every element of a shape."""
     extent, numbers = shape[axis], [number_of(d) for d in shape]
     total = math.prod(n or 0 for n in numbers)
     if None not in numbers and total <= SMALL:
@@ -119,14 +119,14 @@ def scatter_places(
 # Reductions.
 
 
-def reduced(node: Node, axes: Sequence[int], kind: str) -> Expr:
+def reduce(node: Node, axes: Sequence[int], kind: str) -> Expr:
     """Return the first input reduced by a body that is one operator, from the second input on."""
     function, both = REDUCE[kind]
     total = function(node.expr(0), axis=list(axes), keepdims=False) if axes else node.expr(0)
     return total if is_neutral(node.value(1), kind) else both(total, node.expr(1))
 
 
-def reduced_windows(node: Node, window: Window, kind: str) -> Expr:
+def reduce_windows(node: Node, window: Window, kind: str) -> Expr:
     """Return windows of the first input reduced by one operator, from the second input on, element
     by element of a window, of all windows at once.
     """
@@ -134,8 +134,8 @@ def reduced_windows(node: Node, window: Window, kind: str) -> Expr:
     total, *others = tap_values(node, window, wide)
     for tap in others:
         total = node.given(both(node.scope.expr(total), node.scope.expr(tap)))
-    made = node.scope.expr(total)
-    return made if is_neutral(node.value(1), kind) else both(made, node.expr(1))
+    reduced = node.scope.expr(total)
+    return reduced if is_neutral(node.value(1), kind) else both(reduced, node.expr(1))
 
 
 # Products.
@@ -166,10 +166,10 @@ def dot_general(
         return op.reshape(op.nn.batch_matmul(x, y), out, allowzero=True)
     # nn.dense takes any number of axes before the one that is summed
     lead = [[i] for i in free_x] if len(sum_x) == 1 and free_x else [free_x]
-    made = op.nn.dense(side(left, *lead, sum_x), side(right, free_y, sum_y))
+    product_of_matrices = op.nn.dense(side(left, *lead, sum_x), side(right, free_y, sum_y))
     if all(len(group) == 1 for group in (*lead, free_y)):
-        return made
-    return op.reshape(made, out, allowzero=True)
+        return product_of_matrices
+    return op.reshape(product_of_matrices, out, allowzero=True)
 
 
 def _grouped(node: Node, value: Value, groups: Sequence[Sequence[int]]) -> Expr:

@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common.combined import REDUCE
 from ekiden.frontend.common.complex import Complex
-from ekiden.frontend.common.converters.stablehlo import reduced
+from ekiden.frontend.common.converters.stablehlo import reduce
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
@@ -37,7 +37,7 @@ def _reduce(node: Node) -> Result | Many:
     count = len(node.inputs) // 2
     kind = kind_of(node, block) if count == 1 else ""
     if kind in REDUCE:
-        return reduced(node, axes, kind)
+        return reduce(node, axes, kind)
     if count == 2 and (pair := _position(node, block, axes)) is not None:
         return pair
     return _folded(node, block, axes, count)

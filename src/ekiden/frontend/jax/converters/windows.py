@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from ekiden.frontend.common.combined import REDUCE, is_neutral, neutral
 from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.converters.stablehlo import MAX_WINDOW_ELEMENTS, iota
-from ekiden.frontend.common.converters.window import pooled
+from ekiden.frontend.common.converters.window import pool
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value
@@ -79,7 +79,7 @@ def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
     block = node.region()
     kind = kind_of(node, block) if count == 1 else ""
     if kind in REDUCE and is_neutral(node.value(1), kind):
-        special = _running(node, windows, kind) or _pooled(node, windows, kind)
+        special = _running(node, windows, kind) or _pool(node, windows, kind)
         if special is not None:
             return special
     return _tapped(node, windows, count, kind)
@@ -186,7 +186,7 @@ def _scan(node: Node, data: Expr, axis: int, kind: str) -> Expr:
 # Pooling.
 
 
-def _pooled(node: Node, windows: Window, kind: str) -> Expr | None:
+def _pool(node: Node, windows: Window, kind: str) -> Expr | None:
     """Two axes of four: the operators of pooling."""
     if kind not in ("add", "maximum") or len(windows.strides) != 4 or any(windows.inner):
         return None
@@ -203,8 +203,8 @@ def _pooled(node: Node, windows: Window, kind: str) -> Expr | None:
     rows = (size, windows.strides, windows.dilations, low, high)
     window = Window(*(tuple(row[i] for i in axes) for row in rows))
     if kind == "maximum":
-        return pooled("max", node.expr(0), window, name)
-    means = pooled("avg", node.expr(0), window, name, count_include_pad=True)
+        return pool("max", node.expr(0), window, name)
+    means = pool("avg", node.expr(0), window, name, count_include_pad=True)
     return op.multiply(means, const(float(math.prod(window.kernel)), node.dtype(0)))
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.formulas import along
+from ekiden.frontend.common.formulas import append_axes
 from ekiden.frontend.common.windows import Window
-from ekiden.frontend.onnx.converters.resample import computed_now
+from ekiden.frontend.onnx.converters.resample import folded_table
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import EQ, GE, PrimExpr, binary
 from ekiden.relay import op
@@ -180,7 +180,7 @@ def _col2im(node: Node) -> Expr:
     node.scope.require(binary(EQ, columns, product_of(steps)), " with 'image_shape'")
     zeros = op.full(const(0, node.dtype(0)), (planes, product_of(padded)), dtype=node.dtype(0))
     updates = op.reshape(node.expr(0), (planes, count))
-    place = computed_now(node, _patch_places(node, window, padded, steps))
+    place = folded_table(node, _patch_places(node, window, padded, steps))
     places = op.broadcast_to(op.reshape(place, (1, count)), (planes, count))
     total = op.scatter_elements(zeros, places, updates, axis=1, reduction="add")
     whole = op.reshape(total, (batch, channels, *padded))
@@ -199,7 +199,7 @@ def _patch_places(
     for axis, (extent, count, stride) in enumerate(zip(padded, steps, window.strides, strict=True)):
         starts = op.multiply(op.arange(0, count, 1, dtype="int64"), const(np.int64(stride)))
         tap = const(taps[:, axis].reshape(-1, *(1,) * rank))
-        own = op.add(along(starts, rank - 1 - axis), tap)
+        own = op.add(append_axes(starts, rank - 1 - axis), tap)
         place = op.add(op.multiply(place, node.scope.scalar(extent)), own)
     return place
 

@@ -58,7 +58,10 @@ def _batch_norm_training(node: Node) -> Result:
     normalised = formulas.batch_norm(data, scale, bias, *news, _epsilon(node))
     share = 1 - node.get_float("momentum", np.float32(0.9))
     pairs = zip(running, news, strict=True)
-    return [normalised, *(formulas.moved(o, n, share, node.typed(o).dtype) for o, n in pairs)]
+    return [
+        normalised,
+        *(formulas.running_average(o, n, share, node.typed(o).dtype) for o, n in pairs),
+    ]
 
 
 def _layer_norm(node: Node) -> Result:

@@ -37,9 +37,9 @@ def _with_places(node: Node) -> Result:
 def _places(node: Node, window: Window, counts: Shape) -> Expr:
     """Return the positions of maxima; `counts` are how many windows each axis has."""
     extents, rank = node.shape(0)[2:], len(counts)
-    places = shared.first_maxima(node, node.expr(0), window, counts)
+    places = shared.max_positions(node, node.expr(0), window, counts)
     order = -1 if node.get_int("storage_order", 0) else 1
-    flat = shared.flat_places(node, places[::order], extents[::order])
+    flat = shared.flat_indices(node, places[::order], extents[::order])
     planes = op.arange(0, product(node.shape(0)[:2]), 1, "int64")
     first = op.multiply(planes, node.scope.scalar(product(extents)))
     return op.add(flat, op.reshape(first, (*node.shape(0)[:2], *[1] * rank), allowzero=True))
@@ -56,7 +56,7 @@ def _lp_pool(node: Node) -> Expr:
     if _is_rounded_up(node):
         mean = _of_whole_windows(node, raised)
     else:
-        mean = shared.averaged(node, raised, window, counts_padding=True)
+        mean = shared.average_pool(node, raised, window, counts_padding=True)
     total = op.multiply(mean, const(math.prod(window.kernel), kind))
     return op.power(total, const(1 / power, kind))
 
@@ -78,13 +78,13 @@ def _global_lp_pool(node: Node) -> Expr:
 
 def max_pool(node: Node) -> Expr:
     """Return the maxima of MaxPool, without their places."""
-    return shared.max_pooled(node, node.expr(0), _window(node), ceil_mode=_is_rounded_up(node))
+    return shared.max_pool(node, node.expr(0), _window(node), ceil_mode=_is_rounded_up(node))
 
 
 def average_pool(node: Node) -> Expr:
     """Return what AveragePool gives."""
     counts_padding = bool(node.get_int("count_include_pad", 0))
-    return shared.averaged(
+    return shared.average_pool(
         node, node.expr(0), _window(node), "", counts_padding, _is_rounded_up(node)
     )
 
@@ -108,7 +108,7 @@ def _of_whole_windows(node: Node, data: Expr) -> Expr:
     counts = [window_extent_ceil(e, *size) for e, size in zip(extents, sizes, strict=True)]
     whole = window.reaching(extents, counts)
     wide = padded(node, data, whole, 0)
-    means = shared.pooled("avg", wide, whole.unpadded(), count_include_pad=True)
+    means = shared.pool("avg", wide, whole.unpadded(), count_include_pad=True)
     axes = list(range(2, 2 + len(counts)))
     return op.strided_slice(means, begin=[0] * len(counts), end=counts, axes=axes)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.formulas import along
+from ekiden.frontend.common.formulas import append_axes
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.byte_products import (
     Convolution,
@@ -50,7 +50,7 @@ def _spread(node: Node, value: Value) -> Expr:
     rank = node.rank(0)
     axis = node.axis(node.get_int("axis", 1), rank)
     if len(shape) == 1:
-        return along(found, rank - axis - 1)
+        return append_axes(found, rank - axis - 1)
     block = node.get_int("block_size", 0)
     if not block:
         node.unsupported("attribute 'block_size' must be positive where the scale has axes")
@@ -135,7 +135,7 @@ def _kernel(node: Node, data: int, zero: int) -> Expr:
         return wide
     shift: Expr = op.cast(node.scope.expr(point), "int32")
     if point.type.shape:
-        shift = along(shift, node.rank(data) - 1)
+        shift = append_axes(shift, node.rank(data) - 1)
     return op.subtract(wide, shift)
 
 

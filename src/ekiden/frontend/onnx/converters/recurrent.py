@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.common.cells import layer
+from ekiden.frontend.common.cells import recurrent_layer
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.op import Array
@@ -212,7 +212,9 @@ def _recurrent(node: Node) -> list[Expr]:
             options |= _lstm_options(node, kind, direction, batch_first)
         elif node.op_type == "GRU":
             options["reset_first"] = node.get_int("linear_before_reset", 0) == 0
-        made.append(layer(node.op_type.lower(), data, (inputs, states, *biases), **options))
+        made.append(
+            recurrent_layer(node.op_type.lower(), data, (inputs, states, *biases), **options)
+        )
     return _results([_with_no_steps(node, data, outputs) for outputs in made], batch_first)
 
 

@@ -84,7 +84,7 @@ def _concat_v1(node: Node) -> Result:
 
 
 def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
-    return shared.gathered(node, inputs, int(inputs[2]) if len(inputs) > 2 else 0)
+    return shared.gather_known(node, inputs, int(inputs[2]) if len(inputs) > 2 else 0)
 
 
 def _gather(node: Node) -> Expr:
@@ -125,7 +125,7 @@ ROWS = (
     Row("Concat",        _concat_v1),
     *(Row(n, _gather, _gather_rule) for n in ("Gather", "GatherV2")),
     Row("Squeeze",       lambda node: shared.squeeze(node, squeezed(node)), _squeeze_rule),
-    Row("Range",         lambda node: shared.range_of(node, node.dtype_of("Tidx", "int32")),
+    Row("Range",         lambda node: shared.arange(node, node.dtype_of("Tidx", "int32")),
         _range_rule),
 )
 # fmt: on

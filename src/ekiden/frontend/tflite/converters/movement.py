@@ -80,11 +80,11 @@ def _split(node: Node) -> Result:
 
 
 def _range(node: Node) -> Expr:
-    return shared.range_of(node, node.outs[0].dtype)
+    return shared.arange(node, node.outs[0].dtype)
 
 
 def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
-    return shared.gathered(node, inputs, int(node.option("Axis")))
+    return shared.gather_known(node, inputs, int(node.option("Axis")))
 
 
 def _gather(node: Node) -> Expr:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden.frontend.common.converters.movement import suppressed
 from ekiden.frontend.common.converters.stablehlo import dynamic_update_slice
-from ekiden.frontend.common.formulas import along, bucketized, uniques
+from ekiden.frontend.common.formulas import append_axes, bucketized, uniques
 from ekiden.frontend.common.products import taken
 from ekiden.frontend.common.segments import combined_rows, length_of
 from ekiden.frontend.tflite.integer import is_quantized, levels
@@ -39,8 +39,8 @@ def _matrix_set_diag(node: Node) -> Expr:
 
 def _update_slice(node: Node) -> Expr:
     """(data, update, positions), moved so that the update fits."""
-    parts = (op.take(node.expr(2), const(np.int32(i)), axis=0) for i in range(node.rank(0)))
-    return dynamic_update_slice(node, [node.given(part) for part in parts])
+    starts = (op.take(node.expr(2), const(np.int32(i)), axis=0) for i in range(node.rank(0)))
+    return dynamic_update_slice(node, [node.given(start) for start in starts])
 
 
 def _bitcast(node: Node) -> Expr:
@@ -107,7 +107,7 @@ def _table_lookup(node: Node) -> list[Expr]:
     at = op.minimum(at, op.cast(op.subtract(count, const(np.int64(1))), "int32"))
     hits = op.equal(op.take(keys, at, axis=0), numbers)
     rows = op.take(values, at, axis=0)
-    shown = along(hits, node.rank(2) - 1)
+    shown = append_axes(hits, node.rank(2) - 1)
     return [op.where(shown, rows, op.zeros_like(rows)), op.cast(hits, "uint8")]
 
 

@@ -168,13 +168,13 @@ def _reduce(node: Node) -> Expr:
     kind = _kind_of(node, int(node.option("BodySubgraphIndex")))
     if kind not in REDUCE:
         node.unsupported(f"a body that is {kind!r}")
-    return shared.reduced(node, _ints(node, "Dimensions"), kind)
+    return shared.reduce(node, _ints(node, "Dimensions"), kind)
 
 
 def _of_windows(node: Node, window: Window, kind: str) -> Expr:
     if kind not in REDUCE or math.prod(window.kernel) > shared.MAX_WINDOW_ELEMENTS:
         node.unsupported(f"windows of {window.kernel} elements by {kind!r}")
-    return shared.reduced_windows(node, window, kind)
+    return shared.reduce_windows(node, window, kind)
 
 
 def _stablehlo_window(node: Node) -> Expr:

@@ -115,7 +115,7 @@ def _batch_norm_training(
         factor = _unbiased(node, size, dtype)
         news = (mean, op.multiply(variance, factor))
         for old, new in zip(running, news, strict=True):
-            outputs.append(formulas.moved(node.of(old, dtype), new, momentum, dtype))
+            outputs.append(formulas.running_average(node.of(old, dtype), new, momentum, dtype))
     return outputs
 
 

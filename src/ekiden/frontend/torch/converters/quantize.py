@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from ekiden.frontend.common.formulas import along
+from ekiden.frontend.common.formulas import append_axes
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.dtype import from_torch_dtype
 from ekiden.frontend.torch.node import Node, Operand, Row
@@ -32,7 +32,7 @@ def _along(node: Node, parameter: Operand, rank: int, axis: int | None) -> Expr:
     made = node.of(parameter, "float32")
     if not isinstance(parameter, Value) or not parameter.type.shape:
         return made
-    return op.reshape(made, ()) if axis is None else along(made, rank - 1 - axis % rank)
+    return op.reshape(made, ()) if axis is None else append_axes(made, rank - 1 - axis % rank)
 
 
 class _Steps:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ekiden.frontend.common.cells import gate, gru, layer, lstm, projected, scanned
+from ekiden.frontend.common.cells import gate, gru, lstm, projected, recurrent_layer, scanned
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Node, Row
 from ekiden.relay import op
@@ -63,7 +63,7 @@ class _Layer:
         states, then each state at the end."""
         kind, activations = KINDS[self.name]
         initial = dict(zip(("initial_h", "initial_c"), states, strict=False))
-        return layer(
+        return recurrent_layer(
             kind, data, self.weights, lengths=lengths, reverse=self.reverse,
             activations=activations, **initial,
         )  # fmt: skip
