@@ -13,9 +13,7 @@ from ekiden.frontend.common.complex import divided, exponential, multiplied
 from ekiden.frontend.common.converters.elementwise import Row as Elementwise
 from ekiden.frontend.common.converters.elementwise import rows_of
 from ekiden.frontend.common.functions import fmod, whole
-from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.complex import (
     absolute,
     atan2_of_complex,
@@ -39,7 +37,6 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import int_range
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_attr
 
 Binary = Callable[[Expr, Expr], Expr]
 
@@ -115,60 +112,6 @@ def _divide(node: Node) -> Expr:
     found = op.trunc_divide(x, y)
     ones = const(np.array(-1).astype(dtype))
     return found if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), ones, found)
-
-
-def _power(node: Node) -> Expr:
-    x, y = operands(node)
-    if is_float(node.dtype(0)):
-        return op.power(x, y)
-    exponent = node.value(1).array
-    if exponent is None or exponent.size == 0 or exponent.min() != exponent.max():
-        return _power_of_any(node, x, y)
-    return _integer_power(x, int(exponent.flat[0]), node.dtype(0))
-
-
-def _power_of_any(node: Node, x: Expr, y: Expr) -> Expr:
-    """Return integers to integer powers: squares for the bits that are set in the exponent, in a
-    loop over as many as it has; of negative powers as `_integer_power`.
-    """
-    scope, dtype, shape = node.scope, node.dtype(0), as_attr(node.shape(0))
-    one, zero = const(1, dtype), const(0, dtype)
-    wide = [scope.bound(op.broadcast_to(each, shape)) for each in (x, y)]
-
-    def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """Return the power by one more bit, the next square, and the bits that are left."""
-        found, square, left = map(scope.expr, carried)
-        is_set = op.equal(op.bitwise_and(left, one), one)
-        made = [
-            op.where(is_set, op.multiply(found, square), found),
-            op.multiply(square, square),
-            op.right_shift(left, one),
-        ]
-        return Iteration(go, [node.given(each) for each in made])
-
-    start = [node.given(op.full(one, shape, dtype=dtype)), *wide]
-    count = node.bits(1) - (not dtype.startswith("uint"))
-    limit = const(np.int64(count))
-    (found, *_), _, _ = Loop(node, ["power", "square", "left"], start, limit, None, step).build()
-    if dtype.startswith("uint"):
-        return scope.expr(found)
-    x, y = map(scope.expr, wide)
-    of_signs = op.where(op.equal(op.bitwise_and(y, one), one), x, one)
-    is_unit = op.equal(op.abs(x), one)
-    negative = op.where(is_unit, of_signs, zero)
-    return op.where(op.less(y, zero), negative, scope.expr(found))
-
-
-def _integer_power(x: Expr, exponent: int, dtype: str) -> Expr:
-    """By squares; a negative power of 1 and -1 is their odd or even one, of others 0."""
-    if exponent < 0:
-        kept = _integer_power(x, exponent % 2, dtype)
-        return op.where(op.equal(op.abs(x), const(1, dtype)), kept, const(0, dtype))
-    found, square = op.full_like(x, const(1, dtype)), x
-    while exponent:
-        found = op.multiply(found, square) if exponent % 2 else found
-        square, exponent = op.multiply(square, square), exponent // 2
-    return found
 
 
 # Bits.
@@ -409,7 +352,7 @@ ROWS: tuple[Row, ...] = (
     Row("stablehlo.count_leading_zeros", _zeros_in_front),
     Row("stablehlo.divide",    _divide, _fixed(arithmetic.divide), on_complex=binary(divided)),
     Row("stablehlo.remainder", _remainder, _fixed(_remainders)),
-    Row("stablehlo.power",     _power, on_complex=own(power)),
+    Row("stablehlo.power",     lambda node: op.power(*operands(node)), on_complex=own(power)),
     Row("stablehlo.shift_left",             _shift(op.left_shift, is_logical=True)),
     Row("stablehlo.shift_right_logical",    _shift(op.right_shift, is_logical=True)),
     Row("stablehlo.shift_right_arithmetic", _shift(op.right_shift, is_logical=False, is_kept=True)),

@@ -15,7 +15,7 @@ from ekiden.frontend.torch.complex import bilinear, own, per_part
 from ekiden.frontend.torch.converters import complex as of_complex
 from ekiden.frontend.torch.node import Converter, Node, Operand, Row, Rule
 from ekiden.frontend.torch.symbols import Scalar
-from ekiden.ir.dtype import is_float, is_int, is_unsigned, itemsize
+from ekiden.ir.dtype import is_float, is_int
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
@@ -164,29 +164,7 @@ def _power(node: Node, a: Operand, b: Operand) -> Expr:
             return op.sqrt(x)
         if b == 1:
             return x
-    if not is_float(dtype):
-        return _integer_power(node, x, b, dtype)
     return op.power(x, node.of(b, dtype))
-
-
-def _integer_power(node: Node, x: Expr, b: Operand, dtype: str) -> Expr:
-    """By squaring, as numbers wrap around; a negative exponent leaves 1, -1 and 0."""
-    y = node.of(b, dtype)  # of a number too large for it the lowest bits, which are not asked for
-    one, zero = const(1, dtype), const(0, dtype)
-    found, square = op.add(op.multiply(x, zero), one), x
-    bits = 8 * itemsize(dtype) - (not is_unsigned(dtype))
-    bits = int(b).bit_length() if isinstance(b, int) and b >= 0 else bits
-    for bit in range(bits):
-        taken = op.not_equal(op.bitwise_and(y, const(1 << bit, dtype)), zero)
-        found = op.where(taken, op.multiply(found, square), found)
-        square = op.multiply(square, square)
-    if isinstance(b, int) and b >= 0:
-        return found
-    odd = op.not_equal(op.bitwise_and(y, one), zero)
-    minus = op.subtract(zero, one)
-    unit = op.where(op.equal(x, minus), op.where(odd, minus, one), zero)
-    negative = op.where(op.equal(x, one), one, unit)
-    return op.where(op.less(y, zero), negative, found)
 
 
 def _where(node: Node, condition: Value, a: Operand, b: Operand) -> Expr:
