@@ -7,26 +7,134 @@ bodies compute is named as in `combined`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ekiden.frontend.common import places
 from ekiden.frontend.common.arithmetic import SMALL
 from ekiden.frontend.common.combined import REDUCE, is_neutral
+from ekiden.frontend.common.functions import fmod, whole
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.places import Places
 from ekiden.frontend.common.slices import placed, start_of, window_at
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.windows import Window, dilated, tap_values
-from ekiden.ir.dtype import to_numpy
+from ekiden.ir.dtype import is_float, itemsize, to_numpy
+from ekiden.ir.prim import int_range
 from ekiden.relay import op
-from ekiden.relay.expr import Expr
+from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim, as_attr, as_dim, equal, product
 from ekiden.topi.shape import known as number_of
 
 MAX_WINDOW_ELEMENTS = 4096
 """Elements of a window that are combined one after the other."""
+
+# Elements.
+
+
+def bits(dtype: str) -> int:
+    """Return the width of a dtype."""
+    return 8 * itemsize(dtype)
+
+
+def unsigned(dtype: str) -> str:
+    """Return the unsigned integers of the width of a dtype of integers."""
+    return dtype if dtype.startswith("uint") else f"u{dtype}"
+
+
+def sign(x: Expr, dtype: str) -> Expr:
+    """Return the sign; of NaN and of zeros themselves."""
+    if not is_float(dtype):
+        return op.sign(x)
+    return op.where(op.logical_or(op.isnan(x), op.equal(x, const(0, dtype))), x, op.sign(x))
+
+
+def cbrt(x: Expr, dtype: str) -> Expr:
+    """Return the cube root."""
+    root = op.power(op.abs(x), const(1 / 3, dtype))
+    return op.where(op.less(x, const(0, dtype)), op.negative(root), root)
+
+
+def round_away(x: Expr, dtype: str) -> Expr:
+    """Return the nearest integer, halves away from 0; the sign of zero stays."""
+    truncated = op.trunc(x)
+    is_half = op.greater_equal(op.abs(op.subtract(x, truncated)), const(0.5, dtype))
+    return op.where(is_half, op.add(truncated, op.sign(x)), truncated)
+
+
+def clamp(low: Expr, x: Expr, high: Expr) -> Expr:
+    """Return x between bounds; NaN stays."""
+    return op.minimum(op.maximum(x, low), high)
+
+
+def divide(node: Node, x: Expr, y: Expr) -> Expr:
+    """Return the quotient, of integers truncated; of integers by 0 all bits are set, as XLA has
+    them.
+    """
+    dtype = node.dtype(0)
+    if is_float(dtype):
+        return op.divide(x, y)
+    quotient, ones = op.trunc_divide(x, y), const(np.array(-1).astype(dtype))
+    return quotient if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), ones, quotient)
+
+
+def remainder(node: Node, x: Expr, y: Expr) -> Expr:
+    """Return the remainder, with the sign of the dividend; of integers by 0 it is the dividend, as
+    XLA has it.
+    """
+    dtype = node.dtype(0)
+    left = fmod(x, y, dtype)
+    return left if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), x, left)
+
+
+def _never_zero(node: Node) -> bool:
+    """Return whether the divisor is of floats, or known not to be 0."""
+    divisor = node.value(1).array
+    is_known = divisor is not None and divisor.dtype != np.object_
+    return is_float(node.dtype(0)) or (is_known and bool(np.all(divisor)))
+
+
+def shift(
+    node: Node, x: Expr, count: Expr, function: Callable[[Expr, Expr], Expr], width: int,
+    is_logical: bool = True, keeps_sign: bool = False,
+) -> Expr:  # fmt: skip
+    """Return x shifted by `count`. StableHLO leaves no shift undefined: counts that are not known
+    to be below the width are held there, and what is beyond it is 0, or the sign, which the longest
+    shift leaves. width: that of x, which a wider dtype may carry.
+    """
+    dtype, counts = node.dtype(0), node.value(1).array
+    plain = unsigned(dtype) if is_logical else dtype.removeprefix("u")
+    if is_logical and width < bits(dtype):  # the sign fills the carrier of a narrow dtype
+        x = op.bitwise_and(x, const((1 << width) - 1, dtype))
+    x = x if plain == dtype else op.reinterpret(x, plain)
+    is_inside = counts is not None and bool(np.all((counts >= 0) & (counts < width)))
+    held = count
+    if not is_inside:  # counts below 0 are large as well
+        held = op.minimum(op.cast(held, unsigned(dtype)), const(width - 1, unsigned(dtype)))
+    shifted = function(x, held if node.scope.typed(held).dtype == plain else op.cast(held, plain))
+    shifted = shifted if plain == dtype else op.reinterpret(shifted, dtype)
+    if is_inside or keeps_sign:
+        return shifted
+    far = op.greater_equal(op.cast(count, unsigned(dtype)), const(width, unsigned(dtype)))
+    return op.where(far, const(0, dtype), shifted)
+
+
+def convert(x: Expr, dtype: str, wanted: str, width: int) -> Expr:
+    """Return x in another dtype: of floats beyond the ends of integers these, which may be narrower
+    than the dtype that carries them.
+    """
+    if wanted == "bool":
+        return op.not_equal(x, const(0, dtype))
+    if not is_float(dtype) or int_range(wanted) is None:
+        return op.cast(x, wanted)
+    if width < bits(wanted):
+        ends = (
+            (0, 2**width - 1) if wanted == "uint8" else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
+        )
+        x = op.where(op.isnan(x), x, op.clip(x, *ends))
+    return whole(x, dtype, wanted)
+
 
 # Movement.
 

@@ -10,14 +10,13 @@ import numpy as np
 from ekiden.frontend.common.combined import REDUCE
 from ekiden.frontend.common.converters import stablehlo as shared
 from ekiden.frontend.common.converters.elementwise import rows_of
-from ekiden.frontend.common.functions import shifted
 from ekiden.frontend.common.scattered import MODES, scattered
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.windows import Window
 from ekiden.frontend.tflite.node import Converter, Node, Row
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
+from ekiden.relay.expr import Expr
 
 
 def _ints(node: Node, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
@@ -34,21 +33,12 @@ def _declared(node: Node) -> tuple[int, ...]:
     return shape
 
 
-def _binary(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    return lambda node: function(node.expr(0), node.expr(1))
+def _plain(function: Callable[..., Expr]) -> Converter:
+    """Return the converter of an operator of all inputs."""
+    return lambda node: function(*node.exprs())
 
 
 # Elements.
-
-
-def _cbrt(node: Node) -> Expr:
-    x, dtype = node.expr(0), node.dtype(0)
-    return op.multiply(op.sign(x), op.power(op.abs(x), const(1 / 3, dtype)))
-
-
-def _clamp(node: Node) -> Expr:
-    """(least, data, most)"""
-    return op.minimum(op.maximum(node.expr(1), node.expr(0)), node.expr(2))
 
 
 _COMPARISONS = (op.equal, op.not_equal, op.greater_equal, op.greater, op.less_equal, op.less)
@@ -61,18 +51,12 @@ def _compare(node: Node) -> Expr:
 
 def _convert(node: Node) -> Expr:
     wanted = node.outs[0].dtype
-    if wanted == "bool":
-        return op.not_equal(node.expr(0), const(0, node.dtype(0)))
-    return op.cast(node.expr(0), wanted)
+    return shared.convert(node.expr(0), node.dtype(0), wanted, shared.bits(wanted))
 
 
 def _shift_left(node: Node) -> Expr:
-    """0 where as many bits go as there are, or more."""
-    x, bits = node.exprs()
-    made = shifted(op.left_shift, x, bits, node.dtype(0))
-    width = const(8 * np.dtype(node.dtype(0)).itemsize, node.dtype(1))
-    fits = op.logical_and(op.less(bits, width), op.greater_equal(bits, const(0, node.dtype(1))))
-    return op.where(fits, made, op.zeros_like(made))
+    x, count = node.exprs()
+    return shared.shift(node, x, count, op.left_shift, shared.bits(node.dtype(0)))
 
 
 # Movement.
@@ -239,15 +223,15 @@ _SHARED = frozenset(
 ROWS = (
     *(Row(f"STABLEHLO_{name.upper()}", row.convert) for name, _, row in rows_of("stablehlo")
       if name in _SHARED),
-    Row("STABLEHLO_CBRT",                 _cbrt),
-    Row("STABLEHLO_DIVIDE",               _binary(op.divide)),
-    Row("STABLEHLO_REMAINDER",            _binary(op.trunc_mod)),
-    Row("STABLEHLO_POWER",                _binary(op.power)),
+    Row("STABLEHLO_CBRT",                 lambda node: shared.cbrt(node.expr(0), node.dtype(0))),
+    Row("STABLEHLO_DIVIDE",               lambda node: shared.divide(node, *node.exprs())),
+    Row("STABLEHLO_REMAINDER",            lambda node: shared.remainder(node, *node.exprs())),
+    Row("STABLEHLO_POWER",                _plain(op.power)),
     Row("STABLEHLO_SHIFT_LEFT",           _shift_left),
-    Row("STABLEHLO_CLAMP",                _clamp),
+    Row("STABLEHLO_CLAMP",                _plain(shared.clamp)),
     Row("STABLEHLO_COMPARE",              _compare),
     Row("STABLEHLO_CONVERT",              _convert),
-    Row("STABLEHLO_SELECT",               lambda node: op.where(*node.exprs())),
+    Row("STABLEHLO_SELECT",               _plain(op.where)),
     Row("STABLEHLO_BROADCAST_IN_DIM",     _broadcast),
     Row("STABLEHLO_CONCATENATE",          _concatenate),
     Row("STABLEHLO_RESHAPE",              _reshape),
