@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from ekiden.frontend.common.combined import neutral
+from ekiden.frontend.common.formulas import append_axes
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scattered import MODES
 from ekiden.ir.dtype import is_float
@@ -55,4 +56,4 @@ def counted_rows(node: Node, ids: Expr, count: Dim, dtype: str, rank: int) -> Ex
     """[count, 1, ..] of that rank: how many rows each segment has."""
     ones = op.ones_like(op.cast(ids, dtype))
     found = combined_rows(node, "add", ones, ids, count)
-    return found if rank == 1 else op.expand_dims(found, axis=1, num_newaxis=rank - 1)
+    return append_axes(found, rank - 1)

@@ -6,24 +6,16 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ekiden.frontend.common import functions
 from ekiden.frontend.common.converters.elementwise import Kind, rows_of
 from ekiden.frontend.common.converters.elementwise import Row as Elementwise
-from ekiden.frontend.common.functions import (
-    elu,
-    fmod,
-    gelu,
-    hard_sigmoid,
-    has_other_sign,
-    is_negative,
-    softplus,
-)
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex import bilinear, own, per_part
 from ekiden.frontend.torch.converters import complex as of_complex
 from ekiden.frontend.torch.node import Converter, Node, Operand, Row, Rule
 from ekiden.frontend.torch.symbols import Scalar
-from ekiden.ir.dtype import is_float, is_int, is_unsigned, itemsize
+from ekiden.ir.dtype import is_float, is_int
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
@@ -144,9 +136,11 @@ def _floor_divided(dtype: str, x: Expr, y: Expr) -> Expr:
     """
     if not is_float(dtype):
         return op.floor_divide(x, y)
-    rest, zero, one = fmod(x, y, dtype), const(0, dtype), const(1, dtype)
+    rest, zero, one = functions.fmod(x, y, dtype), const(0, dtype), const(1, dtype)
     quotient = op.divide(op.subtract(x, rest), y)
-    quotient = op.where(has_other_sign(rest, y, dtype), op.subtract(quotient, one), quotient)
+    quotient = op.where(
+        functions.has_other_sign(rest, y, dtype), op.subtract(quotient, one), quotient
+    )
     down = op.floor(quotient)
     is_next = op.greater(op.subtract(quotient, down), const(0.5, dtype))
     near = op.where(is_next, op.add(down, one), down)
@@ -170,29 +164,7 @@ def _power(node: Node, a: Operand, b: Operand) -> Expr:
             return op.sqrt(x)
         if b == 1:
             return x
-    if not is_float(dtype):
-        return _integer_power(node, x, b, dtype)
     return op.power(x, node.of(b, dtype))
-
-
-def _integer_power(node: Node, x: Expr, b: Operand, dtype: str) -> Expr:
-    """By squaring, as numbers wrap around; a negative exponent leaves 1, -1 and 0."""
-    y = node.of(b, dtype)  # of a number too large for it the lowest bits, which are not asked for
-    one, zero = const(1, dtype), const(0, dtype)
-    found, square = op.add(op.multiply(x, zero), one), x
-    bits = 8 * itemsize(dtype) - (not is_unsigned(dtype))
-    bits = int(b).bit_length() if isinstance(b, int) and b >= 0 else bits
-    for bit in range(bits):
-        taken = op.not_equal(op.bitwise_and(y, const(1 << bit, dtype)), zero)
-        found = op.where(taken, op.multiply(found, square), found)
-        square = op.multiply(square, square)
-    if isinstance(b, int) and b >= 0:
-        return found
-    odd = op.not_equal(op.bitwise_and(y, one), zero)
-    minus = op.subtract(zero, one)
-    unit = op.where(op.equal(x, minus), op.where(odd, minus, one), zero)
-    negative = op.where(op.equal(x, one), one, unit)
-    return op.where(op.less(y, zero), negative, found)
 
 
 def _where(node: Node, condition: Value, a: Operand, b: Operand) -> Expr:
@@ -233,14 +205,14 @@ def _signbit(node: Node, x: Value) -> Expr:
     dtype = x.type.dtype
     if not is_float(dtype):
         return op.less(node.of(x), const(0, dtype))
-    return is_negative(node.of(x), dtype)
+    return functions.is_negative(node.of(x), dtype)
 
 
 def _copysign(node: Node, a: Operand, b: Operand) -> Expr:
     broadcast(node, a, b)
     dtype = node.out_dtype
     size = op.abs(node.of(a, dtype))
-    return op.where(is_negative(node.of(b, dtype), dtype), op.negative(size), size)
+    return op.where(functions.is_negative(node.of(b, dtype), dtype), op.negative(size), size)
 
 
 def _sign(node: Node, x: Value) -> Result:
@@ -295,13 +267,13 @@ def _relu(node: Node, x: Value) -> Expr:
 
 
 def _gelu(node: Node, x: Value, approximate: str = "none") -> Expr:
-    return gelu(node.of(x), node.out_dtype, approximate == "tanh")
+    return functions.gelu(node.of(x), node.out_dtype, approximate == "tanh")
 
 
 def _elu(
     node: Node, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 ) -> Expr:
-    return elu(node.of(x), node.out_dtype, alpha, scale, input_scale)
+    return functions.elu(node.of(x), node.out_dtype, alpha, scale, input_scale)
 
 
 def _leaky_relu(node: Node, x: Value, negative_slope: float = 0.01) -> Expr:
@@ -321,7 +293,7 @@ def _rrelu(
 def _softplus(node: Node, x: Value, beta: float = 1, threshold: float = 20) -> Expr:
     dtype, data = node.out_dtype, node.of(x)
     scaled = op.multiply(data, const(beta, dtype))
-    soft = op.divide(softplus(scaled, dtype), const(beta, dtype))
+    soft = op.divide(functions.softplus(scaled, dtype), const(beta, dtype))
     return op.where(op.greater(scaled, const(threshold, dtype)), data, soft)
 
 
@@ -330,7 +302,7 @@ def _hardtanh(node: Node, x: Value, low: Scalar = -1.0, high: Scalar = 1.0) -> E
 
 
 def _hardsigmoid(node: Node, x: Value) -> Expr:
-    return hard_sigmoid(node.of(x), node.out_dtype)
+    return functions.hard_sigmoid(node.of(x), node.out_dtype)
 
 
 def _threshold(node: Node, x: Value, threshold: float, value: float) -> Expr:
