@@ -37,7 +37,7 @@ def combined_rows(node: Node, kind: str, data: Expr, ids: Expr, count: Dim) -> E
 def _nothing(kind: str, dtype: str) -> object:
     """What a segment without rows has: the largest or the least number that is finite."""
     found = neutral(kind, dtype)
-    return np.clip(found, *_ends(dtype)) if is_float(dtype) else found  # type: ignore[call-overload]
+    return np.clip(found, *_ends(dtype)) if is_float(dtype) else found
 
 
 def _ends(dtype: str) -> tuple[float, float]:

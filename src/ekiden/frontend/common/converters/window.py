@@ -55,7 +55,7 @@ def max_pool(
 ) -> Expr:
     """Return the largest element of each window."""
     if window.padding is None:
-        lowest: float = neutral("maximum", node.typed(data).dtype)  # type: ignore[assignment]
+        lowest = neutral("maximum", node.typed(data).dtype)
         data = padded(node, data, window, lowest, first_of(layout))
         window = window.unpadded()
     return pool("max", data, window, layout, ceil_mode=ceil_mode)
@@ -95,7 +95,7 @@ def max_positions(
     kind, rank = node.typed(data), len(counts)
     extents = kind.shape[first : first + rank]
     window = window.reaching(extents, counts)
-    lowest: float = neutral("maximum", kind.dtype)  # type: ignore[assignment]
+    lowest = neutral("maximum", kind.dtype)
     wide = padded(node, data, window, lowest, first)
     stacked = op.stack(list(taps(wide, window, counts, first)), axis=0)
     best = op.cast(op.argmax(stacked, axis=0), "int64")

@@ -66,16 +66,16 @@ def broadcast(node: Node, *values: Operand) -> None:
             node.scope.broadcasts(first, other)
 
 
-def _binary(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """In the dtype of the result."""
+def _binary(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
+    """Return the converter of a function of a dtype and both operands."""
 
     def convert(node: Node, a: Operand, b: Operand) -> Expr:
-        """Both operands in the dtype of the result, to which PyTorch promotes them before it
-        computes.
+        """Convert both operands in the dtype of the result, to which PyTorch promotes them before
+        it computes.
         """
         broadcast(node, a, b)
         dtype = node.out_dtype
-        return function(node.of(a, dtype), node.of(b, dtype))
+        return function(dtype, node.of(a, dtype), node.of(b, dtype))
 
     return convert
 
@@ -91,18 +91,6 @@ def _scaled(function: Callable[[Expr, Expr], Expr]) -> Converter:
         if not isinstance(alpha, (int, float)) or alpha != 1:
             right = op.multiply(right, node.of(alpha, dtype))
         return function(node.of(a, dtype), right)
-
-    return convert
-
-
-def _pair(row: Elementwise) -> Converter:
-    """In the dtype of the result."""
-
-    def convert(node: Node, a: Operand, b: Operand) -> Expr:
-        """Both operands in the dtype of the result, to which PyTorch promotes them."""
-        broadcast(node, a, b)
-        dtype = node.out_dtype
-        return row.on(dtype, node.of(a, dtype), node.of(b, dtype))
 
     return convert
 
@@ -147,12 +135,6 @@ def _floor_divided(dtype: str, x: Expr, y: Expr) -> Expr:
     return op.where(op.equal(y, zero), op.divide(x, y), near)
 
 
-def _floor_divide(node: Node, a: Operand, b: Operand) -> Expr:
-    broadcast(node, a, b)
-    dtype = node.out_dtype
-    return _floor_divided(dtype, node.of(a, dtype), node.of(b, dtype))
-
-
 def _power(node: Node, a: Operand, b: Operand) -> Expr:
     broadcast(node, a, b)
     dtype = node.out_dtype
@@ -183,19 +165,15 @@ def _clamp(node: Node, x: Value, low: Operand | None = None, high: Operand | Non
     return found
 
 
-def _fextreme(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """The other where one is not a number."""
+def _extreme_number(function: Callable[[Expr, Expr], Expr]) -> Callable[[str, Expr, Expr], Expr]:
+    """Return NumPy's fmax or fmin of operands of a dtype: a number wins over what is none."""
 
-    def convert(node: Node, a: Value, b: Value) -> Expr:
-        """As NumPy's fmax and fmin: a number wins over what is none."""
-        broadcast(node, a, b)
-        dtype = node.out_dtype
-        x, y = node.of(a, dtype), node.of(b, dtype)
+    def extreme(dtype: str, x: Expr, y: Expr) -> Expr:
         if not is_float(dtype):
             return function(x, y)
         return op.where(op.isnan(x), y, op.where(op.isnan(y), x, function(x, y)))
 
-    return convert
+    return extreme
 
 
 # Functions that are made of others.
@@ -208,11 +186,9 @@ def _signbit(node: Node, x: Value) -> Expr:
     return functions.is_negative(node.of(x), dtype)
 
 
-def _copysign(node: Node, a: Operand, b: Operand) -> Expr:
-    broadcast(node, a, b)
-    dtype = node.out_dtype
-    size = op.abs(node.of(a, dtype))
-    return op.where(functions.is_negative(node.of(b, dtype), dtype), op.negative(size), size)
+def _copysign(dtype: str, x: Expr, y: Expr) -> Expr:
+    size = op.abs(x)
+    return op.where(functions.is_negative(y, dtype), op.negative(size), size)
 
 
 def _sign(node: Node, x: Value) -> Result:
@@ -331,7 +307,7 @@ def _convert(node: Node, x: Value, dtype: object) -> Result:
 
 
 _CONVERTERS: Mapping[Kind, Callable[[Elementwise], Converter]] = {
-    Kind.SAME: _pair,
+    Kind.SAME: lambda row: _binary(row.on),
     Kind.FLOAT: _float_unary,
     Kind.WHOLE: _rounding,
     Kind.COMPARED: lambda row: _compare(row.function),
@@ -358,19 +334,19 @@ ROWS: tuple[Row, ...] = (
     ("sub", _scaled(op.subtract), own(of_complex.summed(op.subtract))),
     ("div", _divide, own(of_complex.div)),
     ("true_divide", _divide, own(of_complex.div)),
-    ("floor_divide", _floor_divide),
+    ("floor_divide", _binary(_floor_divided)),
     ("pow", _power, own(of_complex.power)),
-    ("fmax", _fextreme(op.maximum)),
-    ("fmin", _fextreme(op.minimum)),
-    ("copysign", _copysign),
+    ("fmax", _binary(_extreme_number(op.maximum))),
+    ("fmin", _binary(_extreme_number(op.minimum))),
+    ("copysign", _binary(_copysign)),
     ("where", _where, per_part),
     ("clamp", _clamp),
     ("clamp_min", lambda node, x, low: _clamp(node, x, low)),
     ("clamp_max", lambda node, x, high: _clamp(node, x, None, high)),
     ("bitwise_not", lambda node, x: (
         op.logical_not if x.type.dtype == "bool" else op.bitwise_not)(node.of(x))),
-    ("bitwise_left_shift", _binary(op.left_shift)),
-    ("bitwise_right_shift", _binary(op.right_shift)),
+    ("bitwise_left_shift", _binary(lambda _, x, y: op.left_shift(x, y))),
+    ("bitwise_right_shift", _binary(lambda _, x, y: op.right_shift(x, y))),
     ("exp2", _exp2),
     ("log2", lambda node, x: op.log2(node.of(x, _float_dtype(node)))),
     ("log10", lambda node, x: op.log10(node.of(x, _float_dtype(node)))),
