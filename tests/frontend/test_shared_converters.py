@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ekiden.frontend.common.converters import elementwise, reduction
+from ekiden.frontend.common.converters import elementwise, movement, reduction
 from ekiden.frontend.common.converters.elementwise import Kind
 from ekiden.relay.expr import const
 from ekiden.relay.interpreter import Interpreter
@@ -44,6 +44,8 @@ def test_a_format_converts_every_operator_that_the_tables_name(frontend: str) ->
     if frontend in ("onnx", "tflite", "tensorflow"):
         column = frontend
         named += [name for name, _ in reduction.rows_of(column)]
+    if frontend in ("tflite", "tensorflow"):
+        named += [name for name, _ in movement.rows_of(column)]
     assert len(set(named)) == len(named) > 30
     assert set(named) <= keys(frontend)
 

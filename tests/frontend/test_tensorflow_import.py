@@ -154,6 +154,18 @@ def test_windows(padding: str, stride: int) -> None:
     check(function, [((2, 9, 9, 4), tf.float32)], [floats(2, 9, 9, 4)])
 
 
+def test_long_ranges_of_fractions() -> None:
+    spec = [((), tf.float32)]
+    check(lambda x: tf.range(0.25, 600.0, 0.5) * x, spec, [np.float32(1.0)], [np.float32(-2.0)])
+
+
+def test_slices_whose_bounds_are_data() -> None:
+    spec = [((4, 5), tf.float32), ((2,), tf.int32), ((2,), tf.int32)]
+    bounds = [([1, 2], [2, 3]), ([0, 4], [4, -1]), ([3, 0], [0, 5])]
+    data = floats(4, 5)
+    check(tf.slice, spec, *([data, np.int32(b), np.int32(s)] for b, s in bounds))
+
+
 def test_same_padding_of_strides_over_images_of_any_size() -> None:
     plain, deep = floats(3, 2, 4, 6), floats(3, 3, 4, 2)
 

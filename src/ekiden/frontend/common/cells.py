@@ -11,7 +11,8 @@ x is a product of the data, y one of the hidden state. What goes into a gate is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ekiden.frontend.common.loop import Iteration, Loop, stacked
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.value import Value
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
+from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.shape import known
 
@@ -67,6 +68,28 @@ def lstm(
     new = activation(third(cell))
     after = bounded(op.add(op.multiply(keep, cell), op.multiply(take, new)), bound)
     return LstmStep(take, keep, new, op.sigmoid(last(after)), after, activation(after))
+
+
+_LAYERS: Mapping[str, Callable[..., Expr]] = {
+    "lstm": op.nn.lstm, "gru": op.nn.gru, "rnn": op.nn.rnn,
+}  # fmt: skip
+
+
+def recurrent_layer(
+    kind: str, data: Expr, weights: Sequence[Expr | None], **options: Any,  # noqa: ANN401
+) -> list[Expr]:  # fmt: skip
+    """Return a layer in one direction by its operator: the hidden states of all steps, then each
+    state behind the last.
+
+    Args:
+        kind: "lstm", "gru" or "rnn".
+        data: [steps, batch, inputs].
+        weights: of the inputs and of the states [gates * hidden, ...], then perhaps biases of both;
+            gates in Relay's order.
+        options: what the operator takes by name.
+    """
+    outputs = _LAYERS[kind](data, *weights, **options)
+    return [TupleGetItem(outputs, at) for at in range(3 if kind == "lstm" else 2)]
 
 
 def gru(data: Sequence[Expr], state: Sequence[Expr], hidden: Expr) -> Expr:

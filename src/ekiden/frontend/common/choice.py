@@ -8,6 +8,7 @@ branch that cannot be imported, or after which a later node cannot, ends the run
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -19,9 +20,10 @@ from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.sequence_value import Absent
 from ekiden.frontend.common.sum_value import Kinds, SumValue, merged
-from ekiden.frontend.common.value import Value, known
+from ekiden.frontend.common.value import Value, constant, known
 from ekiden.ir.type import TensorType, Type
-from ekiden.relay.expr import Expr, If, Tuple
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, If, Tuple, const
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 
 Run = Callable[[], list[Value]]
@@ -96,6 +98,22 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     pairs = zip(sides[0].values, sides[1].values, strict=True)
     both = [_known(node.scope, condition, a, b) for a, b in pairs]
     return [v if k is None else k for k, v in zip(both, found, strict=True)]
+
+
+def choose_at(
+    node: Node, index: Value, runs: Sequence[Run], what: str = "branch", at: int = 0
+) -> list[Value]:
+    """Return the results of the run of an index, a scalar, and of the last for any other; `what` is
+    the word for one of them in messages. Those before `at` are known not to be the one.
+    """
+    if at == len(runs) - 1:
+        return runs[at]()
+    if index.array is not None:
+        test = constant(np.asarray(index.array == at))
+    else:
+        test = node.given(op.equal(as_scalar(node.scope, index), const(at, index.type.dtype)))
+    sides: list[Run] = [runs[at], partial(choose_at, node, index, runs, what, at + 1)]
+    return choose(node, test, sides, (f"{what} {at}", f"a later {what}"))
 
 
 def _either(

@@ -23,14 +23,16 @@ REDUCE: Mapping[str, tuple[Reduce, Callable[[Expr, Expr], Expr]]] = {
 """What a body is -> the operator that reduces by it, and the one of two elements."""
 
 
-def neutral(kind: str, dtype: str) -> object:
-    """The number that changes nothing."""
+def neutral(kind: str, dtype: str) -> float:
+    """Return the number that changes nothing."""
     if kind in ("and", "or"):
         return kind == "and"
     if kind in ("add", "multiply"):
         return int(kind == "multiply")
     if is_float(dtype):
         return -np.inf if kind == "maximum" else np.inf
+    if dtype == "bool":
+        return kind == "minimum"
     limits = np.iinfo(dtype)
     return limits.min if kind == "maximum" else limits.max
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.node import Node
-from ekiden.ir.dtype import is_float
+from ekiden.ir.dtype import is_float, itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.topi.shape import known, product
@@ -21,6 +21,62 @@ def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
     count = node.scope.scalar(product([kind.shape[a] for a in axis]))
     total = op.sum(op.cast(data, "int64"), axis=axis, keepdims=keepdims)
     return op.cast(op.trunc_divide(total, op.cast(count, "int64")), kind.dtype)
+
+
+def append_axes(vector: Expr, count: int) -> Expr:
+    """Return a vector with so many axes of extent 1 behind its own."""
+    return op.expand_dims(vector, axis=1, num_newaxis=count) if count else vector
+
+
+# Normalisation.
+
+
+def wide_dtype(dtype: str) -> str:
+    """Return the dtype of statistics: float16 ends before squares of 256 do."""
+    return "float32" if itemsize(dtype) < 4 else dtype
+
+
+def statistics(data: Expr, dtype: str, axes: Sequence[int], epsilon: float) -> tuple[Expr, Expr]:
+    """Return the mean over axes, which stay, and the reciprocal of the standard deviation."""
+    wide = wide_dtype(dtype)
+    data = data if wide == dtype else op.cast(data, wide)
+    mean = op.mean(data, axis=list(axes), keepdims=True)
+    centred = op.subtract(data, mean)
+    variance = op.mean(op.multiply(centred, centred), axis=list(axes), keepdims=True)
+    return mean, op.rsqrt(op.add(variance, const(epsilon, wide)))
+
+
+def layer_norm(node: Node, data: Expr, scale: Expr, bias: Expr, first: int, epsilon: float) -> Expr:
+    """Return nn.layer_norm over the axes from `first` on, which are joined into one for it; scale
+    and bias have these axes, or the one.
+    """
+    shape = node.typed(data).shape
+    if first == len(shape) - 1:
+        return op.nn.layer_norm(data, scale, bias, epsilon=epsilon)
+    extent = product(shape[first:])
+    flat = op.reshape(data, (*shape[:first], extent), allowzero=True)
+    scale, bias = (
+        vector if len(node.typed(vector).shape) == 1 else op.reshape(vector, (extent,))
+        for vector in (scale, bias)
+    )
+    return op.reshape(op.nn.layer_norm(flat, scale, bias, epsilon=epsilon), shape, allowzero=True)
+
+
+def batch_norm(
+    data: Expr, scale: Expr, bias: Expr, mean: Expr, variance: Expr, epsilon: float, axis: int = 1
+) -> Expr:
+    """Return data normalised by these statistics of the channels."""
+    outputs = op.nn.batch_norm(data, scale, bias, mean, variance, axis=axis, epsilon=epsilon)
+    return TupleGetItem(outputs, 0)
+
+
+def running_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
+    """Return running statistics moved by a share towards new ones."""
+    share_of_old = op.multiply(old, const(1 - share, dtype))
+    return op.add(share_of_old, op.multiply(new, const(share, dtype)))
+
+
+# Elements of vectors.
 
 
 def uniques(data: Expr, counts: bool = False) -> list[Expr]:

@@ -199,6 +199,17 @@ def silu(x: Expr) -> Expr:
     return op.multiply(x, op.sigmoid(x))
 
 
+def swish(x: Expr, dtype: str, alpha: float) -> Expr:
+    """Return x * sigmoid(alpha * x)."""
+    return op.multiply(x, op.sigmoid(_times(x, alpha, dtype)))
+
+
+def linear_sigmoid(x: Expr, dtype: str, alpha: float, beta: float) -> Expr:
+    """Return alpha * x + beta between 0 and 1, ONNX's HardSigmoid."""
+    sloped = op.multiply(x, const(alpha, dtype))
+    return op.clip(op.add(sloped, const(beta, dtype)), 0.0, 1.0)
+
+
 def hard_sigmoid(x: Expr, dtype: str) -> Expr:
     """Return relu6(x + 3) / 6."""
     return op.divide(relu6(op.add(x, const(3, dtype))), const(6, dtype))

@@ -4,7 +4,7 @@ shapes as tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeGuard
 
@@ -13,13 +13,15 @@ import numpy as np
 from ekiden.arith import Analyzer
 from ekiden.frontend.common.block import Block
 from ekiden.frontend.common.captures import bind_captured
+from ekiden.frontend.common.dim_arithmetic import dim_tensor
 from ekiden.frontend.common.facts import Facts, Learned
 from ekiden.frontend.common.sequence_value import SequenceValue
+from ekiden.frontend.common.spans import with_span
 from ekiden.frontend.common.sum_value import definition, of_type_call
 from ekiden.frontend.common.value import Value, clean_name
 from ekiden.ir import prim
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Array, Op
+from ekiden.ir.op import Array
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, binary, is_const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.prim_visitor import Interned, exceeds, free_vars, substitute
@@ -27,7 +29,7 @@ from ekiden.ir.span import Span
 from ekiden.ir.text import prim_text
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
-from ekiden.relay.expr import Call, Constant, Expr, Function, Let, Tuple, TupleGetItem, Var
+from ekiden.relay.expr import Constant, Expr, Function, Let, TupleGetItem, Var
 from ekiden.relay.expr import const as relay_const
 from ekiden.relay.op import sequence
 from ekiden.relay.type_infer import infer_expr_type
@@ -124,7 +126,7 @@ class Scope:
         if len(self._blocks) == 1 and not block.symbols.intersection(free_vars(condition)):
             self.constraints.setdefault(repr(condition), (condition, f"{self.span}{why}"))
         elif block.is_new(repr(condition)):
-            scalar = self.spanned(self._scalar(condition))
+            scalar = self.spanned(self.scalar(condition))
             block.require(scalar, f"{self.span}{why} needs {prim_text(condition)}", self.span)
 
     def require_data(self, condition: Expr, why: str) -> None:
@@ -457,7 +459,7 @@ class Scope:
             return self.sequence(value, value.joined())
         if value.expr is None:
             assert value.symbols is not None
-            parts = [self._scalar(e) for e in value.symbols.ravel()]
+            parts = [self.scalar(e) for e in value.symbols.ravel()]
             vector = op.stack(parts, axis=0) if parts else relay_const(np.zeros(0, np.int64))
             shaped = op.reshape(vector, value.symbols.shape) if value.symbols.ndim != 1 else vector
             dtype = self.typed(shaped).dtype
@@ -529,29 +531,8 @@ class Scope:
         return op.concatenate([ones, own], axis=0) if len(value.type.shape) < rank else own
 
     def scalar(self, dim: PrimExpr) -> Expr:
-        """A dimension as an int64 scalar tensor."""
-        return self._scalar(dim)
-
-    def _scalar(self, root: PrimExpr) -> Expr:
-        """Depth of shape arithmetic is bounded by what `simplify` leaves, so this may recurse."""
-        match root:
-            case prim.IntImm() | prim.FloatImm():
-                return relay_const(np.asarray(root.value), root.dtype)
-            case SizeVar():
-                return self._size(root)
-            case prim.Cast():
-                return op.cast(self._scalar(root.value), root.dtype)
-            case prim.Select():
-                return op.where(
-                    *(self._scalar(e) for e in (root.condition, root.true_value, root.false_value))
-                )
-            case prim.Not():
-                return op.logical_not(self._scalar(root.a))
-            case prim.BinaryExpr() if type(root) in _BINARY:
-                return _BINARY[type(root)](self._scalar(root.a), self._scalar(root.b))
-            case prim.Intrinsic(op=name, args=(argument,)) if name in _UNARY:
-                return _UNARY[name](self._scalar(argument))
-        raise ImportModelError(f"cannot compute {root!r} at run time")
+        """Return a dimension, or what is made of dimensions, as a scalar tensor."""
+        return dim_tensor(dim, self._size)
 
     def _size(self, symbol: SizeVar) -> Expr:
         if symbol not in self._scalars:
@@ -598,82 +579,6 @@ def _open_pairs(
     for a, b in zip(first, other, strict=True):
         if not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and not equal(a, b):
             yield a, b
-
-
-_BINARY: Mapping[type[PrimExpr], Callable[[Expr, Expr], Expr]] = {
-    prim.Add: op.add,
-    prim.Sub: op.subtract,
-    prim.Mul: op.multiply,
-    prim.Div: op.divide,
-    prim.FloorDiv: op.floor_divide,
-    prim.FloorMod: op.floor_mod,
-    prim.Min: op.minimum,
-    prim.Max: op.maximum,
-    prim.EQ: op.equal,
-    prim.NE: op.not_equal,
-    prim.LT: op.less,
-    prim.LE: op.less_equal,
-    prim.GT: op.greater,
-    prim.GE: op.greater_equal,
-    prim.And: op.logical_and,
-    prim.Or: op.logical_or,
-}
-_UNARY: Mapping[str, Callable[[Expr], Expr]] = {
-    f.__name__: f for f in (op.floor, op.ceil, op.sqrt, op.round)
-}
-
-
-def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
-    """The same expressions with every new node (one without a span) carrying `span` and its
-    inferred type.
-    """
-    done: dict[int, Expr] = {}
-    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
-    while stack:
-        each, ready = stack.pop()
-        if id(each) in done:
-            continue
-        if each.span is not None or isinstance(each, Op):
-            done[id(each)] = each
-        elif ready:
-            done[id(each)] = _respan(each, [done[id(c)] for c in _parts(each)], span)
-        else:
-            stack.append((each, True))
-            stack.extend((c, False) for c in _parts(each))
-    return [done[id(r)] for r in roots]
-
-
-def _parts(each: Expr) -> Sequence[Expr]:
-    match each:
-        case Call():
-            return each.args
-        case Tuple():
-            return each.fields
-        case TupleGetItem():
-            return (each.tuple_value,)
-    assert not isinstance(each, Function), "converters make no functions"
-    return ()
-
-
-def _respan(each: Expr, parts: Sequence[Expr], span: Span) -> Expr:
-    found = each.checked_type_or_none()
-    if isinstance(each, Constant):
-        found = found or infer_expr_type(each)
-    made = _rebuild(each, parts, span)
-    if found is not None:
-        made.set_checked_type(found)
-    return made
-
-
-def _rebuild(each: Expr, parts: Sequence[Expr], span: Span) -> Expr:
-    match each:
-        case Call():
-            return each.with_fields(args=tuple(parts), span=span)
-        case Tuple():
-            return each.with_fields(fields=tuple(parts), span=span)
-        case TupleGetItem():
-            return each.with_fields(tuple_value=parts[0], span=span)
-    return each.with_fields(span=span)
 
 
 def field_types(found: Type) -> tuple[Type, ...]:

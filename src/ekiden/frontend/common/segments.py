@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from ekiden.frontend.common.combined import neutral
+from ekiden.frontend.common.formulas import append_axes
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scattered import MODES
 from ekiden.ir.dtype import is_float
@@ -36,7 +37,7 @@ def combined_rows(node: Node, kind: str, data: Expr, ids: Expr, count: Dim) -> E
 def _nothing(kind: str, dtype: str) -> object:
     """What a segment without rows has: the largest or the least number that is finite."""
     found = neutral(kind, dtype)
-    return np.clip(found, *_ends(dtype)) if is_float(dtype) else found  # type: ignore[call-overload]
+    return np.clip(found, *_ends(dtype)) if is_float(dtype) else found
 
 
 def _ends(dtype: str) -> tuple[float, float]:
@@ -55,4 +56,4 @@ def counted_rows(node: Node, ids: Expr, count: Dim, dtype: str, rank: int) -> Ex
     """[count, 1, ..] of that rank: how many rows each segment has."""
     ones = op.ones_like(op.cast(ids, dtype))
     found = combined_rows(node, "add", ones, ids, count)
-    return found if rank == 1 else op.expand_dims(found, axis=1, num_newaxis=rank - 1)
+    return append_axes(found, rank - 1)

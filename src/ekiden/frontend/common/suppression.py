@@ -25,6 +25,14 @@ def kept_boxes(
     return op.cast(rows, "int32"), op.cast(TupleGetItem(found, 1), "int64")
 
 
+def selected_boxes(
+    node: Node, boxes: Expr, scores: Expr, most: Expr, overlap: Expr, least: Expr
+) -> Expr:
+    """Return the positions of `kept_boxes`, as many as there are."""
+    rows, count = kept_boxes(node, boxes, scores, most, overlap, least)
+    return op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
+
+
 def padded_to(node: Node, rows: Expr, count: Expr, most: int) -> tuple[Expr, Expr]:
     """(the first `most`, with 0 behind those there are; whether each is there)."""
     wide = op.strided_slice(op.nn.pad(rows, ((0, most),)), (0,), (most,))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule
 from ekiden.frontend.common.case_values import CaseValues
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.scope import Scope, with_span
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.spans import with_span
 from ekiden.frontend.common.text_value import has_text, text_constant
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant

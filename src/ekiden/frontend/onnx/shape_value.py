@@ -295,8 +295,6 @@ def _reduce(both: Scalar) -> Evaluator:
     return evaluator
 
 
-MAX_WEIGHT = 1 << 24
-"""Elements of a tensor of one number that becomes a weight; larger ones are made by the run."""
 VIEWS = frozenset(
     ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Transpose", "Flatten", "ConstantOfShape")
 )

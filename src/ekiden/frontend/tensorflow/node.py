@@ -81,11 +81,6 @@ Evaluator: TypeAlias = Callable[[Node, Sequence[Array]], Array | None]
 ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 
 
-def plain(rule: Callable[[Sequence[Array]], Array | None]) -> Evaluator:
-    """A rule that asks nothing of the node."""
-    return lambda node, inputs: rule(inputs)
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """An operator of the table."""

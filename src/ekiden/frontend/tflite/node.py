@@ -137,11 +137,6 @@ Evaluator: TypeAlias = Callable[[Node, Sequence[Array]], Array | None]
 ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 
 
-def plain(rule: Callable[[Sequence[Array]], Array | None]) -> Evaluator:
-    """A rule that asks nothing of the operator."""
-    return lambda node, inputs: rule(inputs)
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """An operator of the table."""

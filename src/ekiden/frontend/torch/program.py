@@ -15,7 +15,8 @@ from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.facts import Facts, settled
 from ekiden.frontend.common.imported import INITIAL, ImportedModule
 from ekiden.frontend.common.main import Main, initial_state
-from ekiden.frontend.common.scope import Scope, with_span
+from ekiden.frontend.common.scope import Scope
+from ekiden.frontend.common.spans import with_span
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, clean_name, constant, known
 from ekiden.frontend.common.walk import Walk

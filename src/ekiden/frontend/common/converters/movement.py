@@ -1,24 +1,33 @@
 """Operators of TensorFlow that TensorFlow Lite has with the same inputs and attributes: those that
 move, choose, repeat or place elements.
+
+A row names the operator in both formats. A format's own tables have what attributes of its own, or
+none, make another operator of; they call the functions here for what is the same of those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
 from ekiden.frontend.common.arithmetic import SMALL
+from ekiden.frontend.common.formulas import shape_of_both
 from ekiden.frontend.common.node import AttributeNode, Result
 from ekiden.frontend.common.products import taken
 from ekiden.frontend.common.reshaping import by_data, is_open
 from ekiden.frontend.common.segments import combined_rows
+from ekiden.frontend.common.squeezing import squeezed
+from ekiden.frontend.common.subscript import MASKS, Subscript
 from ekiden.frontend.common.suppression import kept_boxes, padded_to
 from ekiden.frontend.common.value import known
 from ekiden.ir.dtype import is_float
+from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.topi.shape import Dim, as_dim, tidy
 from ekiden.topi.shape import known as number
 
 
@@ -63,17 +72,88 @@ def split_v(node: AttributeNode) -> Result:
     return op.split(node.expr(0), places, axis=axis) if places else [node.expr(0)]
 
 
+def slice_of(node: AttributeNode) -> Expr:
+    """Convert (data, begin, size), of which -1 is up to the end; begin and size may be data."""
+    if None in (*node.partial(1), *node.partial(2)):
+        begins, sizes = (op.cast(node.expr(i), "int64") for i in (1, 2))
+        whole = op.cast(op.shape_of(node.expr(0)), "int64")
+        ends = op.where(op.less(sizes, const(np.int64(0))), whole, op.add(begins, sizes))
+        return op.strided_slice(node.expr(0), begins, ends)
+    begin, size = node.dims(1, "begin"), node.dims(2, "size")
+    rows = zip(node.shape(0), begin, size, strict=True)
+    end = [d if number(s) == -1 else tidy(as_dim(b) + as_dim(s)) for d, b, s in rows]
+    return op.strided_slice(node.expr(0), begin, end)
+
+
+def strided_slice(node: AttributeNode) -> Result:
+    """Convert (data, begin, end, strides), whose masks say what each bound means."""
+    masks = {mask: node.number(f"{mask}_mask") for mask in MASKS}
+    begin, end, step = node.dims(1, "begin"), node.dims(2, "end"), node.axes(3, "strides")
+    subscript = Subscript(node, begin, end, step, masks)
+    value = node.value(0)
+    return (subscript.of_known(value) if value.is_known else None) or subscript.expr()
+
+
+def unpack(node: AttributeNode, count: int) -> Result:
+    """Return the parts of extent 1 along an axis, without it."""
+    axis, value = node.axis(node.number("axis"), node.rank(0)), node.value(0)
+    if value.is_known and value.elements.size <= SMALL:
+        rows = np.moveaxis(value.elements, axis, 0)
+        return [known(np.asarray(row), node.dtype(0)) for row in rows]
+    return [op.take(node.expr(0), const(np.int32(i)), axis=axis) for i in range(count)]
+
+
+def pad(node: AttributeNode, value: Expr | float) -> Expr:
+    """Convert (data, widths); the value fills the borders."""
+    return op.nn.pad(node.expr(0), pairs(node, 1), value)
+
+
+def mirror_pad(node: AttributeNode, mode: str) -> Expr:
+    """Convert (data, widths); the mode is "REFLECT" or "SYMMETRIC"."""
+    widths: list[list[int]] = node.numbers(1, "paddings").astype(np.int64).tolist()
+    return op.nn.mirror_pad(node.expr(0), widths, mode)
+
+
+def one_hot(node: AttributeNode) -> Expr:
+    """Convert (indices, depth, on, off)."""
+    (depth,) = node.dims(1, "depth")
+    axis = node.axis(node.number("axis", -1), node.rank(0) + 1)
+    return op.one_hot(node.expr(0), node.expr(2), node.expr(3), depth, axis, node.dtype(2))
+
+
+def top_k(node: AttributeNode) -> Expr:
+    """Convert (data, k), or (data) with k as an attribute."""
+    count = node.axes(1, "k")[0] if len(node.inputs) > 1 else node.number("k")
+    return op.topk(node.expr(0), count, axis=-1, ret_type="both", dtype="int32")
+
+
+def arange(node: AttributeNode, dtype: str) -> Expr:
+    """Convert (start, limit, step), scalars; whole numbers may be made of dimensions."""
+    values = [node.value(i) for i in range(3)]
+    if not is_float(dtype) and all(v.is_known for v in values) and values[2].array is not None:
+        start, limit = (v.dims()[0] for v in values[:2])
+        return op.arange(start, limit, int(values[2].array.item()), dtype)
+    parts = [op.reshape(node.expr(i), ()) for i in range(3)]
+    return op.arange(parts[0], parts[1], parts[2], dtype)
+
+
+def squeeze(node: AttributeNode, axes: Sequence[int], rank: int | None = None) -> Result:
+    """Return the data without these axes; without the axes of extent 1 where there are none, of
+    the first `rank` axes alone if that is given."""
+    return op.squeeze(node.expr(0), axis=axes) if axes else squeezed(node, rank)
+
+
 def tile(node: AttributeNode) -> Expr:
     """(data, times)"""
     return op.tile(node.expr(0), node.dims(1, "multiples"))
 
 
-def reverse(node: AttributeNode, word: str = "axis") -> Expr:
-    """(data, axes); `word` is what messages call these."""
-    made = node.expr(0)
-    for axis in node.axes(1, word):
-        made = op.reverse(made, axis=node.axis(axis, node.rank(0)))
-    return made
+def reverse(node: AttributeNode) -> Expr:
+    """Convert (data, axes)."""
+    result = node.expr(0)
+    for axis in node.axes(1, "axis"):
+        result = op.reverse(result, axis=node.axis(axis, node.rank(0)))
+    return result
 
 
 def reverse_sequence(node: AttributeNode) -> Expr:
@@ -101,6 +181,14 @@ def gather(node: AttributeNode, axis: int) -> Expr:
     return taken(node, node.expr(0), node.expr(1), node.axis(axis, node.rank(0)), batch)
 
 
+def gather_known(node: AttributeNode, inputs: Sequence[Array], axis: int) -> Array | None:
+    """Return elements of known data along an axis; None of batches, or for unknown indices."""
+    data, indices = inputs[:2]
+    if indices.dtype == np.object_ or node.number("batch_dims"):
+        return None
+    return np.asarray(np.take(data, indices, axis=axis))
+
+
 def scatter_nd(node: AttributeNode) -> Expr:
     """(coordinates, updates, shape) into zeros; equal coordinates add up."""
     zeros = op.zeros(node.dims(2, "shape"), node.dtype(1))
@@ -122,6 +210,12 @@ def expand_dims(node: AttributeNode) -> Expr:
     """(data, axis)"""
     (axis,) = node.axes(1, "axis")
     return op.expand_dims(node.expr(0), axis=node.axis(axis, node.rank(0) + 1))
+
+
+def expand_known(node: AttributeNode, inputs: Sequence[Array]) -> Array | None:
+    """Return known data with an axis of 1 more; None for an axis that is not known."""
+    data, axis = inputs
+    return None if axis.dtype == np.object_ else np.expand_dims(data, int(axis.ravel()[0]))
 
 
 def fill(node: AttributeNode) -> Expr:
@@ -210,3 +304,49 @@ def suppressed(node: AttributeNode, is_scored: bool, is_padded: bool) -> Sequenc
     if is_padded:
         scores = op.where(is_there, scores, op.zeros_like(scores))
     return [places, scores, total]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An operator that both formats have, what each calls it ("" where only the other has it), the
+    same of elements that are known at import, and the inputs whose elements it moves; those of
+    TensorFlow Lite must have one scale.
+    """
+
+    convert: Callable[[AttributeNode], Result]
+    tensorflow: str = ""
+    tflite: str = ""
+    data: tuple[int, ...] = (0,)
+    rule: Callable[[AttributeNode, Sequence[Array]], Array | None] | None = None
+
+
+# fmt: off
+ROWS = (
+    #                        TensorFlow                 TensorFlow Lite
+    Row(transpose,           "Transpose",               "TRANSPOSE"),
+    Row(split_v,             "SplitV",                  "SPLIT_V"),
+    Row(slice_of,            "Slice",                   "SLICE"),
+    Row(tile,                "Tile",                    "TILE"),
+    Row(reverse,             "ReverseV2",               "REVERSE_V2"),
+    Row(reverse_sequence,    "ReverseSequence",         "REVERSE_SEQUENCE"),
+    Row(gather_nd,           "GatherNd",                "GATHER_ND"),
+    Row(scatter_nd,          "ScatterNd",               "SCATTER_ND", (1,)),
+    Row(sparse_to_dense,     "SparseToDense",           "SPARSE_TO_DENSE", (2, 3)),
+    Row(one_hot,             "OneHot",                  "ONE_HOT", (2, 3)),
+    Row(top_k,               "TopK TopKV2",             "TOPK_V2"),
+    Row(where,               "Where",                   "WHERE"),
+    Row(expand_dims,         "ExpandDims",              "EXPAND_DIMS", rule=expand_known),
+    Row(fill,                "Fill",                    "FILL", (1,)),
+    Row(broadcast_to,        "BroadcastTo",             "BROADCAST_TO"),
+    Row(shape_of_both,       "BroadcastArgs",           "BROADCAST_ARGS"),
+    Row(batch_to_space,      "BatchToSpaceND",          "BATCH_TO_SPACE_ND"),
+    Row(resize("nearest_neighbor"), "ResizeNearestNeighbor", "RESIZE_NEAREST_NEIGHBOR"),
+    *(Row(unsorted_segments(kind), f"UnsortedSegment{name}", f"UNSORTED_SEGMENT_{name.upper()}")
+      for name, kind in SEGMENTS),
+)
+# fmt: on
+
+
+def rows_of(name: Literal["tensorflow", "tflite"]) -> Iterator[tuple[str, Row]]:
+    """Yield what a format has of the table: (operator, row)."""
+    return ((called, row) for row in ROWS for called in getattr(row, name).split())

@@ -14,6 +14,7 @@ from functools import reduce
 import numpy as np
 
 from ekiden.frontend.common.combined import neutral
+from ekiden.frontend.common.formulas import append_axes
 from ekiden.frontend.common.node import AttributeNode, Node
 from ekiden.frontend.common.value import constant
 from ekiden.frontend.common.windows import Window, padded, taps
@@ -39,7 +40,7 @@ def first_of(layout: str) -> int:
 # Pooling.
 
 
-def pooled(kind: str, data: Expr, window: Window, layout: str = "", **options: bool) -> Expr:
+def pool(kind: str, data: Expr, window: Window, layout: str = "", **options: bool) -> Expr:
     """Return the pooling "max" or "avg" of a window of known padding."""
     rank = len(window.strides)
     assert window.padding is not None, "data have symbolic padding beforehand"
@@ -49,18 +50,18 @@ def pooled(kind: str, data: Expr, window: Window, layout: str = "", **options: b
     )  # fmt: skip
 
 
-def max_pooled(
+def max_pool(
     node: Node, data: Expr, window: Window, layout: str = "", ceil_mode: bool = False
 ) -> Expr:
     """Return the largest element of each window."""
     if window.padding is None:
-        lowest: float = neutral("maximum", node.typed(data).dtype)  # type: ignore[assignment]
+        lowest = neutral("maximum", node.typed(data).dtype)
         data = padded(node, data, window, lowest, first_of(layout))
         window = window.unpadded()
-    return pooled("max", data, window, layout, ceil_mode=ceil_mode)
+    return pool("max", data, window, layout, ceil_mode=ceil_mode)
 
 
-def averaged(
+def average_pool(
     node: Node, data: Expr, window: Window, layout: str = "", counts_padding: bool = False,
     ceil_mode: bool = False,
 ) -> Expr:  # fmt: skip
@@ -68,13 +69,13 @@ def averaged(
     that are padded beforehand are divided by how much of each window is data.
     """
     if window.padding is not None:
-        return pooled(
+        return pool(
             "avg", data, window, layout, ceil_mode=ceil_mode, count_include_pad=counts_padding
         )
 
     def means(source: Expr) -> Expr:
         wide = padded(node, source, window, 0, first_of(layout))
-        return pooled("avg", wide, window.unpadded(), layout, count_include_pad=True)
+        return pool("avg", wide, window.unpadded(), layout, count_include_pad=True)
 
     if counts_padding:
         return means(data)
@@ -84,7 +85,7 @@ def averaged(
     return op.divide(means(data), means(op.full(const(1, kind.dtype), extents, dtype=kind.dtype)))
 
 
-def first_maxima(
+def max_positions(
     node: Node, data: Expr, window: Window, counts: Shape, first: int = 2
 ) -> list[Expr]:
     """Return the place along each axis, from the axis `first` on, of the first of the largest
@@ -94,7 +95,7 @@ def first_maxima(
     kind, rank = node.typed(data), len(counts)
     extents = kind.shape[first : first + rank]
     window = window.reaching(extents, counts)
-    lowest: float = neutral("maximum", kind.dtype)  # type: ignore[assignment]
+    lowest = neutral("maximum", kind.dtype)
     wide = padded(node, data, window, lowest, first)
     stacked = op.stack(list(taps(wide, window, counts, first)), axis=0)
     best = op.cast(op.argmax(stacked, axis=0), "int64")
@@ -103,17 +104,12 @@ def first_maxima(
     rows = zip(counts, window.strides, window.before, window.dilations, strict=True)
     for axis, (count, stride, before, dilation) in enumerate(rows):
         steps = op.multiply(op.arange(0, count, 1, "int64"), const(stride, "int64"))
-        start = along(op.subtract(steps, node.scope.scalar(as_dim(before))), rank - 1 - axis)
+        start = append_axes(op.subtract(steps, node.scope.scalar(as_dim(before))), rank - 1 - axis)
         starts.append(start)
         places.append(op.add(start, op.take(const(numbers[:, axis] * dilation), best, axis=0)))
     if any(known(side) != 0 for side in (*window.before, *window.after)):
         return _inside(node, places, extents, starts, window)
     return places
-
-
-def along(vector: Expr, later: int) -> Expr:
-    """Return a vector along an axis that so many others follow."""
-    return op.expand_dims(vector, axis=1, num_newaxis=later) if later else vector
 
 
 def _inside(
@@ -135,7 +131,7 @@ def _inside(
     return chosen
 
 
-def flat_places(node: Node, places: Sequence[Expr], extents: Shape) -> Expr:
+def flat_indices(node: Node, places: Sequence[Expr], extents: Shape) -> Expr:
     """Return places along axes as places in all of them, the last of which varies fastest."""
     flat: Expr = const(0, "int64")
     for place, extent in zip(places, extents, strict=True):
@@ -146,7 +142,7 @@ def flat_places(node: Node, places: Sequence[Expr], extents: Shape) -> Expr:
 # Convolutions.
 
 
-def convolved(
+def convolution(
     node: Node, data: Expr, weight: Expr, window: Window, *, groups: int = 1,
     channels: int | None = None, layouts: tuple[str, str] | None = None, bias: Expr | None = None,
     output_padding: Sequence[int] | None = None, conv2d: Callable[..., Expr] | None = None,
@@ -177,13 +173,13 @@ def convolved(
         options["output_padding"] = (0, *output_padding) if is_line else tuple(output_padding)
     if layouts is not None:
         options["data_layout"], options["kernel_layout"] = layouts
-    made = function(
+    result = function(
         data, weight, strides=window.strides, padding=window.padding, dilation=window.dilations,
         groups=groups, channels=channels, kernel_size=window.kernel if window.is_known else None,
         **options,
     )  # fmt: skip
-    made = made if bias is None else op.nn.bias_add(made, bias, axis=1)
-    return op.squeeze(made, axis=[2]) if is_line else made
+    result = result if bias is None else op.nn.bias_add(result, bias, axis=1)
+    return op.squeeze(result, axis=[2]) if is_line else result
 
 
 def _with_height(weight: Expr) -> Expr:
@@ -195,7 +191,7 @@ def _with_height(weight: Expr) -> Expr:
     return view
 
 
-def convolved_back(
+def transposed_convolution(
     node: Node, data: Expr, weight: Expr, window: Window, wanted: Sequence[Dim], layout: str,
     is_same: bool,
 ) -> Expr:  # fmt: skip
@@ -226,14 +222,14 @@ def convolved_back(
     window = replace(window, before=tuple(before), after=tuple(after))
     is_last, ends = first == 1, rank + 1
     channels = known(node.typed(weight).shape[1])
-    made = convolved(
+    result = convolution(
         node, op.transpose(data, (0, ends, *range(1, ends))) if is_last else data, weight, window,
         channels=channels, output_padding=more,
     )  # fmt: skip
-    return op.transpose(made, (0, *range(2, ends + 1), 1)) if is_last else made
+    return op.transpose(result, (0, *range(2, ends + 1), 1)) if is_last else result
 
 
-def known_weight(node: AttributeNode, index: int, rank: int) -> tuple[int, ...]:
+def weight_extents(node: AttributeNode, index: int, rank: int) -> tuple[int, ...]:
     """Return the shape of a weight. Raises Unsupported where it is open, or of another rank."""
     shape = [known(d) for d in node.shape(index)]
     if len(shape) != rank or None in shape:

@@ -8,13 +8,13 @@ from functools import partial
 import numpy as np
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.choice import choose
+from ekiden.frontend.common.choice import choose, choose_at
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.bodies import operations
 from ekiden.frontend.jax.node import Many, Node, Row, flat, own, whole
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
+from ekiden.relay.expr import Expr
 
 UNROLLED = 256
 """The most operations that a loop of a few known turns is written out to."""
@@ -120,24 +120,8 @@ def _of_each(node: Node, test: Expr, sides: Sequence[Sequence[Value]]) -> Many:
 def _case(node: Node) -> Many:
     """An index that is out of range takes the last branch."""
     count = len(node.operation.regions)
-    found = node.value(0).array
-    if found is not None:
-        index = int(found.item())
-        region = node.region(index if 0 <= index < count else count - 1)
-        return whole(node.operation.results, node.run_flat(region, []))
-    return whole(node.operation.results, _chosen(node, 0, count))
-
-
-def _chosen(node: Node, first: int, count: int) -> list[Value]:
-    """The branch of the index, which is no earlier one."""
-    if first == count - 1:
-        return node.run_flat(node.region(first), [])
-    test = node.given(op.equal(node.expr(0), const(first, node.dtype(0))))
-    runs = [
-        partial(node.run_flat, node.region(first), []),
-        partial(_chosen, node, first + 1, count),
-    ]
-    return choose(node, test, runs, (f"branch {first}", "a later branch"))
+    runs = [partial(node.run_flat, node.region(at), []) for at in range(count)]
+    return whole(node.operation.results, choose_at(node, node.value(0), runs))
 
 
 # fmt: off

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxlib.mlir.dialects import stablehlo
 
-from ekiden.frontend.common.converters.window import convolved
+from ekiden.frontend.common.converters.window import convolution
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.windows import Window
@@ -87,7 +87,7 @@ def _convolved(node: Node, padding: Sequence[tuple[Dim, Dim]]) -> Expr:
         padding = [(0, 0)] * rank
     columns, *taps = node.static((kernel.type.shape[0], *kernel.type.shape[2:]), "the kernel")
     before, after = (tuple(pair[side] for pair in padding) for side in (0, 1))
-    found = convolved(
+    found = convolution(
         node, _as_output(node, data), _as_output(node, kernel),
         Window(tuple(taps), strides, dilation, before, after), groups=groups, channels=columns,
     )  # fmt: skip

@@ -10,12 +10,10 @@ from ekiden.frontend.common import arithmetic
 from ekiden.frontend.common import complex as complexes
 from ekiden.frontend.common.arithmetic import Rule
 from ekiden.frontend.common.complex import divided, exponential, multiplied
+from ekiden.frontend.common.converters import stablehlo as shared
 from ekiden.frontend.common.converters.elementwise import Row as Elementwise
 from ekiden.frontend.common.converters.elementwise import rows_of
-from ekiden.frontend.common.functions import fmod, whole
-from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.complex import (
     absolute,
     atan2_of_complex,
@@ -34,11 +32,10 @@ from ekiden.frontend.jax.converters.complex import (
 )
 from ekiden.frontend.jax.node import ComplexRule, Converter, Node, Row, own, per_part
 from ekiden.ir import prim
-from ekiden.ir.dtype import int_range, is_float, itemsize
+from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_attr
 
 Binary = Callable[[Expr, Expr], Expr]
 
@@ -65,6 +62,10 @@ def operands(node: Node) -> tuple[Expr, Expr]:
     return node.narrow(0), y
 
 
+def _on_both(function: Callable[[Node, Expr, Expr], Expr]) -> Converter:
+    return lambda node: function(node, *operands(node))
+
+
 def _shared(row: Elementwise) -> Converter:
     def convert(node: Node) -> Expr:
         """The call on one operand, or on both, which have one shape and dtype in StableHLO."""
@@ -74,141 +75,13 @@ def _shared(row: Elementwise) -> Converter:
     return convert
 
 
-def _round_away(x: Expr, dtype: str) -> Expr:
-    """Return the nearest integer, halves away from 0; the sign of zero stays."""
-    whole = op.trunc(x)
-    is_half = op.greater_equal(op.abs(op.subtract(x, whole)), const(0.5, dtype))
-    return op.where(is_half, op.add(whole, op.sign(x)), whole)
-
-
-def _sign(x: Expr, dtype: str) -> Expr:
-    if not is_float(dtype):
-        return op.sign(x)
-    return op.where(op.logical_or(op.isnan(x), op.equal(x, const(0, dtype))), x, op.sign(x))
-
-
-def _cbrt(x: Expr, dtype: str) -> Expr:
-    root = op.power(op.abs(x), const(1 / 3, dtype))
-    return op.where(op.less(x, const(0, dtype)), op.negative(root), root)
-
-
-def _remainder(node: Node) -> Expr:
-    """Of integers by 0 what is divided."""
-    x, y = operands(node)
-    found = fmod(x, y, node.dtype(0))
-    return found if _never_zero(node) else op.where(op.equal(y, const(0, node.dtype(0))), x, found)
-
-
-def _never_zero(node: Node) -> bool:
-    """Whether the divisor is of floats, or known not to be 0."""
-    given = node.value(1).array
-    is_known = given is not None and given.dtype != np.object_
-    return is_float(node.dtype(0)) or (is_known and bool(np.all(given)))
-
-
-def _divide(node: Node) -> Expr:
-    """Of integers by 0 all bits are set, as XLA has them."""
-    (x, y), dtype = operands(node), node.dtype(0)
-    if is_float(dtype):
-        return op.divide(x, y)
-    found = op.trunc_divide(x, y)
-    ones = const(np.array(-1).astype(dtype))
-    return found if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), ones, found)
-
-
-def _power(node: Node) -> Expr:
-    x, y = operands(node)
-    if is_float(node.dtype(0)):
-        return op.power(x, y)
-    exponent = node.value(1).array
-    if exponent is None or exponent.size == 0 or exponent.min() != exponent.max():
-        return _power_of_any(node, x, y)
-    return _integer_power(x, int(exponent.flat[0]), node.dtype(0))
-
-
-def _power_of_any(node: Node, x: Expr, y: Expr) -> Expr:
-    """Return integers to integer powers: squares for the bits that are set in the exponent, in a
-    loop over as many as it has; of negative powers as `_integer_power`.
-    """
-    scope, dtype, shape = node.scope, node.dtype(0), as_attr(node.shape(0))
-    one, zero = const(1, dtype), const(0, dtype)
-    wide = [scope.bound(op.broadcast_to(each, shape)) for each in (x, y)]
-
-    def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """Return the power by one more bit, the next square, and the bits that are left."""
-        found, square, left = map(scope.expr, carried)
-        is_set = op.equal(op.bitwise_and(left, one), one)
-        made = [
-            op.where(is_set, op.multiply(found, square), found),
-            op.multiply(square, square),
-            op.right_shift(left, one),
-        ]
-        return Iteration(go, [node.given(each) for each in made])
-
-    start = [node.given(op.full(one, shape, dtype=dtype)), *wide]
-    count = node.bits(1) - (not dtype.startswith("uint"))
-    limit = const(np.int64(count))
-    (found, *_), _, _ = Loop(node, ["power", "square", "left"], start, limit, None, step).build()
-    if dtype.startswith("uint"):
-        return scope.expr(found)
-    x, y = map(scope.expr, wide)
-    of_signs = op.where(op.equal(op.bitwise_and(y, one), one), x, one)
-    is_unit = op.equal(op.abs(x), one)
-    negative = op.where(is_unit, of_signs, zero)
-    return op.where(op.less(y, zero), negative, scope.expr(found))
-
-
-def _integer_power(x: Expr, exponent: int, dtype: str) -> Expr:
-    """By squares; a negative power of 1 and -1 is their odd or even one, of others 0."""
-    if exponent < 0:
-        kept = _integer_power(x, exponent % 2, dtype)
-        return op.where(op.equal(op.abs(x), const(1, dtype)), kept, const(0, dtype))
-    found, square = op.full_like(x, const(1, dtype)), x
-    while exponent:
-        found = op.multiply(found, square) if exponent % 2 else found
-        square, exponent = op.multiply(square, square), exponent // 2
-    return found
-
-
 # Bits.
 
 
-def _bits(dtype: str) -> int:
-    return 8 * itemsize(dtype)
-
-
-def _unsigned(dtype: str) -> str:
-    return dtype if dtype.startswith("uint") else f"u{dtype}"
-
-
-def _shift(function: Binary, is_logical: bool, is_kept: bool = False) -> Converter:
-    """A shift by as many bits as there are, or more, gives 0, or the sign where it is kept."""
-
-    def convert(node: Node) -> Expr:
-        """StableHLO leaves no shift undefined: counts that are not known to be below the width are
-        held there, and what is beyond it is 0 (or the sign, which the longest shift leaves).
-        """
-        x, count = operands(node)
-        dtype = node.dtype(0)
-        plain = _unsigned(dtype) if is_logical else dtype.removeprefix("u")
-        width = node.bits(0)
-        given = node.value(1).array
-        if is_logical and width < _bits(dtype):  # the sign fills the carrier of a narrow dtype
-            x = op.bitwise_and(x, const((1 << width) - 1, dtype))
-        x = x if plain == dtype else op.reinterpret(x, plain)
-        inside = given is not None and bool(np.all((given >= 0) & (given < width)))
-        by = count
-        if not inside:  # counts below 0 are large as well
-            by = op.minimum(op.cast(by, _unsigned(dtype)), const(width - 1, _unsigned(dtype)))
-        by = by if node.scope.typed(by).dtype == plain else op.cast(by, plain)
-        found = function(x, by)
-        found = found if plain == dtype else op.reinterpret(found, dtype)
-        if inside or is_kept:
-            return found
-        far = op.greater_equal(op.cast(count, _unsigned(dtype)), const(width, _unsigned(dtype)))
-        return op.where(far, const(0, dtype), found)
-
-    return convert
+def _shift(function: Binary, is_logical: bool = True, keeps_sign: bool = False) -> Converter:
+    return lambda node: shared.shift(
+        node, *operands(node), function, node.bits(0), is_logical, keeps_sign
+    )
 
 
 def _popcount(node: Node) -> Expr:
@@ -219,21 +92,21 @@ def _popcount(node: Node) -> Expr:
 def _zeros_in_front(node: Node) -> Expr:
     dtype, width = node.dtype(0), node.bits(0)
     found = _leading_zeros(_low_bits(node, 0), dtype)
-    beyond = _bits(dtype) - width
+    beyond = shared.bits(dtype) - width
     return op.subtract(found, const(beyond, dtype)) if beyond else found
 
 
 def _low_bits(node: Node, index: int) -> Expr:
     """Return an input of integers without what its carrier has above a narrow dtype."""
     dtype, width = node.dtype(index), node.bits(index)
-    if width == _bits(dtype):
+    if width == shared.bits(dtype):
         return node.expr(index)
     return op.bitwise_and(node.expr(index), const((1 << width) - 1, dtype))
 
 
 def _count_bits(x: Expr, dtype: str) -> Expr:
     """How many are set: sums of neighbours, then of pairs, and so on."""
-    width, plain = _bits(dtype), _unsigned(dtype)
+    width, plain = shared.bits(dtype), shared.unsigned(dtype)
     found = x if plain == dtype else op.reinterpret(x, plain)
     step = 1
     while step < width:
@@ -247,7 +120,7 @@ def _count_bits(x: Expr, dtype: str) -> Expr:
 
 def _leading_zeros(x: Expr, dtype: str) -> Expr:
     """Those that are not set once every bit below the first one is."""
-    width, plain = _bits(dtype), _unsigned(dtype)
+    width, plain = shared.bits(dtype), shared.unsigned(dtype)
     found = x if plain == dtype else op.reinterpret(x, plain)
     step = 1
     while step < width:
@@ -260,20 +133,7 @@ def _convert(node: Node) -> Result:
     dtype, wanted = node.dtype(0), node.out_dtype()
     if dtype == wanted:
         return node.value(0)
-    if wanted == "bool":
-        return op.not_equal(node.expr(0), const(0, dtype))
-    if is_float(dtype) and int_range(wanted) is not None:
-        data = node.expr(0)
-        width = node.out_bits()
-        if width < _bits(wanted):  # beyond the ends of a narrow dtype these are taken
-            low, high = (
-                (0, 2**width - 1)
-                if wanted == "uint8"
-                else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
-            )
-            data = op.where(op.isnan(data), data, op.clip(data, low, high))
-        return whole(data, dtype, wanted)
-    return op.cast(node.expr(0), wanted)
+    return shared.convert(node.expr(0), dtype, wanted, node.out_bits())
 
 
 # Choices.
@@ -300,7 +160,7 @@ _COMPARE: Mapping[str, tuple[Binary, Rule]] = {
 
 def ordered(x: Expr, dtype: str) -> Expr:
     """Floats as integers that are in total order: -NaN, -inf, ..., -0, 0, ..., inf, NaN."""
-    whole = f"int{_bits(dtype)}"
+    whole = f"int{shared.bits(dtype)}"
     bits = op.reinterpret(x, whole)
     largest = const(np.array(np.iinfo(whole).max, whole))
     return op.where(op.less(bits, const(0, whole)), op.bitwise_xor(bits, largest), bits)
@@ -331,9 +191,8 @@ def _select(node: Node) -> Expr:
 
 
 def _clamp(node: Node) -> Expr:
-    """(low, x, high): NaN stays."""
     low, high = (node.narrow(i) if node.rank(1) else node.expr(i) for i in (0, 2))
-    return op.minimum(op.maximum(node.expr(1), low), high)
+    return shared.clamp(low, node.expr(1), high)
 
 
 def _clamped(inputs: Sequence[Array]) -> Array | None:
@@ -401,17 +260,18 @@ def _shared_rows(name: str, row: Elementwise) -> list[Row]:
 # fmt: off
 ROWS: tuple[Row, ...] = (
     *(each for name, _, row in rows_of("stablehlo") for each in _shared_rows(name, row)),
-    Row("stablehlo.cbrt",       _with_dtype(_cbrt), on_complex=own(cbrt)),
-    Row("stablehlo.sign",       _with_dtype(_sign), _fixed(_signs), on_complex=own(sign)),
-    Row("stablehlo.round_nearest_afz",   _with_dtype(_round_away)),
+    Row("stablehlo.cbrt",       _with_dtype(shared.cbrt), on_complex=own(cbrt)),
+    Row("stablehlo.sign",       _with_dtype(shared.sign), _fixed(_signs), on_complex=own(sign)),
+    Row("stablehlo.round_nearest_afz",   _with_dtype(shared.round_away)),
     Row("stablehlo.popcnt",              _popcount),
     Row("stablehlo.count_leading_zeros", _zeros_in_front),
-    Row("stablehlo.divide",    _divide, _fixed(arithmetic.divide), on_complex=binary(divided)),
-    Row("stablehlo.remainder", _remainder, _fixed(_remainders)),
-    Row("stablehlo.power",     _power, on_complex=own(power)),
-    Row("stablehlo.shift_left",             _shift(op.left_shift, is_logical=True)),
-    Row("stablehlo.shift_right_logical",    _shift(op.right_shift, is_logical=True)),
-    Row("stablehlo.shift_right_arithmetic", _shift(op.right_shift, is_logical=False, is_kept=True)),
+    Row("stablehlo.divide",    _on_both(shared.divide), _fixed(arithmetic.divide),
+        on_complex=binary(divided)),
+    Row("stablehlo.remainder", _on_both(shared.remainder), _fixed(_remainders)),
+    Row("stablehlo.power",     lambda node: op.power(*operands(node)), on_complex=own(power)),
+    Row("stablehlo.shift_left",             _shift(op.left_shift)),
+    Row("stablehlo.shift_right_logical",    _shift(op.right_shift)),
+    Row("stablehlo.shift_right_arithmetic", _shift(op.right_shift, False, True)),
     Row("stablehlo.compare",   _compare,  _compared, on_complex=own(compare)),
     Row("stablehlo.select",    _select,   _fixed(arithmetic.where), on_complex=per_part),
     Row("stablehlo.clamp",     _clamp,    _fixed(_clamped)),

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxlib.mlir.dialects import stablehlo
 
-from ekiden.frontend.common.places import inside, places, taken
+from ekiden.frontend.common.converters.stablehlo import gather
 from ekiden.frontend.jax.node import Node, Row, per_part
 from ekiden.relay.expr import Expr
 
@@ -14,12 +14,11 @@ from ekiden.relay.expr import Expr
 def _gather(node: Node) -> Expr:
     sizes = node.ints("slice_sizes") if node.has("slice_sizes") else node.sizes(2)
     numbers: Any = stablehlo.GatherDimensionNumbers(node.attribute("dimension_numbers"))
-    at = places(
-        node, 0, 1, numbers.index_vector_dim, sizes,
-        numbers.collapsed_slice_dims, numbers.operand_batching_dims,
-        numbers.start_indices_batching_dims, numbers.start_index_map,
+    return gather(
+        node, numbers.index_vector_dim, sizes, numbers.collapsed_slice_dims,
+        numbers.start_index_map, numbers.offset_dims, numbers.operand_batching_dims,
+        numbers.start_indices_batching_dims,
     )  # fmt: skip
-    return taken(node, inside(node, at), numbers.offset_dims)
 
 
 ROWS: tuple[Row, ...] = (

@@ -10,9 +10,10 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic, sizes
 from ekiden.frontend.common.arithmetic import SMALL, Rule
+from ekiden.frontend.common.converters import stablehlo as shared
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.slices import pad, placed, start_of, window_at
-from ekiden.frontend.common.value import Value, constant, known
+from ekiden.frontend.common.slices import pad, window_at
+from ekiden.frontend.common.value import Value, known
 from ekiden.frontend.jax.dtype import extents_of
 from ekiden.frontend.jax.node import (
     ComplexRule,
@@ -24,7 +25,6 @@ from ekiden.frontend.jax.node import (
     own,
     per_part,
 )
-from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -37,26 +37,6 @@ Dims = Sequence[Dim]
 # Shapes.
 
 
-def spread(node: Node, value: Value, axes: Sequence[int], shape: Dims) -> Expr:
-    """A value whose axes are these of a shape that it is repeated to."""
-    data, source = node.scope.expr(value), value.type.shape
-    order = sorted(range(len(axes)), key=lambda i: axes[i])
-    if order != list(range(len(axes))):
-        data = op.transpose(data, order)
-        source = tuple(source[i] for i in order)
-        axes = sorted(axes)
-    wide: list[Dim] = [1] * len(shape)
-    for axis, dim in zip(axes, source, strict=True):
-        wide[axis] = dim
-    first = axes[0] if axes else len(shape)
-    if list(axes) != list(range(first, len(shape))):  # not the last ones: others between
-        data = op.reshape(data, as_attr(wide[first:]), allowzero=True)
-    same = all(equal(as_dim(a), as_dim(b)) for a, b in zip(wide, shape, strict=True))
-    if same and first == 0:
-        return data
-    return op.broadcast_to(data, as_attr(shape))
-
-
 def _stays(node: Node) -> bool:
     """Whether a number stays one: in a body that is run on tensors, whatever their shape."""
     rank = len(extents_of(node.operation.operands[0].type))
@@ -66,7 +46,9 @@ def _stays(node: Node) -> bool:
 def _broadcast(node: Node) -> Result:
     if _stays(node):
         return node.value(0)
-    return spread(node, node.value(0), node.ints("broadcast_dimensions"), _declared(node))
+    return shared.broadcast_in_dim(
+        node, node.value(0), node.ints("broadcast_dimensions"), _declared(node)
+    )
 
 
 def _declared(node: Node) -> tuple[int, ...]:
@@ -74,7 +56,9 @@ def _declared(node: Node) -> tuple[int, ...]:
 
 
 def _dynamic_broadcast(node: Node) -> Expr:
-    return spread(node, node.value(0), node.ints("broadcast_dimensions"), node.sizes(1))
+    return shared.broadcast_in_dim(
+        node, node.value(0), node.ints("broadcast_dimensions"), node.sizes(1)
+    )
 
 
 def _broadcasted(node: Node) -> Rule:
@@ -147,31 +131,19 @@ def _extent(node: Node) -> Result:
 
 def _iota(node: Node, shape: Dims) -> Result:
     axis, dtype = node.integer("iota_dimension"), node.out_dtype()
-    return iota(node, shape, axis, dtype)
+    return shared.iota(node, shape, axis, dtype)
 
 
 def _complex_iota(convert: Converter) -> ComplexRule:
     """Positions as complex numbers."""
 
     def rule(node: Node) -> Pair:
-        found = convert(node)
-        real = node.scope.expr(found) if isinstance(found, Value) else found
-        assert isinstance(real, Expr), "it gives one tensor"
+        positions = convert(node)
+        assert isinstance(positions, Value), "it gives one tensor"
+        real = node.scope.expr(positions)
         return real, op.zeros_like(real)
 
     return rule
-
-
-def iota(node: Node, shape: Dims, axis: int, dtype: str) -> Result:
-    """Positions along an axis."""
-    extent, numbers = shape[axis], [number_of(d) for d in shape]
-    total = math.prod(n or 0 for n in numbers)
-    if None not in numbers and total <= SMALL:
-        wide = np.arange(number_of(extent) or 0).reshape([-1] + [1] * (len(shape) - axis - 1))
-        return constant(np.broadcast_to(wide, [n or 0 for n in numbers]).astype(to_numpy(dtype)))
-    counts = op.arange(0, extent, 1, dtype="int64")
-    row = node.given(counts if dtype == "int64" else op.cast(counts, dtype))
-    return spread(node, row, [axis], shape)
 
 
 # Slices.
@@ -215,27 +187,11 @@ def _real_slice(node: Node) -> Expr:
 
 
 def _dynamic_slice(node: Node) -> Expr:
-    """Windows of constant extents, moved inside."""
-    found, shape = node.expr(0), node.shape(0)
-    for axis, (extent, size) in enumerate(zip(shape, node.ints("slice_sizes"), strict=True)):
-        if equal(as_dim(extent), as_dim(size)):
-            continue
-        start = start_of(node, node.value(axis + 1), extent, size)
-        if start.array is not None:
-            begin = int(start.array)
-            found = op.strided_slice(found, (begin,), (begin + size,), axes=(axis,))
-        else:
-            found = window_at(found, node.scope.expr(start), size, axis)
-    return found
+    return shared.dynamic_slice(node, node.ints("slice_sizes"))
 
 
 def _dynamic_update_slice(node: Node) -> Expr:
-    window = node.shape(1)
-    starts = [
-        start_of(node, node.value(axis + 2), extent, size)
-        for axis, (extent, size) in enumerate(zip(node.shape(0), window, strict=True))
-    ]
-    return placed(node, node.expr(0), node.value(1), starts)
+    return shared.dynamic_update_slice(node, [node.value(axis + 2) for axis in range(node.rank(0))])
 
 
 # Padding.

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.combined import REDUCE, is_neutral
+from ekiden.frontend.common.combined import REDUCE
 from ekiden.frontend.common.complex import Complex
+from ekiden.frontend.common.converters.stablehlo import reduce
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
@@ -36,9 +37,7 @@ def _reduce(node: Node) -> Result | Many:
     count = len(node.inputs) // 2
     kind = kind_of(node, block) if count == 1 else ""
     if kind in REDUCE:
-        function, both = REDUCE[kind]
-        found = function(node.expr(0), axis=axes, keepdims=False) if axes else node.expr(0)
-        return found if is_neutral(node.value(1), kind) else both(found, node.expr(1))
+        return reduce(node, axes, kind)
     if count == 2 and (pair := _position(node, block, axes)) is not None:
         return pair
     return _folded(node, block, axes, count)

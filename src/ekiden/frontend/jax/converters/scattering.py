@@ -10,8 +10,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from ekiden.frontend.common.complex import Complex
+from ekiden.frontend.common.converters.stablehlo import scatter_places
 from ekiden.frontend.common.loop import Iteration, Loop
-from ekiden.frontend.common.places import Places, limits, places
+from ekiden.frontend.common.places import Places, limits
 from ekiden.frontend.common.scattered import MODES, scattered
 from ekiden.frontend.common.slices import placed, window_at
 from ekiden.frontend.common.value import Value
@@ -28,16 +29,10 @@ def _scatter(node: Node) -> Many:
     """
     count, block = len(node.whole) // 2, node.region()
     numbers: Any = stablehlo.ScatterDimensionNumbers(node.attribute("scatter_dimension_numbers"))
-    dropped = (*numbers.inserted_window_dims, *numbers.input_batching_dims)
-    window = iter(numbers.update_window_dims)
-    sizes: list[Dim] = [
-        1 if axis in dropped else node.shape(count + 1)[next(window)]
-        for axis in range(node.rank(0))
-    ]
-    at = places(
-        node, 0, count, numbers.index_vector_dim, sizes,
-        numbers.inserted_window_dims, numbers.input_batching_dims,
-        numbers.scatter_indices_batching_dims, numbers.scattered_dims_to_operand_dims,
+    at = scatter_places(
+        node, count, numbers.index_vector_dim, numbers.update_window_dims,
+        numbers.inserted_window_dims, numbers.scattered_dims_to_operand_dims,
+        numbers.input_batching_dims, numbers.scatter_indices_batching_dims,
     )  # fmt: skip
     window_axes = list(numbers.update_window_dims)
     kind = _kind(node, block, count)

@@ -7,8 +7,8 @@ from functools import partial
 
 from jaxlib.mlir import ir
 
+from ekiden.frontend.common.converters.stablehlo import iota
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.converters.bodies import (
     combined_real,
     direction_of,
@@ -16,7 +16,6 @@ from ekiden.frontend.jax.converters.bodies import (
     operations,
 )
 from ekiden.frontend.jax.converters.elementwise import ordered
-from ekiden.frontend.jax.converters.movement import iota
 from ekiden.frontend.jax.node import Many, Node, Row, own
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
@@ -158,8 +157,8 @@ def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
     before = node.given(op.cast(node.scope.expr(less), "int64"))
     (more,) = combined_real(node, block, turned, [])
     extent = as_dim(shape[axis])
-    first = node.scope.expr(_value(node, iota(node, (extent, 1), 0, "int64")))
-    second = node.scope.expr(_value(node, iota(node, (1, extent), 1, "int64")))
+    first = node.scope.expr(iota(node, (extent, 1), 0, "int64"))
+    second = node.scope.expr(iota(node, (1, extent), 1, "int64"))
     earlier = op.reshape(
         op.less(first, second), as_attr((extent, extent, *(1,) * (len(shape) - axis - 1))),
         allowzero=True,
@@ -173,13 +172,6 @@ def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
 def _repeated(expr: Expr, axis: int, shape: Sequence[Dim]) -> Expr:
     """Return a tensor with an axis more, along which it is repeated."""
     return op.broadcast_to(op.expand_dims(expr, axis=axis), shape)
-
-
-def _value(node: Node, made: Result) -> Value:
-    if isinstance(made, Value):
-        return made
-    assert isinstance(made, Expr)
-    return node.given(made)
 
 
 def _top_k(node: Node) -> Result:

@@ -10,13 +10,13 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common.combined import REDUCE, is_neutral, neutral
 from ekiden.frontend.common.complex import Complex
-from ekiden.frontend.common.converters.window import pooled
+from ekiden.frontend.common.converters.stablehlo import MAX_WINDOW_ELEMENTS, iota
+from ekiden.frontend.common.converters.window import pool
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.windows import Window, dilated, tap_values
 from ekiden.frontend.jax.converters.bodies import combined, combined_real, kind_of
-from ekiden.frontend.jax.converters.movement import iota
 from ekiden.frontend.jax.node import (
     ComplexRule,
     Converter,
@@ -31,9 +31,6 @@ from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import Dim, as_attr, as_dim, equal, known, tidy
-
-MOST = 4096
-"""The most elements of a window that are combined one after the other."""
 
 
 def _static_windows(node: Node) -> Window:
@@ -82,7 +79,7 @@ def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
     block = node.region()
     kind = kind_of(node, block) if count == 1 else ""
     if kind in REDUCE and is_neutral(node.value(1), kind):
-        special = _running(node, windows, kind) or _pooled(node, windows, kind)
+        special = _running(node, windows, kind) or _pool(node, windows, kind)
         if special is not None:
             return special
     return _tapped(node, windows, count, kind)
@@ -91,7 +88,7 @@ def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
 def _tapped(node: Node, windows: Window, count: int, kind: str) -> Many:
     """Element by element of a window, of all windows at once."""
     block = node.region()
-    if not windows.is_known or math.prod(windows.kernel) > MOST:
+    if not windows.is_known or math.prod(windows.kernel) > MAX_WINDOW_ELEMENTS:
         node.unsupported("windows of symbolic or large extents of anything but running sums")
     wide = [_padded(node, windows, *node.whole[i::count][:2]) for i in range(count)]
     each = [_taps(node, windows, p) for p in wide]
@@ -177,8 +174,8 @@ def _scan(node: Node, data: Expr, axis: int, kind: str) -> Expr:
     # Of each element all up to it: there is no operator that runs a maximum along an axis.
     shape, dtype = node.shape(0), node.dtype(0)
     extent = shape[axis]
-    first = node.scope.expr(_value(node, iota(node, (extent, 1), 0, "int64")))
-    second = node.scope.expr(_value(node, iota(node, (1, extent), 1, "int64")))
+    first = node.scope.expr(iota(node, (extent, 1), 0, "int64"))
+    second = node.scope.expr(iota(node, (1, extent), 1, "int64"))
     seen = op.less_equal(second, first)
     rest = (1,) * (len(shape) - axis - 1)
     mask = op.reshape(seen, as_attr((extent, extent, *rest)), allowzero=True)
@@ -186,17 +183,10 @@ def _scan(node: Node, data: Expr, axis: int, kind: str) -> Expr:
     return REDUCE[kind][0](wide, axis=[axis + 1], keepdims=False)
 
 
-def _value(node: Node, made: Result) -> Value:
-    if isinstance(made, Value):
-        return made
-    assert isinstance(made, Expr)
-    return node.given(made)
-
-
 # Pooling.
 
 
-def _pooled(node: Node, windows: Window, kind: str) -> Expr | None:
+def _pool(node: Node, windows: Window, kind: str) -> Expr | None:
     """Two axes of four: the operators of pooling."""
     if kind not in ("add", "maximum") or len(windows.strides) != 4 or any(windows.inner):
         return None
@@ -213,8 +203,8 @@ def _pooled(node: Node, windows: Window, kind: str) -> Expr | None:
     rows = (size, windows.strides, windows.dilations, low, high)
     window = Window(*(tuple(row[i] for i in axes) for row in rows))
     if kind == "maximum":
-        return pooled("max", node.expr(0), window, name)
-    means = pooled("avg", node.expr(0), window, name, count_include_pad=True)
+        return pool("max", node.expr(0), window, name)
+    means = pool("avg", node.expr(0), window, name, count_include_pad=True)
     return op.multiply(means, const(float(math.prod(window.kernel)), node.dtype(0)))
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.choice import choose
+from ekiden.frontend.common.choice import choose_at
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Node
 from ekiden.relay import op
@@ -30,17 +30,10 @@ def along_any(node: Node, index: int, count: int, along: Callable[[int], Expr]) 
     """What `along` makes of one of the first `count` axes, whichever comes at run time as input
     `index`. The results must have one rank, and should have one type.
     """
-    wanted = op.reshape(axes_by_data(node, index), ())
 
     def made(axis: int) -> list[Value]:
         return [node.value_of(along(axis))]
 
-    def among(axis: int) -> list[Value]:
-        """Along this axis or one behind it."""
-        if axis == count - 1:
-            return made(axis)
-        here = node.value_of(op.equal(wanted, const(axis, "int64")))
-        runs = [partial(made, axis), partial(among, axis + 1)]
-        return choose(node, here, runs, (f"axis {axis}", "another axis"))
-
-    return among(0)[0]
+    runs = [partial(made, at) for at in range(count)]
+    axis = node.given(op.reshape(axes_by_data(node, index), ()))
+    return choose_at(node, axis, runs, "axis")[0]

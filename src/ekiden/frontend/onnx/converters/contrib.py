@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ekiden.frontend.common.functions import gelu
+from ekiden.frontend.common.formulas import statistics
+from ekiden.frontend.common.functions import gelu, linear_sigmoid, swish
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.converters import image, linear, movement, placing, shape
@@ -41,8 +42,7 @@ def _biased(node: Node) -> Expr:
 
 
 def _quick_gelu(node: Node) -> Expr:
-    x, alpha = node.expr(0), node.get_float("alpha", np.float32(1.702))
-    return op.multiply(x, op.sigmoid(op.multiply(x, number(node, alpha))))
+    return swish(node.expr(0), node.dtype(0), node.get_float("alpha", np.float32(1.702)))
 
 
 def _bias_split_gelu(node: Node) -> Expr:
@@ -74,11 +74,6 @@ def _clipped(node: Node, x: Expr, params: Sequence[float]) -> Expr:
     return op.clip(x, *(params or (-float(np.finfo(np.float32).max), np.inf)))
 
 
-def _hard_sigmoid(node: Node, x: Expr, params: Sequence[float]) -> Expr:
-    alpha, beta = params or (0.2, 0.5)
-    return op.clip(op.add(op.multiply(x, number(node, alpha)), number(node, beta)), 0.0, 1.0)
-
-
 _ACTIVATIONS: Mapping[str, Callable[[Node, Expr, Sequence[float]], Expr]] = {
     "": lambda node, x, params: x,
     "Relu": lambda node, x, params: op.nn.relu(x),
@@ -86,7 +81,9 @@ _ACTIVATIONS: Mapping[str, Callable[[Node, Expr, Sequence[float]], Expr]] = {
     "Sigmoid": lambda node, x, params: op.sigmoid(x),
     "LeakyRelu": lambda node, x, params: op.nn.leaky_relu(x, alpha=(params or (0.01,))[0]),
     "Clip": _clipped,
-    "HardSigmoid": _hard_sigmoid,
+    "HardSigmoid": lambda node, x, params: linear_sigmoid(
+        x, node.dtype(0), *(params or (0.2, 0.5))
+    ),
     "Gelu": lambda node, x, params: gelu(x, node.dtype(0)),
     "FastGelu": lambda node, x, params: gelu(x, node.dtype(0), by_tanh=True),
 }
@@ -120,12 +117,8 @@ def _skip_layer_norm(node: Node) -> Result:
     found = _layer_norm(node, total, 2, 3)
     if not node.wants(1) and not node.wants(2):
         return [found, None, None, total]
-    wide = op.cast(total, "float32")
-    mean = op.mean(wide, axis=[-1], keepdims=True)
-    centred = op.subtract(wide, mean)
-    variance = op.mean(op.multiply(centred, centred), axis=[-1], keepdims=True)
-    epsilon = const(node.get_float("epsilon", _EPSILON), "float32")
-    return [found, mean, op.rsqrt(op.add(variance, epsilon)), total]
+    epsilon = node.get_float("epsilon", _EPSILON)
+    return [found, *statistics(total, node.typed(total).dtype, [-1], epsilon), total]
 
 
 def _layer_norm(node: Node, data: Expr, scale: int, bias: int) -> Expr:

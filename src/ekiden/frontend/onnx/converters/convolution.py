@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.converters.window import convolved
+from ekiden.frontend.common.converters.window import convolution
 from ekiden.frontend.common.windows import Window
 from ekiden.frontend.onnx.converters.byte_products import Convolution
 from ekiden.frontend.onnx.converters.window import AUTO_PADS, auto_pad, check_rank, read_window
@@ -44,7 +44,7 @@ def convolve(node: Node, conv2d: Convolution | None = None) -> Expr:
     """Conv, in the dtype of its inputs; `conv2d` multiplies bytes, over one or two axes."""
     check_rank(node)
     window = read_window(node, _kernel(node))
-    return convolved(
+    return convolution(
         node, node.expr(0), node.expr(1), window, groups=node.get_int("group", 1),
         channels=known(node.shape(1)[0]), bias=_bias(node), conv2d=conv2d,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def _conv_transpose(node: Node) -> Expr:
     if is_known:
         extra = tuple(e + (known(r) or 0) for e, r in zip(extra, room, strict=True))
     columns = known(node.shape(1)[1])
-    made = convolved(
+    made = convolution(
         node, node.expr(0), node.expr(1), window if is_known else window.unpadded(), groups=groups,
         channels=None if columns is None else columns * groups, output_padding=extra,
         bias=_bias(node) if is_known else None,

@@ -12,6 +12,7 @@ from functools import reduce
 
 import numpy as np
 
+from ekiden.frontend.common import functions
 from ekiden.frontend.common.converters.elementwise import rows_of
 from ekiden.frontend.common.functions import elu, expm1, fmod, gelu, prelu, python_mod, softplus
 from ekiden.frontend.common.node import Result
@@ -153,20 +154,14 @@ def _bound(value: Value | None, default: float) -> float:
 # Activations.
 
 
-def _hard_sigmoid_of(node: Node, alpha: float, beta: float) -> Expr:
-    return op.clip(
-        op.add(op.multiply(node.expr(0), number(node, alpha)), number(node, beta)), 0.0, 1.0
-    )
-
-
 def _hard_sigmoid(node: Node) -> Expr:
-    return _hard_sigmoid_of(
-        node, node.get_float("alpha", np.float32(0.2)), node.get_float("beta", 0.5)
-    )
+    alpha, beta = node.get_float("alpha", np.float32(0.2)), node.get_float("beta", 0.5)
+    return functions.linear_sigmoid(node.expr(0), node.dtype(0), alpha, beta)
 
 
 def _hard_swish(node: Node) -> Expr:
-    return op.multiply(node.expr(0), _hard_sigmoid_of(node, 1 / 6, 0.5))
+    x = node.expr(0)
+    return op.multiply(x, functions.linear_sigmoid(x, node.dtype(0), 1 / 6, 0.5))
 
 
 def _leaky_relu(node: Node) -> Expr:
@@ -210,9 +205,7 @@ def _gelu(node: Node) -> Expr:
 
 
 def _swish(node: Node) -> Expr:
-    x = node.expr(0)
-    alpha = node.get_float("alpha", 1.0)
-    return op.multiply(x, op.sigmoid(x if alpha == 1 else op.multiply(x, number(node, alpha))))
+    return functions.swish(node.expr(0), node.dtype(0), node.get_float("alpha", 1.0))
 
 
 def _thresholded_relu(node: Node) -> Expr:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from itertools import product as every
+from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.onnx.converters.axis import is_data
+from ekiden.frontend.common.formulas import append_axes
+from ekiden.frontend.common.windows import Window
+from ekiden.frontend.onnx.converters.resample import folded_table
 from ekiden.frontend.onnx.node import Node, Row
-from ekiden.ir.prim import EQ, GE, binary
+from ekiden.ir.prim import EQ, GE, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import Dim, as_dim, as_ints, known, tidy
+from ekiden.topi.shape import as_attr, as_dim, as_ints, known, tidy
 from ekiden.topi.shape import product as product_of
 
 _METHODS = {
@@ -154,81 +156,52 @@ def _deform_conv(node: Node) -> Expr:
 
 
 def _col2im(node: Node) -> Expr:
-    """Sums of the patches that lie in the columns, each at its place in the padded image."""
-    if is_data(node, 1):
-        return _col2im_by_data(node)
-    image, block = node.axes(1, "image_shape"), node.axes(2, "block_shape")
-    rank = len(image)
-    strides = node.get_ints("strides", (1,) * rank)
-    dilations = node.get_ints("dilations", (1,) * rank)
-    pads = node.get_ints("pads", (0,) * 2 * rank)
-    padded = [d + pads[i] + pads[i + rank] for i, d in enumerate(image)]
-    steps = [
-        range((p - (b - 1) * d - 1) // s + 1)
-        for p, b, d, s in zip(padded, block, dilations, strides, strict=True)
-    ]
-    count = math.prod(map(len, steps)) * math.prod(block)
-    node.believed("the number of elements of all patches", max(count, *padded, *block))
-    taps = np.array(list(every(*map(range, block)))) * np.array(dilations)
-    starts = np.array(list(every(*steps))) * np.array(strides)
-    at = taps[:, None, :] + starts[None, :, :]
-    flat = np.ravel_multi_index(tuple(np.moveaxis(at, -1, 0)), padded).reshape(1, -1)
-    batch, rows, _ = node.shape(0)
-    channels = tidy(rows // len(taps))
-    planes = product_of((batch, channels))
-    extent = math.prod(map(int, padded))
-    zeros = op.full(const(0, node.dtype(0)), (planes, extent), dtype=node.dtype(0))
-    updates = op.reshape(node.expr(0), (planes, flat.shape[1]))
-    places = op.broadcast_to(const(flat.astype(np.int64)), (planes, flat.shape[1]))
-    total = op.scatter_elements(zeros, places, updates, axis=1, reduction="add")
-    whole = op.reshape(total, (batch, channels, *padded))
-    begin = list(pads[:rank])
-    end: list[Dim] = [b + d for b, d in zip(begin, image, strict=True)]
-    return op.strided_slice(whole, begin=begin, end=end, axes=list(range(2, 2 + rank)))
-
-
-def _col2im_by_data(node: Node) -> Expr:
-    """The same for an image whose extents come at run time: the places of patches are computed."""
+    """Sums of the patches that lie in the columns, each at its place in the padded image, whose
+    extents may come at run time. Places of known extents are a constant.
+    """
     block = node.axes(2, "block_shape")
     rank = len(block)
     image = [as_dim(d) for d in node.dims(1, "image_shape", rank)]
-    strides = node.get_ints("strides", (1,) * rank)
-    dilations = node.get_ints("dilations", (1,) * rank)
+    strides, dilations = (node.get_ints(n, (1,) * rank) for n in ("strides", "dilations"))
     pads = node.get_ints("pads", (0,) * 2 * rank)
     node.believed("the number of elements of a patch", max(math.prod(block), *block))
-    taps = np.array(list(every(*map(range, block)))) * np.array(dilations)
+    window = Window(block, strides, dilations, pads[:rank], pads[rank:])
     padded = [tidy(d + pads[i] + pads[i + rank]) for i, d in enumerate(image)]
-    spans = [(b - 1) * d + 1 for b, d in zip(block, dilations, strict=True)]
-    for extent, span in zip(padded, spans, strict=True):
-        node.scope.require(binary(GE, extent, as_dim(span)), " with 'image_shape'")
-    steps = [
-        tidy((extent - span) // stride + 1)
-        for extent, span, stride in zip(padded, spans, strides, strict=True)
-    ]
-    place: Expr = const(np.zeros((len(taps), *(1,) * rank), np.int64))
-    for axis in range(rank):
-        starts = op.multiply(
-            op.arange(0, steps[axis], 1, dtype="int64"), const(np.int64(strides[axis]))
-        )
-        shape = [as_dim(1)] * (rank + 1)
-        shape[axis + 1] = steps[axis]
-        tap = const(taps[:, axis].astype(np.int64).reshape(-1, *(1,) * rank))
-        own = op.add(op.reshape(starts, shape), tap)
-        place = op.add(op.multiply(place, node.scope.scalar(padded[axis])), own)
+    for extent, span in zip(padded, window.reach, strict=True):
+        if (number := known(extent)) is not None:
+            node.believed("an extent of the padded image", number)
+        node.scope.require(binary(GE, extent, span), " with 'image_shape'")
+    steps = window.counts(padded)
     batch, rows, columns = node.shape(0)
-    channels = tidy(rows // len(taps))
-    planes, count = product_of((batch, channels)), tidy(product_of(steps) * len(taps))
+    channels = tidy(rows // math.prod(block))
+    planes, count = product_of((batch, channels)), tidy(product_of(steps) * math.prod(block))
+    if (number := known(count)) is not None:
+        node.believed("the number of elements of all patches", number)
     node.scope.require(binary(EQ, columns, product_of(steps)), " with 'image_shape'")
-    extent = product_of(padded)
-    zeros = op.full(const(0, node.dtype(0)), (planes, extent), dtype=node.dtype(0))
+    zeros = op.full(const(0, node.dtype(0)), (planes, product_of(padded)), dtype=node.dtype(0))
     updates = op.reshape(node.expr(0), (planes, count))
+    place = folded_table(node, _patch_places(node, window, padded, steps))
     places = op.broadcast_to(op.reshape(place, (1, count)), (planes, count))
     total = op.scatter_elements(zeros, places, updates, axis=1, reduction="add")
-    whole: Expr = op.reshape(total, (batch, channels, *padded))
-    for axis in range(rank):
-        at = op.arange(0, image[axis], 1, dtype="int64")
-        whole = op.take(whole, op.add(at, const(np.int64(pads[axis]))), axis=axis + 2)
-    return whole
+    whole = op.reshape(total, (batch, channels, *padded))
+    begin = list(pads[:rank])
+    end = as_attr(tidy(b + d) for b, d in zip(begin, image, strict=True))
+    return op.strided_slice(whole, begin=begin, end=end, axes=list(range(2, 2 + rank)))
+
+
+def _patch_places(
+    node: Node, window: Window, padded: Sequence[PrimExpr], steps: Sequence[PrimExpr]
+) -> Expr:
+    """Return [taps, *steps]: the flat place in the padded image of each element of each patch."""
+    rank = len(steps)
+    taps = np.array(list(np.ndindex(*window.kernel)), np.int64) * np.array(window.dilations)
+    place: Expr = const(np.zeros((len(taps), *(1,) * rank), np.int64))
+    for axis, (extent, count, stride) in enumerate(zip(padded, steps, window.strides, strict=True)):
+        starts = op.multiply(op.arange(0, count, 1, dtype="int64"), const(np.int64(stride)))
+        tap = const(taps[:, axis].reshape(-1, *(1,) * rank))
+        own = op.add(append_axes(starts, rank - 1 - axis), tap)
+        place = op.add(op.multiply(place, node.scope.scalar(extent)), own)
+    return place
 
 
 _PADDING = {"mode": tuple(_METHODS), "padding_mode": ("zeros", "border", "reflection")}

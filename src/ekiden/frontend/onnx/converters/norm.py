@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common import filled
+from ekiden.frontend.common import filled, formulas
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.elementwise import number
 from ekiden.frontend.onnx.converters.random import generator
 from ekiden.frontend.onnx.node import Converter, Node, Row
-from ekiden.ir.dtype import is_float, itemsize
+from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import EQ, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
@@ -37,55 +37,41 @@ def _batch_norm(node: Node) -> Expr:
         found = _batch_norm(node.with_inputs([node.value_of(column), *node.inputs[1:]]))
         return op.squeeze(found, axis=[1])
     _learn_channels(node)
-    epsilon = node.get_float("epsilon", np.float32(1e-5))
     data, scale, bias, mean, variance = node.exprs()
-    return TupleGetItem(
-        op.nn.batch_norm(data, scale, bias, mean, variance, axis=1, epsilon=epsilon), 0
-    )
+    return formulas.batch_norm(data, scale, bias, mean, variance, _epsilon(node))
+
+
+def _epsilon(node: Node) -> float:
+    return node.get_float("epsilon", np.float32(1e-5))
 
 
 def _batch_norm_training(node: Node) -> Result:
     """Since opset 14, with attribute `training_mode`: statistics of the batch, and the running ones
-    moved towards them.
+    moved towards them. ONNX's momentum is what is kept of these.
     """
     if not node.get_int("training_mode", 0):
         return _batch_norm(node)
     _learn_channels(node)
-    data, scale, bias, old_mean, old_variance = node.exprs()
+    data, scale, bias, *running = node.exprs()
     axes = [0, *range(2, node.rank(0))]
-    mean, variance = op.mean(data, axis=axes), op.variance(data, axis=axes)
-    found = TupleGetItem(
-        op.nn.batch_norm(
-            data, scale, bias, mean, variance, axis=1,
-            epsilon=node.get_float("epsilon", np.float32(1e-5)),
-        ),
-        0,
-    )  # fmt: skip
-    momentum = node.get_float("momentum", np.float32(0.9))
-
-    def moved(old: Expr, new: Expr) -> Expr:
-        """old * momentum + new * (1 - momentum): ONNX's momentum is what is kept."""
-        dtype = node.typed(old).dtype
-        kept = op.multiply(old, const(momentum, dtype))
-        return op.add(kept, op.multiply(new, const(1 - momentum, dtype)))
-
-    return [found, moved(old_mean, mean), moved(old_variance, variance)]
+    news = op.mean(data, axis=axes), op.variance(data, axis=axes)
+    normalised = formulas.batch_norm(data, scale, bias, *news, _epsilon(node))
+    share = 1 - node.get_float("momentum", np.float32(0.9))
+    pairs = zip(running, news, strict=True)
+    return [
+        normalised,
+        *(formulas.running_average(o, n, share, node.typed(o).dtype) for o, n in pairs),
+    ]
 
 
 def _layer_norm(node: Node) -> Result:
     shape = node.shape(0)
     axis = node.axis(node.get_int("axis", -1), len(shape))
-    epsilon = node.get_float("epsilon", np.float32(1e-5))
-    axes = list(range(axis, len(shape)))
+    epsilon = _epsilon(node)
     outputs: list[Expr | Value | None] = [_normalized(node, shape, axis, epsilon)]
     if node.wants(1) or node.wants(2):
-        kind = node.dtype(0)
-        wide = "float32" if itemsize(kind) < 4 else kind  # as `stash_type` 1 says
-        data = node.expr(0) if wide == kind else op.cast(node.expr(0), wide)
-        mean = op.mean(data, axis=axes, keepdims=True)
-        centred = op.subtract(data, mean)
-        variance = op.mean(op.multiply(centred, centred), axis=axes, keepdims=True)
-        outputs += [mean, op.rsqrt(op.add(variance, const(epsilon, wide)))]
+        axes = list(range(axis, len(shape)))
+        outputs += formulas.statistics(node.expr(0), node.dtype(0), axes, epsilon)
     return outputs
 
 
@@ -95,26 +81,15 @@ def _normalized(node: Node, shape: Shape, axis: int, epsilon: float) -> Expr:
     sides = [v for v in map(node.optional, (1, 2)) if v is not None]
     if any(_is_along(v.type.shape, len(shape) - axis) for v in sides):
         kind = node.dtype(0)
-        wide = "float32" if itemsize(kind) < 4 else kind
+        wide = formulas.wide_dtype(kind)
         data = node.value_of(op.cast(node.expr(0), wide)) if wide != kind else node.value(0)
         found = _normalized(node.with_inputs([data]), shape, axis, epsilon)
         found = op.multiply(found, op.cast(spread(node, 1, shape), wide))
         if node.optional(2) is not None:
             found = op.add(found, op.cast(spread(node, 2, shape), wide))
         return found if wide == kind else op.cast(found, kind)
-    if axis == len(shape) - 1:
-        return op.nn.layer_norm(
-            node.expr(0),
-            _full(node, 1, shape[axis:], 1),
-            _full(node, 2, shape[axis:], 0),
-            epsilon=epsilon,
-        )
-    count = product(shape[axis:])
-    flat = op.reshape(node.expr(0), (*shape[:axis], count), allowzero=True)
-    scale, bias = (
-        op.reshape(_full(node, i, shape[axis:], fill), (count,)) for i, fill in ((1, 1), (2, 0))
-    )
-    return op.reshape(op.nn.layer_norm(flat, scale, bias, epsilon=epsilon), shape, allowzero=True)
+    scale, bias = (_full(node, i, shape[axis:], fill) for i, fill in ((1, 1), (2, 0)))
+    return formulas.layer_norm(node, node.expr(0), scale, bias, axis, epsilon)
 
 
 def _is_along(shape: Shape, count: int) -> bool:
@@ -163,9 +138,7 @@ def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
 def _instance_norm(node: Node) -> Expr:
     _learn_channels(node)
     data, scale, bias = node.exprs()
-    return op.nn.instance_norm(
-        data, scale, bias, axis=1, epsilon=node.get_float("epsilon", np.float32(1e-5))
-    )
+    return op.nn.instance_norm(data, scale, bias, axis=1, epsilon=_epsilon(node))
 
 
 def _group_norm_by_groups(node: Node) -> Expr:
@@ -190,8 +163,8 @@ def _group_norm(node: Node) -> Expr:
 
 
 def _group_normalized(node: Node, data: Expr, scale: Expr, bias: Expr) -> Expr:
-    groups, epsilon = node.get_int("num_groups"), node.get_float("epsilon", np.float32(1e-5))
-    return op.nn.group_norm(data, scale, bias, num_groups=groups, axis=1, epsilon=epsilon)
+    groups = node.get_int("num_groups")
+    return op.nn.group_norm(data, scale, bias, num_groups=groups, axis=1, epsilon=_epsilon(node))
 
 
 def _lrn(node: Node) -> Expr:
@@ -298,8 +271,7 @@ def _rms_norm(node: Node) -> Expr:
     data = node.expr(0) if kind == wide else op.cast(node.expr(0), wide)
     axes = list(range(node.axis(node.get_int("axis", -1), rank), rank))
     mean = op.mean(op.multiply(data, data), axis=axes, keepdims=True)
-    epsilon = const(node.get_float("epsilon", np.float32(1e-5)), wide)
-    scaled = op.multiply(data, op.rsqrt(op.add(mean, epsilon)))
+    scaled = op.multiply(data, op.rsqrt(op.add(mean, const(_epsilon(node), wide))))
     rounded = scaled if kind == wide else op.cast(scaled, kind)
     return op.multiply(rounded, spread(node, 1, node.shape(0)))
 

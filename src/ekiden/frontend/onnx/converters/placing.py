@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ekiden.frontend.common.formulas import append_axes
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
@@ -67,8 +68,7 @@ def _tensor_scatter(node: Node) -> Expr:
     axis = node.axis(node.get_int("axis", -2), len(shape))
     extent, count = _int64(node, shape[axis]), _int64(node, steps[axis])
     at: Expr = op.arange(0, shape[axis], 1, dtype="int64")
-    if axis + 1 < len(shape):
-        at = op.expand_dims(at, axis=1, num_newaxis=len(shape) - axis - 1)
+    at = append_axes(at, len(shape) - axis - 1)
     if node.optional(2) is not None:
         first = op.cast(node.expr(2), "int64")
         at = op.subtract(at, op.expand_dims(first, axis=1, num_newaxis=len(shape) - 1))

@@ -11,13 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ekiden.frontend.common.converters.window import (
-    averaged,
-    first_maxima,
-    flat_places,
-    max_pooled,
-    pooled,
-)
+from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.windows import Window, padded
 from ekiden.frontend.onnx.converters.window import AUTO_PADS, check_rank, read_window
@@ -43,9 +37,9 @@ def _with_places(node: Node) -> Result:
 def _places(node: Node, window: Window, counts: Shape) -> Expr:
     """Return the positions of maxima; `counts` are how many windows each axis has."""
     extents, rank = node.shape(0)[2:], len(counts)
-    places = first_maxima(node, node.expr(0), window, counts)
+    places = shared.max_positions(node, node.expr(0), window, counts)
     order = -1 if node.get_int("storage_order", 0) else 1
-    flat = flat_places(node, places[::order], extents[::order])
+    flat = shared.flat_indices(node, places[::order], extents[::order])
     planes = op.arange(0, product(node.shape(0)[:2]), 1, "int64")
     first = op.multiply(planes, node.scope.scalar(product(extents)))
     return op.add(flat, op.reshape(first, (*node.shape(0)[:2], *[1] * rank), allowzero=True))
@@ -62,7 +56,7 @@ def _lp_pool(node: Node) -> Expr:
     if _is_rounded_up(node):
         mean = _of_whole_windows(node, raised)
     else:
-        mean = averaged(node, raised, window, counts_padding=True)
+        mean = shared.average_pool(node, raised, window, counts_padding=True)
     total = op.multiply(mean, const(math.prod(window.kernel), kind))
     return op.power(total, const(1 / power, kind))
 
@@ -84,13 +78,15 @@ def _global_lp_pool(node: Node) -> Expr:
 
 def max_pool(node: Node) -> Expr:
     """Return the maxima of MaxPool, without their places."""
-    return max_pooled(node, node.expr(0), _window(node), ceil_mode=_is_rounded_up(node))
+    return shared.max_pool(node, node.expr(0), _window(node), ceil_mode=_is_rounded_up(node))
 
 
 def average_pool(node: Node) -> Expr:
     """Return what AveragePool gives."""
     counts_padding = bool(node.get_int("count_include_pad", 0))
-    return averaged(node, node.expr(0), _window(node), "", counts_padding, _is_rounded_up(node))
+    return shared.average_pool(
+        node, node.expr(0), _window(node), "", counts_padding, _is_rounded_up(node)
+    )
 
 
 def average_of_whole_windows(node: Node) -> Expr:
@@ -112,7 +108,7 @@ def _of_whole_windows(node: Node, data: Expr) -> Expr:
     counts = [window_extent_ceil(e, *size) for e, size in zip(extents, sizes, strict=True)]
     whole = window.reaching(extents, counts)
     wide = padded(node, data, whole, 0)
-    means = pooled("avg", wide, whole.unpadded(), count_include_pad=True)
+    means = shared.pool("avg", wide, whole.unpadded(), count_include_pad=True)
     axes = list(range(2, 2 + len(counts)))
     return op.strided_slice(means, begin=[0] * len(counts), end=counts, axes=axes)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden.frontend.common.formulas import append_axes
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.byte_products import (
     Convolution,
@@ -49,8 +50,7 @@ def _spread(node: Node, value: Value) -> Expr:
     rank = node.rank(0)
     axis = node.axis(node.get_int("axis", 1), rank)
     if len(shape) == 1:
-        after = rank - axis - 1
-        return op.expand_dims(found, axis=1, num_newaxis=after) if after else found
+        return append_axes(found, rank - axis - 1)
     block = node.get_int("block_size", 0)
     if not block:
         node.unsupported("attribute 'block_size' must be positive where the scale has axes")
@@ -133,10 +133,9 @@ def _kernel(node: Node, data: int, zero: int) -> Expr:
     point = node.optional(zero)
     if point is None:
         return wide
-    shift = op.cast(node.scope.expr(point), "int32")
+    shift: Expr = op.cast(node.scope.expr(point), "int32")
     if point.type.shape:
-        rest = node.rank(data) - 1
-        shift = op.expand_dims(shift, axis=1, num_newaxis=rest)
+        shift = append_axes(shift, node.rank(data) - 1)
     return op.subtract(wide, shift)
 
 

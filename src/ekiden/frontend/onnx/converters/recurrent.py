@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ekiden.frontend.common.cells import recurrent_layer
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.op import Array
@@ -209,13 +210,12 @@ def _recurrent(node: Node) -> list[Expr]:
         biases = _biases(node, kind, direction)
         if node.op_type == "LSTM":
             options |= _lstm_options(node, kind, direction, batch_first)
-            made.append(_fields(op.nn.lstm(data, inputs, states, *biases, **options), 3))
         elif node.op_type == "GRU":
             options["reset_first"] = node.get_int("linear_before_reset", 0) == 0
-            made.append(_fields(op.nn.gru(data, inputs, states, *biases, **options), 2))
-        else:
-            made.append(_fields(op.nn.rnn(data, inputs, states, *biases, **options), 2))
-    return _results([_with_no_steps(node, data, layer) for layer in made], batch_first)
+        made.append(
+            recurrent_layer(node.op_type.lower(), data, (inputs, states, *biases), **options)
+        )
+    return _results([_with_no_steps(node, data, outputs) for outputs in made], batch_first)
 
 
 def _nothing(node: Node, shape: Shape, directions: int, batch_first: bool) -> list[Expr]:
@@ -232,11 +232,11 @@ def _nothing(node: Node, shape: Shape, directions: int, batch_first: bool) -> li
     return [op.full(zero, extent, dtype=node.dtype(0)) for extent in extents[:count]]
 
 
-def _with_no_steps(node: Node, data: Expr, layer: Sequence[Expr]) -> list[Expr]:
+def _with_no_steps(node: Node, data: Expr, outputs: Sequence[Expr]) -> list[Expr]:
     """A layer whose last states are 0 where a sequence has no steps, if it begins with others."""
     if node.optional(5) is None and node.optional(6) is None:
-        return list(layer)
-    every, *states = layer
+        return list(outputs)
+    every, *states = outputs
     steps = node.typed(data).shape[0]
     is_empty: Expr | None = None
     if node.optional(4) is not None:
@@ -245,13 +245,9 @@ def _with_no_steps(node: Node, data: Expr, layer: Sequence[Expr]) -> list[Expr]:
     elif known(steps) is None:
         is_empty = op.less(node.scope.scalar(steps), const(np.int64(1)))
     if is_empty is None:
-        return list(layer)
+        return list(outputs)
     zero = const(0, node.dtype(0))
     return [every, *(op.where(is_empty, zero, state) for state in states)]
-
-
-def _fields(layer: Expr, count: int) -> list[Expr]:
-    return [TupleGetItem(layer, i) for i in range(count)]
 
 
 def _lstm_options(node: Node, kind: Kind, direction: int, batch_first: bool) -> Options:

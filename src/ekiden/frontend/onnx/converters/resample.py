@@ -207,24 +207,26 @@ def resample(
         if axis.is_kept() and not cropped:
             continue
         node.scope.require(binary(Or, binary(GE, size, 1), binary(EQ, extent, 0)))
-        places = _now(node, _places(axis))
+        places = folded_table(node, _places(axis))
         if cropped:
             shape = [extent if i == at else as_dim(1) for i in range(len(extents))]
             row = op.reshape(_is_outside(axis, places), shape, allowzero=True)
             outside = row if outside is None else op.logical_or(outside, row)
         if nearest:
-            found = op.take(found, _now(node, _nearest(axis, places)), axis=at)
+            found = op.take(found, folded_table(node, _nearest(axis, places)), axis=at)
         else:
-            found = _applied(node, found, _now(node, op.cast(_weights(axis, places), wide)), at)
+            found = _applied(
+                node, found, folded_table(node, op.cast(_weights(axis, places), wide)), at
+            )
     if outside is not None:
         fill = node.get_float("extrapolation_value", 0.0)
-        found = op.where(_now(node, outside), const(fill, node.typed(found).dtype), found)
+        found = op.where(folded_table(node, outside), const(fill, node.typed(found).dtype), found)
     if node.typed(found).dtype == kind:
         return found
     return op.cast(found if is_float(kind) else op.round(found), kind)
 
 
-def _now(node: Node, table: Expr) -> Expr:
+def folded_table(node: Node, table: Expr) -> Expr:
     """Return a table of places or weights: its value, unless the region or an extent comes at run
     time, or the table is so long that interpreting it would take minutes; then it is computed once.
     """

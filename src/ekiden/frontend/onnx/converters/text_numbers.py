@@ -25,8 +25,6 @@ INTEGER = r"\s*[+-]?\d+(\.\d*)?\s*"
 FLOAT = r"(?i)\s*[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)\s*"
 PRECISION = 8
 """Significant digits of a float, as of C's %.8g."""
-EXACT_POWER = 22
-"""Up to this power of ten, and 2**53, quotients and products of float64 are rounded once."""
 LAST_POWER = 308
 
 

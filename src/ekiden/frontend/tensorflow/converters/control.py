@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.choice import choose
-from ekiden.frontend.common.loop import Iteration, Loop, as_scalar
+from ekiden.frontend.common.choice import choose, choose_at
+from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.ranked_loop import built
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.tensorflow.node import Node, Row
@@ -53,21 +53,8 @@ def _case(node: Node) -> list[Value]:
     """The last branch for any other index."""
     inputs = [node.value(i) for i in range(1, len(node.inputs))]
     names = node.functions("branches")
-    return _chosen(node, [partial(node.graph.call, n, inputs) for n in names])
-
-
-def _chosen(node: Node, runs: Sequence[Callable[[], list[Value]]], at: int = 0) -> list[Value]:
-    """What the run of an index gives, the last one for any other; the index is the first input."""
-    if at == len(runs) - 1:
-        return runs[at]()
-    index = node.value(0)
-    if index.array is not None:
-        test = constant(np.asarray(index.array == at))
-    else:
-        made = op.equal(as_scalar(node.scope, index), const(at, index.type.dtype))
-        test = node.value_of(node.scope.spanned(made))
-    rest = [runs[at], lambda: _chosen(node, runs, at + 1)]
-    return choose(node, test, rest, (f"branch {at}", f"a branch behind {at}"))
+    runs = [partial(node.graph.call, n, inputs) for n in names]
+    return choose_at(node, node.value(0), runs)
 
 
 def _while(node: Node) -> list[Value]:
@@ -148,7 +135,7 @@ def _merge(node: Node) -> list[Value]:
         names = ("the true branch", "the false branch")
         (made,) = choose(node, _condition(node), [runs[1], runs[0]], names)
     else:
-        (made,) = _chosen(node, runs)
+        (made,) = choose_at(node, node.value(0), runs)
     node.graph.env.put({f"{node.proto.name}:0": made})
     return []
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ekiden.frontend.common.converters.movement import suppressed
 from ekiden.frontend.common.products import taken
-from ekiden.frontend.common.suppression import kept_boxes
+from ekiden.frontend.common.suppression import selected_boxes
 from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
@@ -19,9 +19,8 @@ def _selected(node: Node) -> Expr:
     """The positions of those that are kept, as many as there are."""
     overlap = node.expr(3) if len(node.inputs) > 3 else const(node.real("iou_threshold", 0.5))
     least = node.expr(4) if len(node.inputs) > 4 else const(-np.inf, node.dtype(1))
-    limits = [op.reshape(node.expr(2), ()), overlap, least]
-    rows, count = kept_boxes(node, node.expr(0), node.expr(1), *limits)
-    return op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
+    most = op.reshape(node.expr(2), ())
+    return selected_boxes(node, node.expr(0), node.expr(1), most, overlap, least)
 
 
 def _padded(node: Node) -> Sequence[Expr]:

@@ -8,7 +8,7 @@ from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.converters.elementwise import floor_div_rule, rows_of, select
 from ekiden.frontend.common.formulas import bucketized
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.tensorflow.node import Node, Row, plain
+from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -80,7 +80,7 @@ def _bucketize(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
-    *(Row(name, row.convert, None if row.rule is None else plain(row.rule), row.is_predicate)
+    *(Row(name, row.convert, None if row.rule is None else rules.plain(row.rule), row.is_predicate)
       for name, _, row in rows_of("tensorflow")),
     Row("DivNoNan",    _div_no_nan),
     Row("MulNoNan",    _multiply_no_nan),
@@ -91,8 +91,8 @@ ROWS = (
     Row("ClipByValue", _clip),
     Row("Bucketize",   _bucketize),
     Row("Cast",        _cast, _cast_rule),
-    Row("Select",      lambda node: select(node, per_row=True), plain(rules.where)),
-    Row("SelectV2",    lambda node: select(node, per_row=False), plain(rules.where)),
+    Row("Select",      lambda node: select(node, per_row=True), rules.plain(rules.where)),
+    Row("SelectV2",    lambda node: select(node, per_row=False), rules.plain(rules.where)),
     Row("IdentityN",   _many),
 )
 # fmt: on

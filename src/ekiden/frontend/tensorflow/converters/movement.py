@@ -2,67 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.frontend.common.arithmetic import SMALL
-from ekiden.frontend.common.converters.movement import (
-    batch_to_space,
-    coordinates,
-    gather_nd,
-    pairs,
-    resize,
-    reverse,
-    reverse_sequence,
-    scatter_nd,
-    split,
-    split_v,
-    tile,
-    transpose,
-    where,
-)
+from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.filled import iota
 from ekiden.frontend.common.formulas import uniques
-from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.value import known
-from ekiden.frontend.tensorflow.node import Node, Row
+from ekiden.frontend.tensorflow.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import known as number
-
-
-def _unpack(node: Node) -> Result:
-    axis, count = node.axis(node.number("axis"), node.rank(0)), node.number("num")
-    value = node.value(0)
-    if value.is_known and value.elements.size <= SMALL:
-        parts = np.moveaxis(value.elements, axis, 0)
-        return [known(np.asarray(p), node.dtype(0)) for p in parts]
-    return [op.take(node.expr(0), const(np.int32(i)), axis=axis) for i in range(count)]
-
-
-def _slice(node: Node) -> Expr:
-    """(data, begin, size), where a size of -1 is up to the end."""
-    begin, shape = node.dims(1, "begin"), node.shape(0)
-    if node.value(2).array is not None:
-        size: Sequence[object] = node.axes(2, "size")
-    else:
-        size = node.dims(2, "size")
-    end = [
-        shape[i] if s == -1 else b + s  # type: ignore[operator]
-        for i, (b, s) in enumerate(zip(begin, size, strict=True))
-    ]
-    return op.strided_slice(node.expr(0), begin, end)
-
-
-def _pad(node: Node) -> Expr:
-    value = node.expr(2) if len(node.inputs) > 2 else 0.0
-    return op.nn.pad(node.expr(0), pairs(node, 1), value)
-
-
-def _mirror_pad(node: Node) -> Expr:
-    padding: list[list[int]] = node.numbers(1, "paddings").astype(np.int64).tolist()
-    return op.nn.mirror_pad(node.expr(0), padding, node.text("mode"))
 
 
 def _scatter(mode: str) -> Row:
@@ -70,16 +20,9 @@ def _scatter(mode: str) -> Row:
     name = f"TensorScatter{mode.title()}"
 
     def convert(node: Node) -> Expr:
-        return op.scatter_nd(node.expr(0), coordinates(node, 1), node.expr(2), mode)
+        return op.scatter_nd(node.expr(0), shared.coordinates(node, 1), node.expr(2), mode)
 
     return Row(name, convert)
-
-
-def _one_hot(node: Node) -> Expr:
-    (depth,) = node.axes(1, "depth")
-    return op.one_hot(
-        node.expr(0), node.expr(2), node.expr(3), depth, node.number("axis", -1), node.dtype(2)
-    )
 
 
 def _bin_count(node: Node) -> Expr:
@@ -92,11 +35,6 @@ def _bin_count(node: Node) -> Expr:
     if number(node.shape(2)[0]) != 0:
         met = op.multiply(met, op.expand_dims(node.expr(2), -1))
     return op.sum(met, axis=[-2])
-
-
-def _topk(node: Node) -> Expr:
-    count = node.axes(1, "k")[0] if len(node.inputs) > 1 else node.number("k")
-    return op.topk(node.expr(0), count, axis=-1, ret_type="both", dtype="int32")
 
 
 def _invert_permutation(node: Node) -> Expr:
@@ -151,49 +89,34 @@ def _unique(node: Node) -> list[Expr]:
 
 
 def _space_to_batch(node: Node) -> Expr:
-    return op.nn.space_to_batch_nd(node.expr(0), node.axes(1, "block_shape"), pairs(node, 2))
+    return op.nn.space_to_batch_nd(node.expr(0), node.axes(1, "block_shape"), shared.pairs(node, 2))
 
 
-def _space_to_depth(node: Node) -> Expr:
-    layout = node.text("data_format", "NHWC")
-    return op.nn.space_to_depth(node.expr(0), node.number("block_size"), layout)
-
-
-def _depth_to_space(node: Node) -> Expr:
-    layout = node.text("data_format", "NHWC")
-    return op.nn.depth_to_space(node.expr(0), node.number("block_size"), layout)
+def _blocks(function: Callable[..., Expr]) -> Converter:
+    return lambda node: function(
+        node.expr(0), node.number("block_size"), node.text("data_format", "NHWC")
+    )
 
 
 # fmt: off
 ROWS = (
-    Row("Transpose",          transpose),
-    Row("Unpack",             _unpack),
-    Row("Split",              lambda node: split(node, node.number("num_split"))),
-    Row("SplitV",             split_v),
-    Row("Slice",              _slice),
-    *(Row(n, _pad) for n in ("Pad", "PadV2")),
-    Row("MirrorPad",          _mirror_pad),
-    Row("Tile",               tile),
-    Row("ReverseV2",          reverse),
-    Row("ReverseSequence",    reverse_sequence),
-    Row("GatherNd",           gather_nd),
+    *(Row(name, row.convert, row.rule) for name, row in shared.rows_of("tensorflow")),
+    Row("Unpack",             lambda node: shared.unpack(node, node.number("num"))),
+    Row("Split",              lambda node: shared.split(node, node.number("num_split"))),
+    Row("Pad",                lambda node: shared.pad(node, 0.0)),
+    Row("PadV2",              lambda node: shared.pad(node, node.expr(2))),
+    Row("MirrorPad",          lambda node: shared.mirror_pad(node, node.text("mode"))),
     *(_scatter(mode) for mode in ("update", "add", "min", "max")),
-    Row("ScatterNd",          scatter_nd),
-    Row("OneHot",             _one_hot),
     Row("DenseBincount",      _bin_count),
-    *(Row(n, _topk) for n in ("TopK", "TopKV2")),
-    Row("Where",              where),
     Row("InvertPermutation",  _invert_permutation),
     Row("Roll",               _roll),
     Row("MatrixBandPart",     _band_part),
     Row("LinSpace",           _lin_space),
     *(Row(n, _unique) for n in ("Unique", "UniqueWithCounts")),
     Row("SpaceToBatchND",     _space_to_batch),
-    Row("BatchToSpaceND",     batch_to_space),
-    Row("SpaceToDepth",       _space_to_depth),
-    Row("DepthToSpace",       _depth_to_space),
-    Row("ResizeBilinear",     resize("linear")),
-    Row("ResizeNearestNeighbor", resize("nearest_neighbor")),
-    Row("ResizeBicubic",      resize("cubic")),
+    Row("SpaceToDepth",       _blocks(op.nn.space_to_depth)),
+    Row("DepthToSpace",       _blocks(op.nn.depth_to_space)),
+    Row("ResizeBilinear",     shared.resize("linear")),
+    Row("ResizeBicubic",      shared.resize("cubic")),
 )
 # fmt: on

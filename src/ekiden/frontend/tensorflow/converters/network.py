@@ -7,14 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ekiden.frontend.common.cells import gate, lstm
+from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.common.converters.reduction import local_response
-from ekiden.frontend.common.converters.window import (
-    averaged,
-    convolved,
-    convolved_back,
-    known_weight,
-    max_pooled,
-)
 from ekiden.frontend.common.matrices import transposed
 from ekiden.frontend.common.products import multiplied
 from ekiden.frontend.common.windows import Window, padded, same_window
@@ -63,11 +57,11 @@ def _window(node: Node, layout: str, kernel: Sequence[int], gaps: str = "dilatio
 def _conv(node: Node) -> Expr:
     """Weights are (..., in, out), where fewer in than the data has make groups."""
     layout = _layout(node)
-    *kernel, depth, out = known_weight(node, 1, len(layout))
+    *kernel, depth, out = shared.weight_extents(node, 1, len(layout))
     channels = known(node.shape(0)[layout.index("C")])
     if channels is None or channels % depth:
         node.unsupported(f"the data must have a multiple of {depth} channels")
-    return convolved(
+    return shared.convolution(
         node, node.expr(0), node.expr(1), _window(node, layout, kernel),
         groups=channels // depth, channels=out, layouts=(layout, _WEIGHTS[len(kernel)]),
     )  # fmt: skip
@@ -76,9 +70,9 @@ def _conv(node: Node) -> Expr:
 def _depthwise(node: Node) -> Expr:
     """Weights are (height, width, in, multiplier): of each channel of the data so many."""
     layout = _layout(node)
-    *kernel, depth, times = known_weight(node, 1, 4)
+    *kernel, depth, times = shared.weight_extents(node, 1, 4)
     weight = op.reshape(node.expr(1), (*kernel, 1, depth * times))
-    return convolved(
+    return shared.convolution(
         node, node.expr(0), weight, _window(node, layout, kernel), groups=depth,
         channels=depth * times, layouts=(layout, "HWIO"),
     )  # fmt: skip
@@ -87,11 +81,11 @@ def _depthwise(node: Node) -> Expr:
 def _transposed(node: Node) -> Expr:
     """(shape of the result, weights (.., out, in), data)"""
     layout = _layout(node)
-    shape = known_weight(node, 1, len(layout))
+    shape = shared.weight_extents(node, 1, len(layout))
     is_same, data = node.text("padding") == "SAME", node.with_inputs([node.value(2)])
     sizes = node.dims(0, "input_sizes")
     weight = op.transpose(node.expr(1), (len(shape) - 1, len(shape) - 2, *range(len(shape) - 2)))
-    return convolved_back(
+    return shared.transposed_convolution(
         node, node.expr(2), weight, _window(data, layout, shape[:-2]),
         [sizes[a] for a in _SPATIAL[layout]], layout, is_same,
     )  # fmt: skip
@@ -151,7 +145,7 @@ def _global_norm(node: Node) -> Expr:
 
 def _dilation(node: Node) -> Expr:
     """The largest of windows of NHWC data plus weights (height, width, in)."""
-    height, width, _ = known_weight(node, 1, 3)
+    height, width, _ = shared.weight_extents(node, 1, 3)
     window = _window(node, "NHWC", (height, width), "rates")
     data = node.expr(0)
     if window.padding is None:
@@ -197,8 +191,8 @@ ROWS = (
     Row("BatchNormWithGlobalNormalization", _global_norm),
     Row("Dilation2D",            _dilation),
     Row("LSTMBlockCell",         _lstm_cell),
-    *(Row(n, _pool(averaged)) for n in ("AvgPool", "AvgPool3D")),
-    *(Row(n, _pool(max_pooled)) for n in ("MaxPool", "MaxPool3D")),
+    *(Row(n, _pool(shared.average_pool)) for n in ("AvgPool", "AvgPool3D")),
+    *(Row(n, _pool(shared.max_pool)) for n in ("MaxPool", "MaxPool3D")),
     Row("MatMul",                _mat_mul),
     *(Row(n, _batch_mat_mul) for n in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")),
     Row("Einsum",                _einsum),

@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden.frontend.common.combined import neutral
-from ekiden.frontend.common.converters.movement import (
-    SEGMENTS,
-    sparse_to_dense,
-    unsorted_segments,
-)
+from ekiden.frontend.common.converters.movement import SEGMENTS
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.products import taken
 from ekiden.frontend.common.segments import combined_rows, counted_rows, length_of
@@ -115,9 +111,7 @@ def _unravel(node: Node) -> Expr:
 ROWS = (
     *(Row(f"Segment{n}{v}", _sorted(k)) for v in ("", "V2") for n, k in SEGMENTS),
     Row("SegmentMean",             _mean),
-    *(Row(f"UnsortedSegment{n}", unsorted_segments(k)) for n, k in SEGMENTS),
     *(row for how in ("Sum", "Mean", "SqrtN") for row in _sparse(how)),
-    Row("SparseToDense",           sparse_to_dense),
     Row("SparseTensorDenseAdd",    _add),
     Row("SparseTensorDenseMatMul", _product),
     Row("SparseFillEmptyRows",     _fill_rows),

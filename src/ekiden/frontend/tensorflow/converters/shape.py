@@ -8,19 +8,10 @@ import numpy as np
 from tensorflow.python.framework import tensor_util
 
 from ekiden.frontend.common import arithmetic as rules
-from ekiden.frontend.common.converters.movement import (
-    broadcast_to,
-    expand_dims,
-    fill,
-    gather,
-    reshape,
-)
-from ekiden.frontend.common.formulas import shape_of_both
+from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.squeezing import squeezed
-from ekiden.frontend.common.subscript import MASKS, Subscript
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.tensorflow.node import Node, Row, plain
+from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.ir import prim
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -52,19 +43,16 @@ def _rank(node: Node) -> Value:
 
 
 def _strided_slice(node: Node) -> Result:
-    masks = {m: node.number(f"{m}_mask") for m in MASKS}
-    step = node.axes(3, "strides")
-    if masks["shrink_axis"] and node.value(1).array is None:
-        return _element(node, masks)
-    places = Subscript(node, node.dims(1, "begin"), node.dims(2, "end"), step, masks)
-    value = node.value(0)
-    return (places.of_known(value) if value.is_known else None) or places.expr()
+    if node.number("shrink_axis_mask") and node.value(1).array is None:
+        return _element(node)
+    return shared.strided_slice(node)
 
 
-def _element(node: Node, masks: dict[str, int]) -> Expr:
+def _element(node: Node) -> Expr:
     """x[i], of an index that is data; other axes whole."""
     count = node.shape(1)[0]
-    if not prim.is_const(count, 1) or masks["new_axis"] or masks["ellipsis"]:
+    has_others = node.number("new_axis_mask") or node.number("ellipsis_mask")
+    if not prim.is_const(count, 1) or has_others:
         node.unsupported("several indices that are data are not supported")
     return op.take(node.expr(0), op.reshape(node.expr(1), ()), axis=0)
 
@@ -96,19 +84,11 @@ def _concat_v1(node: Node) -> Result:
 
 
 def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
-    data, indices, *rest = inputs
-    if indices.dtype == np.object_ or node.number("batch_dims"):
-        return None
-    return np.asarray(np.take(data, indices, axis=int(rest[0]) if rest else 0))
+    return shared.gather_known(node, inputs, int(inputs[2]) if len(inputs) > 2 else 0)
 
 
 def _gather(node: Node) -> Expr:
-    return gather(node, node.axes(2, "axis")[0] if len(node.inputs) > 2 else 0)
-
-
-def _expand_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
-    data, axis = inputs
-    return None if axis.dtype == np.object_ else np.expand_dims(data, int(axis.ravel()[0]))
+    return shared.gather(node, node.axes(2, "axis")[0] if len(node.inputs) > 2 else 0)
 
 
 def _axes_to_squeeze(node: Node) -> list[int]:
@@ -121,18 +101,11 @@ def _squeeze_rule(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 def _squeeze(node: Node) -> Result:
-    axes = _axes_to_squeeze(node)
-    return op.squeeze(node.expr(0), axis=axes) if axes else squeezed(node)
+    return shared.squeeze(node, _axes_to_squeeze(node))
 
 
 def _range(node: Node) -> Expr:
-    dtype = node.dtype_of("Tidx", "int32")
-    values = [node.value(i) for i in range(3)]
-    if all(v.is_known for v in values) and values[2].array is not None:
-        start, limit = (v.dims()[0] for v in values[:2])
-        return op.arange(start, limit, int(values[2].array.item()), dtype)
-    start_, limit_, step = (op.reshape(node.expr(i), ()) for i in range(3))
-    return op.arange(start_, limit_, step, dtype)
+    return shared.arange(node, node.dtype_of("Tidx", "int32"))
 
 
 # fmt: off
@@ -142,17 +115,13 @@ ROWS = (
     Row("ShapeN",        _shapes),
     Row("Size",          _size),
     Row("Rank",          _rank),
-    Row("Reshape",       reshape),
+    Row("Reshape",       shared.reshape),
     Row("StridedSlice",  _strided_slice),
     Row("Pack",          _pack, _pack_rule),
     Row("ConcatV2",      _concat, _concat_rule),
     Row("Concat",        _concat_v1),
     *(Row(n, _gather, _gather_rule) for n in ("Gather", "GatherV2")),
-    Row("ExpandDims",    expand_dims, _expand_rule),
     Row("Squeeze",       _squeeze, _squeeze_rule),
-    Row("Range",         _range, plain(rules.arange)),
-    Row("Fill",          fill),
-    Row("BroadcastTo",   broadcast_to),
-    Row("BroadcastArgs", shape_of_both),
+    Row("Range",         _range, rules.plain(rules.arange)),
 )
 # fmt: on

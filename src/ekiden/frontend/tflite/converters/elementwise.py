@@ -12,7 +12,7 @@ from ekiden.frontend.common.converters.elementwise import floor_div_rule, rows_o
 from ekiden.frontend.common.functions import gelu, whole
 from ekiden.frontend.tflite.converters import integer_elementwise as integer
 from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row, plain
+from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row
 from ekiden.ir.dtype import int_range, is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -78,7 +78,7 @@ FUSED = frozenset(("ADD", "SUB", "MUL", "DIV"))
 def _shared(code: str, convert: Callable[[Node], Expr], rule: rules.Rule | None) -> Row:
     return Row(
         code, _fused(convert) if code in FUSED else convert, integer=integer.KERNELS.get(code),
-        is_wide=code in integer.WIDE, rule=None if rule is None else plain(rule),
+        is_wide=code in integer.WIDE, rule=None if rule is None else rules.plain(rule),
     )  # fmt: skip
 
 
@@ -93,6 +93,6 @@ ROWS = (
     Row("CAST",         _cast, rule=_cast_rule, dtypes=("complex64",)),
     Row("SELECT",       partial(select, per_row=True), Quantized.MOVED, data=(1, 2)),
     Row("SELECT_V2",    partial(select, per_row=False), Quantized.MOVED, data=(1, 2),
-        rule=plain(rules.where)),
+        rule=rules.plain(rules.where)),
 )
 # fmt: on

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.frontend.common.converters.window import averaged, max_pooled
+from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.tflite.converters.rows import rows_of, shaped
 from ekiden.frontend.tflite.converters.window import Convolution, pool_window, sides_of
 from ekiden.frontend.tflite.integer import (
@@ -127,14 +127,14 @@ def average_pool(node: Node) -> Expr:
     point = levels(node, node.ins[0]).point
     real = "float64" if node.dtype(0) == "int16" else "float32"
     data = op.cast(node.expr(0), real)
-    mean = averaged(node, data, pool_window(node), "NHWC")
+    mean = shared.average_pool(node, data, pool_window(node), "NHWC")
     steps = op.cast(away(mean, real), "int32")
     return stored(node, op.subtract(steps, const(np.int32(point))))
 
 
 def max_pool(node: Node) -> Expr:
     """The largest number of each window, between the limits of the activation."""
-    made = max_pooled(node, node.expr(0), pool_window(node), "NHWC")
+    made = shared.max_pool(node, node.expr(0), pool_window(node), "NHWC")
     return stored(node, centred(made, levels(node, node.ins[0]).point))
 
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ekiden.frontend.common.converters.window import (
-    averaged,
-    convolved,
-    convolved_back,
-    known_weight,
-    max_pooled,
-)
+from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.common.matrices import transposed
 from ekiden.frontend.common.products import multiplied
 from ekiden.frontend.common.windows import Window
@@ -37,7 +31,7 @@ def _convolution(read: Reader) -> Converter:
         """The convolution of NHWC data, the weight transposed to HWIO."""
         at = read(node)
         weight = op.transpose(node.expr(1), at.order)
-        return biased(node, convolved(
+        return biased(node, shared.convolution(
             node, node.expr(0), weight, at.window, groups=at.groups, channels=at.channels,
             layouts=("NHWC", "HWIO"),
         ))  # fmt: skip
@@ -47,7 +41,7 @@ def _convolution(read: Reader) -> Converter:
 
 def _transposed_of(node: Node, data: Expr, weight: Expr) -> Expr:
     """(shape of the result, weights (out, height, width, in), data)"""
-    window = window_of(node, known_weight(node, 1, 4)[1:3], 2, False)
+    window = window_of(node, shared.weight_extents(node, 1, 4)[1:3], 2, False)
     return _transposed(node, data, weight, window, node.axes(0, "output shape")[1:3])
 
 
@@ -66,7 +60,7 @@ def _transpose_conv_bias(node: Node) -> Expr:
         node.unsupported("its options are cut short")
     same, width, height = (int.from_bytes(raw[i : i + 4], "little") for i in (0, 4, 8))
     node.stated = {"Padding": 0 if same == 1 else 1, "StrideH": height, "StrideW": width}
-    window = window_of(node, known_weight(node, 1, 4)[1:3], 0, False)
+    window = window_of(node, shared.weight_extents(node, 1, 4)[1:3], 0, False)
     wanted = [
         tidy(e * s if same == 1 else (e - 1) * s + reach)
         for e, s, reach in zip(node.shape(0)[1:3], window.strides, window.reach, strict=True)
@@ -79,7 +73,7 @@ def _transposed(
     node: Node, data: Expr, weight: Expr, window: Window, wanted: Sequence[Dim]
 ) -> Expr:
     is_same, turned = node.option("Padding") == SAME, op.transpose(weight, (3, 0, 1, 2))
-    return convolved_back(node, data, turned, window, wanted, "NHWC", is_same)
+    return shared.transposed_convolution(node, data, turned, window, wanted, "NHWC", is_same)
 
 
 def _pool(pool: Callable[..., Expr]) -> Converter:
@@ -93,14 +87,14 @@ def _pool(pool: Callable[..., Expr]) -> Converter:
 def _l2_pool(node: Node) -> Expr:
     """The roots of the means of squares."""
     square = op.multiply(node.expr(0), node.expr(0))
-    return node.activated(op.sqrt(averaged(node, square, pool_window(node), "NHWC")))
+    return node.activated(op.sqrt(shared.average_pool(node, square, pool_window(node), "NHWC")))
 
 
 def _conv3d(node: Node) -> Expr:
     """Of NDHWC data by weights (depth, height, width, in, out)."""
-    *kernel, depth, out = known_weight(node, 1, 5)
+    *kernel, depth, out = shared.weight_extents(node, 1, 5)
     channels = known(node.shape(0)[4]) or depth
-    return biased(node, convolved(
+    return biased(node, shared.convolution(
         node, node.expr(0), node.expr(1), window_of(node, kernel), groups=channels // depth,
         channels=out, layouts=("NDHWC", "DHWIO"),
     ))  # fmt: skip
@@ -108,10 +102,12 @@ def _conv3d(node: Node) -> Expr:
 
 def _conv3d_transpose(node: Node) -> Expr:
     """(shape of the result, weights (depth, height, width, out, in), data, bias)"""
-    window = window_of(node, known_weight(node, 1, 5)[:3], 2)
+    window = window_of(node, shared.weight_extents(node, 1, 5)[:3], 2)
     weight, wanted = op.transpose(node.expr(1), (4, 3, 0, 1, 2)), node.axes(0, "output shape")[1:4]
     is_same = node.option("Padding") == SAME
-    made = convolved_back(node, node.expr(2), weight, window, wanted, "NDHWC", is_same)
+    made = shared.transposed_convolution(
+        node, node.expr(2), weight, window, wanted, "NDHWC", is_same
+    )
     return biased(node, made, 3)
 
 
@@ -153,9 +149,9 @@ ROWS = (
     Row("TRANSPOSE_CONV",    _transpose_conv, integer=_transpose_conv_of_integers,
         is_wide=True),
     Row("CUSTOM Convolution2DTransposeBias", _transpose_conv_bias),
-    Row("AVERAGE_POOL_2D",   _pool(averaged), integer=integer.average_pool,
+    Row("AVERAGE_POOL_2D",   _pool(shared.average_pool), integer=integer.average_pool,
         is_wide=True),
-    Row("MAX_POOL_2D",       _pool(max_pooled), integer=integer.max_pool, is_wide=True),
+    Row("MAX_POOL_2D",       _pool(shared.max_pool), integer=integer.max_pool, is_wide=True),
     Row("L2_POOL_2D",        _l2_pool),
     Row("CONV_3D",           _conv3d),
     Row("CONV_3D_TRANSPOSE", _conv3d_transpose),

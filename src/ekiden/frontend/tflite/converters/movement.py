@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.arithmetic import concatenated
-from ekiden.frontend.common.converters.movement import (
-    batch_to_space,
-    broadcast_to,
-    expand_dims,
-    fill,
-    gather,
-    gather_nd,
-    reshape,
-    resize,
-    reverse,
-    split,
-    split_v,
-    tile,
-    transpose,
-)
+from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.squeezing import squeezed
-from ekiden.frontend.common.subscript import MASKS, Subscript
 from ekiden.frontend.common.value import Value, known
 from ekiden.frontend.tflite.integer import levels
 from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Node, Quantized, Row, plain
+from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_dim, tidy
 from ekiden.topi.shape import known as number
 
 MOVED = Quantized.MOVED
@@ -42,9 +24,11 @@ MOVED = Quantized.MOVED
 
 def _reshape(node: Node) -> Result:
     if node.optional(1) is not None:
-        return reshape(node)
+        return shared.reshape(node)
     options = node.operation.options
-    return reshape(node, () if options is None else [int(i) for i in options.NewShapeAsNumpy()])
+    return shared.reshape(
+        node, () if options is None else [int(i) for i in options.NewShapeAsNumpy()]
+    )
 
 
 def _concatenation(node: Node) -> Result:
@@ -87,89 +71,44 @@ def _pack(node: Node) -> Result:
 
 def _unpack(node: Node) -> Result:
     axis = node.axis(node.option("Axis"), node.rank(0))
-    count = number(node.shape(0)[axis])
-    if count is None or count != len(node.outs):
+    if number(node.shape(0)[axis]) != len(node.outs):
         node.unsupported(f"axis {axis} of {node.ins[0]} must be {len(node.outs)} long")
-    index = [const(np.int32(i)) for i in range(count)]
-    return [op.take(node.expr(0), i, axis=axis) for i in index]
+    return shared.unpack(node, len(node.outs))
 
 
 def _split(node: Node) -> Result:
-    return split(node, len(node.outs))
+    return shared.split(node, len(node.outs))
 
 
-def _slice(node: Node) -> Expr:
-    """(data, begin, size), where a size of -1 is up to the end."""
-    if None in (*node.partial(1), *node.partial(2)):
-        return _slice_of_data(node)
-    begin, size = node.dims(1, "begin"), node.dims(2, "size")
-    shape = node.shape(0)
-    end = [
-        shape[i] if number(s) == -1 else tidy(as_dim(b) + as_dim(s))
-        for i, (b, s) in enumerate(zip(begin, size, strict=True))
-    ]
-    return op.strided_slice(node.expr(0), begin, end)
-
-
-def _slice_of_data(node: Node) -> Expr:
-    """Where a begin or a size is data, it may be -1 as well."""
-    begin, size = (op.cast(node.expr(i), "int64") for i in (1, 2))
-    whole = op.cast(op.shape_of(node.expr(0)), "int64")
-    end = op.where(op.less(size, const(np.int64(0))), whole, op.add(begin, size))
-    return op.strided_slice(node.expr(0), begin, end)
-
-
-def _strided_slice(node: Node) -> Result:
-    begin, step = node.axes(1, "begin"), node.axes(3, "strides")
-    fields = {m: "".join(w.title() for w in m.split("_")) for m in MASKS}
-    masks = {m: int(node.option(f"{field}Mask")) for m, field in fields.items()}
-    places = Subscript(node, begin, node.dims(2, "end"), step, masks)
-    value = node.value(0)
-    return (places.of_known(value) if value.is_known else None) or places.expr()
+def _range(node: Node) -> Expr:
+    return shared.arange(node, node.outs[0].dtype)
 
 
 def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
-    data, indices = inputs
-    if indices.dtype == np.object_ or node.option("BatchDims"):
-        return None
-    return np.asarray(np.take(data, indices, axis=int(node.option("Axis"))))
+    return shared.gather_known(node, inputs, int(node.option("Axis")))
 
 
-def _expand_rule(node: Node, inputs: Sequence[Array]) -> Array:
-    return np.expand_dims(inputs[0], int(inputs[1]))
+def _gather(node: Node) -> Expr:
+    return shared.gather(node, int(node.option("Axis")))
 
 
 def _squeeze_rule(node: Node, inputs: Sequence[Array]) -> Array:
     return np.squeeze(inputs[0], tuple(_axes_to_squeeze(node)) or None)
 
 
-def _range(node: Node) -> Expr:
-    """(start, limit, step), scalars; in shape arithmetic its length follows from dimensions."""
-    parts = [op.reshape(node.expr(i), ()) for i in range(3)]
-    start, limit, step = parts
-    return op.arange(start, limit, step, node.outs[0].dtype)
-
-
-def _gather(node: Node) -> Expr:
-    return gather(node, int(node.option("Axis")))
-
-
-def _pairs(node: Node, index: int) -> list[list[int]]:
-    found: list[list[int]] = node.numbers(index, "paddings").astype(np.int64).tolist()
-    return found
+def _zero(node: Node) -> float:
+    """Return the number that stands for zero in the output."""
+    steps = node.outs[0].quantization
+    return float(steps.zero_point[0]) if steps else 0.0
 
 
 def _pad(node: Node) -> Expr:
     """With a number, else with what stands for zero."""
-    if node.optional(2) is not None:
-        return op.nn.pad(node.expr(0), _pairs(node, 1), node.expr(2))
-    steps = node.outs[0].quantization
-    return op.nn.pad(node.expr(0), _pairs(node, 1), float(steps.zero_point[0]) if steps else 0.0)
+    return shared.pad(node, node.expr(2) if node.optional(2) is not None else _zero(node))
 
 
 def _mirror_pad(node: Node) -> Expr:
-    mode = ("REFLECT", "SYMMETRIC")[node.option("Mode")]
-    return op.nn.mirror_pad(node.expr(0), _pairs(node, 1), mode)
+    return shared.mirror_pad(node, ("REFLECT", "SYMMETRIC")[node.option("Mode")])
 
 
 def _axes_to_squeeze(node: Node) -> list[int]:
@@ -187,10 +126,7 @@ def _rank_of_elements(node: Node) -> int:
 
 
 def _squeeze(node: Node) -> Result:
-    axes = _axes_to_squeeze(node)
-    if axes:
-        return op.squeeze(node.expr(0), axis=axes)
-    return squeezed(node, _rank_of_elements(node))
+    return shared.squeeze(node, _axes_to_squeeze(node), _rank_of_elements(node))
 
 
 def _shape(node: Node) -> Value:
@@ -201,23 +137,13 @@ def _rank(node: Node) -> Value:
     return known(np.array(node.rank(0)), "int32")
 
 
-def _topk(node: Node) -> Expr:
-    (count,) = node.axes(1, "k")
-    return op.topk(node.expr(0), count, axis=-1, ret_type="both", dtype="int32")
-
-
-def _space_to_depth(node: Node) -> Expr:
-    return op.nn.space_to_depth(node.expr(0), int(node.option("BlockSize")), "NHWC")
-
-
-def _depth_to_space(node: Node) -> Expr:
-    return op.nn.depth_to_space(node.expr(0), int(node.option("BlockSize")), "NHWC")
+def _blocks(function: Callable[..., Expr]) -> Converter:
+    return lambda node: function(node.expr(0), int(node.option("BlockSize")), "NHWC")
 
 
 def _space_to_batch(node: Node) -> Expr:
-    steps = node.outs[0].quantization
-    zero = float(steps.zero_point[0]) if steps else 0.0
-    return op.nn.space_to_batch_nd(node.expr(0), node.axes(1, "block"), _pairs(node, 2), zero)
+    block, widths = node.axes(1, "block"), node.numbers(2, "paddings").astype(np.int64)
+    return op.nn.space_to_batch_nd(node.expr(0), block, widths.tolist(), _zero(node))
 
 
 def _resize_bilinear_of_integers(node: Node) -> Expr:
@@ -287,39 +213,33 @@ def _between(data: Expr, dtype: str, axis: int, first: Array, second: Array, wei
 
 
 # fmt: off
+_PLAIN = ("WHERE", "BROADCAST_ARGS", *(f"UNSORTED_SEGMENT_{n.upper()}" for n, _ in shared.SEGMENTS))
+"""Operators of the shared table that take no quantised tensors."""
+
 ROWS = (
+    *(Row(code, row.convert, Quantized.REFUSED if code in _PLAIN else MOVED, row.data,
+          rule=row.rule)
+      for code, row in shared.rows_of("tflite")),
     Row("RESHAPE",                 _reshape,        MOVED),
-    Row("TRANSPOSE",               transpose,      MOVED),
     Row("CONCATENATION",           _concatenation,  data=(),
         integer=_concatenation_of_integers, is_wide=True),
     Row("PACK",                    _pack,           MOVED, data=()),
     Row("UNPACK",                  _unpack,         MOVED),
     Row("SPLIT",                   _split,          MOVED, data=(1,)),
-    Row("SPLIT_V",                 split_v,        MOVED),
-    Row("SLICE",                   _slice,          MOVED),
-    Row("STRIDED_SLICE",           _strided_slice,  MOVED),
+    Row("STRIDED_SLICE",           shared.strided_slice, MOVED),
     Row("GATHER",                  _gather,         MOVED, rule=_gather_rule),
-    Row("GATHER_ND",               gather_nd,      MOVED),
     Row("PAD",                     _pad,            MOVED),
     Row("PADV2",                   _pad,            MOVED, data=(0, 2)),
     Row("MIRROR_PAD",              _mirror_pad,     MOVED),
     Row("SQUEEZE",                 _squeeze,        MOVED, rule=_squeeze_rule,
         dtypes=("complex64",)),
-    Row("EXPAND_DIMS",             expand_dims,    MOVED, rule=_expand_rule),
-    Row("TILE",                    tile,           MOVED),
-    Row("BROADCAST_TO",            broadcast_to,   MOVED),
-    Row("FILL",                    fill,           MOVED, data=(1,)),
     Row("SHAPE",                   _shape,          Quantized.OWN),
-    Row("RANGE",                   _range,          rule=plain(rules.arange)),
+    Row("RANGE",                   _range,          rule=rules.plain(rules.arange)),
     Row("RANK",                    _rank,           Quantized.OWN),
-    Row("REVERSE_V2",              partial(reverse, word="axes"),        MOVED),
-    Row("TOPK_V2",                 _topk, MOVED),
-    Row("SPACE_TO_DEPTH",          _space_to_depth, MOVED),
-    Row("DEPTH_TO_SPACE",          _depth_to_space, MOVED),
+    Row("SPACE_TO_DEPTH",          _blocks(op.nn.space_to_depth), MOVED),
+    Row("DEPTH_TO_SPACE",          _blocks(op.nn.depth_to_space), MOVED),
     Row("SPACE_TO_BATCH_ND",       _space_to_batch, MOVED),
-    Row("BATCH_TO_SPACE_ND",       batch_to_space, MOVED),
-    Row("RESIZE_BILINEAR",         resize("linear"), integer=_resize_bilinear_of_integers,
+    Row("RESIZE_BILINEAR",         shared.resize("linear"), integer=_resize_bilinear_of_integers,
         is_wide=True),
-    Row("RESIZE_NEAREST_NEIGHBOR", resize("nearest_neighbor"), MOVED),
 )
 # fmt: on

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from ekiden.frontend.common.converters.reduction import (
-    local_response,
-    log_softmax,
-    position,
-    rows_of,
-    running,
-)
+from ekiden.frontend.common.converters import reduction as shared
 from ekiden.frontend.tflite.converters import integer_reduction as integer
 from ekiden.frontend.tflite.node import Node, Quantized, Row
 from ekiden.relay import op
@@ -32,7 +26,7 @@ def _l2_normalization(node: Node) -> Expr:
 
 def _local_response(node: Node) -> Expr:
     bias, alpha, beta = (float(node.option(n)) for n in ("Bias", "Alpha", "Beta"))
-    return local_response(node, int(node.option("Radius")), bias, alpha, beta)
+    return shared.local_response(node, int(node.option("Radius")), bias, alpha, beta)
 
 
 _INTEGER = {"MEAN": integer.mean, "SUM": integer.total, "REDUCE_PROD": integer.product}
@@ -44,12 +38,12 @@ ROWS = (
     *(Row(code, row.convert, MOVED if code in _MOVED else Quantized.REFUSED,
           integer=_INTEGER.get(code), is_wide=code in _INTEGER,
           rule=None if row.both is None else row.rule)
-      for code, row in rows_of("tflite")),
-    Row("ARG_MAX",                      position(op.argmax, "int32"), MOVED),
-    Row("ARG_MIN",                      position(op.argmin, "int32"), MOVED),
+      for code, row in shared.rows_of("tflite")),
+    Row("ARG_MAX",                      shared.position(op.argmax, "int32"), MOVED),
+    Row("ARG_MIN",                      shared.position(op.argmin, "int32"), MOVED),
     Row("SOFTMAX",                      _softmax, integer=integer.softmax, is_wide=True),
-    Row("LOG_SOFTMAX",                  log_softmax, integer=integer.log_softmax),
-    Row("CUMSUM",                       running(op.cumsum)),
+    Row("LOG_SOFTMAX",                  shared.log_softmax, integer=integer.log_softmax),
+    Row("CUMSUM",                       shared.running(op.cumsum)),
     Row("L2_NORMALIZATION",             _l2_normalization, integer=integer.l2_normalization),
     Row("LOCAL_RESPONSE_NORMALIZATION", _local_response),
 )

@@ -6,19 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.converters.movement import (
-    SEGMENTS,
-    reverse_sequence,
-    scatter_nd,
-    sparse_to_dense,
-    suppressed,
-    unsorted_segments,
-    where,
-)
-from ekiden.frontend.common.formulas import bucketized, shape_of_both, uniques
+from ekiden.frontend.common.converters.movement import suppressed
+from ekiden.frontend.common.converters.stablehlo import dynamic_update_slice
+from ekiden.frontend.common.formulas import append_axes, bucketized, uniques
 from ekiden.frontend.common.products import taken
 from ekiden.frontend.common.segments import combined_rows, length_of
-from ekiden.frontend.common.slices import placed, start_of
 from ekiden.frontend.tflite.integer import is_quantized, levels
 from ekiden.frontend.tflite.load import DTYPES
 from ekiden.frontend.tflite.node import Node, Quantized, Row
@@ -28,13 +20,6 @@ from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import as_attr, as_dim, product
 
 MOVED = Quantized.MOVED
-
-
-def _one_hot(node: Node) -> Expr:
-    """(indices, depth, on, off)"""
-    (depth,) = node.dims(1, "depth")
-    axis = node.axis(int(node.option("Axis", -1)), node.rank(0) + 1)
-    return op.one_hot(node.expr(0), node.expr(2), node.expr(3), depth, axis, node.dtype(2))
 
 
 def _unique(node: Node) -> list[Expr]:
@@ -54,11 +39,8 @@ def _matrix_set_diag(node: Node) -> Expr:
 
 def _update_slice(node: Node) -> Expr:
     """(data, update, positions), moved so that the update fits."""
-    starts = []
-    for axis, (extent, size) in enumerate(zip(node.shape(0), node.shape(1), strict=True)):
-        at = op.take(node.expr(2), const(np.int32(axis)), axis=0)
-        starts.append(start_of(node, node.given(at), extent, size))
-    return placed(node, node.expr(0), node.value(1), starts)
+    starts = (op.take(node.expr(2), const(np.int32(i)), axis=0) for i in range(node.rank(0)))
+    return dynamic_update_slice(node, [node.given(start) for start in starts])
 
 
 def _bitcast(node: Node) -> Expr:
@@ -125,8 +107,7 @@ def _table_lookup(node: Node) -> list[Expr]:
     at = op.minimum(at, op.cast(op.subtract(count, const(np.int64(1))), "int32"))
     hits = op.equal(op.take(keys, at, axis=0), numbers)
     rows = op.take(values, at, axis=0)
-    wide = node.rank(2) - 1
-    shown = op.expand_dims(hits, axis=1, num_newaxis=wide) if wide else hits
+    shown = append_axes(hits, node.rank(2) - 1)
     return [op.where(shown, rows, op.zeros_like(rows)), op.cast(hits, "uint8")]
 
 
@@ -164,21 +145,14 @@ def _suppression(node: Node) -> Sequence[Expr]:
 
 # fmt: off
 ROWS = (
-    Row("ONE_HOT",                 _one_hot,          MOVED, data=(2, 3)),
-    Row("WHERE",                   where),
     Row("UNIQUE",                  _unique),
-    Row("SCATTER_ND",              scatter_nd,       MOVED, data=(1,)),
-    Row("REVERSE_SEQUENCE",        reverse_sequence, MOVED),
     Row("MATRIX_DIAG",             _matrix_diag,      MOVED),
     Row("MATRIX_SET_DIAG",         _matrix_set_diag,  MOVED, data=(0, 1)),
     Row("DYNAMIC_UPDATE_SLICE",    _update_slice,     MOVED, data=(0, 1)),
-    Row("BROADCAST_ARGS",          shape_of_both),
     Row("BITCAST",                 _bitcast),
     Row("DILATE",                  _dilate,           MOVED, data=(0, 2)),
     Row("BUCKETIZE",               _bucketize),
-    Row("SPARSE_TO_DENSE",         sparse_to_dense,  MOVED, data=(2, 3)),
     Row("SEGMENT_SUM",             _segment_sum),
-    *(Row(f"UNSORTED_SEGMENT_{n.upper()}", unsorted_segments(k)) for n, k in SEGMENTS),
     Row("EMBEDDING_LOOKUP",        _embedding,        Quantized.OWN),
     Row("EMBEDDING_LOOKUP_SPARSE", _sparse_embedding),
     Row("HASHTABLE_LOOKUP",        _table_lookup),

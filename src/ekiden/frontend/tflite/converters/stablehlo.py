@@ -7,22 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.combined import REDUCE, is_neutral
+from ekiden.frontend.common.combined import REDUCE
+from ekiden.frontend.common.converters import stablehlo as shared
 from ekiden.frontend.common.converters.elementwise import rows_of
-from ekiden.frontend.common.filled import iota
-from ekiden.frontend.common.functions import shifted
-from ekiden.frontend.common.places import inside, places, taken
 from ekiden.frontend.common.scattered import MODES, scattered
-from ekiden.frontend.common.slices import pad, placed, start_of, window_at
+from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.windows import Window, dilated, tap_values
+from ekiden.frontend.common.windows import Window
 from ekiden.frontend.tflite.node import Converter, Node, Row
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_dim, equal
-
-MOST = 4096
-"""The most elements of a window that are combined one after the other."""
+from ekiden.relay.expr import Expr
 
 
 def _ints(node: Node, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
@@ -39,21 +33,12 @@ def _declared(node: Node) -> tuple[int, ...]:
     return shape
 
 
-def _binary(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    return lambda node: function(node.expr(0), node.expr(1))
+def _plain(function: Callable[..., Expr]) -> Converter:
+    """Return the converter of an operator of all inputs."""
+    return lambda node: function(*node.exprs())
 
 
 # Elements.
-
-
-def _cbrt(node: Node) -> Expr:
-    x, dtype = node.expr(0), node.dtype(0)
-    return op.multiply(op.sign(x), op.power(op.abs(x), const(1 / 3, dtype)))
-
-
-def _clamp(node: Node) -> Expr:
-    """(least, data, most)"""
-    return op.minimum(op.maximum(node.expr(1), node.expr(0)), node.expr(2))
 
 
 _COMPARISONS = (op.equal, op.not_equal, op.greater_equal, op.greater, op.less_equal, op.less)
@@ -66,31 +51,20 @@ def _compare(node: Node) -> Expr:
 
 def _convert(node: Node) -> Expr:
     wanted = node.outs[0].dtype
-    if wanted == "bool":
-        return op.not_equal(node.expr(0), const(0, node.dtype(0)))
-    return op.cast(node.expr(0), wanted)
+    return shared.convert(node.expr(0), node.dtype(0), wanted, shared.bits(wanted))
 
 
 def _shift_left(node: Node) -> Expr:
-    """0 where as many bits go as there are, or more."""
-    x, bits = node.exprs()
-    made = shifted(op.left_shift, x, bits, node.dtype(0))
-    width = const(8 * np.dtype(node.dtype(0)).itemsize, node.dtype(1))
-    fits = op.logical_and(op.less(bits, width), op.greater_equal(bits, const(0, node.dtype(1))))
-    return op.where(fits, made, op.zeros_like(made))
+    x, count = node.exprs()
+    return shared.shift(node, x, count, op.left_shift, shared.bits(node.dtype(0)))
 
 
 # Movement.
 
 
 def _broadcast(node: Node) -> Expr:
-    axes, shape = _ints(node, "BroadcastDimensions"), _declared(node)
-    order = sorted(range(len(axes)), key=lambda i: axes[i])
-    wide: list[Dim] = [1] * len(shape)
-    for axis, extent in zip(axes, node.shape(0), strict=True):
-        wide[axis] = extent
-    data = op.transpose(node.expr(0), order) if axes else node.expr(0)
-    return op.broadcast_to(op.reshape(data, tuple(wide), allowzero=True), shape)
+    axes = _ints(node, "BroadcastDimensions")
+    return shared.broadcast_in_dim(node, node.value(0), axes, _declared(node))
 
 
 def _concatenate(node: Node) -> Expr:
@@ -110,10 +84,8 @@ def _transpose(node: Node) -> Expr:
     return op.transpose(node.expr(0), _ints(node, "Permutation"))
 
 
-def _iota(node: Node) -> Expr:
-    shape, axis = _declared(node), int(node.option("IotaDimension"))
-    wide = op.reshape(iota(shape[axis]), (shape[axis], *[1] * (len(shape) - axis - 1)), True)
-    return op.broadcast_to(op.cast(wide, node.outs[0].dtype), shape)
+def _iota(node: Node) -> Value:
+    return shared.iota(node, _declared(node), int(node.option("IotaDimension")), node.outs[0].dtype)
 
 
 def _pad(node: Node) -> Expr:
@@ -124,30 +96,18 @@ def _pad(node: Node) -> Expr:
 
 
 def _dynamic_slice(node: Node) -> Expr:
-    found = node.expr(0)
-    for axis, size in enumerate(_ints(node, "SliceSizes")):
-        extent = node.shape(0)[axis]
-        if not equal(as_dim(extent), as_dim(size)):
-            start = start_of(node, node.value(axis + 1), extent, size)
-            found = window_at(found, node.scope.expr(start), size, axis)
-    return found
+    return shared.dynamic_slice(node, _ints(node, "SliceSizes"))
 
 
 def _update_slice(node: Node) -> Expr:
-    starts = [
-        start_of(node, node.value(axis + 2), extent, size)
-        for axis, (extent, size) in enumerate(zip(node.shape(0), node.shape(1), strict=True))
-    ]
-    return placed(node, node.expr(0), node.value(1), starts)
+    return shared.dynamic_update_slice(node, [node.value(axis + 2) for axis in range(node.rank(0))])
 
 
 def _gather(node: Node) -> Expr:
-    vector = int(node.option("IndexVectorDim"))
-    at = places(
-        node, 0, 1, vector, _ints(node, "SliceSizes"), _ints(node, "CollapsedSliceDims"), (), (),
-        _ints(node, "StartIndexMap"),
+    return shared.gather(
+        node, int(node.option("IndexVectorDim")), _ints(node, "SliceSizes"),
+        _ints(node, "CollapsedSliceDims"), _ints(node, "StartIndexMap"), _ints(node, "OffsetDims"),
     )  # fmt: skip
-    return taken(node, inside(node, at), _ints(node, "OffsetDims"))
 
 
 # Bodies.
@@ -178,13 +138,9 @@ def _scatter(node: Node) -> Expr:
     kind = _kind_of(node, int(node.option("UpdateComputationSubgraphIndex")))
     if kind not in MODES:
         node.unsupported(f"a body that is {kind!r}")
-    dropped, window = _ints(node, "InsertedWindowDims"), _ints(node, "UpdateWindowDims")
-    left = iter(window)
-    sizes: list[Dim] = [
-        1 if axis in dropped else node.shape(2)[next(left)] for axis in range(node.rank(0))
-    ]
-    at = places(
-        node, 0, 1, int(node.option("IndexVectorDim")), sizes, dropped, (), (),
+    window = _ints(node, "UpdateWindowDims")
+    at = shared.scatter_places(
+        node, 1, int(node.option("IndexVectorDim")), window, _ints(node, "InsertedWindowDims"),
         _ints(node, "ScatterDimsToOperandDims"),
     )  # fmt: skip
     return scattered(node, at, kind, list(window))
@@ -196,22 +152,13 @@ def _reduce(node: Node) -> Expr:
     kind = _kind_of(node, int(node.option("BodySubgraphIndex")))
     if kind not in REDUCE:
         node.unsupported(f"a body that is {kind!r}")
-    function, both = REDUCE[kind]
-    axes = list(_ints(node, "Dimensions"))
-    found = function(node.expr(0), axis=axes, keepdims=False) if axes else node.expr(0)
-    return found if is_neutral(node.value(1), kind) else both(found, node.expr(1))
+    return shared.reduce(node, _ints(node, "Dimensions"), kind)
 
 
 def _of_windows(node: Node, window: Window, kind: str) -> Expr:
-    """Windows of the first input combined, with the second one."""
-    if kind not in REDUCE or math.prod(window.kernel) > MOST:
+    if kind not in REDUCE or math.prod(window.kernel) > shared.MAX_WINDOW_ELEMENTS:
         node.unsupported(f"windows of {window.kernel} elements by {kind!r}")
-    wide, both = dilated(node, window, node.value(0), node.expr(1)), REDUCE[kind][1]
-    total, *others = tap_values(node, window, wide)
-    for tap in others:
-        total = node.given(both(node.scope.expr(total), node.scope.expr(tap)))
-    made = node.scope.expr(total)
-    return made if is_neutral(node.value(1), kind) else both(made, node.expr(1))
+    return shared.reduce_windows(node, window, kind)
 
 
 def _stablehlo_window(node: Node) -> Expr:
@@ -237,21 +184,11 @@ def _window(node: Node) -> Expr:
 
 
 def _dot(node: Node) -> Expr:
-    """By einsum: the axes that both have for a batch, those that are summed, the others."""
-    names = ("LhsBatchingDimensions", "LhsContractingDimensions")
-    others = (n.replace("Lhs", "Rhs") for n in names)
-    (batch, summed), (batch_b, summed_b) = (
-        [_ints(node, n) for n in each] for each in (names, others)
+    left, right = (
+        [_ints(node, f"{side}{kind}Dimensions") for kind in ("Batching", "Contracting")]
+        for side in ("Lhs", "Rhs")
     )
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    first = [next(letters) for _ in range(node.rank(0))]
-    second = [next(letters) for _ in range(node.rank(1))]
-    for a, b in zip((*batch, *summed), (*batch_b, *summed_b), strict=True):
-        second[b] = first[a]
-    rest = [c for i, c in enumerate(first) if i not in (*batch, *summed)]
-    rest += [c for i, c in enumerate(second) if i not in (*batch_b, *summed_b)]
-    result = "".join([*(first[a] for a in batch), *rest])
-    return op.einsum(node.exprs(), f"{''.join(first)},{''.join(second)}->{result}")
+    return shared.dot_general(node, node.value(0), node.value(1), left, right, node.outs[0].dtype)
 
 
 def _sort(node: Node) -> Expr:
@@ -286,15 +223,15 @@ _SHARED = frozenset(
 ROWS = (
     *(Row(f"STABLEHLO_{name.upper()}", row.convert) for name, _, row in rows_of("stablehlo")
       if name in _SHARED),
-    Row("STABLEHLO_CBRT",                 _cbrt),
-    Row("STABLEHLO_DIVIDE",               _binary(op.divide)),
-    Row("STABLEHLO_REMAINDER",            _binary(op.trunc_mod)),
-    Row("STABLEHLO_POWER",                _binary(op.power)),
+    Row("STABLEHLO_CBRT",                 lambda node: shared.cbrt(node.expr(0), node.dtype(0))),
+    Row("STABLEHLO_DIVIDE",               lambda node: shared.divide(node, *node.exprs())),
+    Row("STABLEHLO_REMAINDER",            lambda node: shared.remainder(node, *node.exprs())),
+    Row("STABLEHLO_POWER",                _plain(op.power)),
     Row("STABLEHLO_SHIFT_LEFT",           _shift_left),
-    Row("STABLEHLO_CLAMP",                _clamp),
+    Row("STABLEHLO_CLAMP",                _plain(shared.clamp)),
     Row("STABLEHLO_COMPARE",              _compare),
     Row("STABLEHLO_CONVERT",              _convert),
-    Row("STABLEHLO_SELECT",               lambda node: op.where(*node.exprs())),
+    Row("STABLEHLO_SELECT",               _plain(op.where)),
     Row("STABLEHLO_BROADCAST_IN_DIM",     _broadcast),
     Row("STABLEHLO_CONCATENATE",          _concatenate),
     Row("STABLEHLO_RESHAPE",              _reshape),

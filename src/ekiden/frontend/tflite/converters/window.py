@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.frontend.common.converters.window import known_weight
+from ekiden.frontend.common.converters.window import weight_extents
 from ekiden.frontend.common.windows import Window, same_window
 from ekiden.frontend.tflite.node import Node
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -60,7 +60,7 @@ def sides_of(node: Node, window: Window) -> tuple[int, ...]:
 
 def plain(node: Node) -> Convolution:
     """Read weights (out, height, width, in), where fewer in than the data has make groups."""
-    out, height, width, depth = known_weight(node, 1, 4)
+    out, height, width, depth = weight_extents(node, 1, 4)
     channels = known(node.shape(0)[3])
     if channels is None or channels % depth:
         node.unsupported(f"{node.ins[0]} must have a multiple of {depth} channels")
@@ -69,7 +69,7 @@ def plain(node: Node) -> Convolution:
 
 def depthwise(node: Node) -> Convolution:
     """Read weights (1, height, width, out): of each channel of the data equally many."""
-    _, height, width, out = known_weight(node, 1, 4)
+    _, height, width, out = weight_extents(node, 1, 4)
     channels = known(node.shape(0)[3])
     if channels is None or out % channels:
         node.unsupported(f"{node.ins[0]} must have a divisor of {out} as its channels")

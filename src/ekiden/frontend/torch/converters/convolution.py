@@ -8,15 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from ekiden.frontend.common.combined import neutral
-from ekiden.frontend.common.converters.window import (
-    along,
-    averaged,
-    convolved,
-    first_maxima,
-    flat_places,
-    max_pooled,
-    pooled,
-)
+from ekiden.frontend.common.converters import window as shared
+from ekiden.frontend.common.formulas import append_axes
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.windows import Window, padded
@@ -59,7 +52,7 @@ def convolution(
     columns = known(weight.type.shape[1 if transposed else 0])
     if columns is None:
         node.unsupported("the number of channels must be constant")
-    return _batched(node, x, rank, lambda data: convolved(
+    return _batched(node, x, rank, lambda data: shared.convolution(
         node, data, node.of(weight), window, groups=groups,
         channels=columns * groups if transposed else columns,
         bias=None if bias is None else node.of(bias),
@@ -85,7 +78,7 @@ def _max_pool(rank: int) -> Converter:
         """
         window = _window(spread(kernel, rank), stride, padding, dilation)
         maxima = _batched(
-            node, x, rank, lambda data: max_pooled(node, data, window, ceil_mode=ceil_mode)
+            node, x, rank, lambda data: shared.max_pool(node, data, window, ceil_mode=ceil_mode)
         )
         return [maxima, _places(node, x, window) if node.wants(1) else None]
 
@@ -97,8 +90,8 @@ def _places(node: Node, x: Value, window: Window) -> Expr:
     lead, meta = len(x.type.shape) - len(window.strides), node.meta
     assert isinstance(meta, (list, tuple))
     counts = node.symbols.shape(meta[0].shape[lead:])
-    return flat_places(
-        node, first_maxima(node, node.of(x), window, counts, lead), x.type.shape[lead:]
+    return shared.flat_indices(
+        node, shared.max_positions(node, node.of(x), window, counts, lead), x.type.shape[lead:]
     )
 
 
@@ -115,14 +108,14 @@ def _average_pool(rank: int) -> Converter:
 
         def pool(data: Expr) -> Expr:
             """Return the mean of each window of data that have a batch."""
-            return averaged(node, data, window, "", count_include_pad, ceil_mode)
+            return shared.average_pool(node, data, window, "", count_include_pad, ceil_mode)
 
         def means(data: Expr) -> Expr:
             """Return the means of windows of which zeros beyond the data are a part."""
             missing = window.missing(x.type.shape[-rank:], node.out_shape[-rank:])
             after = as_attr(d if (n := known(d)) is None else max(n, 0) for d in missing)
             wide = padded(node, data, replace(window, after=after), 0)
-            return pooled("avg", wide, window.unpadded())
+            return shared.pool("avg", wide, window.unpadded())
 
         if divisor_override is None:
             return _batched(node, x, rank, pool)
@@ -210,7 +203,7 @@ def _flat_places(
     for axis in range(rank):
         below = node.of(product(lengths[axis + 1 :]), "int64")
         own = op.floor_mod(op.floor_divide(best, below), node.of(lengths[axis], "int64"))
-        start = along(starts[axis], rank - 1 - axis)
+        start = append_axes(starts[axis], rank - 1 - axis)
         step = node.of(product(extents[axis + 1 :]), "int64")
         flat = op.add(flat, op.multiply(op.add(own, start), step))
     return flat

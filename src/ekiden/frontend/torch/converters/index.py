@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ekiden.frontend.common.combined import neutral
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex import per_part
@@ -20,6 +21,9 @@ from ekiden.topi.shape import as_dim, broadcast_shape, known, product
 
 _REDUCTIONS = {"sum": "add", "prod": "mul", "amin": "min", "amax": "max", "add": "add",
                "multiply": "mul"}  # fmt: skip
+"""PyTorch's name of a reduction -> scatter_elements's."""
+_COMBINERS = {"sum": "add", "prod": "multiply", "amin": "minimum", "amax": "maximum"}
+"""The same -> the name in `combined`."""
 
 
 def _embedding(node: Node, weight: Value, indices: Value, *_: object) -> Expr:
@@ -100,22 +104,11 @@ def _scatter_reduce(
     if reduce == "mean":
         return _scatter_mean(node, x, dim, index, source, include_self)
     if not include_self:
-        low, high = _range(x.type.dtype)
-        start = {"sum": 0, "prod": 1, "amax": low, "amin": high}[reduce]
+        start = neutral(_COMBINERS[reduce], x.type.dtype)
         blank = op.broadcast_to(const(start, x.type.dtype), index.type.shape)
         cleared = _scattered(node, x, dim, index, node.value_of(blank), "update")
         x = node.value_of(node.scope.spanned(cleared))
     return _scattered(node, x, dim, index, source, _REDUCTIONS[reduce])
-
-
-def _range(dtype: str) -> tuple[float, float]:
-    """The least and the greatest value of a dtype."""
-    if dtype == "bool":
-        return False, True
-    if is_float(dtype):
-        return -np.inf, np.inf
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
 
 
 def _scatter_mean(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ekiden.frontend.common import products
 from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.torch.complex import bilinear, own
-from ekiden.frontend.torch.node import Found, Node, Operand, Row
+from ekiden.frontend.torch.node import Converter, Found, Node, Operand, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import equal, known
@@ -67,22 +67,15 @@ def _added(node: Node, found: Expr, bias: Value, beta: Operand, alpha: Operand) 
     return op.add(found, extra)
 
 
-def _addmm(
-    node: Node, bias: Value, a: Value, b: Value, *, beta: Operand = 1, alpha: Operand = 1
-) -> Expr:
-    return _added(node, _mm(node, a, b), bias, beta, alpha)
+def _plus(product: Callable[[Node, Value, Value], Expr]) -> Converter:
+    """Return the converter of beta * bias + alpha * product."""
 
+    def convert(
+        node: Node, bias: Value, a: Value, b: Value, *, beta: Operand = 1, alpha: Operand = 1
+    ) -> Expr:
+        return _added(node, product(node, a, b), bias, beta, alpha)
 
-def _baddbmm(
-    node: Node, bias: Value, a: Value, b: Value, *, beta: Operand = 1, alpha: Operand = 1
-) -> Expr:
-    return _added(node, _bmm(node, a, b), bias, beta, alpha)
-
-
-def _addmv(
-    node: Node, bias: Value, a: Value, b: Value, *, beta: Operand = 1, alpha: Operand = 1
-) -> Expr:
-    return _added(node, _mv(node, a, b), bias, beta, alpha)
+    return convert
 
 
 def _linear(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Expr:
@@ -95,8 +88,7 @@ def _matmul(node: Node, a: Value, b: Value) -> Expr:
     if len(left) == 1 and len(right) == 1:
         return _dot(node, a, b)
     if len(right) == 1:
-        row = op.expand_dims(node.of(b), axis=0)
-        return op.squeeze(op.nn.dense(node.of(a), row, units=1), axis=[-1])
+        return _mv(node, a, b)
     if len(right) == 2:
         return product_of(node, a, b)
     if len(left) == 1:
@@ -278,9 +270,9 @@ ROWS: tuple[Row, ...] = (
     ("bmm", _bmm, bilinear),
     ("mv", _mv),
     ("dot", _dot),
-    ("addmm", _addmm),
-    ("baddbmm", _baddbmm),
-    ("addmv", _addmv),
+    ("addmm", _plus(_mm)),
+    ("baddbmm", _plus(_bmm)),
+    ("addmv", _plus(_mv)),
     ("linear", _linear),
     ("matmul", _matmul, bilinear),
     ("scaled_dot_product_attention", _attention),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ekiden.frontend.common.formulas import append_axes
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.torch.complex import per_part
@@ -319,9 +320,7 @@ def _as_strided(
     for at, (extent, step) in enumerate(zip(sizes, strides, strict=True)):
         steps = op.multiply(op.arange(0, extent, 1, dtype="int64"), node.of(step, "int64"))
         after = len(sizes) - 1 - at
-        places = op.add(
-            places, op.expand_dims(steps, axis=1, num_newaxis=after) if after else steps
-        )
+        places = op.add(places, append_axes(steps, after))
     return op.take(flat, op.broadcast_to(places, tuple(map(as_dim, sizes))), axis=0, mode="raise")
 
 
@@ -358,8 +357,7 @@ def _slice_scatter(
         return x
     safe = op.where(inside, places, const(0, "int64"))
     taken = op.take(node.of(source), safe, axis=axis, mode="clip")
-    after = len(shape) - axis - 1
-    mask = op.expand_dims(inside, axis=1, num_newaxis=after) if after else inside
+    mask = append_axes(inside, len(shape) - axis - 1)
     return op.where(mask, taken, node.of(x))
 
 
@@ -381,9 +379,7 @@ def _select_scatter(node: Node, x: Value, source: Value, dim: int, index: Scalar
     place = node.of(index, "int64")
     if isinstance(index, int) and index < 0:
         place = node.of(tidy(shape[axis] + index), "int64")
-    mask = op.equal(at, place)
-    after = len(shape) - axis - 1
-    mask = op.expand_dims(mask, axis=1, num_newaxis=after) if after else mask
+    mask = append_axes(op.equal(at, place), len(shape) - axis - 1)
     return op.where(mask, op.expand_dims(node.of(source), axis=axis), node.of(x))
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ekiden.frontend.common import formulas
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Converter, Node, Row
-from ekiden.ir.dtype import itemsize, to_numpy
+from ekiden.ir.dtype import to_numpy
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import known, product
 
 Many = list[Expr | Value | None]
@@ -21,45 +22,27 @@ def _layer_norm(
     node: Node, x: Value, normalized: Sequence[object], weight: Value | None, bias: Value | None,
     eps: float,
 ) -> Many:  # fmt: skip
-    """nn.layer_norm over the last axis; several axes are joined into one for it."""
-    shape, rank = x.type.shape, len(x.type.shape)
-    first = rank - len(normalized)
-    count = product(shape[first:])
-    extent = known(count)
-    outputs: Many
+    shape, dtype = x.type.shape, x.type.dtype
+    first = len(shape) - len(normalized)
+    extent = known(product(shape[first:]))
     if extent is None:
         node.unsupported("normalised axes must have constant extents")
-    data = node.of(x)
-    flat = data
-    if first != rank - 1:
-        flat = op.reshape(data, (*shape[:first], extent), allowzero=True)
-    scale, shift = (
-        const(np.full((extent,), fill, to_numpy(x.type.dtype)))
-        if value is None
-        else op.reshape(node.of(value), (extent,)) if first != rank - 1 else node.of(value)
-        for value, fill in ((weight, 1), (bias, 0))
-    )  # fmt: skip
-    found = op.nn.layer_norm(flat, scale, shift, epsilon=eps)
-    outputs = [op.reshape(found, shape, allowzero=True) if first != rank - 1 else found]
+    scale, shift = _scale_and_shift(node, weight, bias, extent, dtype)
+    outputs: Many = [formulas.layer_norm(node, node.of(x), scale, shift, first, eps)]
     if node.wants(1) or node.wants(2):
-        axes = list(range(first, rank))
-        mean, rstd = _statistics(data, axes, eps, x.type.dtype)
-        outputs += [mean, rstd]
+        outputs += formulas.statistics(node.of(x), dtype, range(first, len(shape)), eps)
     return outputs
 
 
-def _wide(dtype: str) -> str:
-    """The dtype of statistics: float16 ends before squares of 256 do."""
-    return "float32" if itemsize(dtype) < 4 else dtype
-
-
-def _statistics(data: Expr, axes: Sequence[int], eps: float, dtype: str) -> tuple[Expr, Expr]:
-    wide = _wide(dtype)
-    data = data if wide == dtype else op.cast(data, wide)
-    mean = op.mean(data, axis=list(axes), keepdims=True)
-    centred = op.subtract(data, mean)
-    variance = op.mean(op.multiply(centred, centred), axis=list(axes), keepdims=True)
-    return mean, op.rsqrt(op.add(variance, const(eps, wide)))
+def _scale_and_shift(
+    node: Node, weight: Value | None, bias: Value | None, extent: int, dtype: str
+) -> tuple[Expr, Expr]:
+    """Return the scale, or ones, and the shift, or zeros."""
+    scale, shift = (
+        const(np.full((extent,), fill, to_numpy(dtype))) if value is None else node.of(value)
+        for value, fill in ((weight, 1), (bias, 0))
+    )
+    return scale, shift
 
 
 def _group_norm(
@@ -70,16 +53,12 @@ def _group_norm(
     channels = known(shape[1])
     if channels is None:
         node.unsupported("the number of channels must be constant")
-    scale, shift = (
-        const(np.full((channels,), fill, to_numpy(dtype))) if value is None else node.of(value)
-        for value, fill in ((weight, 1), (bias, 0))
-    )
+    scale, shift = _scale_and_shift(node, weight, bias, channels, dtype)
     data = node.of(x)
     outputs: Many = [op.nn.group_norm(data, scale, shift, num_groups=groups, axis=1, epsilon=eps)]
     if node.wants(1) or node.wants(2):
         rows = op.reshape(data, (shape[0], groups, -1), allowzero=False)
-        mean, rstd = _statistics(rows, [2], eps, dtype)
-        outputs += [op.squeeze(mean, axis=[2]), op.squeeze(rstd, axis=[2])]
+        outputs += [op.squeeze(e, axis=[2]) for e in formulas.statistics(rows, dtype, [2], eps)]
     return outputs
 
 
@@ -101,8 +80,7 @@ def _normalised(
     shape = node.typed(mean).shape
     scale = op.full(const(1, dtype), shape, dtype=dtype) if weight is None else node.of(weight)
     shift = op.full(const(0, dtype), shape, dtype=dtype) if bias is None else node.of(bias)
-    made = op.nn.batch_norm(node.of(x), scale, shift, mean, variance, axis=1, epsilon=eps)
-    return TupleGetItem(made, 0)
+    return formulas.batch_norm(node.of(x), scale, shift, mean, variance, eps)
 
 
 def _batch_norm_training(
@@ -117,7 +95,7 @@ def _batch_norm_training(
     assert isinstance(momentum, float) and isinstance(eps, float)
     if not training:
         node.unsupported("running statistics that are not used for the result")
-    shape, dtype = x.type.shape, _wide(x.type.dtype)
+    shape, dtype = x.type.shape, formulas.wide_dtype(x.type.dtype)
     axes = [0, *range(2, len(shape))]
     if dtype != x.type.dtype:
 
@@ -137,8 +115,7 @@ def _batch_norm_training(
         factor = _unbiased(node, size, dtype)
         news = (mean, op.multiply(variance, factor))
         for old, new in zip(running, news, strict=True):
-            kept = op.multiply(node.of(old, dtype), const(1 - momentum, dtype))
-            outputs.append(op.add(kept, op.multiply(new, const(momentum, dtype))))
+            outputs.append(formulas.running_average(node.of(old, dtype), new, momentum, dtype))
     return outputs
 
 

@@ -6,24 +6,16 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ekiden.frontend.common import functions
 from ekiden.frontend.common.converters.elementwise import Kind, rows_of
 from ekiden.frontend.common.converters.elementwise import Row as Elementwise
-from ekiden.frontend.common.functions import (
-    elu,
-    fmod,
-    gelu,
-    hard_sigmoid,
-    has_other_sign,
-    is_negative,
-    softplus,
-)
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex import bilinear, own, per_part
 from ekiden.frontend.torch.converters import complex as of_complex
 from ekiden.frontend.torch.node import Converter, Node, Operand, Row, Rule
 from ekiden.frontend.torch.symbols import Scalar
-from ekiden.ir.dtype import is_float, is_int, is_unsigned, itemsize
+from ekiden.ir.dtype import is_float, is_int
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
@@ -74,16 +66,16 @@ def broadcast(node: Node, *values: Operand) -> None:
             node.scope.broadcasts(first, other)
 
 
-def _binary(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """In the dtype of the result."""
+def _binary(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
+    """Return the converter of a function of a dtype and both operands."""
 
     def convert(node: Node, a: Operand, b: Operand) -> Expr:
-        """Both operands in the dtype of the result, to which PyTorch promotes them before it
-        computes.
+        """Convert both operands in the dtype of the result, to which PyTorch promotes them before
+        it computes.
         """
         broadcast(node, a, b)
         dtype = node.out_dtype
-        return function(node.of(a, dtype), node.of(b, dtype))
+        return function(dtype, node.of(a, dtype), node.of(b, dtype))
 
     return convert
 
@@ -99,18 +91,6 @@ def _scaled(function: Callable[[Expr, Expr], Expr]) -> Converter:
         if not isinstance(alpha, (int, float)) or alpha != 1:
             right = op.multiply(right, node.of(alpha, dtype))
         return function(node.of(a, dtype), right)
-
-    return convert
-
-
-def _pair(row: Elementwise) -> Converter:
-    """In the dtype of the result."""
-
-    def convert(node: Node, a: Operand, b: Operand) -> Expr:
-        """Both operands in the dtype of the result, to which PyTorch promotes them."""
-        broadcast(node, a, b)
-        dtype = node.out_dtype
-        return row.on(dtype, node.of(a, dtype), node.of(b, dtype))
 
     return convert
 
@@ -144,19 +124,15 @@ def _floor_divided(dtype: str, x: Expr, y: Expr) -> Expr:
     """
     if not is_float(dtype):
         return op.floor_divide(x, y)
-    rest, zero, one = fmod(x, y, dtype), const(0, dtype), const(1, dtype)
+    rest, zero, one = functions.fmod(x, y, dtype), const(0, dtype), const(1, dtype)
     quotient = op.divide(op.subtract(x, rest), y)
-    quotient = op.where(has_other_sign(rest, y, dtype), op.subtract(quotient, one), quotient)
+    quotient = op.where(
+        functions.has_other_sign(rest, y, dtype), op.subtract(quotient, one), quotient
+    )
     down = op.floor(quotient)
     is_next = op.greater(op.subtract(quotient, down), const(0.5, dtype))
     near = op.where(is_next, op.add(down, one), down)
     return op.where(op.equal(y, zero), op.divide(x, y), near)
-
-
-def _floor_divide(node: Node, a: Operand, b: Operand) -> Expr:
-    broadcast(node, a, b)
-    dtype = node.out_dtype
-    return _floor_divided(dtype, node.of(a, dtype), node.of(b, dtype))
 
 
 def _power(node: Node, a: Operand, b: Operand) -> Expr:
@@ -170,29 +146,7 @@ def _power(node: Node, a: Operand, b: Operand) -> Expr:
             return op.sqrt(x)
         if b == 1:
             return x
-    if not is_float(dtype):
-        return _integer_power(node, x, b, dtype)
     return op.power(x, node.of(b, dtype))
-
-
-def _integer_power(node: Node, x: Expr, b: Operand, dtype: str) -> Expr:
-    """By squaring, as numbers wrap around; a negative exponent leaves 1, -1 and 0."""
-    y = node.of(b, dtype)  # of a number too large for it the lowest bits, which are not asked for
-    one, zero = const(1, dtype), const(0, dtype)
-    found, square = op.add(op.multiply(x, zero), one), x
-    bits = 8 * itemsize(dtype) - (not is_unsigned(dtype))
-    bits = int(b).bit_length() if isinstance(b, int) and b >= 0 else bits
-    for bit in range(bits):
-        taken = op.not_equal(op.bitwise_and(y, const(1 << bit, dtype)), zero)
-        found = op.where(taken, op.multiply(found, square), found)
-        square = op.multiply(square, square)
-    if isinstance(b, int) and b >= 0:
-        return found
-    odd = op.not_equal(op.bitwise_and(y, one), zero)
-    minus = op.subtract(zero, one)
-    unit = op.where(op.equal(x, minus), op.where(odd, minus, one), zero)
-    negative = op.where(op.equal(x, one), one, unit)
-    return op.where(op.less(y, zero), negative, found)
 
 
 def _where(node: Node, condition: Value, a: Operand, b: Operand) -> Expr:
@@ -211,19 +165,15 @@ def _clamp(node: Node, x: Value, low: Operand | None = None, high: Operand | Non
     return found
 
 
-def _fextreme(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """The other where one is not a number."""
+def _extreme_number(function: Callable[[Expr, Expr], Expr]) -> Callable[[str, Expr, Expr], Expr]:
+    """Return NumPy's fmax or fmin of operands of a dtype: a number wins over what is none."""
 
-    def convert(node: Node, a: Value, b: Value) -> Expr:
-        """As NumPy's fmax and fmin: a number wins over what is none."""
-        broadcast(node, a, b)
-        dtype = node.out_dtype
-        x, y = node.of(a, dtype), node.of(b, dtype)
+    def extreme(dtype: str, x: Expr, y: Expr) -> Expr:
         if not is_float(dtype):
             return function(x, y)
         return op.where(op.isnan(x), y, op.where(op.isnan(y), x, function(x, y)))
 
-    return convert
+    return extreme
 
 
 # Functions that are made of others.
@@ -233,14 +183,12 @@ def _signbit(node: Node, x: Value) -> Expr:
     dtype = x.type.dtype
     if not is_float(dtype):
         return op.less(node.of(x), const(0, dtype))
-    return is_negative(node.of(x), dtype)
+    return functions.is_negative(node.of(x), dtype)
 
 
-def _copysign(node: Node, a: Operand, b: Operand) -> Expr:
-    broadcast(node, a, b)
-    dtype = node.out_dtype
-    size = op.abs(node.of(a, dtype))
-    return op.where(is_negative(node.of(b, dtype), dtype), op.negative(size), size)
+def _copysign(dtype: str, x: Expr, y: Expr) -> Expr:
+    size = op.abs(x)
+    return op.where(functions.is_negative(y, dtype), op.negative(size), size)
 
 
 def _sign(node: Node, x: Value) -> Result:
@@ -295,13 +243,13 @@ def _relu(node: Node, x: Value) -> Expr:
 
 
 def _gelu(node: Node, x: Value, approximate: str = "none") -> Expr:
-    return gelu(node.of(x), node.out_dtype, approximate == "tanh")
+    return functions.gelu(node.of(x), node.out_dtype, approximate == "tanh")
 
 
 def _elu(
     node: Node, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 ) -> Expr:
-    return elu(node.of(x), node.out_dtype, alpha, scale, input_scale)
+    return functions.elu(node.of(x), node.out_dtype, alpha, scale, input_scale)
 
 
 def _leaky_relu(node: Node, x: Value, negative_slope: float = 0.01) -> Expr:
@@ -321,7 +269,7 @@ def _rrelu(
 def _softplus(node: Node, x: Value, beta: float = 1, threshold: float = 20) -> Expr:
     dtype, data = node.out_dtype, node.of(x)
     scaled = op.multiply(data, const(beta, dtype))
-    soft = op.divide(softplus(scaled, dtype), const(beta, dtype))
+    soft = op.divide(functions.softplus(scaled, dtype), const(beta, dtype))
     return op.where(op.greater(scaled, const(threshold, dtype)), data, soft)
 
 
@@ -330,7 +278,7 @@ def _hardtanh(node: Node, x: Value, low: Scalar = -1.0, high: Scalar = 1.0) -> E
 
 
 def _hardsigmoid(node: Node, x: Value) -> Expr:
-    return hard_sigmoid(node.of(x), node.out_dtype)
+    return functions.hard_sigmoid(node.of(x), node.out_dtype)
 
 
 def _threshold(node: Node, x: Value, threshold: float, value: float) -> Expr:
@@ -359,7 +307,7 @@ def _convert(node: Node, x: Value, dtype: object) -> Result:
 
 
 _CONVERTERS: Mapping[Kind, Callable[[Elementwise], Converter]] = {
-    Kind.SAME: _pair,
+    Kind.SAME: lambda row: _binary(row.on),
     Kind.FLOAT: _float_unary,
     Kind.WHOLE: _rounding,
     Kind.COMPARED: lambda row: _compare(row.function),
@@ -386,19 +334,19 @@ ROWS: tuple[Row, ...] = (
     ("sub", _scaled(op.subtract), own(of_complex.summed(op.subtract))),
     ("div", _divide, own(of_complex.div)),
     ("true_divide", _divide, own(of_complex.div)),
-    ("floor_divide", _floor_divide),
+    ("floor_divide", _binary(_floor_divided)),
     ("pow", _power, own(of_complex.power)),
-    ("fmax", _fextreme(op.maximum)),
-    ("fmin", _fextreme(op.minimum)),
-    ("copysign", _copysign),
+    ("fmax", _binary(_extreme_number(op.maximum))),
+    ("fmin", _binary(_extreme_number(op.minimum))),
+    ("copysign", _binary(_copysign)),
     ("where", _where, per_part),
     ("clamp", _clamp),
     ("clamp_min", lambda node, x, low: _clamp(node, x, low)),
     ("clamp_max", lambda node, x, high: _clamp(node, x, None, high)),
     ("bitwise_not", lambda node, x: (
         op.logical_not if x.type.dtype == "bool" else op.bitwise_not)(node.of(x))),
-    ("bitwise_left_shift", _binary(op.left_shift)),
-    ("bitwise_right_shift", _binary(op.right_shift)),
+    ("bitwise_left_shift", _binary(lambda _, x, y: op.left_shift(x, y))),
+    ("bitwise_right_shift", _binary(lambda _, x, y: op.right_shift(x, y))),
     ("exp2", _exp2),
     ("log2", lambda node, x: op.log2(node.of(x, _float_dtype(node)))),
     ("log10", lambda node, x: op.log10(node.of(x, _float_dtype(node)))),

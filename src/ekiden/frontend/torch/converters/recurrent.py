@@ -7,14 +7,14 @@ with packed sequences (`lstm.data`) in a program exported elsewhere keep PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ekiden.frontend.common.cells import gate, gru, lstm, projected, scanned
+from ekiden.frontend.common.cells import gate, gru, lstm, projected, recurrent_layer, scanned
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Node, Row
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
 
 KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -62,24 +62,20 @@ class _Layer:
         """By the operator: data [steps, batch, inputs] and states [batch, hidden] -> all hidden
         states, then each state at the end."""
         kind, activations = KINDS[self.name]
-        first, second, *biases = self.weights
-        layers: Mapping[str, Callable[..., Expr]] = {
-            "lstm": op.nn.lstm, "gru": op.nn.gru, "rnn": op.nn.rnn,
-        }  # fmt: skip
-        made = layers[kind](
-            data, first, second, *(biases or (None, None)), *states,
-            lengths=lengths, reverse=self.reverse, activations=activations,
+        initial = dict(zip(("initial_h", "initial_c"), states, strict=False))
+        return recurrent_layer(
+            kind, data, self.weights, lengths=lengths, reverse=self.reverse,
+            activations=activations, **initial,
         )  # fmt: skip
-        return [TupleGetItem(made, at) for at in range(1 + len(states))]
 
     def steps(self, node: Node, data: Expr, states: Sequence[Expr]) -> list[Expr]:
         """The same, step by step: for projections, and float64, which the operator has not."""
         into, again, *biases = self.weights
         sides = [biases[0], biases[1]] if self.biased else [None, None]
-        made = _linear(data, into, sides[0])
+        made = projected(data, into, sides[0])
 
         def step(rows: Sequence[Expr], now: Sequence[Expr]) -> list[Expr]:
-            return self._step(rows[0], _linear(now[0], again, sides[1]), now)
+            return self._step(rows[0], projected(now[0], again, sides[1]), now)
 
         every, ends = scanned(node, [made], [node.given(s) for s in states], step, self.reverse)
         return [every, *(node.scope.expr(each) for each in ends)]
@@ -97,11 +93,6 @@ class _Layer:
         if self.projection is None:
             return [made.hidden, made.cell]
         return [projected(made.hidden, self.projection), made.cell]
-
-
-def _linear(x: Expr, weight: Expr, bias: Expr | None) -> Expr:
-    made = op.nn.dense(x, weight)
-    return made if bias is None else op.add(made, bias)
 
 
 def _run(
@@ -122,14 +113,14 @@ def _run(
         for direction in range(stack.directions):
             number = at * stack.directions + direction
             given = [node.of(p, dtype) for p in stack.params[number * size : (number + 1) * size]]
-            layer = _Layer(name, given, stack.has_biases, direction == 1)
+            one = _Layer(name, given, stack.has_biases, direction == 1)
             begin = [op.take(node.of(s, dtype), const(number, "int64"), axis=0) for s in states]
-            if layer.projection is None and dtype == "float32":
-                every, *last = layer.whole(data, begin, ends_at)
+            if one.projection is None and dtype == "float32":
+                every, *last = one.whole(data, begin, ends_at)
             elif lengths is not None:
                 node.unsupported("packed sequences with a projection, or of float64")
             else:
-                every, *last = layer.steps(node, data, begin)
+                every, *last = one.steps(node, data, begin)
             both.append(every)
             ends.append(last)
         data = both[0] if len(both) == 1 else op.concatenate(both, axis=-1)

@@ -6,10 +6,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ekiden.frontend.common.suppression import selected_boxes
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Node, Row
 from ekiden.relay import op
-from ekiden.relay.expr import Expr, TupleGetItem, const
+from ekiden.relay.expr import Expr, const
 from ekiden.topi.shape import known
 
 Size: TypeAlias = object
@@ -18,16 +19,10 @@ Size: TypeAlias = object
 
 def _nms(node: Node, boxes: Value, scores: Value, threshold: float) -> Expr:
     """Places of the boxes that stay, those of the highest scores first."""
-    found = op.vision.all_class_non_max_suppression(
-        op.expand_dims(node.of(boxes, "float32"), axis=0),
-        op.expand_dims(node.of(scores, "float32"), axis=0, num_newaxis=2),
-        node.scope.scalar(boxes.type.shape[0]),
-        const(threshold, "float32"),
-        const(-np.inf, "float32"),
-    )
-    rows, count = TupleGetItem(found, 0), TupleGetItem(found, 1)
-    kept = op.strided_slice(rows, const(np.array([0])), count, axes=[0])
-    return op.take(kept, const(2, "int64"), axis=1)
+    most = node.scope.scalar(boxes.type.shape[0])
+    limits = most, const(threshold, "float32"), const(-np.inf, "float32")
+    places = selected_boxes(node, node.of(boxes, "float32"), node.of(scores, "float32"), *limits)
+    return op.cast(places, "int64")
 
 
 def _pooled(node: Node, height: Size, width: Size) -> tuple[int, int]:

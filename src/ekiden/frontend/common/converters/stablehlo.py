@@ -1,0 +1,294 @@
+"""Operations of StableHLO, which stand in programs of JAX and in models of TensorFlow Lite.
+
+Each takes the attributes of the specification as arguments, whatever a format stores them as. What
+bodies compute is named as in `combined`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ekiden.frontend.common import places
+from ekiden.frontend.common.arithmetic import SMALL
+from ekiden.frontend.common.combined import REDUCE, is_neutral
+from ekiden.frontend.common.functions import fmod, whole
+from ekiden.frontend.common.node import Node
+from ekiden.frontend.common.places import Places
+from ekiden.frontend.common.slices import placed, start_of, window_at
+from ekiden.frontend.common.value import Value, constant
+from ekiden.frontend.common.windows import Window, dilated, tap_values
+from ekiden.ir.dtype import int_range, is_float, itemsize, to_numpy
+from ekiden.relay import op
+from ekiden.relay.expr import Expr, const
+from ekiden.topi.shape import Dim, as_attr, as_dim, equal, product
+from ekiden.topi.shape import known as number_of
+
+MAX_WINDOW_ELEMENTS = 4096
+"""Elements of a window that are combined one after the other."""
+
+# Elements.
+
+
+def bits(dtype: str) -> int:
+    """Return the width of a dtype."""
+    return 8 * itemsize(dtype)
+
+
+def unsigned(dtype: str) -> str:
+    """Return the unsigned integers of the width of a dtype of integers."""
+    return dtype if dtype.startswith("uint") else f"u{dtype}"
+
+
+def sign(x: Expr, dtype: str) -> Expr:
+    """Return the sign; of NaN and of zeros themselves."""
+    if not is_float(dtype):
+        return op.sign(x)
+    return op.where(op.logical_or(op.isnan(x), op.equal(x, const(0, dtype))), x, op.sign(x))
+
+
+def cbrt(x: Expr, dtype: str) -> Expr:
+    """Return the cube root."""
+    root = op.power(op.abs(x), const(1 / 3, dtype))
+    return op.where(op.less(x, const(0, dtype)), op.negative(root), root)
+
+
+def round_away(x: Expr, dtype: str) -> Expr:
+    """Return the nearest integer, halves away from 0; the sign of zero stays."""
+    truncated = op.trunc(x)
+    is_half = op.greater_equal(op.abs(op.subtract(x, truncated)), const(0.5, dtype))
+    return op.where(is_half, op.add(truncated, op.sign(x)), truncated)
+
+
+def clamp(low: Expr, x: Expr, high: Expr) -> Expr:
+    """Return x between bounds; NaN stays."""
+    return op.minimum(op.maximum(x, low), high)
+
+
+def divide(node: Node, x: Expr, y: Expr) -> Expr:
+    """Return the quotient, of integers truncated; of integers by 0 all bits are set, as XLA has
+    them.
+    """
+    dtype = node.dtype(0)
+    if is_float(dtype):
+        return op.divide(x, y)
+    quotient, ones = op.trunc_divide(x, y), const(np.array(-1).astype(dtype))
+    return quotient if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), ones, quotient)
+
+
+def remainder(node: Node, x: Expr, y: Expr) -> Expr:
+    """Return the remainder, with the sign of the dividend; of integers by 0 it is the dividend, as
+    XLA has it.
+    """
+    dtype = node.dtype(0)
+    left = fmod(x, y, dtype)
+    return left if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), x, left)
+
+
+def _never_zero(node: Node) -> bool:
+    """Return whether the divisor is of floats, or known not to be 0."""
+    divisor = node.value(1).array
+    is_known = divisor is not None and divisor.dtype != np.object_
+    return is_float(node.dtype(0)) or (is_known and bool(np.all(divisor)))
+
+
+def shift(
+    node: Node, x: Expr, count: Expr, function: Callable[[Expr, Expr], Expr], width: int,
+    is_logical: bool = True, keeps_sign: bool = False,
+) -> Expr:  # fmt: skip
+    """Return x shifted by `count`. StableHLO leaves no shift undefined: counts that are not known
+    to be below the width are held there, and what is beyond it is 0, or the sign, which the longest
+    shift leaves. width: that of x, which a wider dtype may carry.
+    """
+    dtype, counts = node.dtype(0), node.value(1).array
+    plain = unsigned(dtype) if is_logical else dtype.removeprefix("u")
+    if is_logical and width < bits(dtype):  # the sign fills the carrier of a narrow dtype
+        x = op.bitwise_and(x, const((1 << width) - 1, dtype))
+    x = x if plain == dtype else op.reinterpret(x, plain)
+    is_inside = counts is not None and bool(np.all((counts >= 0) & (counts < width)))
+    held = count
+    if not is_inside:  # counts below 0 are large as well
+        held = op.minimum(op.cast(held, unsigned(dtype)), const(width - 1, unsigned(dtype)))
+    shifted = function(x, held if node.scope.typed(held).dtype == plain else op.cast(held, plain))
+    shifted = shifted if plain == dtype else op.reinterpret(shifted, dtype)
+    if is_inside or keeps_sign:
+        return shifted
+    far = op.greater_equal(op.cast(count, unsigned(dtype)), const(width, unsigned(dtype)))
+    return op.where(far, const(0, dtype), shifted)
+
+
+def convert(x: Expr, dtype: str, wanted: str, width: int) -> Expr:
+    """Return x in another dtype: of floats beyond the ends of integers these, which may be narrower
+    than the dtype that carries them.
+    """
+    if wanted == "bool":
+        return op.not_equal(x, const(0, dtype))
+    if not is_float(dtype) or int_range(wanted) is None:
+        return op.cast(x, wanted)
+    if width < bits(wanted):
+        ends = (
+            (0, 2**width - 1) if wanted == "uint8" else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
+        )
+        x = op.where(op.isnan(x), x, op.clip(x, *ends))
+    return whole(x, dtype, wanted)
+
+
+# Movement.
+
+
+def broadcast_in_dim(node: Node, value: Value, axes: Sequence[int], shape: Sequence[Dim]) -> Expr:
+    """Return a value repeated to a shape, in which its axes are `axes`."""
+    data, source = node.scope.expr(value), value.type.shape
+    order = sorted(range(len(axes)), key=lambda i: axes[i])
+    if order != list(range(len(axes))):
+        data = op.transpose(data, order)
+        source = tuple(source[i] for i in order)
+        axes = sorted(axes)
+    wide: list[Dim] = [1] * len(shape)
+    for axis, dim in zip(axes, source, strict=True):
+        wide[axis] = dim
+    first = axes[0] if axes else len(shape)
+    if list(axes) != list(range(first, len(shape))):  # a broadcast aligns the last axes
+        data = op.reshape(data, as_attr(wide[first:]), allowzero=True)
+    same = all(equal(as_dim(a), as_dim(b)) for a, b in zip(wide, shape, strict=True))
+    if same and first == 0:
+        return data
+    return op.broadcast_to(data, as_attr(shape))
+
+
+def iota(node: Node, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
+    """Return the position along an axis of every element of a shape."""
+    extent, numbers = shape[axis], [number_of(d) for d in shape]
+    total = math.prod(n or 0 for n in numbers)
+    if None not in numbers and total <= SMALL:
+        wide = np.arange(number_of(extent) or 0).reshape([-1] + [1] * (len(shape) - axis - 1))
+        return constant(np.broadcast_to(wide, [n or 0 for n in numbers]).astype(to_numpy(dtype)))
+    counts = op.arange(0, extent, 1, dtype="int64")
+    row = node.given(counts if dtype == "int64" else op.cast(counts, dtype))
+    return node.given(broadcast_in_dim(node, row, [axis], shape))
+
+
+def dynamic_slice(node: Node, sizes: Sequence[int]) -> Expr:
+    """Return a window of constant extents of the first input, moved inside of it; the other inputs
+    are where it begins along each axis.
+    """
+    window = node.expr(0)
+    for axis, (extent, size) in enumerate(zip(node.shape(0), sizes, strict=True)):
+        if equal(as_dim(extent), as_dim(size)):
+            continue
+        start = start_of(node, node.value(axis + 1), extent, size)
+        if start.array is not None:
+            begin = int(start.array)
+            window = op.strided_slice(window, (begin,), (begin + size,), axes=(axis,))
+        else:
+            window = window_at(window, node.scope.expr(start), size, axis)
+    return window
+
+
+def dynamic_update_slice(node: Node, positions: Sequence[Value]) -> Expr:
+    """Return the first input with the second in the place of a window, moved so that it fits."""
+    rows = zip(positions, node.shape(0), node.shape(1), strict=True)
+    starts = [start_of(node, position, extent, size) for position, extent, size in rows]
+    return placed(node, node.expr(0), node.value(1), starts)
+
+
+def gather(
+    node: Node, vector: int, sizes: Sequence[Dim], collapsed: Sequence[int],
+    start_map: Sequence[int], offsets: Sequence[int], batching: Sequence[int] = (),
+    index_batching: Sequence[int] = (),
+) -> Expr:  # fmt: skip
+    """Return windows of the first input at the positions of the second, whose axis `vector` has
+    the positions along the axes of `start_map`.
+    """
+    at = places.places(node, 0, 1, vector, sizes, collapsed, batching, index_batching, start_map)
+    return places.taken(node, places.inside(node, at), offsets)
+
+
+def scatter_places(
+    node: Node, count: int, vector: int, window: Sequence[int], inserted: Sequence[int],
+    start_map: Sequence[int], batching: Sequence[int] = (), index_batching: Sequence[int] = (),
+) -> Places:  # fmt: skip
+    """Return where the updates of a scatter go: `count` operands, then positions, then updates, of
+    which `window` are the axes of the windows.
+    """
+    extents = iter(window)
+    sizes: list[Dim] = [
+        1 if axis in (*inserted, *batching) else node.shape(count + 1)[next(extents)]
+        for axis in range(node.rank(0))
+    ]
+    return places.places(
+        node, 0, count, vector, sizes, inserted, batching, index_batching, start_map
+    )
+
+
+# Reductions.
+
+
+def reduce(node: Node, axes: Sequence[int], kind: str) -> Expr:
+    """Return the first input reduced by a body that is one operator, from the second input on."""
+    function, both = REDUCE[kind]
+    total = function(node.expr(0), axis=list(axes), keepdims=False) if axes else node.expr(0)
+    return total if is_neutral(node.value(1), kind) else both(total, node.expr(1))
+
+
+def reduce_windows(node: Node, window: Window, kind: str) -> Expr:
+    """Return windows of the first input reduced by one operator, from the second input on, element
+    by element of a window, of all windows at once.
+    """
+    wide, both = dilated(node, window, node.value(0), node.expr(1)), REDUCE[kind][1]
+    total, *others = tap_values(node, window, wide)
+    for tap in others:
+        total = node.given(both(node.scope.expr(total), node.scope.expr(tap)))
+    reduced = node.scope.expr(total)
+    return reduced if is_neutral(node.value(1), kind) else both(reduced, node.expr(1))
+
+
+# Products.
+
+
+def dot_general(
+    node: Node, left: Value, right: Value, on_left: Sequence[Sequence[int]],
+    on_right: Sequence[Sequence[int]], dtype: str,
+) -> Expr:  # fmt: skip
+    """Return the product of tensors over (batching, contracting) axes of each: the batch, the other
+    axes of the first, those of the second. Axes are grouped by what they are, never by how many
+    there are: there may be as many free and contracting ones as a product of matrices has.
+    """
+    (batch_x, sum_x), (batch_y, sum_y) = on_left, on_right
+    shape_x, shape_y = left.type.shape, right.type.shape
+    for a, b in ((batch_x, batch_y), (sum_x, sum_y)):
+        node.scope.same([shape_x[i] for i in a], [shape_y[i] for i in b])
+    free_x = [i for i in range(len(shape_x)) if i not in batch_x and i not in sum_x]
+    free_y = [i for i in range(len(shape_y)) if i not in batch_y and i not in sum_y]
+    out = as_attr((*(shape_x[i] for i in (*batch_x, *free_x)), *(shape_y[i] for i in free_y)))
+
+    def side(value: Value, *groups: Sequence[int]) -> Expr:
+        data = _grouped(node, value, groups)
+        return data if value.type.dtype == dtype else op.cast(data, dtype)
+
+    if batch_x:
+        x, y = side(left, batch_x, free_x, sum_x), side(right, batch_y, free_y, sum_y)
+        return op.reshape(op.nn.batch_matmul(x, y), out, allowzero=True)
+    # nn.dense takes any number of axes before the one that is summed
+    lead = [[i] for i in free_x] if len(sum_x) == 1 and free_x else [free_x]
+    product_of_matrices = op.nn.dense(side(left, *lead, sum_x), side(right, free_y, sum_y))
+    if all(len(group) == 1 for group in (*lead, free_y)):
+        return product_of_matrices
+    return op.reshape(product_of_matrices, out, allowzero=True)
+
+
+def _grouped(node: Node, value: Value, groups: Sequence[Sequence[int]]) -> Expr:
+    """Return a value with one axis for each group of its axes: their product, 1 for none."""
+    order = [axis for group in groups for axis in group]
+    if value.array is not None:
+        value = constant(value.array.transpose(order))
+    data = node.scope.expr(value)
+    if value.array is None and order != list(range(len(order))):
+        data = op.transpose(data, order)
+    if all(len(group) == 1 for group in groups):
+        return data
+    shape = dict(zip(order, node.scope.typed(data).shape, strict=True))
+    extents = [product(shape[axis] for axis in group) for group in groups]
+    return op.reshape(data, as_attr(extents), allowzero=True)

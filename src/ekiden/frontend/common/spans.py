@@ -1,0 +1,63 @@
+"""Spans: which node of a model an expression comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.ir.op import Op
+from ekiden.ir.span import Span
+from ekiden.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
+from ekiden.relay.type_infer import infer_expr_type
+
+
+def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
+    """Return the same expressions with every new node (one without a span) carrying `span` and its
+    inferred type.
+    """
+    done: dict[int, Expr] = {}
+    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        expr, is_ready = stack.pop()
+        if id(expr) in done:
+            continue
+        if expr.span is not None or isinstance(expr, Op):
+            done[id(expr)] = expr
+        elif is_ready:
+            done[id(expr)] = _respan(expr, [done[id(c)] for c in _parts(expr)], span)
+        else:
+            stack.append((expr, True))
+            stack.extend((c, False) for c in _parts(expr))
+    return [done[id(r)] for r in roots]
+
+
+def _parts(expr: Expr) -> Sequence[Expr]:
+    match expr:
+        case Call():
+            return expr.args
+        case Tuple():
+            return expr.fields
+        case TupleGetItem():
+            return (expr.tuple_value,)
+    assert not isinstance(expr, Function), "converters make no functions"
+    return ()
+
+
+def _respan(expr: Expr, parts: Sequence[Expr], span: Span) -> Expr:
+    checked = expr.checked_type_or_none()
+    if isinstance(expr, Constant):
+        checked = checked or infer_expr_type(expr)
+    result = _rebuild(expr, parts, span)
+    if checked is not None:
+        result.set_checked_type(checked)
+    return result
+
+
+def _rebuild(expr: Expr, parts: Sequence[Expr], span: Span) -> Expr:
+    match expr:
+        case Call():
+            return expr.with_fields(args=tuple(parts), span=span)
+        case Tuple():
+            return expr.with_fields(fields=tuple(parts), span=span)
+        case TupleGetItem():
+            return expr.with_fields(tuple_value=parts[0], span=span)
+    return expr.with_fields(span=span)
