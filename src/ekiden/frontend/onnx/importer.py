@@ -187,8 +187,16 @@ class _Import:
         given = self.shapes.get(info.name)
         if given is None and not held.tensor_type.HasField("shape"):
             return None if held.HasField("tensor_type") else ()
-        stated = [_stated(d) for d in held.tensor_type.shape.dim]
-        return stated_shape(info.name, stated if given is None else given)
+        if given is not None:
+            return stated_shape(info.name, given)
+        declared = [_stated(d) for d in held.tensor_type.shape.dim]
+        for axis, size in enumerate(declared):
+            if isinstance(size, int) and size < -1:
+                raise ImportModelError(
+                    f"import {self.label}: input {info.name!r}: dimension {axis} is {size}; "
+                    "0 or more, a name, or -1 for any expected"
+                )
+        return stated_shape(info.name, declared)
 
     def _input(self, info: onnx.ValueInfoProto) -> None:
         if info.name in self.shapes and self.shapes[info.name] is None:
@@ -251,14 +259,7 @@ class _Import:
 
     def _shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
         given = self.shapes.get(info.name)
-        stated = [_stated(d) for d in info.type.tensor_type.shape.dim]
-        if given is None:
-            wrong = [(axis, d) for axis, d in enumerate(stated) if isinstance(d, int) and d < -1]
-            for axis, d in wrong:
-                raise ImportModelError(
-                    f"import {self.label}: input {info.name!r}: dimension {axis} is {d}; "
-                    "0 or more, a name, or -1 for any expected"
-                )
+        stated = [_stated(d) for d in info.type.tensor_type.shape.dim]  # checked by _stated_shape
         dims = stated if given is None else given_dims(info.name, given)
         return tuple(self.main.dim(info.name, axis, d) for axis, d in enumerate(dims))
 
