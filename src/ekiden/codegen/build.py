@@ -1,4 +1,4 @@
-"""build(): from loop programs to a module of native functions."""
+"""`build()`: compile loop programs to a module of native functions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ Sources = Mapping[str, Callable[[Sequence[PrimFunc], Target], str]]
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """One kind of target: what its code generator makes of lowered functions."""
+    """Code generator of one target kind: compiles lowered functions to objects and prints their
+    source.
+    """
 
     compile: Callable[[Sequence[PrimFunc], Target], bytes]
     """A relocatable object."""
@@ -64,7 +66,9 @@ def _compile_c(funcs: Sequence[PrimFunc], target: Target) -> bytes:
 def _debug_c(
     funcs: Sequence[PrimFunc], target: Target, path: Path, lines: Mapping[Stmt, int]
 ) -> bytes:
-    """The lines of C are those of the C, which stands beside the text."""
+    """Compile C with debug lines that refer to the C file, which is written beside the loop
+    program's text.
+    """
     return c.compile_text(c.emit_all(funcs, target), target, path.with_suffix(".kernel.c"))
 
 
@@ -99,7 +103,7 @@ def _c_sources(target: Target) -> Sources:
 
 
 def _compile_threads(funcs: Sequence[PrimFunc], target: Target) -> bytes:
-    """What runs on the host of programs that are split."""
+    """Compile the host part of split GPU programs for the target's host."""
     host = target.code_host
     return GENERATORS[host.kind.name].compile(funcs, host)
 
@@ -122,9 +126,11 @@ def _threads_version() -> str:
 
 
 def kernel_texts(funcs: Sequence[PrimFunc], target: Target) -> str:
-    """The kernels of scheduled programs, as the target's device gets them; bytes as text."""
-    made = [k for f in funcs for k in device.split_program(f, target, readable=True).kernels]
-    return "\n".join(k.code.decode() for k in made)
+    """Return the source of the device kernels of scheduled programs, as the driver receives it;
+    binary forms are disassembled.
+    """
+    kernels = [k for f in funcs for k in device.split_program(f, target, readable=True).kernels]
+    return "\n".join(k.code.decode() for k in kernels)
 
 
 def _thread_sources(target: Target) -> Sources:
@@ -144,8 +150,9 @@ GENERATORS: dict[str, Generator] = {
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What a program is compiled to: the function of the host as it was lowered, its object code,
-    and the kernels of a device that it launches."""
+    """Compiled form of a program: the lowered host function, its object code, and the device
+    kernels that it launches.
+    """
 
     lowered: PrimFunc
     object: bytes
@@ -180,19 +187,23 @@ def _unwatched(func: PrimFunc, target: Target) -> str:
 
 
 def pack_code(code: Code) -> bytes:
-    """Object code and kernels as the cache keeps them: a line of JSON, then the object code."""
+    """Serialise object code and kernels for the cache: one line of JSON, then the object code."""
     head = json.dumps([k.as_json() for k in code.kernels])
     return head.encode() + b"\n" + code.object
 
 
-def unpack_code(kept: bytes) -> tuple[bytes, list[device.DeviceKernel]]:
-    """Object code and kernels."""
-    head, _, found = kept.partition(b"\n")
-    return found, [device.DeviceKernel.of_json(row) for row in json.loads(head)]
+def unpack_code(packed: bytes) -> tuple[bytes, list[device.DeviceKernel]]:
+    """Split a cache entry into its object code and its device kernels."""
+    head, _, object_code = packed.partition(b"\n")
+    return object_code, [device.DeviceKernel.of_json(row) for row in json.loads(head)]
 
 
 def generator_of(target: Target, what: str) -> Generator:
-    """The generator for a target. Raises CompileError, for which thing, where it cannot be used."""
+    """Return the code generator of a target.
+
+    Raises:
+        CompileError: if the generator cannot be used; the message names `what`.
+    """
     target.check_usable(what)
     generator = GENERATORS[target.kind.name]
     generator.check(target, what)
@@ -200,23 +211,23 @@ def generator_of(target: Target, what: str) -> Generator:
 
 
 def _functions(program: PrimFunc | IRModule, name: str | None) -> list[PrimFunc]:
-    """The loop programs to build, each with the symbol it is exported under."""
+    """Return the loop programs to build, each with the symbol under which it is exported."""
     if isinstance(program, PrimFunc):
         return [_named(program, name or program.name)]
-    found = {g.name_hint: f for g, f in program.functions.items()}
-    funcs = [_named(f, _symbol(f, hint)) for hint, f in found.items() if isinstance(f, PrimFunc)]
-    if len(funcs) != len(found) or not funcs:
-        others = sorted(n for n, f in found.items() if not isinstance(f, PrimFunc))
+    by_name = {g.name_hint: f for g, f in program.functions.items()}
+    funcs = [_named(f, _symbol(f, hint)) for hint, f in by_name.items() if isinstance(f, PrimFunc)]
+    if len(funcs) != len(by_name) or not funcs:
+        non_prim_funcs = sorted(n for n, f in by_name.items() if not isinstance(f, PrimFunc))
         raise CompileError(
-            f"build: expected a module of PrimFuncs, got {', '.join(others) or 'an empty one'}; "
+            f"build: expected a module of PrimFuncs, got {', '.join(non_prim_funcs) or 'an empty one'}; "
             "ekiden.compile takes Relay functions"
         )
     symbols: dict[str, str] = {}
-    for func, hint in zip(funcs, found, strict=True):
-        other = symbols.setdefault(func.name, hint)
-        if other != hint:
+    for func, hint in zip(funcs, by_name, strict=True):
+        first_name = symbols.setdefault(func.name, hint)
+        if first_name != hint:
             raise CompileError(
-                f"build: '{other}' and '{hint}' are both exported as '{func.name}', by their "
+                f"build: '{first_name}' and '{hint}' are both exported as '{func.name}', by their "
                 "attribute global_symbol: give each its own"
             )
     return funcs
@@ -231,7 +242,7 @@ def _named(func: PrimFunc, name: str) -> PrimFunc:
 
 
 def _key(func: PrimFunc, target: Target, generator: Generator) -> str:
-    """The cache key; names are part of it where messages show them."""
+    """Return the cache key. Names are part of it because error messages show them."""
     dims = [v.name for b in func.buffers for v in free_vars(*b.shape)]
     names = [func.name, *(b.name for b in func.params), *dims]
     return kernel_key(func, target, generator.version(), *names)
@@ -268,8 +279,8 @@ def build(
     folder = environment.debug_dir()
     if folder is None or chosen.kind.has_threads:
         tasks = [_task(f, chosen, generator) for f in funcs]
-        made = compile_tasks(tasks, cache or KernelCache.default(), progress)
-        module = _linked([unpack_code(each) for each in made.values()], funcs, chosen)
+        compiled = compile_tasks(tasks, cache or KernelCache.default(), progress)
+        module = _linked([unpack_code(packed) for packed in compiled.values()], funcs, chosen)
     else:
         lowered = [tir_transform.lower(f, chosen) for f in funcs]
         module = debug_library.build_library(
@@ -281,17 +292,18 @@ def build(
 
 
 def _linked(
-    parts: Sequence[tuple[bytes, list[device.DeviceKernel]]],
+    unpacked: Sequence[tuple[bytes, list[device.DeviceKernel]]],
     funcs: Sequence[PrimFunc],
     target: Target,
 ) -> Module:
-    """The module of the host's code, which imports one of the kernels of a device if it has any.
-    Code for another machine is held, to be exported."""
-    objects = [code for code, _ in parts]
+    """Link host objects into a module that imports the device kernels, if there are any. Code for
+    another machine is held unloaded, so that it can be exported.
+    """
+    objects = [code for code, _ in unpacked]
     image = llvm.link(objects, [f.name for f in funcs], target.code_host)
     module = get_global_func("ek.image.hold")(tensor(np.frombuffer(image, np.uint8)))
     assert isinstance(module, Module)
-    kernels = [kernel for _, each in parts for kernel in each]
+    kernels = [kernel for _, device_kernels in unpacked for kernel in device_kernels]
     if kernels:
         module.import_module(load_device_code(device.pack_kernels(kernels)))
     return module

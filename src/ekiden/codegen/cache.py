@@ -1,4 +1,4 @@
-"""The disk cache of compiled kernels: object code by a digest of the function, the target and the
+"""Disk cache of compiled kernels; object code by a digest of the function, the target and the
 compiler itself.
 """
 
@@ -27,23 +27,22 @@ from ekiden.target import Target
 
 
 def kernel_key(function: Node, target: Target, *extra: str) -> str:
-    """The name under which the code of a function is cached, among that which this compiler makes.
-
-    `extra` is what the code depends on beyond the function's meaning and what the current
-    PassContext says of lowering: names in messages, options.
+    """Return the cache key of a function's code, within the folder of this compiler's version.
+    `extra` is what the code depends on beyond the function's structure and the PassContext's
+    lowering options, such as names in messages.
     """
     return _key(structural_digest(function), target, extra)
 
 
 def text_key(text: str, target: Target, *extra: str) -> str:
-    """The same for code that is made of a text: what it is told by needs no other names."""
+    """Return the cache key of code that is generated from a text, which contains all its names."""
     return _key(text, target, extra)
 
 
-def _key(made_of: str, target: Target, extra: Sequence[str]) -> str:
-    said = " ".join([*extra, *PassContext.current().of_lowering()])
-    parts = f"{made_of} {target} {said}"
-    return blake2b(parts.encode(), digest_size=16).hexdigest()
+def _key(source_digest: str, target: Target, extra: Sequence[str]) -> str:
+    settings = " ".join([*extra, *PassContext.current().of_lowering()])
+    key_text = f"{source_digest} {target} {settings}"
+    return blake2b(key_text.encode(), digest_size=16).hexdigest()
 
 
 DIGEST_SIZE = 8
@@ -58,20 +57,23 @@ def _digest(code: bytes) -> bytes:
 
 
 def _is_looked_at(digest: bytes, size: int, limit: int) -> bool:
-    """Whether the folder is looked at for more than its limit behind a kernel of so many bytes. By
-    chance, as processes do not know of each other: a look reads the names of all kernels.
+    """Decide at random whether to scan the folder for its size limit after writing a kernel of
+    `size` bytes: about `SCANS_PER_FILL` scans while `limit` bytes are written. Processes do not
+    know of each other, and a scan lists every kernel.
     """
+    # The digest is uniform in [0, 2**64), so this is true with probability size * SCANS_PER_FILL /
+    # limit.
     return int.from_bytes(digest) * limit < (size * LOOKS) << (8 * DIGEST_SIZE)
 
 
-def checked_code(kept: bytes) -> bytes | None:
-    """The object code in a file of the cache; None for what is damaged, or no such file."""
-    digest, code = kept[:DIGEST_SIZE], kept[DIGEST_SIZE:]
+def checked_code(contents: bytes) -> bytes | None:
+    """Return the object code in a cache file's bytes, or None if they are damaged."""
+    digest, code = contents[:DIGEST_SIZE], contents[DIGEST_SIZE:]
     return code if digest == _digest(code) else None
 
 
 def compiler_folder() -> str:
-    """The folder, in that of the kernels, of those that this compiler makes."""
+    """Return the name of the subfolder for kernels of this compiler version."""
     return compiler_digest()[:16]
 
 
@@ -86,19 +88,27 @@ class KernelCache:
     def __init__(
         self, folder: PathName | None, others: Sequence[PathName] = (), limit: int | None = None
     ) -> None:
-        """`limit`: bytes that the folder may have, about; what was used longest ago goes first."""
+        """Open a cache folder.
+
+        Args:
+            folder: writable folder, or None for no cache.
+            others: read-only folders that are searched after it.
+            limit: approximate size limit in bytes; least recently used files are deleted first.
+        """
         self.folder, self.others, self.limit = folder, tuple(others), limit
 
     @staticmethod
     def default() -> KernelCache:
-        """The user's cache folder, unless the environment says otherwise."""
-        home, others = cache_layers()
+        """Return the cache in the user's cache folder, unless the environment names another."""
+        home, fallbacks = cache_layers()
         folder = None if home is None else os.path.join(home, "kernels")
         limit = environment.kernel_limit()
-        return KernelCache(folder, [os.path.join(each, "kernels") for each in others], limit)
+        return KernelCache(
+            folder, [os.path.join(fallback, "kernels") for fallback in fallbacks], limit
+        )
 
     def get(self, key: str) -> bytes | None:
-        """The object code of a kernel, None if it is not there."""
+        """Return a kernel's object code, or None if it is not cached."""
         for layer in (self.folder, *self.others):
             if layer is None or not is_filled(layer):  # nobody has to read the compiler's bytes
                 continue
@@ -108,7 +118,9 @@ class KernelCache:
         return None
 
     def put(self, key: str, code: bytes) -> None:
-        """Keep object code; readers in other processes see all of it or none."""
+        """Store object code; a failure to write is ignored; readers in other processes see all of
+        it or none.
+        """
         if self.folder is None:
             return
         digest = _digest(code)

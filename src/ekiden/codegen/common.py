@@ -1,4 +1,4 @@
-"""What every code generator asks of a loop program."""
+"""Queries that every code generator makes of a loop program."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ from ekiden.tir.stmt import BufferStore, PrimFunc
 
 
 def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bool:
-    """Whether an index expression is certainly >= 0; `positive` are variables that are.
-
-    Integers known to be non-negative divide without the corrections of floor division.
+    """Return whether an index expression is provably >= 0; `positive` are variables that are.
+    Non-negative integers divide without the corrections of floor division.
     """
 
     def both(x: Add | Mul | FloorDiv | Min | Max) -> tuple[bool, bool]:
@@ -63,21 +62,21 @@ def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bo
     return False
 
 
-def undefined(generator: str, thing: Var | Buffer) -> CompileError:
-    """That a program names what nothing in it defines."""
-    kind = "buffer" if isinstance(thing, Buffer) else "variable"
-    of = "allocated" if isinstance(thing, Buffer) else "a size of one, nor a loop's"
-    return CompileError(f"{generator}: {kind} {thing.name!r} is no argument, nor {of}")
+def undefined(generator: str, symbol: Var | Buffer) -> CompileError:
+    """Return the CompileError for a variable or buffer that a program uses but does not define."""
+    kind = "buffer" if isinstance(symbol, Buffer) else "variable"
+    of = "allocated" if isinstance(symbol, Buffer) else "a size of one, nor a loop's"
+    return CompileError(f"{generator}: {kind} {symbol.name!r} is no argument, nor {of}")
 
 
 def gaps(label: str) -> str:
-    """What is said of an argument whose elements do not lie one after the other."""
+    """Return the error message for an argument that is not contiguous."""
     return f"{label} must be contiguous, got strides; copy it first"
 
 
 def stored_value(s: BufferStore) -> PrimExpr:
-    """The value to store; x = x + a * b becomes one fused multiply-add: the one contraction that
-    is always allowed, because it is what a reduction is lowered to everywhere.
+    """Return the value to store, with `x = x + a * b` contracted to a fused multiply-add: the one
+    contraction that is always allowed, because every generator lowers reductions to it.
     """
     update = s.value
     if isinstance(update, Add) and dt.element(update.dtype) in ("float32", "float64"):
@@ -88,7 +87,7 @@ def stored_value(s: BufferStore) -> PrimExpr:
 
 
 def check_compiled(e: Intrinsic) -> None:
-    """Raises CompileError for a call that no code generator has."""
+    """Raise CompileError for a call that no code generator implements."""
     if row_of(e.op).is_compiled:
         return
     if e.op == "tvm_storage_sync":
@@ -130,14 +129,14 @@ _C_TYPES = frozenset(
 
 
 def dtype_word(dtype: str) -> int:
-    """A DLDataType of one lane as the 32-bit integer it is in memory."""
+    """Return a one-lane DLDataType as the 32-bit integer that it is in memory."""
     code, bits, _ = dtype_code(dt.element(dtype))
     return code | bits << 8 | 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """Dimension `axis` of argument `index`: it binds `extent` (a variable not seen before), or must
+    """Shape check of dimension `axis` of argument `index`: it binds the variable `extent`, or must
     equal it, else ValueError with `message`.
     """
 
@@ -149,14 +148,16 @@ class Dimension:
 
 
 def argument_label(func: PrimFunc, index: int, param: Buffer | Var) -> str:
-    """How messages name an argument."""
+    """Return the name of an argument for messages."""
     return f"{func.name}: argument {index} ({param.name})"
 
 
 def scalar_kind(param: Var, func: PrimFunc) -> str:
-    """What a parameter that is a number must be: "an integer" or "a number". Raises CompileError
-    for an address, which only a caller with the same layout of memory could give, for a vector, and
-    for a type that processors do not compute with."""
+    """Return what a scalar parameter must be: "an integer" or "a number".
+
+    Raises:
+        CompileError: for a pointer (callers need not share the memory layout), a vector, or a dtype that processors do not compute with.
+    """
     if dt.is_small(dt.element(param.dtype)) or dt.lanes(param.dtype) > 1:
         raise CompileError(
             f"{func.name}: parameter {param.name!r} is {param.dtype}; numbers that are passed are"
@@ -171,12 +172,12 @@ def scalar_kind(param: Var, func: PrimFunc) -> str:
 
 
 def misfit(param: Var) -> str:
-    """What is said of an integer that its parameter cannot hold."""
+    """Return the error message for an integer that its parameter's dtype cannot represent."""
     return f"must fit {param.dtype}"
 
 
 def dimensions(func: PrimFunc) -> list[Dimension]:
-    """What the entry of a function does with the shapes of its arguments: first all that bind."""
+    """Return the shape checks of a function's entry: first all that bind variables."""
     bound: set[Var] = set(func.scalars)
     binding: list[Dimension] = []
     checked: list[Dimension] = []
@@ -202,12 +203,12 @@ def _wanted(extent: PrimExpr) -> str:
 
 
 def in_place(func: PrimFunc) -> tuple[int, ...]:
-    """The numbers of the parameters that may lie in the bytes of the last one, the output: the
-    attribute `tir.in_place`.
+    """Return the indices of the parameters that may alias the last one, the output (attribute
+    `tir.in_place`).
     """
-    found = (func.attrs or {}).get("tir.in_place", ())
-    assert isinstance(found, tuple)
-    return tuple(int(str(n)) for n in found)
+    indices = (func.attrs or {}).get("tir.in_place", ())
+    assert isinstance(indices, tuple)
+    return tuple(int(str(n)) for n in indices)
 
 
 DEVICE_TYPE = "tir.device_type"
@@ -218,14 +219,15 @@ DEVICE_ID = Var("device_id", "int64")
 
 
 def device_of(func: PrimFunc) -> int | None:
-    """DLPack's number of the kind of device that a function launches kernels on, if it does."""
-    found = (func.attrs or {}).get(DEVICE_TYPE)
-    return int(str(found)) if found is not None else None
+    """Return DLPack's device type on which a host function launches kernels, or None."""
+    device_type = (func.attrs or {}).get(DEVICE_TYPE)
+    return int(str(device_type)) if device_type is not None else None
 
 
 def lies_on_device(func: PrimFunc, buffer: Buffer) -> bool:
-    """Whether an argument of such a function must lie there: of one known to have no elements only
-    the shape is read, unless all are such."""
+    """Return whether an argument of a host function must be in device memory. Only the shape of an
+    argument without elements is read, unless all arguments are empty.
+    """
     return not _is_empty(buffer) or all(map(_is_empty, func.buffers))
 
 
@@ -238,7 +240,7 @@ FLUSH = "tir.flush_subnormals"
 
 
 def flushes(func: PrimFunc) -> bool:
-    """Whether subnormal numbers are 0 in a function."""
+    """Return whether a function flushes subnormal numbers to zero."""
     return bool((func.attrs or {}).get(FLUSH))
 
 
@@ -247,25 +249,26 @@ BOUNDS_ERROR = "BoundsError"
 
 
 def addressed(e: Intrinsic) -> list[Buffer]:
-    """The buffers of a call whose arguments are addresses of whole ones. Raises InternalError for
-    another argument.
+    """Return the buffers of a call whose arguments are all addresses of whole buffers. Raises
+    InternalError for another argument.
     """
-    found = [a.buffer for a in e.args if isinstance(a, BufferAddress) and not a.indices]
-    if len(found) != len(e.args):
+    buffers = [a.buffer for a in e.args if isinstance(a, BufferAddress) and not a.indices]
+    if len(buffers) != len(e.args):
         raise InternalError(f"{e.op}: addresses of whole buffers expected, got {e!r}")
-    return found
+    return buffers
 
 
 def shuffle_order(e: Intrinsic) -> list[int]:
-    """The numbers of the elements that a shuffle takes."""
+    """Return the element indices of a shuffle."""
     return [a.value for a in e.args[2:] if isinstance(a, IntImm)]
 
 
 def flat_extent(buffer: Buffer) -> PrimExpr:
-    """How many elements from its first one on a buffer has."""
+    """Return the number of elements from a buffer's first to its last one, strides included."""
     extent: PrimExpr = const(1)
     if buffer.strides:
         for size, stride in zip(buffer.shape, buffer.strides, strict=True):
+            # The last element is at offset sum((size - 1) * stride).
             extent = extent + (cast(size, "int64") - 1) * cast(stride, "int64")
         return extent
     for size in buffer.shape:
@@ -274,12 +277,7 @@ def flat_extent(buffer: Buffer) -> PrimExpr:
 
 
 def check_lanes(access: str, buffer: Buffer, index: PrimExpr, dtype: str) -> None:
-    """Refuse an access of more or fewer elements than its index has lanes. `bounds="check"` and
-    masks look at the lanes of an index alone: such an access would be seen by neither, and write
-    past its buffer. A vector of a buffer that holds vectors is one element.
-
-    Raises InternalError naming the buffer.
-    """
+    """Raise InternalError for an access of more or fewer elements than its index has lanes."""
     lanes, held = dt.lanes(index.dtype), dt.lanes(buffer.dtype)
     if dt.lanes(dtype) != lanes * held:
         raise InternalError(
@@ -288,6 +286,6 @@ def check_lanes(access: str, buffer: Buffer, index: PrimExpr, dtype: str) -> Non
 
 
 def bounds_message(kernel: str, buffer: Buffer) -> str:
-    """The message of such an error, a format of C: of the index and the extent."""
+    """Return the message of a bounds error, a printf format of the index and the extent."""
     text = f"kernel '{kernel}': access of buffer '{buffer.name}' at index "
     return text.replace("%", "%%") + "%lld of %lld elements"

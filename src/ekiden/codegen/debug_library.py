@@ -1,4 +1,4 @@
-"""Compiled functions as a shared library with debug information, for gdb and perf.
+"""Compile functions to a shared library with debug information, for gdb and perf.
 
 An image in memory has no name and no file, so tools that look at a process cannot say what it is.
 For debugging, the same object code is linked by the system's C compiler into a library on disk,
@@ -37,21 +37,20 @@ _count = itertools.count()
 
 
 def printed(funcs: Sequence[PrimFunc]) -> tuple[str, dict[Stmt, int]]:
-    """The text of functions one after the other, and the line of each of their statements."""
-    parts: list[str] = []
+    """Return the text of several functions, and the line of each of their statements."""
+    texts: list[str] = []
     lines: dict[Stmt, int] = {}
     begin = 0
     for func in funcs:
         text, where = text_and_lines(func)
         lines.update({s: line + begin for s, line in where.items()})
-        parts.append(text)
+        texts.append(text)
         begin += text.count("\n") + 1
-    return "\n".join(parts), lines
+    return "\n".join(texts), lines
 
 
 def build_library(funcs: Sequence[PrimFunc], folder: Path, compile_object: Compile) -> Module:
-    """The module of lowered functions, from `folder/NAME-PID-N.so` with its text in `.tir.py`.
-
+    """Build the module of lowered functions as `folder/NAME-PID-N.so`, with its text in `.tir.py`.
     Raises CompileError if the C compiler cannot link it.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,14 +70,14 @@ def _file_name(name: str) -> str:
 
 
 def _shim(code: bytes) -> str:
-    """Definitions of the services and call sites that the code refers to."""
+    """Return C definitions of the runtime services and call sites that the object refers to."""
     outside = sorted(
         {s.name for s in elf.read(code).symbols if s.section == elf.UNDEFINED and s.name}
     )
     externs = [n for n in outside if n.startswith(EXTERN)]
     services = [n for n in outside if n.startswith("ek_") and n not in externs]
     sites = [n for n in outside if n.startswith("packed:")]
-    found = (f'  ek_debug_services[{i}] = ek_service("{n}");' for i, n in enumerate(services))
+    assignments = (f'  ek_debug_services[{i}] = ek_service("{n}");' for i, n in enumerate(services))
     jumps = [
         f'__asm__(".text\\n.globl {n}\\n.hidden {n}\\n.type {n},@function\\n'
         f'{n}: jmp *ek_debug_services+{8 * i}(%rip)\\n");'
@@ -94,15 +93,15 @@ def _shim(code: bytes) -> str:
         f'{n}: jmp {n.removeprefix(EXTERN)}@PLT\\n");'
         for n in externs
     ]
-    head = _HEAD.format(count=max(len(services), 1), fill="\n".join(found))
+    head = _HEAD.format(count=max(len(services), 1), fill="\n".join(assignments))
     return "\n".join([head, *jumps, *cells, ""])
 
 
 def _link(stem: Path, names: Sequence[str]) -> None:
-    made = stem.with_suffix(".so")
+    library = stem.with_suffix(".so")
     command = [
         find_compiler(), "-shared", "-fPIC", "-O1", str(stem.with_suffix(".c")),
-        str(stem.with_suffix(".o")), str(library_path()), "-o", str(made),
+        str(stem.with_suffix(".o")), str(library_path()), "-o", str(library),
         *(f"-Wl,--defsym=__tvm_ffi_{name}={name}" for name in names),
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -110,5 +109,5 @@ def _link(stem: Path, names: Sequence[str]) -> None:
         stem.with_suffix(suffix).unlink()
     if result.returncode != 0:
         raise CompileError(
-            f"link {made} for debugging: {command[0]} failed: {result.stderr.strip()[:2000]}"
+            f"link {library} for debugging: {command[0]} failed: {result.stderr.strip()[:2000]}"
         )

@@ -1,5 +1,5 @@
-"""Compile many kernels at once: what the cache does not hold, in worker processes, or in this one
-where it may have none.
+"""Compile many kernels at once in worker processes; what the cache does not hold, in worker
+processes, or in this one where it may have none.
 
 Processes and not threads: LLVM compiles in C++ and holds no lock of Python's, but passes of ours
 before it are Python.
@@ -53,11 +53,11 @@ LOCK = Lock()
 
 
 class CancelledError(Exception):
-    """The work is not wanted any more."""
+    """Exception: the work was cancelled."""
 
 
 class Cancellation:
-    """Lets one thread stop what another thread waits for."""
+    """Cancellation token: lets one thread stop what another thread waits for."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -74,7 +74,7 @@ class Cancellation:
             os.write(self._writer, b"x")
 
     def wait(self, seconds: float) -> None:
-        """Let some time pass. Raises CancelledError as soon as `cancel` is called."""
+        """Wait for some seconds, or until cancelled."""
         select.select([self], [], [], seconds)
         self.check()
 
@@ -95,14 +95,14 @@ def _compile_here(task: Task) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The task that a worker runs, by its position, and until when it may."""
+    """Task that a worker runs: its position and its deadline."""
 
     position: int
     deadline: float
 
 
 class _Pool:
-    """Worker processes that compile a list of tasks."""
+    """Pool of worker processes that compile a list of tasks."""
 
     def __init__(
         self, tasks: Sequence[Task], workers: list[Worker], cancellation: Cancellation | None
@@ -154,8 +154,8 @@ class _Pool:
             sources.append(self._cancellation)
         deadline = min(running.deadline for running in self._running.values())
         ready: list[Worker | Cancellation] = []
-        while not ready and (left := deadline - time.monotonic()) > 0:
-            ready, _, _ = select.select(sources, [], [], min(left, INTERRUPT_CHECK_S))
+        while not ready and (remaining_s := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select(sources, [], [], min(remaining_s, INTERRUPT_CHECK_S))
         if self._cancellation is not None:
             self._cancellation.check()
         if not ready:
@@ -166,15 +166,18 @@ class _Pool:
         return [worker for worker in self._running if worker in ready]
 
     def _take(self, worker: Worker) -> tuple[int, bytes | None]:
-        """Return the position of the task that a worker has run and its code, None where it is to
-        be compiled here."""
+        """Return the position of the task that a worker has run and its code, or None if it must be
+        compiled in this process.
+        """
         try:
             reply = worker.receive(environment.kernel_timeout())
         except WorkerEndedError as error:
             raise self._failure(worker, error) from error
         position = self._running.pop(worker).position
-        for instrument, seen in zip(PassContext.current().instruments, reply.seen, strict=False):
-            instrument.add_seen(seen)
+        for instrument, observations in zip(
+            PassContext.current().instruments, reply.seen, strict=False
+        ):
+            instrument.add_seen(observations)
         for record in reply.records:
             logging.getLogger(record.name).handle(record)
         if reply.error is not None:
@@ -226,12 +229,12 @@ def _compile_all(
 ) -> Generator[tuple[int, bytes], None, None]:
     """Yield (position, object code) of each task, in the order they are done."""
     pool = _start(tasks, cancellation)
-    left: Sequence[int] = range(len(tasks))
+    remaining: Sequence[int] = range(len(tasks))
     if pool is not None:
         with closing(pool):
             yield from pool.results()
-        left = pool.refused
-    for position in left:
+        remaining = pool.refused
+    for position in remaining:
         if cancellation is not None:
             cancellation.check()
         yield position, _compile_here(tasks[position])

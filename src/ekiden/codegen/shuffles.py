@@ -1,9 +1,4 @@
-"""What threads of a warp hand each other from register to register.
-
-    tvm_warp_shuffle_down(mask, x[0], 16, 32, 32)   ->   __shfl_down_sync(mask, x[0], 16, 32)
-
-LowerIntrin has left words of 32 bits. Masks are words too, so that warps have 32 threads.
-"""
+"""Warp shuffles: values that the threads of a warp exchange from register to register."""
 
 from __future__ import annotations
 
@@ -17,8 +12,9 @@ ACTIVE = "tvm_warp_activemask"
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A call: the threads that take part as bits, the value, the lane or how far away it is, how
-    many neighbours exchange."""
+    """Warp shuffle: the mask of participating threads, the value, the lane or its distance, and the
+    width of a segment.
+    """
 
     mask: PrimExpr
     value: PrimExpr
@@ -27,18 +23,20 @@ class Exchange:
 
 
 def is_exchange(e: PrimExpr) -> bool:
-    """Whether an expression is what another thread has, or which threads there are."""
+    """Return whether an expression is a warp shuffle or the mask of active threads."""
     return isinstance(e, Intrinsic) and (e.op in SHUFFLES or e.op == ACTIVE)
 
 
 def operands_of(e: PrimExpr) -> tuple[PrimExpr, ...]:
-    """What a call is given that is evaluated: sizes are not."""
+    """Return the operands of a shuffle that are evaluated; sizes are constants."""
     assert isinstance(e, Intrinsic)
     return e.args[:3]
 
 
 def exchange_of(e: Intrinsic) -> Exchange:
-    """What a call of SHUFFLES says. Raises CompileError for neighbours or warps that cannot be."""
+    """Return the shuffle that a call of SHUFFLES describes. Raises CompileError for an invalid
+    segment width or warp size.
+    """
     mask, value, lane, width, warp = e.args
     if not isinstance(warp, IntImm) or warp.value != WARP:
         raise CompileError(f"{e.op}: warps have {WARP} threads, got {warp}")
@@ -50,7 +48,7 @@ def exchange_of(e: Intrinsic) -> Exchange:
 
 
 def takes_all(exchange: Exchange) -> bool:
-    """Whether all threads that are there take part."""
+    """Return whether all active threads of the warp take part."""
     mask = exchange.mask
     if isinstance(mask, Intrinsic):
         return mask.op == ACTIVE

@@ -1,4 +1,4 @@
-"""One kernel to compile, as data that any process of this version of Ekiden can be given."""
+"""Compile task: one kernel to compile, picklable for any process of this version of Ekiden."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Task"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Object code to make: its key in the cache, a name to show, a function and its arguments."""
+    """Compile task: its cache key, a name to show, a function and its arguments."""
 
     key: str
     name: str

@@ -1,4 +1,5 @@
-"""A compile worker: a fork of the server that runs tasks for one program, one after the other.
+"""Main loop of a compile worker; a fork of the server that runs tasks for one program, one after
+the other.
 
 Messages on the task socket are frames: the length, then the bytes. The first is a Setup, each
 further one a Task (`ekiden.ir.transfer` makes bytes of it). The answer to each is a Reply.
@@ -31,7 +32,7 @@ _LOGGER = "ekiden"
 
 
 class Connection:
-    """One end of a stream socket that carries frames."""
+    """End of a stream socket that carries length-prefixed frames."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -72,7 +73,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker takes over from the program before its first task."""
+    """State that a worker takes over from the program before its first task."""
 
     environment: dict[str, str]
     folder: str
@@ -89,7 +90,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Reply:
-    """What became of a task: its result, its error, or why this process cannot run it."""
+    """Outcome of a task: its result, its error, or why this process cannot run it."""
 
     result: bytes | None = None
     error: BaseException | None = None
@@ -101,14 +102,14 @@ class Reply:
 
 
 class _Recorder(logging.Handler):
-    """Collects log records, which are the program's to handle."""
+    """Log handler that collects records for the program to handle."""
 
     def __init__(self) -> None:
         super().__init__()
         self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record whose message is text: its arguments may be anything."""
+        """Store a record whose message is formatted to text; its arguments may be anything."""
         record.msg, record.args, record.exc_info = record.getMessage(), None, None
         self.records.append(record)
 
@@ -126,7 +127,7 @@ def _exit_with(alive: int) -> None:
 
 
 def _take_over(setup: Setup, recorder: _Recorder) -> PassContext:
-    """Make this process like the program's, and return the context that tasks run in."""
+    """Apply the program's state to this process, and return the context that tasks run in."""
     os.environ.clear()
     os.environ.update(setup.environment)
     with suppress(OSError):  # a folder that was removed: names of files are absolute then

@@ -1,4 +1,4 @@
-"""Processes that compile, as the program sees them: started fresh, given their tasks as data.
+"""Compile workers as the program sees them; started fresh, given their tasks as data.
 
     (worker,) = start_workers(1, setup_frame())  forks of the server, which the first call starts
     worker.send(encode(task))
@@ -63,8 +63,9 @@ NO_OPTIONS: Mapping[str, object] = {}
 
 
 class WorkerEndedError(Exception):
-    """A worker that ended, or did not answer in time: how ("ended with 1"), and the first of what
-    it printed."""
+    """Exception for a worker that ended, or did not answer in time: how ("ended with 1"), and the
+    beginning of what it printed.
+    """
 
     def __init__(self, how: str, printed: str = "") -> None:
         super().__init__(f"{how}: {printed}" if printed else how)
@@ -72,20 +73,20 @@ class WorkerEndedError(Exception):
 
 
 class _Server:
-    """The program's handle of the process that forks workers."""
+    """Handle of the process that forks workers."""
 
     def __init__(self) -> None:
         """Start the process. Raises OSError where there can be none."""
         if not hasattr(os, "fork"):
             raise OSError("this system cannot fork")
-        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with own, other:
+        own, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with own, server_end:
             self._process = subprocess.Popen(
-                fresh_python(_SERVE, str(other.fileno())),
+                fresh_python(_SERVE, str(server_end.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, **SINGLE_THREADED},
-                pass_fds=(other.fileno(),),
+                pass_fds=(server_end.fileno(),),
                 start_new_session=True,  # the terminal's signals are for the program
             )
             self._socket = socket.socket(fileno=own.detach())
@@ -106,7 +107,7 @@ class _Server:
             self._process.wait()
 
     def forget(self) -> None:
-        """In a fork of the program, give back the copy of the socket."""
+        """Close the copy of the socket in a fork of the program."""
         self._socket.close()
         self._process.returncode = 0  # or its finalizer warns that it still runs
 
@@ -119,7 +120,7 @@ _socket_of_workers: socket.socket | None = None
 
 
 def become_worker(server: socket.socket) -> None:
-    """In a new worker, note the socket by which it asks the server for another one."""
+    """Record the socket by which a new worker requests further workers from the server."""
     global _socket_of_workers
     _socket_of_workers = server
 
@@ -161,7 +162,7 @@ def end_server() -> None:
 
 
 def _forget_server() -> None:
-    """In a fork of the program: have no server."""
+    """Drop the server in a fork of the program."""
     global _server
     server, _server = _server, None
     if server is not None:
@@ -173,24 +174,29 @@ if hasattr(os, "register_at_fork"):
 
 
 class Worker:
-    """A process that runs tasks."""
+    """Process that runs compile tasks."""
 
     def __init__(self) -> None:
         """Ask for a fork of the server. Raises OSError where no process can be started."""
         with ExitStack() as undo:
-            own, other = socket.socketpair()
+            own, worker_end = socket.socketpair()
             undo.callback(own.close)
             exit_code, exit_code_writer = os.pipe()
             undo.callback(os.close, exit_code)
             alive_reader, alive = os.pipe()
             undo.callback(os.close, alive)
             self._output = undo.enter_context(tempfile.TemporaryFile())
-            for_worker = (other.fileno(), exit_code_writer, alive_reader, self._output.fileno())
+            for_worker = (
+                worker_end.fileno(),
+                exit_code_writer,
+                alive_reader,
+                self._output.fileno(),
+            )
             try:
                 with _LOCK:
                     _request((), for_worker)
             finally:
-                other.close()
+                worker_end.close()
                 os.close(exit_code_writer)
                 os.close(alive_reader)
             self._undo = undo.pop_all()

@@ -1,4 +1,4 @@
-"""The process that forks compile workers: started fresh, and single-threaded as long as it runs.
+"""Server process that forks compile workers; started fresh, and single-threaded as long as it runs.
 
 A program's own process is never forked: it may have threads, whose locks would stay closed in the
 child, and libraries whose exit handlers wait for threads that the child does not have. This process
@@ -46,7 +46,7 @@ process that was forked without Python's knowledge keeps it open."""
 
 
 class _Server:
-    """The state of the process: its sockets and the workers that run."""
+    """State of the server process: its sockets and the workers that run."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control

@@ -1,5 +1,6 @@
-"""The C code generator: lowered loop programs to readable C11, and to object code through the
-system's compiler."""
+"""C code generator: lowered loop programs to readable C11, and to object code through the system
+compiler.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,5 @@
-"""Lowered PrimFuncs to C99 that needs no runtime: plain functions over addresses.
+"""Lower PrimFuncs to C99 without a runtime: plain functions over pointers; plain functions over
+addresses.
 
 Loops are serial. Working memory is given by the caller, whose size is known then; what would be an
 error with a message is a status other than 0.
@@ -30,8 +31,9 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class BareFunction:
-    """A function: its text, for each parameter its type and whether it is only read, and the bytes
-    of working memory that it wants as its last argument."""
+    """Freestanding C function: its text, the type and constness of each parameter, and the size in
+    bytes of the workspace that its last argument points to.
+    """
 
     text: str
     parameters: tuple[tuple[str, bool], ...]
@@ -39,7 +41,7 @@ class BareFunction:
 
 
 class BareWriter(VectorWriter):
-    """Writes the statements of a function that gives 0, or -1 where a check fails."""
+    """Statement writer of a freestanding function, which returns 0, or -1 where a check fails."""
 
     def __init__(self, helpers: Helpers, symbol: str) -> None:
         super().__init__(helpers, symbol, HeliumSyntax() if helpers.has("helium") else None)
@@ -48,7 +50,9 @@ class BareWriter(VectorWriter):
         self.at = self.most = 0
 
     def serial(self, s: For, low: str, high: str) -> None:
-        """A loop; sums of products of bytes go by vectors where the target has them."""
+        """Emit a serial loop; int8 dot-product nests use Helium vectors where the target
+        has them.
+        """
         dots = Dots.of(s) if self.vectors is not None else None
         if dots is None:
             super().serial(s, low, high)
@@ -66,13 +70,13 @@ class BareWriter(VectorWriter):
         self.lines.append("#endif")
 
     def nested(self, s: Stmt) -> None:
-        """What was allocated inside is free again after."""
+        """Emit a nested statement and release the workspace that it allocated."""
         before = self.at
         super().nested(s)
         self.at = before
 
     def allocate(self, buffer: Buffer) -> None:
-        """Global buffers lie in the working memory."""
+        """Place a global buffer in the caller's workspace."""
         if buffer.scope != "global":
             super().allocate(buffer)
             return
@@ -93,45 +97,49 @@ class BareWriter(VectorWriter):
         self.most = max(self.most, self.at)
 
     def assertion(self, s: AssertStmt) -> None:
-        """A check: only that it failed can be told."""
+        """Emit a check that returns -1; without a runtime there is no message."""
         self.check(f"!({self.text(s.condition)})", s.kind, s.message)
 
     def check(self, wrong: str, kind: str, message: str) -> None:
-        """Give up where something is wrong."""
+        """Return -1 where the condition is true."""
         self.put(f"if ({wrong}) return -1;")
 
     def checked(self, buffer: Buffer, index: str) -> str:
-        """Accesses are not checked."""
+        """Return the index unchanged: a freestanding function has no bounds checks."""
         return index
 
     def call_packed(self, e: Intrinsic) -> str:
-        """There is nobody to call."""
+        """Raise CompileError: without a runtime there is no packed function to call."""
         name = e.args[0].value if isinstance(e.args[0], StringImm) else "a function"
         raise CompileError(f"{self.symbol}: it calls {name!r}, which needs the runtime")
 
     def parallel(self, s: For) -> None:
-        """Never: the writer says that it is inside of a parallel loop."""
+        """Raise InternalError: freestanding loops are serial."""
         raise AssertionError(s)
 
     def write_loop(self, *_: object) -> str:
-        """Never, as `parallel`."""
+        """Raise InternalError: freestanding loops are never outlined."""
         raise AssertionError
 
 
 class _WithoutPrefetches(StmtMutator):
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
-        """Nothing: there is hardly a cache."""
+        """Drop the prefetch."""
         return NOTHING
 
 
 def without_prefetches(func: PrimFunc) -> PrimFunc:
-    """The function without prefetches, and without what only they use."""
+    """Return the function without prefetches and the values that only they use."""
     return remove_no_op(with_body(func, _WithoutPrefetches().visit(func.body)))
 
 
 def emit_bare(func: PrimFunc, name: str, helpers: Helpers) -> BareFunction:
-    """A lowered function of constant sizes as C; what it calls goes to `helpers`. Raises
-    CompileError for what needs the runtime."""
+    """Emit a lowered function of constant shapes as freestanding C; its helpers are added to
+    `helpers`.
+
+    Raises:
+        CompileError: if the function needs the runtime (dynamic shapes, scalars, packed calls).
+    """
     symbol = c_symbol(name)
     writer = BareWriter(helpers, symbol)
     if any(row.binds for row in dimensions(func)) or func.scalars:

@@ -1,4 +1,4 @@
-"""C to an object file, by the system's compiler."""
+"""Compile C to an object file with the system compiler."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ of costs is that of `-O3`: that of `-O2` makes vectors of no loop whose turns th
 
 @functools.cache
 def find_compiler() -> str:
-    """The system's C compiler. Raises CompileError where there is none."""
+    """Return the path of the system C compiler. Raises CompileError if there is none."""
     for name in ("cc", "gcc", "clang"):
-        found = shutil.which(name)
-        if found is not None:
-            return found
+        path = shutil.which(name)
+        if path is not None:
+            return path
     raise CompileError("target 'c': there is no C compiler (cc, gcc or clang) on PATH")
 
 
 @functools.cache
 def compiler_version() -> str:
-    """Part of the key under which object code is cached."""
+    """Return the compiler's version, a part of the object cache's key."""
     shown = subprocess.run(
         [find_compiler(), "--version"], capture_output=True, text=True, check=True
     )
@@ -48,7 +48,7 @@ def compiler_version() -> str:
 
 @functools.cache
 def machine() -> str:
-    """What the system's compiler makes code for, as the first word of a triple."""
+    """Return the architecture that the system compiler targets, the first word of its triple."""
     shown = subprocess.run(
         [find_compiler(), "-dumpmachine"], capture_output=True, text=True, check=True
     )
@@ -56,7 +56,7 @@ def machine() -> str:
 
 
 def check_target(target: Target, what: str) -> None:
-    """Raises CompileError where the system's compiler makes code for another architecture."""
+    """Raise CompileError if the system compiler targets another architecture."""
     own = target.triple.partition("-")[0]
     if machine() != own:
         raise CompileError(
@@ -72,8 +72,9 @@ def _knows(flags: tuple[str, ...]) -> bool:
 
 
 def _machine_flags(target: Target) -> tuple[str, ...]:
-    """The processor and its features for the compiler; where it is too old to know them, the best
-    of its architecture that it knows and that runs wherever the target does."""
+    """Return the processor flags for the compiler. If it is too old to know the processor, use the
+    best one it knows that the target can execute.
+    """
     option = "-march" if target.architecture == X86 else "-mcpu"
     plain = replace(target, features=())
     lesser = [
@@ -85,29 +86,30 @@ def _machine_flags(target: Target) -> tuple[str, ...]:
     name = next(
         n for n in (target.cpu, *reversed(lesser), "") if _knows((f"{option}={n}",)) or not n
     )
-    found = (f"{option}={name}",) if name else ()
+    cpu_flags = (f"{option}={name}",) if name else ()
     if target.architecture != X86:
-        return found
+        return cpu_flags
     signs = [f"-mno-{f[1:]}" if f[0] == "-" else f"-m{f}" for f in target.features]
     signs += [f"-mno-{f}" for f in sorted(target.idle)]
-    return (*found, *(flag for flag in signs if _knows((flag,))))
+    return (*cpu_flags, *(flag for flag in signs if _knows((flag,))))
 
 
 def compile_text(text: str, target: Target, debug_path: Path | None = None) -> bytes:
-    """C to a relocatable ELF object; with debug lines of the file `debug_path`, if given.
+    """Compile C to a relocatable ELF object, with debug lines that refer to `debug_path`, if given.
 
-    Raises CompileError with what the compiler said.
+    Raises:
+        CompileError: with the compiler's message.
     """
     with tempfile.TemporaryDirectory() as folder:
         source = debug_path or Path(folder) / "kernel.c"
         source.write_text(text, encoding="utf-8")
-        made = Path(folder) / "kernel.o"
+        object_path = Path(folder) / "kernel.o"
         command = [
             find_compiler(), *FLAGS, *_machine_flags(target), "-DEK_KERNEL_IMAGE",
             *(("-g",) if debug_path else ()), f"-I{include_dir()}", "-c", str(source),
-            "-o", str(made),
+            "-o", str(object_path),
         ]  # fmt: skip
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise CompileError(f"target 'c': {command[0]} failed: {result.stderr.strip()[:2000]}")
-        return made.read_bytes()
+        return object_path.read_bytes()

@@ -1,4 +1,4 @@
-"""Loops that sum products of bytes and do nothing else, which some processors do otherwise.
+"""Recognise loop nests that compute int8 dot products and nothing else.
 
 for k in n: b = words of B[k]; a = word of A[k] in all lanes; acc[0] = dot4_u8s8(acc[0], a, b); ...
 """
@@ -22,7 +22,7 @@ WORD, LANES = 4, 4
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a step loads of one factor: the variable, and where its bytes begin."""
+    """One factor's load in an iteration: its variable, and the offset of its bytes."""
 
     var: Var
     buffer: Buffer
@@ -33,7 +33,7 @@ class Word:
 
 @dataclass(slots=True)
 class Dots:
-    """What a nest of loops does that sums products of bytes and nothing else."""
+    """Loop nest that only accumulates products of uint8 data and int8 weights."""
 
     loops: list[For] = field(default_factory=list)
     data: list[Word] = field(default_factory=list)
@@ -44,55 +44,55 @@ class Dots:
 
     @staticmethod
     def of(loop: For) -> Dots | None:
-        """Those of a nest."""
-        found = Dots()
+        """Match a loop nest; return None if it does anything but accumulate dot products."""
+        nest = Dots()
         at: Stmt = loop
         while isinstance(at, For):
             if not is_const(at.min, 0) or not isinstance(at.extent, IntImm):
                 return None
-            found.loops.append(at)
+            nest.loops.append(at)
             at = at.body
         waiting = [at]
         while waiting:
             s = waiting.pop()
             if isinstance(s, SeqStmt):
                 waiting.extend(reversed(s.seq))
-            elif not found._take(s):
+            elif not nest._take(s):
                 return None
             elif isinstance(s, LetStmt):
                 waiting.append(s.body)
-        return found if found._is_whole() else None
+        return nest if nest._is_whole() else None
 
     @property
     def sum_buffer(self) -> Buffer:
-        """Of the sums."""
+        """Return the accumulator buffer."""
         assert self.acc is not None
         return self.acc
 
     @property
     def steps(self) -> int:
-        """Of the innermost loop."""
+        """Return the trip count of the innermost loop."""
         extent = self.loops[-1].extent
         assert isinstance(extent, IntImm)
         return extent.value
 
     @property
     def outer(self) -> Sequence[For]:
-        """All loops but that one."""
+        """Return all loops but the innermost."""
         return self.loops[:-1]
 
     @property
     def columns(self) -> int:
-        """All lanes of all weights."""
+        """Return the number of output columns: all lanes of all weight vectors."""
         return LANES * len(self.weights)
 
     def first(self, word: Word) -> PrimExpr:
-        """Where a word begins in the first step of the innermost loop."""
+        """Return the offset of a word in the first iteration of the innermost loop."""
         k = self.loops[-1].loop_var
         return simplify(substitute(word.index, {k: const(0, k.dtype)}))
 
     def _take(self, s: Stmt) -> bool:
-        """Whether a statement is one of these."""
+        """Record a statement of the nest; return whether it fits the pattern."""
         if isinstance(s, LetStmt):
             return self._take_word(s)
         if not isinstance(s, BufferStore) or s.predicate is not None:
@@ -113,7 +113,9 @@ class Dots:
         return True
 
     def _take_word(self, s: LetStmt) -> bool:
-        """let a = broadcast(word of uint8), or let b = words of int8"""
+        """Record `let a = broadcast(word of uint8)` or `let b = words of int8`; return whether it
+        is one.
+        """
         if s.var.dtype != dt.with_lanes("int32", LANES):
             return False
         is_data = isinstance(s.value, Broadcast)
@@ -137,10 +139,14 @@ class Dots:
         return True
 
     def _is_whole(self) -> bool:
-        """Whether all data are multiplied with all weights, whose words lie side by side."""
+        """Return whether every data word is multiplied with every weight vector and the weight
+        vectors are contiguous.
+        """
         pairs = {(d.var, w.var) for d in self.data for w in self.weights}
         if not pairs or pairs != set(self.sums):
             return False
+        # The writer addresses all weight vectors from the first, so they must be contiguous in one
+        # buffer.
         begin = self.weights[0]
         return all(
             w.buffer is begin.buffer

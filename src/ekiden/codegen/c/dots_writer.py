@@ -1,13 +1,4 @@
-"""Sums of products of bytes by the vectors of Helium, 16 products at a time.
-
-for k in n: b = words of B[k]; a = word of A[k] in all lanes; acc[0] = dot4_u8s8(acc[0], a, b); ...
-->  for each column of B: for k in n / 4: sum += vmladava(16 bytes of A, 16 bytes of that column)
-
-An instruction adds up all products of two vectors, so that a vector has four steps of k of one
-column, whose words are gathered. It multiplies bytes of one kind, and data are unsigned where
-weights are signed: weights are taken more by 128, and 128 times the sum of the data, which all
-columns share, is taken away behind the loops. What is left of k is masked.
-"""
+"""Emit int8 dot products with Helium (MVE) vectors, 16 products an instruction."""
 
 from __future__ import annotations
 
@@ -41,7 +32,7 @@ Lines = Callable[[Sequence[str]], list[str]]
 
 
 class DotsWriter:
-    """Writes what a nest does, with lines of another writer."""
+    """Writer of a dot-product nest; it appends lines to a statement writer."""
 
     def __init__(self, writer: ExpressionWriter, dots: Dots) -> None:
         self.out, self.dots = writer, dots
@@ -50,10 +41,10 @@ class DotsWriter:
         """How far the words of a vector of weights lie apart."""
 
     def write(self) -> None:
-        """The sums of all columns, into an array; then each vector of them to where they belong."""
+        """Emit the sums of all columns into an array, then store them vector by vector."""
         out, dots, rows = self.out, self.dots, len(self.dots.data)
         totals = self.zeros("total", rows)
-        self.over([], lambda given: self.added("vaddvaq_u8", totals, given))
+        self.over([], lambda vectors: self.added("vaddvaq_u8", totals, vectors))
         step, sums, n = dots.weights[0].step, out.unique("sums"), out.unique("n")
         out.put(f"const uint32x4_t {self.apart} = vmulq_n_u32(vidupq_n_u32(0, 1), {step});")
         out.put(f"int32_t {sums}[{rows * dots.columns}];")
@@ -69,25 +60,25 @@ class DotsWriter:
                 out.put(f"{acc} += ek_v_load_i32(&{sums}[{begin}]) - {less};")
 
     def columns(self, sums: str, n: str) -> None:
-        """The sums of some columns from number `n` on."""
+        """Emit the sums of a group of columns that begins at column `n`."""
         rows = range(len(self.dots.data))
         own = [self.zeros("sum", len(rows)) for _ in range(self.together)]
 
-        def lines(given: Sequence[str]) -> list[str]:
-            """One step: each weight, and each row's data where several columns share them, is
-            loaded once into a vector of its own name; then a VMLADAVA for each pair.
+        def lines(vectors: Sequence[str]) -> list[str]:
+            """Return the lines of one iteration: load each weight once, and each row's data once
+            where several columns share it, then one VMLADAVA for each pair.
             """
-            data, made = list(given[: len(rows)]), []
+            data, emitted = list(vectors[: len(rows)]), []
             weights = [self.out.unique("w") for _ in range(self.together)]
-            for name, text in zip(weights, given[len(rows) :], strict=True):
-                made.append(f"const uint8x16_t {name} = {text};")
+            for name, text in zip(weights, vectors[len(rows) :], strict=True):
+                emitted.append(f"const uint8x16_t {name} = {text};")
             for row in rows if self.together > 1 else ():
                 name = self.out.unique("v")
-                made.append(f"const uint8x16_t {name} = {data[row]};")
+                emitted.append(f"const uint8x16_t {name} = {data[row]};")
                 data[row] = name
             for column, weight in zip(own, weights, strict=True):
-                made += self.added("vmladavaq_u8", column, data, f", {weight}")
-            return made
+                emitted += self.added("vmladavaq_u8", column, data, f", {weight}")
+            return emitted
 
         self.over([f" + ({n} + {c}) * {WORD}" for c in range(self.together)], lines)
         for c, column in enumerate(own):
@@ -96,22 +87,23 @@ class DotsWriter:
                 self.out.put(f"{sums}[{at} + {n}] = (int32_t){name};")
 
     def added(
-        self, function: str, sums: Sequence[str], given: Sequence[str], more: str = ""
+        self, function: str, sums: Sequence[str], vectors: Sequence[str], more: str = ""
     ) -> list[str]:
-        """Lines that add what comes of vectors to sums."""
-        pairs = zip(sums, given, strict=True)
+        """Return the lines that accumulate vectors into sums with `function`."""
+        pairs = zip(sums, vectors, strict=True)
         return [f"{name} = {function}({name}, {text}{more});" for name, text in pairs]
 
     def zeros(self, hint: str, count: int) -> list[str]:
-        """Variables that begin as 0."""
+        """Declare accumulators initialised to 0 and return their names."""
         names = [self.out.unique(hint) for _ in range(count)]
         self.out.put(f"uint32_t {', '.join(f'{name} = 0' for name in names)};")
         return names
 
     def over(self, columns: Sequence[str], lines: Lines) -> None:
-        """The loops around what is done with 16 bytes of each row of data and of columns of weights
-        (what is added to where those begin): in steps of four words, and once with the words that
-        are left, others being 0."""
+        """Emit the loops around a body that handles 16 bytes of each data row and of `columns`
+        weight columns (offsets added to the weights' addresses): four words an iteration, then
+        one masked iteration for the remaining words.
+        """
         out, dots = self.out, self.dots
         with ExitStack() as inside:
             for loop in dots.outer:
@@ -121,57 +113,62 @@ class DotsWriter:
                 inside.enter_context(out.indented())
             data = [self.pointer(word, "uint8_t", "") for word in dots.data]
             weights = [self.pointer(dots.weights[0], "uint32_t", more) for more in columns]
-            whole, rest = divmod(dots.steps, LANES)
-            if whole > UNROLLED:
+            full_vectors, tail_words = divmod(dots.steps, LANES)
+            # Short reductions are unrolled: the loop overhead would cost as much as one vector's
+            # work.
+            if full_vectors > UNROLLED:
                 k = out.unique("k")
-                out.put(f"for (int32_t {k} = 0; {k} < {whole}; ++{k}) {{")
+                out.put(f"for (int32_t {k} = 0; {k} < {full_vectors}; ++{k}) {{")
                 self.step(lines, [f"ek_next_bytes(&{name})" for name in data], weights, 0)
                 with out.indented():
                     for name in weights:
                         out.put(f"{name} += {dots.weights[0].step};")
                 out.put("}")
-                whole = 0
-            for at in range(whole):
+                full_vectors = 0
+            for at in range(full_vectors):
                 out.put("{")
                 near = [f"vldrbq_u8({name} + {at * LANES * WORD})" for name in data]
                 self.step(lines, near, weights, at)
                 out.put("}")
-            if rest:
+            if tail_words:
                 out.put("{")
-                self.left(lines, data, weights, whole, rest)
+                self.left(lines, data, weights, full_vectors, tail_words)
                 out.put("}")
 
     def step(self, lines: Lines, data: list[str], weights: list[str], k: int) -> None:
-        """What is done with four words of each."""
+        """Emit the body for four full words of each operand."""
         more = k * self.dots.weights[0].step
-        given = [
+        weight_vectors = [
             f"ek_raised_bytes(vldrwq_gather_offset_u32({name} + {more}, {self.apart}))"
             for name in weights
         ]
-        self.put_inside(lines([*data, *given]))
+        self.put_inside(lines([*data, *weight_vectors]))
 
-    def left(self, lines: Lines, data: list[str], weights: list[str], k: int, rest: int) -> None:
-        """What is done with fewer words of each. A mask has a bit for each byte, whatever is
-        loaded."""
-        mask, more = f"{(1 << rest * WORD) - 1:#x}", k * self.dots.weights[0].step
+    def left(
+        self, lines: Lines, data: list[str], weights: list[str], k: int, tail_words: int
+    ) -> None:
+        """Emit the body for the remaining words of each operand. The mask has one bit per byte,
+        whatever the loaded type.
+        """
+        mask, more = f"{(1 << tail_words * WORD) - 1:#x}", k * self.dots.weights[0].step
         near = [f"vldrbq_z_u8({name} + {k * LANES * WORD}, {mask})" for name in data]
-        given = [
+        weight_vectors = [
             f"ek_raised_bytes(vldrwq_gather_offset_z_u32({name} + {more}, {self.apart}, {mask}))"
             for name in weights
         ]
-        self.put_inside(lines([*near, *given]))
+        self.put_inside(lines([*near, *weight_vectors]))
 
     def put_inside(self, lines: list[str]) -> None:
-        """Lines of a block."""
+        """Emit lines in a block of their own."""
         with self.out.indented():
             for line in lines:
                 self.out.put(line)
 
     def pointer(self, word: Word, kind: str, more: str) -> str:
-        """A variable that says where a word begins."""
+        """Declare a pointer to the first byte of a word and return its name."""
         out, name = self.out, self.out.unique("from")
-        place = f"{out.name(word.buffer)} + ({out.text(self.dots.first(word))}){more}"
-        out.put(f"const {kind} *{name} = (const {kind} *)(const void *)({place});")
+        address = f"{out.name(word.buffer)} + ({out.text(self.dots.first(word))}){more}"
+        out.put(f"const {kind} *{name} = (const {kind} *)(const void *)({address});")
         return name
 
 

@@ -58,7 +58,7 @@ _INFIX = {"and": "&&", "or": "||"}
 
 
 class ExpressionWriter:
-    """Writes expressions of one function; lines go to `lines` at the depth in force."""
+    """Writer of the expressions of one C function; lines go to `lines` at the current depth."""
 
     def __init__(self, helpers: Helpers) -> None:
         self.helpers, self.syntax = helpers, helpers.form.syntax
@@ -73,11 +73,11 @@ class ExpressionWriter:
     # names and lines
 
     def put(self, line: str) -> None:
-        """A line at the depth in force."""
+        """Append a line at the current indentation depth."""
         self.lines.append("  " * self.depth + line)
 
     def unique(self, hint: str) -> str:
-        """A C identifier not used before in this function."""
+        """Return a C identifier that this function has not used before."""
         clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in hint) or "v"
         clean = f"_{clean}" if clean[0].isdigit() else clean
         clean = clean.lower() if is_macro_like(clean) else clean
@@ -90,20 +90,22 @@ class ExpressionWriter:
         self._used.add(name)
         return name
 
-    def define(self, thing: Var | Buffer) -> str:
-        """The name of something that begins to exist here."""
-        self.names[thing] = self.unique(thing.name)
-        return self.names[thing]
+    def define(self, symbol: Var | Buffer) -> str:
+        """Return a new C name for a variable or buffer that comes into scope."""
+        self.names[symbol] = self.unique(symbol.name)
+        return self.names[symbol]
 
-    def name(self, thing: Var | Buffer) -> str:
-        """The name of a variable or buffer in scope."""
-        if thing not in self.names:
-            raise undefined("c", thing)
-        return self.names[thing]
+    def name(self, symbol: Var | Buffer) -> str:
+        """Return the C name of a variable or buffer in scope. Raises InternalError if it is
+        undefined.
+        """
+        if symbol not in self.names:
+            raise undefined("c", symbol)
+        return self.names[symbol]
 
     @contextmanager
     def indented(self) -> Iterator[None]:
-        """Deeper lines; values named inside are forgotten after."""
+        """Indent the lines of a block; values named inside are forgotten after."""
         self.depth += 1
         self._memo.append({})
         try:
@@ -113,13 +115,13 @@ class ExpressionWriter:
             self.depth -= 1
 
     def forget(self) -> None:
-        """Memory may have changed: nothing read before is reused."""
+        """Drop cached loads: memory may have changed; nothing read before is reused."""
         self._memo = [{} for _ in self._memo]
 
     # the walk
 
     def text(self, root: PrimExpr) -> str:
-        """The expression as C, without parentheses around it."""
+        """Return the expression as C, without enclosing parentheses."""
         self._walk(root)
         return stripped(self._known(root) or "")
 
@@ -152,22 +154,22 @@ class ExpressionWriter:
             stack.pop()
 
     def _uses(self, root: PrimExpr) -> dict[PrimExpr, int]:
-        """How often each node is an operand of the others that are evaluated with the root."""
-        found: dict[PrimExpr, int] = {}
-        seen: set[PrimExpr] = set()
+        """Count how often each node is an operand of the nodes that are evaluated with the root."""
+        use_counts: dict[PrimExpr, int] = {}
+        visited: set[PrimExpr] = set()
         stack = [root]
         while stack:
             e = stack.pop()
-            if e in seen:
+            if e in visited:
                 continue
-            seen.add(e)
+            visited.add(e)
             for child in self._operands(e):
-                found[child] = found.get(child, 0) + 1
+                use_counts[child] = use_counts.get(child, 0) + 1
                 stack.append(child)
-        return found
+        return use_counts
 
     def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
-        """What is evaluated before a node, whatever its conditions."""
+        """Return the operands that are evaluated unconditionally before a node."""
         if isinstance(e, Intrinsic) and e.op == "if_then_else":
             return e.args[:1]
         if isinstance(e, (Var, IntImm, FloatImm, VectorReduce)):
@@ -188,16 +190,16 @@ class ExpressionWriter:
         return name
 
     def keep(self, e: PrimExpr) -> None:
-        """Evaluate something here, into a variable."""
+        """Evaluate an expression here, into a variable."""
         self._walk(e)
         if not _is_name(text := self.of(e)):
             self._memo[-1][e] = self._named(e, text)
 
     def of(self, e: PrimExpr) -> str:
-        """The text of an operand that has been written."""
-        found = self._known(e)
-        assert found is not None, e
-        return found
+        """Return the text of an operand that has been written already."""
+        operand_text = self._known(e)
+        assert operand_text is not None, e
+        return operand_text
 
     def _node(self, e: PrimExpr) -> str:
         match e:
@@ -222,8 +224,8 @@ class ExpressionWriter:
                     f"c: {e.op} {e.args[0]}: C has no intrinsics of LLVM; the target llvm has them"
                 )
             case Intrinsic(op="same_memory"):
-                one, other = (self.name(buffer) for buffer in addressed(e))
-                return f"({one} == {other})"
+                one, second = (self.name(buffer) for buffer in addressed(e))
+                return f"({one} == {second})"
             case Intrinsic(op="shuffle"):
                 return self._shuffled(e)
             case Intrinsic():
@@ -273,16 +275,18 @@ class ExpressionWriter:
         return self.helpers.cast(source, target, stripped(x))
 
     def intrinsic(self, e: Intrinsic) -> str:
-        """A call of a function of <math.h> or of a helper."""
+        """Return a call of a <math.h> function or of a helper function."""
         if e.op == "reinterpret":
             return self.reinterpreted(e)
-        argument, given = dt.element(e.args[0].dtype), [stripped(self.of(a)) for a in e.args]
+        argument, operands = dt.element(e.args[0].dtype), [stripped(self.of(a)) for a in e.args]
         if (function := self.helpers.math(e.op, argument)) is not None:
-            return f"{function}({', '.join(given)})"
-        return self.helpers.intrinsic(e.op, dt.element(e.dtype), argument, given)
+            return f"{function}({', '.join(operands)})"
+        return self.helpers.intrinsic(e.op, dt.element(e.dtype), argument, operands)
 
     def reinterpreted(self, e: Intrinsic) -> str:
-        """The bits of one lane as another type; of neighbours in memory, several as one."""
+        """Return the bits of a lane as another type, or several contiguous elements as one wider
+        value.
+        """
         value, target = e.args[0], dt.element(e.dtype)
         if dt.lanes(value.dtype) == dt.lanes(e.dtype):
             return self.helpers.reinterpret(dt.element(value.dtype), target, self.of(value))
@@ -295,11 +299,11 @@ class ExpressionWriter:
         return self.together(value.buffer, at, step, target)
 
     def together(self, buffer: Buffer, index: str, count: int, target: str) -> str:
-        """The bits of so many neighbours in memory, of any alignment, as one value."""
+        """Return an unaligned load of `count` contiguous elements as one value."""
         return self.helpers.load(target, f"&{self.name(buffer)}[{index}]")
 
     def _shuffled(self, e: Intrinsic) -> str:
-        """An element of one of two vectors, which are variables."""
+        """Return one lane of a shuffle of two named vectors."""
         one, two = e.args[:2]
         if not isinstance(one, Var) or not isinstance(two, Var):
             raise CompileError(f"c: name the vectors first (T.LetStmt) whose lanes move: {e!r}")
@@ -309,19 +313,23 @@ class ExpressionWriter:
         return f"({at} < {lanes} ? {a}] : {b} - {lanes}])"
 
     def call_extern(self, e: Intrinsic) -> str:
-        """A call of a C function by its symbol. One with effects is a variable: it is made once."""
+        """Return a call of a C function by its symbol. A call with side effects goes into a
+        variable, so that it is made once.
+        """
         name = extern_name(e, "c")
-        given = ", ".join(self.extern_argument(a) for a in e.args[1:])
+        arguments = ", ".join(self.extern_argument(a) for a in e.args[1:])
         kinds = [None if isinstance(a, StringImm) else a.dtype for a in e.args[1:]]
-        call = f"{self.extern(name, e.dtype, kinds)}({given})"
+        call = f"{self.extern(name, e.dtype, kinds)}({arguments})"
         return self._named(e, call) if row_of(e.op).effects else call
 
     def extern(self, name: str, result: str, arguments: Sequence[str | None]) -> str:
-        """The C name of a function that is elsewhere, declared for these dtypes; None: a text."""
+        """Declare an external C function for these dtypes (None: a string) and return its
+        C name.
+        """
         raise CompileError(f"c: call_extern {name!r}: here is no C function to call")
 
     def extern_argument(self, a: PrimExpr) -> str:
-        """An argument of a C function: a number, a text, or the address of a first element."""
+        """Return an argument of a C function: a number, a string, or the address of an element."""
         if isinstance(a, StringImm):
             return quoted(a.value)
         if isinstance(a, BufferAddress):
@@ -330,13 +338,13 @@ class ExpressionWriter:
         return stripped(self.of(a))
 
     def call_packed(self, e: Intrinsic) -> str:
-        """A call that may fail: only where statements are."""
+        """Raise InternalError: a packed call may fail and is a statement, not an expression."""
         raise InternalError(f"c: {e!r} has no place here")
 
     # conditionals
 
     def _guarded(self, e: Intrinsic) -> str:
-        """`c ? a : b`, or an `if` where a side needs lines of its own."""
+        """Return `c ? a : b`, or emit an `if` where a side needs lines of its own."""
         condition = self.of(e.args[0])
         sides = [self._side(side) for side in e.args[1:]]
         if not any(lines for lines, _ in sides):
@@ -362,7 +370,9 @@ class ExpressionWriter:
     # vectors and memory
 
     def _reduce(self, e: VectorReduce) -> str:
-        """Halves are combined until one lane is left, in the order LLVM's code has."""
+        """Combine the halves of a vector until one lane is left, in the order of LLVM's
+        reductions.
+        """
         lanes, kind = dt.lanes(e.value.dtype), dt.element(e.dtype)
         name = self.unique("lanes")
         self.put(self.syntax.var(self.syntax.type(kind), name, lanes))
@@ -388,9 +398,11 @@ class ExpressionWriter:
         return self.helpers.binary(kind, dtype, x, y)
 
     def lane_loop(self, lanes: int, line: Callable[[], str]) -> None:
-        """A loop over lanes around the line that a function gives."""
+        """Emit a loop over lanes around one line."""
         self.put(self.syntax.loop("int", "lane", "0", str(lanes)))
         outer = self._memo
+        # Only scalar values stay valid inside the loop: a cached vector text would refer to no
+        # lane.
         scalars = {e: t for table in outer for e, t in table.items() if dt.lanes(e.dtype) == 1}
         self._memo = [scalars]
         self.depth += 1
@@ -400,12 +412,12 @@ class ExpressionWriter:
         self.put("}")
 
     def element(self, buffer: Buffer, index: str) -> str:
-        """An element; the lane of it where the buffer holds vectors."""
+        """Return an element access; the current lane of it where the buffer holds vectors."""
         lane = "[lane]" if dt.lanes(buffer.dtype) > 1 else ""
         return f"{self.name(buffer)}[{self.checked(buffer, stripped(index))}]{lane}"
 
     def checked(self, buffer: Buffer, index: str) -> str:
-        """The index of an access, compared with the buffer's extent if the target asks for that."""
+        """Return the index of an access, bounds-checked if the target asks for it."""
         return index
 
     def _load(self, e: BufferLoad) -> str:
@@ -416,13 +428,13 @@ class ExpressionWriter:
         return f"({text} != 0)" if dt.element(e.dtype) == "bool" else text
 
     def learn(self, var: Var, value: PrimExpr) -> None:
-        """Remember that a variable is not negative, if its value is not."""
+        """Record that a variable is not negative if its value is not."""
         if isinstance(var, SizeVar) or is_nonnegative(value, self.positive):
             self.positive.add(var)
 
 
 def _neighbours(e: PrimExpr) -> Ramp | None:
-    """The place of neighbours in memory that are taken together as one value, if they are."""
+    """Return the index of contiguous elements that are read as one wider value, or None."""
     if not isinstance(e, Intrinsic) or e.op != "reinterpret":
         return None
     value = e.args[0]
@@ -447,12 +459,13 @@ def _product(a: str, b: str) -> str:
 
 
 def stripped(text: str) -> str:
-    """Without parentheses around all of it."""
+    """Return the text without parentheses that enclose all of it."""
     if not text.startswith("(") or not text.endswith(")"):
         return text
     depth = 0
     for at, c in enumerate(text):
         depth += (c == "(") - (c == ")")
         if depth == 0:
+            # `(-x)` keeps its parentheses: `- -x` must not become `--x`.
             return text[1:-1] if at == len(text) - 1 and not text.startswith("(-") else text
     return text

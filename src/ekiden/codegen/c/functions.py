@@ -1,8 +1,4 @@
-"""Lowered PrimFuncs to a C file.
-
-Each function is there twice: `name_compute` over plain pointers and sizes, for C programs to call,
-and `name` with the one signature of the runtime, which checks its arguments and calls it.
-"""
+"""Emit lowered PrimFuncs as one C file."""
 
 from __future__ import annotations
 
@@ -67,32 +63,32 @@ CHECKED = f"""\
 
 
 def emit(func: PrimFunc, target: Target) -> str:
-    """The C of one function. Raises InternalError for a form that lowering must have removed."""
+    """Emit one function as C. Raises InternalError for a form that lowering must have removed."""
     return emit_all([func], target)
 
 
 def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
-    """One file with several functions."""
+    """Emit several functions as one C file."""
     helpers = Helpers(target)
-    parts = [text for func in funcs for text in _function(func, helpers)]
+    definitions = [text for func in funcs for text in _function(func, helpers)]
     head = HEAD.format(target=target)
     sites = [f"EK_CALL_SITE({v}, {quoted(name)});" for name, v in helpers.sites.items()]
     sites += [*helpers.prototypes.values(), *helpers.externs.values()]
     if helpers.bounds:
         sites.append(CHECKED)
-    return "\n\n".join([head, *sites, ARGUMENT, *helpers.texts.values(), *parts]) + "\n"
+    return "\n\n".join([head, *sites, ARGUMENT, *helpers.texts.values(), *definitions]) + "\n"
 
 
 class HostWriter(StatementWriter):
-    """Writes functions of the host for a compiler that makes vectors of loops."""
+    """Statement writer for host functions, whose compiler vectorises loops."""
 
     whole_loops = True
 
 
 def _shared(func: PrimFunc) -> frozenset[Buffer]:
-    """The parameters that may lie in the bytes of the last one, and that one."""
-    found = [func.params[n] for n in in_place(func)]
-    shared = [*found, func.params[-1]] if found else []
+    """Return the parameters that may alias the last one, and that one."""
+    aliasing = [func.params[n] for n in in_place(func)]
+    shared = [*aliasing, func.params[-1]] if aliasing else []
     return frozenset(p for p in shared if isinstance(p, Buffer))
 
 
@@ -122,26 +118,28 @@ def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
     writer.statement(func.body)
     writer.end()
     body = "\n".join(writer.lines)
-    given = ", ".join(arguments) or "void"
-    compute = f"int {symbol}_compute({given}) {{\n{body}\n}}"
+    parameter_list = ", ".join(arguments) or "void"
+    compute = f"int {symbol}_compute({parameter_list}) {{\n{body}\n}}"
     return [*loops, compute, _entry(func, symbol, helpers)]
 
 
 def _entry(func: PrimFunc, symbol: str, helpers: Helpers) -> str:
-    """The function of the runtime's signature."""
+    """Emit the entry point with the runtime's packed signature: it unpacks and checks the
+    arguments.
+    """
     w = StatementWriter(helpers, symbol, [])
     w.device = device_of(func)
     count = len(func.params)
     w.put("(void)self;")
     w.put("(void)ret;")
     w.check(f"nargs != {count}", "TypeError", f"{func.name}: expected {count} arguments")
-    given = [
+    argument_names = [
         _tensor(w, func, i, p) if isinstance(p, Buffer) else _number(w, func, i, p)
         for i, p in enumerate(func.params)
     ]
     sizes: list[str] = []
     for row in dimensions(func):
-        actual = f"{given[row.index]}->shape[{row.axis}]"
+        actual = f"{argument_names[row.index]}->shape[{row.axis}]"
         if row.binds:
             assert isinstance(row.extent, Var)
             w.put(f"const {c_type(row.extent.dtype)} {w.define(row.extent)} = {actual};")
@@ -152,7 +150,7 @@ def _entry(func: PrimFunc, symbol: str, helpers: Helpers) -> str:
         f"({memory_type(p.dtype)} *)((char *){name}->data + {name}->byte_offset)"
         if isinstance(p, Buffer)
         else name
-        for p, name in zip(func.params, given, strict=True)
+        for p, name in zip(func.params, argument_names, strict=True)
     ]
     if w.device is not None:
         sizes.append(w.name(DEVICE_ID))
@@ -164,20 +162,22 @@ def _entry(func: PrimFunc, symbol: str, helpers: Helpers) -> str:
 
 
 def _number(w: StatementWriter, func: PrimFunc, i: int, param: Var) -> str:
-    """Check that an argument is a number that its parameter holds; the name of the variable."""
+    """Check that an argument is a number that its parameter's dtype represents; return the
+    variable's name.
+    """
     label, kind = argument_label(func, i, param), scalar_kind(param, func)
     index, value = f"args[{i}].type_index", f"args[{i}].v"
-    whole = f"({index} == EK_INT || {index} == EK_BOOL)"
+    is_integer = f"({index} == EK_INT || {index} == EK_BOOL)"
     name, ctype = w.define(param), c_type(param.dtype)
     if dt.is_float(param.dtype):
-        w.check(f"!{whole} && {index} != EK_FLOAT", "TypeError", f"{label} must be {kind}")
+        w.check(f"!{is_integer} && {index} != EK_FLOAT", "TypeError", f"{label} must be {kind}")
         number = w.unique(f"{param.name}_given")
-        w.put(f"const double {number} = {whole} ? (double){value}.i64 : {value}.f64;")
-        given = Var(number, "float64")
-        w.names[given] = number
-        w.put(f"const {ctype} {name} = {w.text(cast(given, param.dtype))};")
+        w.put(f"const double {number} = {is_integer} ? (double){value}.i64 : {value}.f64;")
+        argument = Var(number, "float64")
+        w.names[argument] = number
+        w.put(f"const {ctype} {name} = {w.text(cast(argument, param.dtype))};")
         return name
-    w.check(f"!{whole}", "TypeError", f"{label} must be {kind}")
+    w.check(f"!{is_integer}", "TypeError", f"{label} must be {kind}")
     w.put(f"const {ctype} {name} = ({ctype}){value}.i64;")
     wrong = f"{value}.i64 < 0" if param.dtype == "uint64" else f"(int64_t){name} != {value}.i64"
     w.check(wrong, "ValueError", f"{label} {misfit(param)}")
@@ -185,7 +185,7 @@ def _number(w: StatementWriter, func: PrimFunc, i: int, param: Var) -> str:
 
 
 def _tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:
-    """Check that an argument is a tensor of the right type and rank."""
+    """Check that an argument is a tensor of the parameter's dtype and rank; return its name."""
     name, label = w.unique(f"{buffer.name}_tensor"), argument_label(func, i, buffer)
     rank = len(buffer.shape)
     w.put(f"const ek_dltensor *{name} = ek_argument(&args[{i}]);")
@@ -201,7 +201,9 @@ def _tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:
 
 
 def _on_device(w: StatementWriter, name: str, label: str) -> None:
-    """Check that an argument lies on the device of the first, which is of the right kind."""
+    """Check that an argument is on the same device as the first, and that the device is of the
+    right kind.
+    """
     wrong = f"{name}->device.type != {w.device}"
     w.check(wrong, "ValueError", f"{label} must lie on a device of type {w.device}")
     number = f"{name}->device.id"

@@ -1,10 +1,5 @@
-"""Vectors of four words by the instructions of Helium (MVE, Cortex-M55), in C that other processors
-take too.
-
-    b[i : i + 4] = max(a[i : i + 4], 0)   ->   ek_v_store_f32(&b[i], ek_v_max_f32(...));
-
-Numbers of fewer bits lie in words, extended; conditions are words of -1 and 0. An operation that C
-has no infix for is a function: a row here says how it is written by intrinsics, and for one lane.
+"""Four-lane vectors with Helium (MVE, Cortex-M55) instructions, in C that other processors compile
+too.
 """
 
 from __future__ import annotations
@@ -113,10 +108,10 @@ class _Row:
     """What other processors do in each lane; "" for the same."""
 
     def text(self) -> str:
-        """The function."""
+        """Return the C definition: instructions where Helium is present, else a loop over lanes."""
         kind = f"ek_{self.result}x4" if self.result else "void"
-        each = f"r[i] = {self.lane}" if self.result else self.lane
-        lanes = f"  for (int i = 0; i < {LANES}; ++i) {each};"
+        lane_statement = f"r[i] = {self.lane}" if self.result else self.lane
+        lanes = f"  for (int i = 0; i < {LANES}; ++i) {lane_statement};"
         body = [f"#if EK_HELIUM\n  {self.instructions};\n#else\n{lanes}\n#endif"]
         if not self.instructions or not self.lane:
             body = [lanes if self.lane else f"  {self.instructions};"]
@@ -132,17 +127,19 @@ _REVERSED = {"<": ">", "<=": ">="}
 
 
 def _test(symbol: str, word: str) -> _Row:
-    """A comparison: -1 where it holds."""
+    """Return the comparison function of a symbol and word type: -1 in lanes where it holds."""
     pair = "%q2, %q1" if symbol in _REVERSED else "%q1, %q2"
     name = _TESTS[_REVERSED.get(symbol, symbol)]
     if word == "u32":
         name = {"gt": "hi", "ge": "cs"}.get(name, name)
     kind = {"f32": "f32", "u32": "u32"}.get(word, "s32")
     kind = "i32" if name in ("eq", "ne") and kind != "f32" else kind
-    given = f'{_TWO}, "w"(vdupq_n_s32(-1)), "w"(vdupq_n_s32(0))'
-    made = _CHOSEN.format(test=f"{kind} {name}, {pair}", of="%q3, %q4", given=given)
+    operands = f'{_TWO}, "w"(vdupq_n_s32(-1)), "w"(vdupq_n_s32(0))'
+    instructions = _CHOSEN.format(test=f"{kind} {name}, {pair}", of="%q3, %q4", given=operands)
     parameters = f"ek_{word}x4 x, ek_{word}x4 y"
-    return _Row(f"{_TESTS[symbol]}_{word}", "b32", parameters, made, f"-(x[i] {symbol} y[i])")
+    return _Row(
+        f"{_TESTS[symbol]}_{word}", "b32", parameters, instructions, f"-(x[i] {symbol} y[i])"
+    )
 
 
 ROWS = {row[0]: _Row(*row) for row in _ROWS} | {
@@ -151,14 +148,14 @@ ROWS = {row[0]: _Row(*row) for row in _ROWS} | {
 
 
 def functions_in(texts: Iterable[str]) -> list[str]:
-    """The texts that must stand before others, for the vectors that are in them."""
+    """Return the helper definitions that the given texts use, with the header before them."""
     used = {name for text in texts for name in re.findall(r"\bek_v_(\w+)", text)}
-    made = [row.text() for name, row in ROWS.items() if name in used]
-    return [HEAD, *made] if made else []
+    definitions = [row.text() for name, row in ROWS.items() if name in used]
+    return [HEAD, *definitions] if definitions else []
 
 
 class HeliumSyntax(VectorSyntax):
-    """Vectors of four lanes of at most 32 bits."""
+    """Syntax of vectors of four lanes of at most 32 bits."""
 
     names: ClassVar = {
         "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32",
@@ -167,44 +164,46 @@ class HeliumSyntax(VectorSyntax):
     holds = True
 
     def has(self, dtype: str) -> bool:
-        """Whether there is such a vector."""
+        """Return whether the dtype is a four-lane vector that Helium holds."""
         return dt.lanes(dtype) == LANES and dt.element(dtype) in self.names
 
     def type(self, dtype: str) -> str:
-        """`ek_f32x4`"""
+        """Return the vector type's name, such as `ek_f32x4`."""
         return C.type(dtype) if dt.lanes(dtype) == 1 else f"ek_{self._short(dtype)}x4"
 
     def _short(self, dtype: str) -> str:
-        found = self.names.get(dt.element(dtype))
-        if found is None:
+        suffix = self.names.get(dt.element(dtype))
+        if suffix is None:
             raise NoVectorsError
-        return found
+        return suffix
 
     def _word(self, dtype: str) -> str:
-        """What is in a lane: i32, u32 or f32."""
-        return found if (found := self._short(dtype)) in ("f32", "u32") else "i32"
+        """Return a lane's register type: i32, u32 or f32."""
+        return suffix if (suffix := self._short(dtype)) in ("f32", "u32") else "i32"
 
     def lane_type(self, dtype: str) -> str:
-        """Of a word."""
+        """Return the C type of a 32-bit lane."""
         return {"f32": "float", "u32": "uint32_t", "i32": "int32_t"}[self._word(dtype)]
 
     def integer(self, dtype: str, unsigned: bool) -> str:
-        """`ek_u32x4` for float32x4."""
+        """Return the integer vector of the same width, such as `ek_u32x4` for float32x4."""
         bits = 32 if dt.element(dtype) == "bool" else dt.SCALAR_BITS[dt.element(dtype)]
         kind = f"{'uint' if unsigned else 'int'}{bits}"
         return self.type(dt.with_lanes(kind, dt.lanes(dtype)))
 
     def broadcast(self, x: str, dtype: str) -> str:
-        """The same in every lane."""
+        """Return a vector with the same value in every lane."""
         word = self._word(dtype)
         if word == "f32":
             return f"ek_v_dup_f32({x})"
         sign = "-" if dt.element(dtype) == "bool" else ""
-        made = f"ek_v_dup_i32({sign}(int32_t)({x}))"
-        return f"((ek_u32x4){made})" if word == "u32" else made
+        integer_vector = f"ek_v_dup_i32({sign}(int32_t)({x}))"
+        return f"((ek_u32x4){integer_vector})" if word == "u32" else integer_vector
 
     def ramp(self, base: str, stride: str, dtype: str) -> str:
-        """`base + lane * stride`"""
+        """Return `base + lane * stride`. Raises NoVectorsError for dtypes other than 32-bit
+        integers.
+        """
         if dt.element(dtype) not in ("int32", "uint32"):
             raise NoVectorsError
         kind = self.type(dtype)
@@ -212,7 +211,9 @@ class HeliumSyntax(VectorSyntax):
         return f"({first} + {step} * ({kind}){{0, 1, 2, 3}})"
 
     def cast(self, kind: str, x: str) -> str:
-        """Integers keep their low bits; of 32, there is nothing to do."""
+        """Convert between integer types; they keep their low bits; of 32, there is nothing
+        to do.
+        """
         short = kind.removeprefix("ek_").removesuffix("x4")
         if not kind.startswith("ek_"):
             return C.cast(kind, x)
@@ -221,7 +222,7 @@ class HeliumSyntax(VectorSyntax):
         return f"ek_v_{short}_of((ek_i32x4)({x}))"
 
     def converted(self, source: str, target: str, x: str) -> str:
-        """Between floats and integers too."""
+        """Convert between integers and floats too."""
         if dt.lanes(target) == 1:
             return super().converted(source, target, x)
         before, after = self._word(source), self._word(target)
@@ -230,64 +231,70 @@ class HeliumSyntax(VectorSyntax):
         return x if before == "f32" else self.cast(self.type(target), x)
 
     def flag(self, x: str, dtype: str) -> str:
-        """A condition as 1 and 0."""
+        """Return a condition as 1 and 0."""
         return f"({x} & ek_v_dup_i32(1))" if dt.lanes(dtype) > 1 else x
 
     def select(self, condition: str, yes: str, no: str, dtype: str) -> str:
-        """Lane by lane."""
+        """Select lane by lane."""
         if dt.lanes(dtype) == 1:
             return C.select(condition, yes, no, dtype)
         word = self._word(dtype)
         if word == "u32":
-            given = f"{condition}, (ek_i32x4)({yes}), (ek_i32x4)({no})"
-            return f"((ek_u32x4)ek_v_if_i32({given}))"
+            arguments = f"{condition}, (ek_i32x4)({yes}), (ek_i32x4)({no})"
+            return f"((ek_u32x4)ek_v_if_i32({arguments}))"
         return f"ek_v_if_{word}({condition}, {yes}, {no})"
 
     def compared(self, x: str, symbol: str, y: str, dtype: str) -> str:
-        """As a condition. Of numbers of fewer bits, which are extended, as of words."""
+        """Return a comparison as a mask. Narrower numbers are extended to 32 bits, so that words
+        are compared.
+        """
         if dt.lanes(dtype) == 1:
             return super().compared(x, symbol, y, dtype)
         return f"ek_v_{_TESTS[symbol]}_{self._word(dtype)}({x}, {y})"
 
     def comparison(self, text: str, dtype: str) -> str:
-        """It is one."""
+        """Return the comparison unchanged: it is a mask already."""
         return text
 
     def load(self, pointer: str, index: str, dtype: str) -> str:
-        """Neighbours in memory."""
+        """Load contiguous elements."""
         if dt.element(dtype) == "bool":
             return f"ek_v_ne_i32(ek_v_load_u8(&{pointer}[{index}]), ek_v_dup_i32(0))"
         return f"ek_v_load_{self._short(dtype)}(&{pointer}[{index}])"
 
     def load_seconds(self, pointer: str, index: str, dtype: str) -> str:
-        """Lane by lane."""
+        """Load every second element, lane by lane."""
         raise NoVectorsError
 
     def store(self, pointer: str, index: str, value: str, dtype: str) -> str:
-        """The line that stores them; of integers, their low bits."""
+        """Return the line that stores a vector contiguously; integers keep their low bits."""
         short = self._short(dtype)
         if short == "b32":
             short, value = "u8", self.flag(value, dtype)
         return f"ek_v_store_{short}(&{pointer}[{index}], {value});"
 
     def of_lanes(self, array: str, dtype: str) -> str:
-        """The vector of an array of lanes."""
+        """Load a vector from an array of lanes."""
         return f"ek_v_load_{self._word(dtype)}({array})"
 
     def lanes_of(self, name: str, dtype: str) -> str:
-        """A vector has them by number."""
+        """Return the vector's name: GCC vectors are indexed like arrays."""
         return name
 
     def has_bits(self, source: str, target: str) -> bool:
-        """Between words: others do not lie as in memory."""
-        return all(dt.SCALAR_BITS.get(dt.element(each)) == 32 for each in (source, target))
+        """Return whether both types have 32-bit lanes: narrower lanes are extended in registers, so
+        their bits differ from memory.
+        """
+        return all(dt.SCALAR_BITS.get(dt.element(dtype)) == 32 for dtype in (source, target))
 
     def bits(self, kind: str, x: str) -> str:
-        """As another type of as many."""
+        """Reinterpret a vector as another type of the same width."""
         return f"(({kind})({x}))"
 
     def math(self, name: str, dtype: str) -> str:
-        """`ek_v_rint`"""
+        """Return the name of a vector math function, such as `ek_v_rint`. Raises NoVectorsError if
+        there is none.
+        """
         if dt.lanes(dtype) == 1:
             return C.math(name, dtype)
         if name not in ROWS or dt.element(dtype) != "float32":
@@ -295,7 +302,9 @@ class HeliumSyntax(VectorSyntax):
         return f"ek_v_{name}"
 
     def own(self, kind: Kind, dtype: str, x: str, y: str, y_is_number: bool) -> str:
-        """Quotients; the larger and the smaller of two, of floats where the second is no NaN."""
+        """Return quotients, minima and maxima of float32 by their instructions, else ""; the larger
+        and the smaller of two, of floats where the second is no NaN.
+        """
         word = self._word(dtype)
         name = {Div: "div", Max: "max", Min: "min"}.get(kind)
         is_float = word == "f32"
@@ -306,11 +315,11 @@ class HeliumSyntax(VectorSyntax):
         return f"ek_v_{name}_{word}({x}, {y})"
 
     def every(self, condition: str) -> str:
-        """In all lanes."""
+        """Return whether a condition holds in all lanes."""
         return " && ".join(f"{condition}[{n}]" for n in range(LANES))
 
     def some(self, condition: str) -> str:
-        """In one lane at least."""
+        """Return whether a condition holds in at least one lane."""
         return f"({' || '.join(f'{condition}[{n}]' for n in range(LANES))})"
 
 

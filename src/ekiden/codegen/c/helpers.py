@@ -161,7 +161,7 @@ INSTRUCTIONS = {
 
 
 def quoted(text: str) -> str:
-    """A string literal."""
+    """Return a C string literal."""
     plain = all(32 <= ord(c) < 127 and c not in '"\\' for c in text)
     return f'"{text}"' if plain else f'"{"".join(map(_escaped, text.encode()))}"'
 
@@ -185,14 +185,14 @@ EXTERN_LABEL = """\
 
 
 def c_symbol(name: str) -> str:
-    """A C identifier for the symbol of a function."""
+    """Return a valid C identifier for a function's symbol."""
     clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
     is_taken = clean[0].isdigit() or clean in KEYWORDS or is_macro_like(clean)
     return f"ek_{clean}" if is_taken else clean
 
 
 def asm_label(name: str) -> str:
-    """A name that is no C identifier, as assemblers take it."""
+    """Return an assembler label for a name that is not a C identifier."""
     return quoted(name if name.replace(".", "_").isidentifier() else f'"{name}"')
 
 
@@ -213,8 +213,8 @@ class Form:
 
 
 class HelperBuilder(Builder):
-    """Writes the lines of one helper function. Operands are names behind a percent sign, as LLVM's
-    are, or constants.
+    """Builder of one helper function's lines. Operands are names after a percent sign, as in LLVM
+    IR, or constants.
     """
 
     has_blocks = False
@@ -227,26 +227,26 @@ class HelperBuilder(Builder):
         self.uses_half = False
 
     def assign(self, dtype: str, text: str) -> Operand:
-        """A new variable, or the one that has this value already."""
+        """Return a variable for an expression, reusing one that holds it already."""
         kind = self.syntax.type(dtype)
         line = f"{kind} {text}"
-        found = self._scopes[-1].get(line)
-        if found is None:
-            found = self._scopes[-1][line] = f"%{self.fresh()}"
-            self.lines.append(f"  {self.syntax.let(kind, found[1:], text)}")
-        return found
+        operand = self._scopes[-1].get(line)
+        if operand is None:
+            operand = self._scopes[-1][line] = f"%{self.fresh()}"
+            self.lines.append(f"  {self.syntax.let(kind, operand[1:], text)}")
+        return operand
 
     def const(self, number: int | float, dtype: str) -> Operand:
-        """A constant."""
+        """Return a constant operand."""
         return self.syntax.constant(number, dtype)
 
     def binary(self, opcode: str, dtype: str, a: Operand, b: Operand) -> Operand:
-        """An arithmetic or bitwise operation."""
+        """Emit an arithmetic or bitwise operation by LLVM's opcode."""
         x, y, kind, syntax = _bare(a), _bare(b), self.syntax.type(dtype), self.syntax
         text = f"{x} {_INFIX[opcode]} {y}"
         if opcode in _UNSIGNED:
             unsigned = syntax.integer(dtype, True)
-            x, y = (syntax.cast(unsigned, each) for each in (x, y))
+            x, y = (syntax.cast(unsigned, operand) for operand in (x, y))
             text = f"{x} {_INFIX[opcode]} {y}"
         elif opcode == "srem":
             text = syntax.remainder(x, y)
@@ -255,11 +255,11 @@ class HelperBuilder(Builder):
         return self.assign(dtype, syntax.cast(kind, f"({text})"))
 
     def negate(self, dtype: str, a: Operand) -> Operand:
-        """`-a`."""
+        """Emit `-a`."""
         return self.assign(dtype, f"-{_bare(a)}")
 
     def compare(self, predicate: str, dtype: str, a: Operand, b: Operand) -> Operand:
-        """icmp or fcmp."""
+        """Emit an icmp or fcmp."""
         if dt.element(dtype) == "float16":
             a, b = (self.convert("fpext", dtype, "float32", x) for x in (a, b))
         text = _comparison(predicate, dtype, _bare(a), _bare(b), self.syntax)
@@ -269,17 +269,17 @@ class HelperBuilder(Builder):
     def select(
         self, condition: Operand, dtype: str, a: Operand, b: Operand, lanes: int = 1
     ) -> Operand:
-        """`condition ? a : b`."""
+        """Emit `condition ? a : b`."""
         text = self.syntax.select(_bare(condition), _bare(a), _bare(b), dtype)
         return self.assign(dtype, text)
 
     def convert(self, opcode: str, source: str, target: str, a: Operand) -> Operand:
-        """A conversion instruction."""
+        """Emit a conversion by LLVM's opcode."""
         x, syntax = _bare(a), self.syntax
         kind = syntax.type(target)
         if opcode == "bitcast" and self.form.bits is not None:
-            given = syntax.cast(syntax.type(source), x)
-            return self.assign(target, self.form.bits(kind, given))
+            source_value = syntax.cast(syntax.type(source), x)
+            return self.assign(target, self.form.bits(kind, source_value))
         if opcode == "bitcast":
             name = self.fresh()
             self.lines.append(f"  {kind} {name};")
@@ -299,16 +299,16 @@ class HelperBuilder(Builder):
         return self.assign(target, syntax.converted(source, target, x))
 
     def call(self, name: str, result: str, arguments: Arguments) -> Operand:
-        """There are no calls but those of `intrinsic`."""
+        """Raise InternalError: helpers call nothing but intrinsics."""
         raise InternalError(f"c: no meaning for a call of {name!r}")
 
     def intrinsic(self, name: str, dtype: str, *operands: Operand) -> Operand:
-        """A function of <math.h>."""
-        given = ", ".join(map(_bare, operands))
-        return self.assign(dtype, f"{self.syntax.math(_MATH[name], dtype)}({given})")
+        """Emit a call of a <math.h> function."""
+        arguments = ", ".join(map(_bare, operands))
+        return self.assign(dtype, f"{self.syntax.math(_MATH[name], dtype)}({arguments})")
 
     def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
-        """An element of a constant table."""
+        """Return an element of a constant table of float64."""
         _one_lane(lanes)
         name = self.tables.setdefault(values, f"{self.prefix}table{len(self.tables)}")
         return self.assign("float64", f"{name}[{_bare(index)}]")
@@ -342,23 +342,23 @@ def _comparison(predicate: str, dtype: str, x: str, y: str, syntax: Syntax) -> s
     if predicate in ("eq", "ne"):
         return compared(x, "==" if predicate == "eq" else "!=", y)
     kind = syntax.integer(dtype, predicate[0] == "u")
-    a, b = (syntax.cast(kind, each) for each in (x, y))
+    a, b = (syntax.cast(kind, operand) for operand in (x, y))
     is_same = dt.is_unsigned(dtype) == (predicate[0] == "u")
     return compared(a, _ORDER[predicate[1:]], b, dtype if is_same else _other_sign(dtype))
 
 
 def _other_sign(dtype: str) -> str:
-    """An integer type of as many bits."""
+    """Return the integer dtype of the same width and opposite signedness."""
     element = dt.element(dtype)
-    other = element.removeprefix("u") if element.startswith("u") else f"u{element}"
-    return dt.with_lanes(other, dt.lanes(dtype))
+    flipped = element.removeprefix("u") if element.startswith("u") else f"u{element}"
+    return dt.with_lanes(flipped, dt.lanes(dtype))
 
 
 class Helpers:
-    """The helper functions of one file, each made when it is first called. `target` says what the
-    functions of <math.h> may be used for: those of which its processor has no instruction would be
-    calls of a library, which compiled code has none of. It also says whether accesses of buffers
-    are checked.
+    """Helper functions of one file, each defined when it is first called. `target` says what the
+    functions of <math.h> may be used for: those of which its processor has no instruction would
+    be calls of a library, which compiled code has none of. It also says whether accesses of
+    buffers are checked.
     """
 
     def __init__(self, target: Target | None = None, form: Form | None = None) -> None:
@@ -371,13 +371,15 @@ class Helpers:
         self._module = Module(target)
 
     def over(self, form: Form) -> Helpers:
-        """Those in another form, for the same file."""
-        found = Helpers(self._module.target, form)
-        found.texts = self.texts
-        return found
+        """Return a view of these helpers in another dialect, writing to the same file."""
+        view = Helpers(self._module.target, form)
+        view.texts = self.texts
+        return view
 
     def math(self, op: str, dtype: str) -> str | None:
-        """The function of <math.h> that an intrinsic is an instruction by; None for a helper."""
+        """Return the <math.h> function that compiles to one instruction for an intrinsic, or None
+        if a helper is needed.
+        """
         name = INSTRUCTIONS.get(op)
         if name is None or dt.element(dtype) not in ("float32", "float64"):
             return None
@@ -386,17 +388,18 @@ class Helpers:
         return self.form.syntax.math(_MATH[name], dtype) if has else None
 
     def has(self, ability: str) -> bool:
-        """Whether the target has it."""
+        """Return whether the target has a feature."""
         return self._module.has(ability)
 
     def site(self, name: str) -> str:
-        """The call site of a function that the runtime knows by name."""
+        """Return the call site of a runtime function that is looked up by name."""
         return self.sites.setdefault(name, f"site{len(self.sites)}")
 
     def extern(self, name: str, result: str, arguments: Sequence[str | None]) -> str:
-        """The C name of a C function by its symbol, declared once for dtypes; None: a text. A
-        header may declare the symbol itself otherwise, so the name is another; code that is
-        compiled for an image leaves the symbol to the loader (image.EXTERN)."""
+        """Declare an external C function once for these dtypes (None: a string) and return its C
+        name. A header may declare the symbol differently, so the C name is prefixed; in code for
+        an image the loader resolves the symbol (`image.EXTERN`).
+        """
         kinds = ", ".join(_C_KINDS.get(a or "") or c_type(dt.element(a or "")) for a in arguments)
         declared = f"{c_type(dt.element(result))} {EXTERN}{name}({kinds or 'void'})"
         label = f" EK_SYMBOL({quoted(name)})"
@@ -405,7 +408,7 @@ class Helpers:
         return f"{EXTERN}{name}"
 
     def function(self, name: str) -> str:
-        """The C name of a function of the same module."""
+        """Declare a function of the same module and return its C name."""
         symbol = c_symbol(name)
         label = "" if symbol == name else f" __asm__({asm_label(name)})"
         arguments = "void *self, const ek_value *args, int32_t nargs, ek_value *ret"
@@ -413,7 +416,7 @@ class Helpers:
         return symbol
 
     def binary(self, kind: type[BinaryExpr], dtype: str, x: str, y: str) -> str:
-        """A call that computes any two-operand node, on operands of `dtype`."""
+        """Return a call that computes a binary node on operands of `dtype`."""
         is_comparison = kind.__name__ in ("EQ", "NE", "LT", "LE", "GT", "GE")
         result = dt.with_lanes("bool", dt.lanes(dtype)) if is_comparison else dtype
         name = f"ek_{kind.__name__.lower()}_{dtype}"
@@ -421,13 +424,13 @@ class Helpers:
         return f"{name}({x}, {y})"
 
     def cast(self, source: str, target: str, x: str) -> str:
-        """A call that converts."""
+        """Return a call that converts a value."""
         name = f"ek_{source}_to_{target}"
         self._define(name, [source], target, lambda b, o: emit_cast(b, o[0], source, target))
         return f"{name}({x})"
 
     def intrinsic(self, op: str, dtype: str, argument: str, xs: Sequence[str]) -> str:
-        """A call of an intrinsic on arguments of one type."""
+        """Return a call of an intrinsic on operands of one dtype."""
         name = f"ek_{op}_{argument}"
         target = self._module.target
         if name == "ek_dot4_u8s8_int32" and target is not None and target.has("smlad"):
@@ -440,20 +443,20 @@ class Helpers:
         return f"{name}({', '.join(xs)})"
 
     def reinterpret(self, source: str, target: str, x: str) -> str:
-        """A call that gives the bits of a value as another type."""
+        """Return a call that reinterprets a value's bits as another type."""
         name = f"ek_bits_{source}_as_{target}"
         self._define(name, [source], target, lambda b, o: b.convert("bitcast", source, target, *o))
         return f"{name}({x})"
 
-    def load(self, dtype: str, place: str) -> str:
-        """A call that reads a value from bytes of any alignment."""
+    def load(self, dtype: str, address: str) -> str:
+        """Return a call that reads a value from an unaligned address."""
         name, kind = f"ek_load_{dtype}", c_type(dtype)
         self.texts.setdefault(
             name,
             f"static inline {kind} {name}(const void *place) {{\n  {kind} value;\n"
             "  memcpy(&value, place, sizeof value);\n  return value;\n}",
         )
-        return f"{name}({place})"
+        return f"{name}({address})"
 
     def _define(
         self,
@@ -472,13 +475,13 @@ class Helpers:
                 self.texts.setdefault("words", WORDS)
             self.texts.setdefault("half", HALF.replace("static inline ", self.form.function))
         syntax = self.form.syntax
-        given = [(syntax.type(t), n[1:]) for t, n in zip(arguments, names, strict=True)]
+        parameters = [(syntax.type(t), n[1:]) for t, n in zip(arguments, names, strict=True)]
         tables = [_table(row, label, self.form) for row, label in b.tables.items()]
         if self.form.table:
             for table in tables:
                 self.texts[table] = table
             tables = []
-        head = self.form.function + syntax.signature(name, given, syntax.type(result))
+        head = self.form.function + syntax.signature(name, parameters, syntax.type(result))
         self.texts[name] = "\n".join([head, *tables, *b.lines, f"  return {value};", "}"])
 
 

@@ -1,11 +1,4 @@
-"""Loops whose whole body is the store of a vector, as loops over elements.
-
-    for i in range(n):                            for i in range(n * 8):
-        B[i * 8 : +8] = exp(A[i * 8 : +8])   ->       B[i] = exp(A[i])
-
-A compiler that makes vectors of loops takes as many lanes as all types in it allow then: of eight
-lanes of a byte and a float GCC makes none.
-"""
+"""Rewrite loops whose whole body is one vector store as loops over elements."""
 
 from __future__ import annotations
 
@@ -36,7 +29,9 @@ _OF_LANES = (
 
 
 def over_elements(loop: For) -> For | None:
-    """The loop over single elements, in the same order; None for one that is none."""
+    """Return the equivalent loop over single elements in the same order, or None if there
+    is none.
+    """
     store = loop.body
     if loop.kind is not ForKind.SERIAL or not isinstance(store, BufferStore):
         return None
@@ -50,14 +45,18 @@ def over_elements(loop: For) -> For | None:
 
 
 class _Lane:
-    """Expressions of vectors of `lanes` elements as those of one element of a longer loop."""
+    """Rewriter of expressions over `lanes`-wide vectors to those of one element of a
+    longer loop.
+    """
 
     def __init__(self, var: Var, lanes: int) -> None:
         self.var, self.lanes = var, lanes
         self.element = Var(var.name, var.dtype)
 
     def of(self, loop: For, store: BufferStore) -> For | None:
-        """The loop, if all of it can be said of one element."""
+        """Return the scalar loop if every expression is the same function of its element, else
+        None.
+        """
         values = [self._alone(e) for e in (store.indices[0], store.value)]
         if any(v is None or dt.lanes(v.dtype) > 1 for v in values):
             return None
@@ -68,49 +67,50 @@ class _Lane:
         return For(self.element, loop.min * times, loop.extent * times, loop.kind, body)
 
     def _alone(self, root: PrimExpr) -> PrimExpr | None:
-        """An expression of one element, or None. What is the same in all lanes must be the same in
-        all turns of the loop too."""
+        """Return an expression for one element, or None. A value shared by all lanes must be
+        invariant in the loop too.
+        """
         done: dict[int, PrimExpr] = {}
         order = post_order(root)
         for e in order:
-            made = e if dt.lanes(e.dtype) == 1 else self._node(e, done)
-            if made is None:
+            scalar = e if dt.lanes(e.dtype) == 1 else self._node(e, done)
+            if scalar is None:
                 return None
-            done[id(e)] = made
+            done[id(e)] = scalar
         wide = [e for e in order if dt.lanes(e.dtype) > 1 and not isinstance(e, Ramp)]
         shared = [c for e in wide for c in children(e) if dt.lanes(c.dtype) == 1]
         return None if self.var in free_vars(*shared) else done[id(root)]
 
     def _node(self, e: PrimExpr, done: dict[int, PrimExpr]) -> PrimExpr | None:
-        given, kind = [done[id(c)] for c in children(e)], dt.element(e.dtype)
+        operands, kind = [done[id(c)] for c in children(e)], dt.element(e.dtype)
         match e:
             case Ramp():
                 return self._place(e)
             case Broadcast():
-                return given[0]
+                return operands[0]
             case BinaryExpr():
-                return binary(type(e), given[0], given[1])
+                return binary(type(e), operands[0], operands[1])
             case Cast():
-                return Cast(given[0], kind)
+                return Cast(operands[0], kind)
             case Not():
-                return Not(given[0], kind)
+                return Not(operands[0], kind)
             case Select():
-                return Select(given[0], given[1], given[2], kind)
-            case BufferLoad() if len(given) == 1 and dt.lanes(e.buffer.dtype) == 1:
-                return BufferLoad(e.buffer, (given[0],), kind)
+                return Select(operands[0], operands[1], operands[2], kind)
+            case BufferLoad() if len(operands) == 1 and dt.lanes(e.buffer.dtype) == 1:
+                return BufferLoad(e.buffer, (operands[0],), kind)
             case Intrinsic() if e.op not in _OF_LANES and not row_of(e.op).effects:
-                return Intrinsic(e.op, tuple(given), kind)
+                return Intrinsic(e.op, tuple(operands), kind)
         return None
 
     def _place(self, e: Ramp) -> PrimExpr | None:
-        """`rest + i * stride` where a vector began at `rest + i * lanes * stride`."""
+        """Return `base + i * stride` where a vector began at `base + i * lanes * stride`."""
         if not isinstance(e.stride, IntImm) or e.lanes != self.lanes:
             return None
         step = const(self.lanes * e.stride.value, e.base.dtype)
-        rest = simplify(e.base - self.var * step)
-        if self.var in free_vars(rest):
+        loop_invariant_base = simplify(e.base - self.var * step)
+        if self.var in free_vars(loop_invariant_base):
             return None
-        return rest + self.element * const(e.stride.value, e.base.dtype)
+        return loop_invariant_base + self.element * const(e.stride.value, e.base.dtype)
 
 
 __all__ = ["over_elements"]

@@ -1,4 +1,4 @@
-"""Statements to C.
+"""Emit statements as C.
 
 A vector statement is a loop over its lanes. A parallel loop becomes a function of its own, run by
 ek_parallel_for; what it uses from outside travels in a structure.
@@ -56,7 +56,7 @@ from ekiden.tir.visitor import expressions, guarded_nodes, used_inside
 
 
 class StatementWriter(ExpressionWriter):
-    """Writes the statements of one C function that returns int: 0, or -1 with an error set."""
+    """Writer of the statements of one C function that returns int: 0, or -1 with an error set."""
 
     whole_loops: ClassVar = False
     """Whether loops over vectors are written as loops over elements, which the compiler makes
@@ -80,8 +80,8 @@ class StatementWriter(ExpressionWriter):
         """Write one statement."""
         match s:
             case SeqStmt():
-                for each in s.seq:
-                    self.statement(each)
+                for stmt in s.seq:
+                    self.statement(stmt)
             case BufferStore():
                 self.store(s)
             case For():
@@ -99,54 +99,56 @@ class StatementWriter(ExpressionWriter):
             case AssertStmt():
                 self.assertion(s)
             case Prefetch():
-                place = f"{self.name(s.buffer)} + ({self.text(s.indices[0])})"
-                self.put(f"__builtin_prefetch({place}, 0, {s.locality});")
+                address = f"{self.name(s.buffer)} + ({self.text(s.indices[0])})"
+                self.put(f"__builtin_prefetch({address}, 0, {s.locality});")
             case _:
                 raise InternalError(f"c: statement {type(s).__name__} must be lowered first")
 
     # beginning and ending
 
     def flush_subnormals(self) -> None:
-        """They are 0 from here to the end of the function."""
+        """Flush subnormals to zero from here to the end of the function."""
         self.helpers.texts.setdefault("subnormals", SUBNORMALS)
         self.mode = self.unique("mode")
         self.put(f"const uint64_t {self.mode} = ek_flush_subnormals();")
 
     def _leaving(self) -> list[str]:
-        """What is undone before the function is left: scratch memory is given back."""
+        """Return the lines that run before the function returns: free scratch memory, restore the
+        rounding mode.
+        """
         frees = self.frees[::-1]
         return [*frees, f"ek_set_rounding({self.mode});"] if self.mode else frees
 
     def end(self) -> None:
-        """The last line."""
+        """Emit the last lines of the function."""
         for line in (*self._leaving(), "return 0;"):
             self.put(line)
 
     def fail(self, status: str = "-1") -> None:
-        """Undo what has been done, and return."""
+        """Release what has been acquired, and return -1."""
         for line in (*self._leaving(), f"return {status};"):
             self.put(f"  {line}")
 
     def check(self, wrong: str, kind: str, message: str) -> None:
-        """Fail with an error where something is wrong."""
+        """Emit an error return where the condition is true."""
         self.put(f"if ({wrong}) {{")
         self.fail(f"ek_kernel_error({quoted(kind)}, {quoted(message)})")
         self.put("}")
 
     def assertion(self, s: AssertStmt) -> None:
-        """A check whose message may show values."""
+        """Emit a check whose message may show values."""
         wrong = f"!({self.text(s.condition)})"
         if not s.values:
             return self.check(wrong, s.kind, s.message)
         values = ", ".join(self.text(cast(v, "int64")) for v in s.values)
-        given = f"{quoted(s.kind)}, {quoted(s.format)}, (const int64_t[]){{{values}}}"
+        arguments = f"{quoted(s.kind)}, {quoted(s.format)}, (const int64_t[]){{{values}}}"
         self.put(f"if ({wrong}) {{")
-        self.fail(f"ek_kernel_error_values({given})")
+        self.fail(f"ek_kernel_error_values({arguments})")
         self.put("}")
         return None
 
     def checked(self, buffer: Buffer, index: str) -> str:
-        """The index, or the end of the function."""
+        """Return the index, with a bounds check that returns from the function."""
         if not self.helpers.bounds:
             return index
         extent = self.text(flat_extent(buffer))
@@ -154,7 +156,7 @@ class StatementWriter(ExpressionWriter):
         return f"EK_AT({index}, {extent}, {{ {' '.join(self._leaving())} }}, {text})"
 
     def call_packed(self, e: Intrinsic) -> str:
-        """ek_call_packed over values and tensors on the stack; the result is a variable."""
+        """Emit `ek_call_packed` over values and tensors on the stack; the result is a variable."""
         name = e.args[0]
         assert isinstance(name, StringImm), e
         values = ", ".join(self.packed_value(a) for a in e.args[1:])
@@ -177,11 +179,11 @@ class StatementWriter(ExpressionWriter):
         return value
 
     def extern(self, name: str, result: str, arguments: Sequence[str | None]) -> str:
-        """The C name of a function that is somewhere else, declared for these dtypes."""
+        """Declare an external C function for these dtypes and return its C name."""
         return self.helpers.extern(name, result, arguments)
 
     def packed_value(self, a: PrimExpr) -> str:
-        """An argument as an initializer of ek_value."""
+        """Return an argument as an initializer of `ek_value`."""
         if isinstance(a, StringImm):
             return f"{{EK_RAW_STR, 0, {{.ptr = {quoted(a.value)}}}}}"
         if isinstance(a, BufferAddress):
@@ -192,7 +194,7 @@ class StatementWriter(ExpressionWriter):
         return f"{{{kind}, 0, {{.i64 = {self.text(a)}}}}}"
 
     def tensor(self, a: BufferAddress) -> str:
-        """The name of a tensor over a buffer or a region of it."""
+        """Declare a DLTensor over a buffer or a region of it and return its name."""
         buffer = a.buffer
         extents = a.extents or buffer.shape
         shape, strides = self.unique("shape"), self.unique("strides")
@@ -200,23 +202,23 @@ class StatementWriter(ExpressionWriter):
         for extent in reversed(buffer.shape[1:]):
             steps.insert(0, extent * steps[0])
         sizes = ", ".join(self.text(e) for e in extents) or "0"
-        given = ", ".join(self.text(e) for e in buffer.strides or steps)
-        rank, made = len(extents), self.unique("tensor")
+        strides_text = ", ".join(self.text(e) for e in buffer.strides or steps)
+        rank, tensor_name = len(extents), self.unique("tensor")
         self.put(f"int64_t {shape}[] = {{{sizes}}};")
-        self.put(f"int64_t {strides}[] = {{{given}}};")
+        self.put(f"int64_t {strides}[] = {{{strides_text}}};")
         offset = f" + ({self.text(a.indices[0])})" if a.indices else ""
         word = dtype_word(buffer.dtype)
         dtype = f"{{{word & 255}, {word >> 8 & 255}, 1}}"
         self.put(
-            f"const ek_dltensor {made} = {{(void *)({self.name(buffer)}{offset}), {{EK_CPU, 0}}, "
+            f"const ek_dltensor {tensor_name} = {{(void *)({self.name(buffer)}{offset}), {{EK_CPU, 0}}, "
             f"{rank}, {dtype}, {shape}, {strides}, 0}};"
         )
-        return made
+        return tensor_name
 
     # variables and buffers
 
     def nested(self, s: Stmt) -> None:
-        """Lets and allocations, however many stand inside each other."""
+        """Emit nested lets and allocations iteratively, however deep."""
         before = len(self.frees)
         while isinstance(s, (LetStmt, Allocate)):
             if isinstance(s, LetStmt):
@@ -229,7 +231,7 @@ class StatementWriter(ExpressionWriter):
             self.put(self.frees.pop())
 
     def let(self, var: Var, value: PrimExpr) -> None:
-        """A variable; one of several lanes is an array."""
+        """Declare a variable; one of several lanes is an array."""
         self.learn(var, value)
         lanes, kind = dt.lanes(var.dtype), self.syntax.type(var.dtype)
         if lanes == 1:
@@ -243,7 +245,7 @@ class StatementWriter(ExpressionWriter):
         self.names[var] = name
 
     def reduce_first(self, *values: PrimExpr) -> None:
-        """Reductions over lanes are done once, before a loop over lanes."""
+        """Evaluate lane reductions once, before a loop over lanes."""
         for value in values:
             order = post_order(value)
             guarded = guarded_nodes(value, order)
@@ -252,7 +254,7 @@ class StatementWriter(ExpressionWriter):
                     self.text(e)
 
     def allocate(self, buffer: Buffer) -> None:
-        """Scratch memory for global buffers, arrays for the others."""
+        """Allocate scratch memory for global buffers and arrays for the others."""
         lanes, kind = dt.lanes(buffer.dtype), memory_type(buffer.dtype)
         extent: PrimExpr = const(1)
         for d in buffer.shape:
@@ -263,12 +265,12 @@ class StatementWriter(ExpressionWriter):
             name = self.define(buffer)
             declared = f"(*{name}){inner}" if inner else f"*{name}"
             if self.device is None:
-                made, free = f"ek_workspace_alloc({size})", f"ek_workspace_free({name});"
+                allocation, free = f"ek_workspace_alloc({size})", f"ek_workspace_free({name});"
             else:
-                place = f"{self.device}, {self.name(DEVICE_ID)}"
-                made = f"ek_device_workspace_alloc({place}, {size})"
-                free = f"ek_device_workspace_free({place}, {name}, {size});"
-            self.put(f"{kind} {declared} = {made};")
+                device_arguments = f"{self.device}, {self.name(DEVICE_ID)}"
+                allocation = f"ek_device_workspace_alloc({device_arguments}, {size})"
+                free = f"ek_device_workspace_free({device_arguments}, {name}, {size});"
+            self.put(f"{kind} {declared} = {allocation};")
             self.put(f"if ({name} == NULL) {{")
             self.fail()
             self.put("}")
@@ -276,14 +278,15 @@ class StatementWriter(ExpressionWriter):
             return
         self.put(f"{kind} {self.define(buffer)}[{max(extent.value, 1)}]{inner};")
 
-    def qualifier(self, thing: Var | Buffer) -> str:
-        """What stands before the name of a pointer whose bytes no other has."""
-        is_apart = isinstance(thing, Buffer) and self.shared is not None
-        return "restrict " if is_apart and thing not in (self.shared or ()) else ""
+    def qualifier(self, symbol: Var | Buffer) -> str:
+        """Return `restrict` for a pointer that no other pointer aliases."""
+        is_apart = isinstance(symbol, Buffer) and self.shared is not None
+        return "restrict " if is_apart and symbol not in (self.shared or ()) else ""
 
     def is_elementwise(self, loop: For) -> bool:
-        """Whether a turn of a loop over elements reads, of what may lie in the bytes that it
-        stores, the element alone that it stores."""
+        """Return whether each iteration reads, from buffers that may alias the stored one, only the
+        element that it stores.
+        """
         store = loop.body
         assert isinstance(store, BufferStore)
         near = {store.buffer, *(self.shared or ())}
@@ -293,8 +296,8 @@ class StatementWriter(ExpressionWriter):
     # stores
 
     def store(self, s: BufferStore) -> None:
-        """`buffer[index] = value;`, per lane; through a copy where a lane could read what another
-        has written.
+        """Emit `buffer[index] = value;` per lane, through a copy where a lane could read what
+        another lane has written.
         """
         if len(s.indices) != 1:
             raise InternalError(f"c: store to {s.buffer.name!r}: flatten buffers first")
@@ -311,23 +314,23 @@ class StatementWriter(ExpressionWriter):
         self.forget()
 
     def each_lane(self, s: BufferStore, value: PrimExpr, lanes: int) -> None:
-        """A loop over lanes. Where what some lanes must not read is memory of its buffer, which it
-        nearly always is, all read it: a compiler makes no vector of a load that hangs on a
-        condition."""
+        """Emit a loop over lanes. Guarded loads are made unconditional when their addresses are
+        inside the buffer: compilers do not vectorise a load that depends on a condition.
+        """
         guarded = _guarded_loads(value) if self.whole_loops and not self.helpers.bounds else []
-        inside = self.inside(*guarded) if guarded else None
-        if inside is None:
+        in_bounds = self.inside(*guarded) if guarded else None
+        if in_bounds is None:
             self.lane_loop(lanes, lambda: self.assigned(s, self.text(value)))
             return
         chosen = rewrite(value, _both_sides)
 
         def line() -> str:
-            """Loads first, as a compiler is to see that they are done anyway."""
+            """Emit the loads first, so that the compiler sees that they are unconditional."""
             for load in guarded:
                 self.keep(load)
             return self.assigned(s, self.text(chosen))
 
-        self.put(f"if ({inside}) {{")
+        self.put(f"if ({in_bounds}) {{")
         with self.indented():
             self.lane_loop(lanes, line)
         self.put("} else {")
@@ -336,9 +339,10 @@ class StatementWriter(ExpressionWriter):
         self.put("}")
 
     def inside(self, *sides: PrimExpr) -> str | None:
-        """What must hold for all of some expressions to be readable; None where it cannot be said,
-        "" where they read nothing."""
-        found: list[str] = []
+        """Return the C condition under which all expressions are readable; None if unknown, "" if
+        they read nothing.
+        """
+        conditions: list[str] = []
         for e in post_order(*sides):
             if isinstance(e, Intrinsic) and (e.op == "if_then_else" or row_of(e.op).effects):
                 return None
@@ -352,15 +356,15 @@ class StatementWriter(ExpressionWriter):
                 index, lanes = index.value, 1
             elif lanes > 1:
                 return None
-            reads = any(isinstance(part, BufferLoad) for part in post_order(index))
+            reads = any(isinstance(node, BufferLoad) for node in post_order(index))
             if reads or not isinstance(extent, IntImm) or dt.lanes(e.buffer.dtype) > 1:
                 return None
             at = self.text(index)
-            found.append(f"({at}) >= 0 && ({at}) <= {extent.value - lanes}")
-        return " && ".join(dict.fromkeys(found))
+            conditions.append(f"({at}) >= 0 && ({at}) <= {extent.value - lanes}")
+        return " && ".join(dict.fromkeys(conditions))
 
     def assigned(self, s: BufferStore, value: str) -> str:
-        """The store of one element, under its predicate if it has one."""
+        """Return the store of one element, under its predicate if it has one."""
         if dt.element(s.buffer.dtype) == "bool":
             value = f"(uint8_t)({value})"
         line = f"{self.element(s.buffer, self.text(s.indices[0]))} = {value};"
@@ -369,7 +373,7 @@ class StatementWriter(ExpressionWriter):
         return f"if ({self.text(s.predicate)}) {{ {line} }}"
 
     def staged(self, s: BufferStore, value: PrimExpr, lanes: int) -> None:
-        """All lanes of the value first, then the stores."""
+        """Emit all lanes of the value first, then the stores."""
         self.reduce_first(value, s.indices[0])
         name = self.unique("staged")
         self.put(self.syntax.var(self.syntax.type(value.dtype), name, lanes))
@@ -379,7 +383,7 @@ class StatementWriter(ExpressionWriter):
     # control
 
     def branching(self, s: IfThenElse) -> None:
-        """`if`, `else if`, `else`."""
+        """Emit `if`, `else if`, `else`."""
         if isinstance(s.condition, IntImm):
             chosen = s.then_case if s.condition.value else s.else_case
             return None if chosen is None else self.statement(chosen)
@@ -396,8 +400,10 @@ class StatementWriter(ExpressionWriter):
         return None
 
     def repeating(self, s: While) -> None:
-        """`while`; the condition may need statements of its own."""
+        """Emit `while`; the condition may need statements of its own."""
         self.forget()
+        # The condition may emit lines, so it is evaluated inside the loop rather than in a `while
+        # (...)`.
         self.put("for (;;) {")
         with self.indented():
             self.put(f"if (!({self.text(s.condition)})) {{ break; }}")
@@ -406,7 +412,7 @@ class StatementWriter(ExpressionWriter):
         self.forget()
 
     def loop(self, s: For) -> None:
-        """`for`; a parallel loop outside any other becomes a function."""
+        """Emit `for`; an outermost parallel loop becomes a function."""
         if s.kind in (ForKind.VECTORIZED, ForKind.UNROLLED):
             raise InternalError(
                 f"c: loop over {s.loop_var.name!r} is {s.kind.value}; lower it first"
@@ -422,7 +428,7 @@ class StatementWriter(ExpressionWriter):
         self.serial(s, low, f"({high})" if " ? " in high else high)
 
     def serial(self, s: For, low: str, high: str) -> None:
-        """A loop between two bounds."""
+        """Emit a loop between two bounds."""
         self.forget()
         name, kind = self.define(s.loop_var), self.syntax.type(s.loop_var.dtype)
         self.learn(s.loop_var, s.min)
@@ -433,12 +439,12 @@ class StatementWriter(ExpressionWriter):
         self.forget()
 
     def parallel(self, s: For) -> None:
-        """ek_parallel_for over [0, extent)."""
+        """Emit a call of `ek_parallel_for` over [0, extent)."""
         grain = int(str((s.annotations or {}).get("grain", 1)))
         body = type(self)(self.helpers, self.symbol, self.functions)
         function = f"{self.symbol}_loop{len(self.functions)}"
         captured = _captured(s, self.helpers.bounds)
-        fields = [_declaration(each, self.name(each)) for each in captured]
+        fields = [_declaration(symbol, self.name(symbol)) for symbol in captured]
         body.in_parallel, body.positive = True, set(self.positive)
         body.shared = self.shared
         if self.mode:
@@ -446,7 +452,7 @@ class StatementWriter(ExpressionWriter):
         self.functions.append("")
         slot = len(self.functions) - 1
         self.functions[slot] = body.write_loop(s, function, captured, fields, self)
-        values = ", ".join(self.name(each) for each in captured)
+        values = ", ".join(self.name(symbol) for symbol in captured)
         context = self.unique("context")
         self.put(f"struct {function}_context {context} = {{{values or '0'}}};")
         extent = self.text(s.extent)
@@ -468,14 +474,14 @@ class StatementWriter(ExpressionWriter):
         fields: Sequence[str],
         outer: ExpressionWriter,
     ) -> str:
-        """The context and the function of a parallel loop."""
+        """Emit the context structure and the body function of a parallel loop."""
         members = "".join(f"  {field};\n" for field in fields) or "  int unused;\n"
         self.put(f"const struct {function}_context *restrict given = context;")
-        for thing in captured:
-            self.names[thing] = self.unique(outer.name(thing))
-            assert self.names[thing] == outer.name(thing), thing
-            declared = _declaration(thing, self.names[thing], self.qualifier(thing))
-            self.put(f"{declared} = given->{self.names[thing]};")
+        for symbol in captured:
+            self.names[symbol] = self.unique(outer.name(symbol))
+            assert self.names[symbol] == outer.name(symbol), symbol
+            declared = _declaration(symbol, self.names[symbol], self.qualifier(symbol))
+            self.put(f"{declared} = given->{self.names[symbol]};")
         low = "begin" if is_const(s.min, 0) else f"({self.text(s.min)}) + begin"
         high = "end" if is_const(s.min, 0) else f"({self.text(s.min)}) + end"
         self.serial(s, low, high)
@@ -487,60 +493,64 @@ class StatementWriter(ExpressionWriter):
         )
 
 
-def _declaration(thing: Var | Buffer, name: str, qualifier: str = "") -> str:
-    """How something captured is declared, in the structure and in the function."""
-    lanes = dt.lanes(thing.dtype)
-    if isinstance(thing, Var):
-        kind = c_type(thing.dtype)
+def _declaration(symbol: Var | Buffer, name: str, qualifier: str = "") -> str:
+    """Return the declaration of a captured variable or buffer, for the structure and the
+    function.
+    """
+    lanes = dt.lanes(symbol.dtype)
+    if isinstance(symbol, Var):
+        kind = c_type(symbol.dtype)
         return f"{kind} {name}" if lanes == 1 else f"const {kind} *{name}"
-    kind = memory_type(thing.dtype)
+    kind = memory_type(symbol.dtype)
     return f"{kind} *{qualifier}{name}" if lanes == 1 else f"{kind} (*{qualifier}{name})[{lanes}]"
 
 
 def _captured(loop: For, bounds: bool) -> list[Var | Buffer]:
-    """The variables and buffers that a loop uses and does not define; with those in the extents of
-    the buffers where `bounds` are checked.
+    """Return the variables and buffers that a loop uses and does not define, with those in buffer
+    extents if `bounds` are checked.
     """
 
     def roots(s: Stmt) -> tuple[PrimExpr, ...]:
-        """What a statement evaluates in the loop's body, its own children apart."""
+        """Return the expressions that a statement evaluates in the loop's body, without its child
+        statements.
+        """
         # the extent of the loop itself is evaluated outside
-        found = (loop.min,) if s is loop else expressions(s)
+        evaluated = (loop.min,) if s is loop else expressions(s)
         if not bounds:
-            return found
-        loads = (e for e in post_order(*found) if isinstance(e, (BufferLoad, BufferAddress)))
+            return evaluated
+        loads = (e for e in post_order(*evaluated) if isinstance(e, (BufferLoad, BufferAddress)))
         buffers = [e.buffer for e in loads]
         if isinstance(s, (BufferStore, Prefetch)):
             buffers.append(s.buffer)
-        return (*found, *map(flat_extent, buffers))
+        return (*evaluated, *map(flat_extent, buffers))
 
     return used_inside(loop, roots)
 
 
 def _guarded_loads(value: PrimExpr) -> list[PrimExpr]:
-    """The loads of vectors that hang on a condition of each lane, if that is all that does so."""
+    """Return the vector loads under per-lane conditions, or [] if other conditions exist."""
     order = post_order(value)
     choices = [e for e in order if isinstance(e, Intrinsic) and e.op == "if_then_else"]
     if not all(dt.lanes(e.args[0].dtype) > 1 for e in choices):
         return []
-    found = post_order(*(side for e in choices for side in e.args[1:]))
-    return [e for e in found if isinstance(e, BufferLoad) and dt.lanes(e.dtype) > 1]
+    guarded = post_order(*(side for e in choices for side in e.args[1:]))
+    return [e for e in guarded if isinstance(e, BufferLoad) and dt.lanes(e.dtype) > 1]
 
 
 def _both_sides(e: PrimExpr) -> PrimExpr:
-    """A choice of which both sides are evaluated."""
+    """Rewrite `if_then_else` to a Select, which evaluates both sides."""
     if isinstance(e, Intrinsic) and e.op == "if_then_else":
         return Select(e.args[0], e.args[1], e.args[2], e.dtype)
     return e
 
 
 def near_step(index: Ramp) -> int:
-    """1 and 2 for elements that are loaded as vectors of neighbours, else 0."""
+    """Return 1 or 2 for indices that are loaded as contiguous vectors, else 0."""
     return next((n for n in (1, 2) if is_const(index.stride, n)), 0)
 
 
 def _reads_others(s: BufferStore, value: PrimExpr) -> bool:
-    """Whether the value of a lane may be read from where another lane is stored."""
+    """Return whether a lane's value may be read from where another lane is stored."""
     for e in post_order(value, *s.indices):
         own = isinstance(e, BufferLoad) and e.buffer is s.buffer
         if own and isinstance(e, BufferLoad) and not same(e.indices[0], s.indices[0]):

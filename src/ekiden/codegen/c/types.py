@@ -1,8 +1,4 @@
-"""How Ekiden's data types and constants are written in C.
-
-float16 and bfloat16 are uint16_t, whose arithmetic goes through float; bool is `bool` in
-variables and a byte in memory.
-"""
+"""C spellings of Ekiden's data types and constants."""
 
 from __future__ import annotations
 
@@ -37,22 +33,22 @@ KEYWORDS = frozenset(
 
 
 def is_macro_like(name: str) -> bool:
-    """Whether a name may be a macro of C's headers: `NAN`, `INT64_MIN`, `M_PI`."""
+    """Return whether a name may be a macro of C's headers, such as `NAN`, `INT64_MIN` or `M_PI`."""
     return len(name) > 2 and name.isupper()
 
 
 def c_type(dtype: str) -> str:
-    """The type of one lane in a variable."""
+    """Return the C type of one lane in a variable."""
     return C_TYPES[dt.carrier(dt.element(dtype))]
 
 
 def memory_type(dtype: str) -> str:
-    """The type of one lane in memory."""
+    """Return the C type of one lane in memory."""
     return "uint8_t" if dt.element(dtype) == "bool" else c_type(dtype)
 
 
 def constant(value: int | float, dtype: str) -> str:
-    """A constant of one lane."""
+    """Return a constant of one lane as C."""
     element = dt.element(dtype)
     if element == "bool":
         return "true" if value else "false"
@@ -81,7 +77,7 @@ def _float(value: float, dtype: str) -> str:
 
 
 def _decimal(text: str) -> str:
-    """With a point or an exponent, as a floating constant must have."""
+    """Add a decimal point where a floating constant lacks point and exponent."""
     return text if any(c in text for c in ".e") else text + ".0"
 
 
@@ -102,79 +98,78 @@ def _integer(value: int, dtype: str) -> str:
 
 
 class Syntax:
-    """What a language of the family writes differently: this is C; `codegen.device.wgsl` has
-    another."""
+    """Syntax of a C-family language, C by default; `codegen.device.wgsl` overrides it."""
 
     def type(self, dtype: str) -> str:
-        """The type of one lane in a variable."""
+        """Return the type of one lane in a variable."""
         return c_type(dtype)
 
     def integer(self, dtype: str, unsigned: bool) -> str:
-        """The integer type of so many bits as a lane has."""
+        """Return the integer type of a lane's width."""
         return f"{'u' if unsigned else ''}int{dt.SCALAR_BITS[dt.element(dtype)]}_t"
 
     def constant(self, value: int | float, dtype: str) -> str:
-        """A constant of one lane."""
+        """Return a constant of one lane."""
         return constant(value, dtype)
 
     def cast(self, kind: str, x: str) -> str:
-        """The operand as another type."""
+        """Return the operand cast to another type."""
         return f"({kind}){x}"
 
     def converted(self, source: str, target: str, x: str) -> str:
-        """An operand of a type as another one, as numbers."""
+        """Return an operand converted by value to another type."""
         return self.cast(self.type(target), x)
 
     def choose(self, condition: str, yes: str, no: str) -> str:
-        """One of two, without parentheses."""
+        """Return a conditional expression, without parentheses."""
         return f"{condition} ? {yes} : {no}"
 
     def select(self, condition: str, yes: str, no: str, dtype: str) -> str:
-        """One of two of a type, lane by lane."""
+        """Return a lane-wise choice between two values."""
         return self.choose(condition, yes, no)
 
     def compared(self, x: str, symbol: str, y: str, dtype: str) -> str:
-        """Two operands of a type compared: what `comparison` makes a condition of."""
+        """Return a raw comparison of two operands, which `comparison` turns into a condition."""
         return f"{x} {symbol} {y}"
 
     def comparison(self, text: str, dtype: str) -> str:
-        """A comparison of operands of a type as a condition."""
+        """Return the result of a comparison as a condition."""
         return text
 
     def flag(self, x: str, dtype: str) -> str:
-        """A condition as 1 or 0."""
+        """Return a condition as 1 or 0."""
         return x
 
     def let(self, kind: str, name: str, value: str) -> str:
-        """The line of a variable that stays as it is."""
+        """Return the declaration of an immutable variable."""
         return f"const {kind} {name} = {value};"
 
     def var(self, kind: str, name: str, *extents: int) -> str:
-        """The line of a variable, or of an array."""
+        """Return the declaration of a variable or array."""
         return f"{kind} {name}{''.join(f'[{n}]' for n in extents)};"
 
     def loop(self, kind: str, name: str, low: str, high: str) -> str:
-        """The beginning of a loop."""
+        """Return the head of a counted loop."""
         return f"for ({kind} {name} = {low}; {name} < {high}; ++{name}) {{"
 
     def shifted(self, kind: str, x: str, symbol: str, by: str) -> str:
-        """A shift of an operand of a type."""
+        """Return a shift of an operand of type `kind`."""
         return f"({kind}){x} {symbol} {by}"
 
     def remainder(self, x: str, y: str) -> str:
-        """What a signed division that cuts off leaves, with the sign of x."""
+        """Return the remainder of a truncating signed division, with the sign of x."""
         return f"{x} % {y}"
 
     def unused(self, value: str) -> str:
-        """The line that evaluates something."""
+        """Return the line that evaluates a value and discards it."""
         return f"(void){value};"
 
-    def signature(self, name: str, given: Sequence[tuple[str, str]], result: str) -> str:
-        """The head of a function: types and names of what it is given."""
-        return f"{result} {name}({', '.join(f'{kind} {x}' for kind, x in given)}) {{"
+    def signature(self, name: str, parameters: Sequence[tuple[str, str]], result: str) -> str:
+        """Return the head of a function, from its parameters' types and names."""
+        return f"{result} {name}({', '.join(f'{kind} {x}' for kind, x in parameters)}) {{"
 
     def math(self, name: str, dtype: str) -> str:
-        """The function of <math.h> by LLVM's name."""
+        """Return the <math.h> function of LLVM's intrinsic name."""
         return name + ("f" if dt.element(dtype) == "float32" else "")
 
 
@@ -182,7 +177,7 @@ C = Syntax()
 
 
 def in_parentheses(text: str) -> bool:
-    """Whether a parenthesis stands around all of it."""
+    """Return whether one pair of parentheses encloses all of the text."""
     depth = 0
     for at, c in enumerate(text):
         depth += (c == "(") - (c == ")")

@@ -1,11 +1,4 @@
-"""Statements with whole vectors, where a dialect has them.
-
-    b[i : i + 16] = exp(a[i : i + 16]) * 2   ->   vstore16(ek_exp_float32x16(vload16(0, a + i)) *
-                                                            (float16)(2.0f), 0, b + i);
-
-What has no words over vectors (a gather, a table, half a conversion) goes through an array, lane by
-lane, as in C. Inside of such a loop over lanes everything is written for one lane.
-"""
+"""Emit statements with whole vectors in dialects of C that have them."""
 
 from __future__ import annotations
 
@@ -53,7 +46,7 @@ _COMBINE: dict[str, type[BinaryExpr]] = {"sum": Add, "prod": Mul, "max": Max, "m
 
 
 class VectorWriter(StatementWriter):
-    """Writes a function in a dialect that may have vectors."""
+    """Statement writer for a dialect that may have vector types."""
 
     def __init__(self, helpers: Helpers, symbol: str, vectors: VectorSyntax | None) -> None:
         super().__init__(helpers, symbol, [])
@@ -68,17 +61,18 @@ class VectorWriter(StatementWriter):
             self._functions_of_vectors = helpers.over(form)
 
     def _writes(self, dtype: str) -> bool:
-        """Whether a value of this type is written as a whole here."""
+        """Return whether a value of this dtype is emitted as a whole vector here."""
         return not self._in_lanes and self.vectors is not None and self.vectors.has(dtype)
 
     def prepare(self, body: Stmt) -> None:
-        """Find out what will be arrays of vectors: of arrays of numbers no compiler need make
-        registers (PoCL's does not: a product of 512 has 24 GFLOP/s instead of 90)."""
+        """Collect the buffers that become arrays of vectors; of arrays of numbers no compiler need
+        make registers (PoCL's does not: a product of 512 has 24 GFLOP/s instead of 90).
+        """
         if self.vectors is not None:
             self.arrays = whole_vectors(body, self.vectors)
 
     def allocate(self, buffer: Buffer) -> None:
-        """An array of vectors where every access is of one."""
+        """Allocate an array of vectors where every access is one whole vector."""
         extent = buffer.shape[0] if len(buffer.shape) == 1 else None
         if self._holds(buffer) and isinstance(extent, IntImm) and self.vectors is not None:
             kind = self.vectors.type(buffer.dtype)
@@ -93,11 +87,11 @@ class VectorWriter(StatementWriter):
         self.put(self.vectors.var(kind, self.define(buffer), count))
 
     def _holds(self, buffer: Buffer) -> bool:
-        """Whether it is an array of vectors because its elements are."""
+        """Return whether the buffer's own elements are vectors."""
         return self.vectors is not None and self.vectors.holds and self.vectors.has(buffer.dtype)
 
     def element(self, buffer: Buffer, index: str) -> str:
-        """A number; of an array of vectors through a pointer."""
+        """Return a scalar access; into an array of vectors through a pointer cast."""
         if buffer not in self.arrays or self.vectors is None:
             return super().element(buffer, index)
         return f"(({self.vectors.lane_type(buffer.dtype)} *){self.name(buffer)})[{index}]"
@@ -105,7 +99,7 @@ class VectorWriter(StatementWriter):
     # the walk
 
     def lane_loop(self, lanes: int, line: Callable[[], str]) -> None:
-        """A loop in which everything is of one lane."""
+        """Emit a loop in which every expression is of one lane."""
         outer, self._in_lanes = self._in_lanes, True
         try:
             super().lane_loop(lanes, line)
@@ -138,7 +132,7 @@ class VectorWriter(StatementWriter):
         return self._kept("t", e.dtype, text)
 
     def _kept(self, hint: str, dtype: str, text: str) -> str:
-        """A variable that holds a vector."""
+        """Declare a vector variable for an expression and return its name."""
         assert self.vectors is not None
         name = self.unique(hint)
         self.put(self.vectors.let(self.vectors.type(dtype), name, text))
@@ -158,7 +152,7 @@ class VectorWriter(StatementWriter):
             return self._by_lanes(e)
 
     def _by_lanes(self, e: PrimExpr) -> str:
-        """Through an array, which a loop over lanes fills."""
+        """Evaluate a vector through an array, which a loop over lanes fills."""
         assert self.vectors is not None
         name, lanes = self.unique("lanes"), dt.lanes(e.dtype)
         self.put(self.vectors.var(self.vectors.lane_type(e.dtype), name, lanes))
@@ -169,7 +163,7 @@ class VectorWriter(StatementWriter):
     # what nodes are
 
     def _vector(self, e: PrimExpr) -> str:
-        """A node whose operands are written. Raises NoVectorsError."""
+        """Return a vector node whose operands have been written. Raises NoVectorsError."""
         assert self.vectors is not None
         syntax = self.vectors
         match e:
@@ -234,14 +228,14 @@ class VectorWriter(StatementWriter):
         return self._functions_of_vectors.cast(e.value.dtype, e.dtype, x)
 
     def _called(self, e: Intrinsic) -> str:
-        argument, given = e.args[0].dtype, [self.of(a) for a in e.args]
+        argument, operands = e.args[0].dtype, [self.of(a) for a in e.args]
         functions = self._functions_of_vectors
         if (function := functions.math(e.op, argument)) is not None:
-            return f"{function}({', '.join(given)})"
-        return functions.intrinsic(e.op, e.dtype, argument, given)
+            return f"{function}({', '.join(operands)})"
+        return functions.intrinsic(e.op, e.dtype, argument, operands)
 
     def _as_bits(self, e: Intrinsic) -> str:
-        """`as_int4(x)`, of neighbours in memory too."""
+        """Return a reinterpretation such as `as_int4(x)`, also of contiguous memory."""
         assert self.vectors is not None
         return self.vectors.bits(self.vectors.word(e.dtype), self.of(e.args[0]))
 
@@ -264,7 +258,7 @@ class VectorWriter(StatementWriter):
         raise NoVectorsError
 
     def _slot(self, buffer: Buffer, index: PrimExpr) -> str | None:
-        """The element of an array of vectors."""
+        """Return the element of an array of vectors that an index names, or None."""
         if buffer not in self.arrays:
             return None
         number = _number_of(index)
@@ -274,9 +268,9 @@ class VectorWriter(StatementWriter):
     # conditions
 
     def _where(self, e: Intrinsic) -> str:
-        """A choice whose sides may not be evaluated everywhere. Where all that they would read is
-        memory of its buffer, as nearly always, both are; where that cannot be said, one is if
-        lanes agree; else they go one by one."""
+        """Emit a guarded choice. If all reads are inside their buffers both sides are evaluated;
+        where that is unknown, one side if the lanes agree, else lane by lane.
+        """
         assert self.vectors is not None
         condition, yes, no = e.args
         if dt.lanes(condition.dtype) == 1:
@@ -300,7 +294,7 @@ class VectorWriter(StatementWriter):
         return stripped(self.of(e))
 
     def _chosen(self, e: Intrinsic) -> str:
-        """By a condition for each lane, both sides evaluated."""
+        """Emit a lane-wise select with both sides evaluated."""
         assert self.vectors is not None
         yes, no = (self._side_of(side) for side in e.args[1:])
         return self.vectors.select(self.of(e.args[0]), yes, no, e.dtype)
@@ -308,7 +302,7 @@ class VectorWriter(StatementWriter):
     def _branches(
         self, dtype: str, rows: Sequence[tuple[str, Callable[[], str]]], last: Callable[[], str]
     ) -> str:
-        """A variable that gets the first value whose test holds, or the last."""
+        """Emit a variable that gets the value of the first test that holds, or the last value."""
         assert self.vectors is not None
         name = self.unique("t")
         self.put(self.vectors.var(self.vectors.type(dtype), name))
@@ -322,7 +316,7 @@ class VectorWriter(StatementWriter):
         return name
 
     def _has_bits(self, source: str, target: str) -> bool:
-        """Whether the bits of a vector are those of another type."""
+        """Return whether a vector's bits can be reinterpreted as the other type."""
         return (
             self._writes(source)
             and self.vectors is not None
@@ -330,13 +324,15 @@ class VectorWriter(StatementWriter):
         )
 
     def _has_halves(self, dtype: str) -> bool:
-        """Whether the halves of such a vector are vectors, or numbers."""
+        """Return whether the halves of such a vector are vectors or scalars."""
         lanes = dt.lanes(dtype) // 2
         half = dt.with_lanes(dtype, lanes)
         return lanes == 1 or (self.vectors is not None and self.vectors.has(half))
 
     def _halved(self, e: VectorReduce) -> str:
-        """Halves are combined until one lane is left, in the order LLVM's code has."""
+        """Combine the halves of a vector until one lane is left, in the order of LLVM's
+        reductions.
+        """
         assert self.vectors is not None
         kind, dtype = _COMBINE[e.kind], e.value.dtype
         self._walk(e.value)
@@ -356,7 +352,7 @@ class VectorWriter(StatementWriter):
     # statements
 
     def let(self, var: Var, value: PrimExpr) -> None:
-        """A variable of a vector."""
+        """Declare a vector variable."""
         if not self._writes(var.dtype) or dt.element(var.dtype) == "bool":
             super().let(var, value)
             return
@@ -367,7 +363,9 @@ class VectorWriter(StatementWriter):
         self.names[var] = self.vectors.lanes_of(self.whole[var], var.dtype)
 
     def store(self, s: BufferStore) -> None:
-        """Neighbours at once; elsewhere the value at once, and a store for each lane."""
+        """Store contiguous lanes at once; elsewhere evaluate the value at once and store
+        each lane.
+        """
         value = stored_value(s)
         lanes = dt.lanes(value.dtype)
         if self._writes(value.dtype) and self._holds(s.buffer) and s.predicate is None:
@@ -392,14 +390,14 @@ class VectorWriter(StatementWriter):
         name = Var("value", value.dtype)
         self.whole[name] = self._kept("value", value.dtype, text)
         self.names[name] = self.vectors.lanes_of(self.whole[name], value.dtype)
-        each = f"{self.names[name]}[lane]"
+        lane_value = f"{self.names[name]}[lane]"
         if is_near and s.predicate is not None and dt.lanes(s.predicate.dtype) > 1:
             held = self._kept("mask", s.predicate.dtype, self.text(s.predicate))
             self.put(f"if ({self.vectors.every(held)}) {{")
             with self.indented():
                 self._store_near(s, self.whole[name], value.dtype)
             self.put("} else {")
-        self.lane_loop(lanes, lambda: self.assigned(s, each))
+        self.lane_loop(lanes, lambda: self.assigned(s, lane_value))
         if held:
             self.put("}")
         self.forget()
@@ -415,7 +413,9 @@ class VectorWriter(StatementWriter):
 
 
 def low_bits(value: PrimExpr) -> PrimExpr:
-    """A value of which a store keeps some bits, in words: what else would cut it off needs not."""
+    """Narrow a value to what a truncating store keeps: drop casts whose effect the store
+    repeats.
+    """
     bits = dt.SCALAR_BITS.get(dt.element(value.dtype), 32)
     if bits >= 32 or not dt.is_int(value.dtype):
         return value
@@ -432,7 +432,7 @@ def low_bits(value: PrimExpr) -> PrimExpr:
 
 
 def _fits(e: PrimExpr, dtype: str) -> bool:
-    """Whether what is between two constants, if it is a number, is one of an integer type."""
+    """Return whether a value clamped between two constants is representable in an integer dtype."""
     if not dt.is_int(dtype) or dt.SCALAR_BITS[dtype] > 16:
         return False
     ends: dict[type, float] = {}
@@ -442,19 +442,19 @@ def _fits(e: PrimExpr, dtype: str) -> bool:
             return False
         ends[type(e)], e = end.value, e.a
     bits = dt.SCALAR_BITS[dtype]
-    least = 0 if dt.is_unsigned(dtype) else -(1 << (bits - 1))
+    lowest = 0 if dt.is_unsigned(dtype) else -(1 << (bits - 1))
     low, high = ends.get(Max, -math.inf), ends.get(Min, math.inf)
-    return least <= low and high <= least + (1 << bits) - 1
+    return lowest <= low and high <= lowest + (1 << bits) - 1
 
 
 def _is_number(e: PrimExpr) -> bool:
-    """Whether it is known to be no NaN in any lane."""
+    """Return whether a value is known to be NaN in no lane."""
     one = e.value if isinstance(e, Broadcast) else e
     return isinstance(one, FloatImm) and not math.isnan(one.value)
 
 
 def _number_of(index: PrimExpr | None) -> PrimExpr | None:
-    """Of the vectors of an array, the one at an index; None where it may lie across two."""
+    """Return which vector of an array an index names, or None if it may straddle two."""
     if not isinstance(index, Ramp) or not isinstance(index.lanes, int):
         return None
     exact = is_const(simplify(index.base % index.lanes), 0)
@@ -462,21 +462,22 @@ def _number_of(index: PrimExpr | None) -> PrimExpr | None:
 
 
 def whole_vectors(body: Stmt, vectors: VectorSyntax) -> dict[Buffer, int]:
-    """Buffers of a thread that are read and written by vectors of so many lanes alone, each at a
-    multiple of that. Such an array lies as its vectors must: one of numbers may lie so that every
-    second vector crosses a line of the cache."""
-    found: dict[Buffer, int] = {}
+    """Return the thread-local buffers that are accessed only by aligned vectors of one width, with
+    that width. Such arrays are allocated as vectors, whose natural alignment keeps an access
+    within one cache line.
+    """
+    lanes_of: dict[Buffer, int] = {}
     refused: set[Buffer] = set()
     for buffer, index in _accesses(body):
         is_vector = isinstance(index, Ramp) and is_const(index.stride, 1)
         lanes = index.lanes if isinstance(index, Ramp) else 0
-        fits = is_vector and isinstance(lanes, int) and found.setdefault(buffer, lanes) == lanes
+        fits = is_vector and isinstance(lanes, int) and lanes_of.setdefault(buffer, lanes) == lanes
         if not fits or _number_of(index) is None:
             refused.add(buffer)
     own = {s.buffer for s in walk(body) if isinstance(s, Allocate)}
     return {
         b: n
-        for b, n in found.items()
+        for b, n in lanes_of.items()
         if b in own - refused
         and b.scope in THREAD_SCOPES
         and vectors.has(dt.with_lanes(b.dtype, n))
@@ -486,7 +487,7 @@ def whole_vectors(body: Stmt, vectors: VectorSyntax) -> dict[Buffer, int]:
 
 
 def _accesses(body: Stmt) -> Iterator[tuple[Buffer, PrimExpr | None]]:
-    """Every buffer that is read, written or passed on, and where (None: who knows)."""
+    """Yield every buffer that is read, written or passed on, with the index (None: unknown)."""
     for s in walk(body):
         if isinstance(s, BufferStore):
             yield s.buffer, s.indices[0] if s.predicate is None else None

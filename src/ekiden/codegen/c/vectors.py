@@ -1,4 +1,4 @@
-"""What a dialect of C writes vectors as: the types, and the operations that no infix says.
+"""Vector syntax of dialects of C; the types, and the operations that no infix says.
 
 A condition is a vector of int32, -1 in the lanes in which it holds; in memory it is a byte. Helper
 functions over vectors are those of `codegen.c.helpers`, in this syntax: `ek_exp_float32x16`.
@@ -20,7 +20,9 @@ Kind: TypeAlias = type[BinaryExpr]
 
 
 class NoVectorsError(Exception):
-    """A function over vectors would need what has no words for them: it is computed by lanes."""
+    """Exception for a vector function that the dialect cannot express; it is then computed by
+    lanes.
+    """
 
 
 class VectorSyntax(Syntax):
@@ -37,122 +39,125 @@ class VectorSyntax(Syntax):
     """Whether buffers of vectors are arrays of them, else arrays of their lanes."""
 
     def has(self, dtype: str) -> bool:
-        """Whether there is such a vector."""
+        """Return whether the dialect has this vector type."""
         return dt.lanes(dtype) in LANES and dt.element(dtype) in self.names
 
     def type(self, dtype: str) -> str:
-        """`float16`"""
+        """Return the vector type, such as `float16`."""
         lanes = dt.lanes(dtype)
         return C.type(dtype) if lanes == 1 else f"{self.names[dt.element(dtype)]}{lanes}"
 
     def word(self, dtype: str) -> str:
-        """The type, in one word for one lane too: `int`."""
+        """Return the type as one word, for a scalar too: `int`."""
         return self.type(dtype) if dt.lanes(dtype) > 1 else self.names[dt.element(dtype)]
 
     def lane_type(self, dtype: str) -> str:
-        """The type of a lane of the variable of a vector."""
+        """Return the type of one lane of a vector variable."""
         return C.type("int32" if dt.element(dtype) == "bool" else dtype)
 
     def integer(self, dtype: str, unsigned: bool) -> str:
-        """`uint16` for float32x16."""
+        """Return the integer type of the same shape, such as `uint16` for float32x16."""
         bits = dt.SCALAR_BITS[dt.element(dtype)]
         kind = f"{'uint' if unsigned else 'int'}{32 if dt.element(dtype) == 'bool' else bits}"
         return self.type(dt.with_lanes(kind, dt.lanes(dtype)))
 
     def constant(self, value: int | float, dtype: str) -> str:
-        """`(float16)(0.5f)`"""
+        """Return a constant, such as `(float16)(0.5f)`."""
         if dt.lanes(dtype) == 1:
             return C.constant(value, dtype)
         return self.broadcast(C.constant(value, dt.element(dtype)), dtype)
 
     def broadcast(self, x: str, dtype: str) -> str:
-        """The same in every lane."""
+        """Return a vector with the same value in every lane."""
         if dt.element(dtype) == "bool":
             x = f"-(int)({x})"
         return f"({self.type(dtype)})({x})"
 
     def ramp(self, base: str, stride: str, dtype: str) -> str:
-        """`base + lane * stride`"""
+        """Return `base + lane * stride`."""
         kind = self.type(dtype)
         numbers = f"({kind})({', '.join(map(str, range(dt.lanes(dtype))))})"
         steps = numbers if stride == "1" else f"{numbers} * ({kind})({stride})"
         return f"(({kind})({base}) + {steps})"
 
     def cast(self, kind: str, x: str) -> str:
-        """`convert_int16(x)`: integers keep their low bits, as in C."""
+        """Return `convert_int16(x)`: integers keep their low bits, as in C."""
         if not kind[-1:].isdigit() or kind.endswith("_t"):
             return C.cast(kind, x)
         return f"convert_{kind}{x}" if in_parentheses(x) else f"convert_{kind}({x})"
 
     def shifted(self, kind: str, x: str, symbol: str, by: str) -> str:
-        """By as many bits in each lane as another vector says."""
+        """Return a lane-wise shift by another vector."""
         return f"{self.cast(kind, x)} {symbol} {by}"
 
     def flag(self, x: str, dtype: str) -> str:
-        """A condition as 1 and 0."""
+        """Return a condition as 1 and 0."""
         lanes = dt.lanes(dtype)
         return f"({x} & (int{lanes})(1))" if lanes > 1 else x
 
     def select(self, condition: str, yes: str, no: str, dtype: str) -> str:
-        """`select(no, yes, condition)`; a condition has as many bits as a lane."""
+        """Return `select(no, yes, condition)`; the condition is converted to the lanes' width."""
         lanes, bits = dt.lanes(dtype), dt.SCALAR_BITS[dt.element(dtype)]
         if dt.element(dtype) != "bool" and bits != 32:
             condition = f"convert_{self.type(dt.with_lanes(f'int{bits}', lanes))}({condition})"
         return f"select({no}, {yes}, {condition})"
 
     def comparison(self, text: str, dtype: str) -> str:
-        """What a comparison of such operands gives, as a condition."""
+        """Return a comparison of such operands as a 32-bit condition."""
         bits = 32 if dt.element(dtype) == "bool" else dt.SCALAR_BITS[dt.element(dtype)]
         return f"({text})" if bits == 32 else f"convert_int{dt.lanes(dtype)}({text})"
 
     def load(self, pointer: str, index: str, dtype: str) -> str:
-        """Neighbours in memory."""
+        """Load contiguous elements."""
         lanes = dt.lanes(dtype)
         text = f"vload{lanes}(0, &{pointer}[{index}])"
         return f"(convert_int{lanes}({text}) != 0)" if dt.element(dtype) == "bool" else text
 
     def load_seconds(self, pointer: str, index: str, dtype: str) -> str:
-        """Every second of neighbours in memory, of which none behind the last is read."""
+        """Load every second element, without reading beyond the last one."""
         lanes = dt.lanes(dtype)
+        # Two overlapping loads: the second starts one element early, so that nothing beyond the
+        # last element is read.
         near = self.load(pointer, index, dtype), self.load(pointer, f"{index} + {lanes - 1}", dtype)
         return f"({self.type(dtype)})({near[0]}.even, {near[1]}.odd)"
 
     def store(self, pointer: str, index: str, value: str, dtype: str) -> str:
-        """The line that stores them."""
+        """Return the line that stores a vector contiguously."""
         if dt.element(dtype) == "bool":
             value = f"convert_uchar{dt.lanes(dtype)}({self.flag(value, dtype)})"
         return f"vstore{dt.lanes(dtype)}({value}, 0, &{pointer}[{index}]);"
 
     def of_lanes(self, array: str, dtype: str) -> str:
-        """The vector of an array of lanes."""
+        """Load a vector from an array of lanes."""
         return f"vload{dt.lanes(dtype)}(0, {array})"
 
     def lanes_of(self, name: str, dtype: str) -> str:
-        """A pointer to the lanes of a variable."""
+        """Return a pointer to the lanes of a variable."""
         return f"((const {self.lane_type(dtype)} *)&{name})"
 
     def halves(self, name: str) -> tuple[str, str]:
-        """The first lanes and the others."""
+        """Return the low and the high half of a vector."""
         return f"{name}.lo", f"{name}.hi"
 
     def has_bits(self, source: str, target: str) -> bool:
-        """Whether `bits` gives those that a vector has in memory."""
+        """Return whether `bits` reinterprets the vector as it is stored in memory."""
         return True
 
     def bits(self, kind: str, x: str) -> str:
-        """`as_int16(x)`"""
+        """Return a reinterpretation such as `as_int16(x)`."""
         return f"as_{kind}({x})"
 
     def own(self, kind: Kind, dtype: str, x: str, y: str, y_is_number: bool) -> str:
-        """A node that the dialect has a function of its own for, else "". y_is_number: the second
-        operand is no NaN."""
+        """Return the dialect's own function for a node, else "". `y_is_number`: the second operand
+        is not NaN.
+        """
         name = {Min: "min", Max: "max"}.get(kind)
         return f"{name}({x}, {y})" if name and dt.is_int(dt.element(dtype)) else ""
 
     def every(self, condition: str) -> str:
-        """Whether a condition, which is a name, holds in all lanes."""
+        """Return whether a named condition holds in all lanes."""
         return f"all({condition})"
 
     def some(self, condition: str) -> str:
-        """Whether it holds in one lane at least."""
+        """Return whether a named condition holds in at least one lane."""
         return f"any({condition})"

@@ -1,5 +1,6 @@
-"""Code for devices of many threads: a loop program bound to threads becomes kernels, written in a
-dialect of C, and a function of the host that launches them."""
+"""Code generators for GPUs and other devices; a loop program bound to threads becomes kernels,
+written in a dialect of C, and a function of the host that launches them.
+"""
 
 from typing import TYPE_CHECKING
 

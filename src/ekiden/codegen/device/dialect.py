@@ -1,4 +1,4 @@
-"""Dialects of C that kernels of devices are written in: one row for each, of what differs."""
+"""Dialects of C for device kernels; one row for each, of what differs."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class Dialect:
 
     @property
     def linear(self) -> str:
-        """The number of a thread among all of the launch."""
+        """Return the expression for the linear index of a thread in the launch."""
         x, y, z = (self.threads[f"global{a}"] for a in AXES)
         nx, ny = (self.threads[f"size{a}"] for a in AXES[:2])
         return f"{x} + {nx} * ({y} + {ny} * {z})"
 
     @property
     def syntax(self) -> Syntax:
-        """What it writes otherwise than C."""
+        """Return the syntax in which the dialect differs from C."""
         return self.form.syntax
 
 
@@ -223,7 +223,7 @@ def _cuda_dots() -> dict[str, str]:
 
 
 def _opencl_bits(target: str, x: str) -> str:
-    """`as_float(x)`: the types of OpenCL have names of one word."""
+    """Return a reinterpretation such as `as_float(x)`; OpenCL's type names are single words."""
     short = {"bool": "uchar", "float": "float", "double": "double"}
     name = short.get(target) or target.removesuffix("_t").replace("uint", "u").replace("int", "")
     words = {"u8": "uchar", "8": "char", "u16": "ushort", "16": "short"}

@@ -1,4 +1,4 @@
-"""The formats of kernels of devices."""
+"""Code formats of device kernels, by target kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOWN = frozenset(FORMATS.values()).union(*(kind.triples.values() for kind in KI
 
 
 def format_of(target: Target) -> str:
-    """The format of a target's kernels."""
+    """Return the code format of a target's kernels."""
     return target.kind.triples.get(str(target.attrs.get("mtriple")), FORMATS[target.kind.name])
 
 

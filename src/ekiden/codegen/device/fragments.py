@@ -1,4 +1,5 @@
-"""Matrices of 16 x 16 that the threads of a warp hold together: the tensor cores of CUDA.
+"""Warp-level matrix fragments of 16 x 16 elements (tensor cores, PTX `wmma`); the tensor cores of
+CUDA.
 
     tvm_load_matrix_sync(a, 16, 16, 16, 0, &left[8], 40, "row_major")
         ->  ek_load_a_f16_row(&a[0], &left[8], 40);
@@ -28,8 +29,10 @@ LAYOUTS = {"row_major": "row", "col_major": "col"}
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What a tensor core multiplies: PTX's name of the factors' type, C's of what memory holds,
-    registers of a factor, PTX's name of the sums' type, C's, and a register's letter in PTX."""
+    """Type combination of a tensor-core instruction: the PTX and C names of the factors' type,
+    registers per factor, the PTX and C names of the accumulator's type, and its register
+    constraint.
+    """
 
     word: str
     kind: str
@@ -40,7 +43,9 @@ class Product:
 
     @property
     def types(self) -> str:
-        """How an instruction names them: of float16 the sums alone."""
+        """Return the type suffix of the `wmma.mma` instruction; for float16 factors it names the
+        accumulators alone.
+        """
         between = "" if self.word == "f16" else f".{self.word}.{self.word}"
         return f".{self.total}{between}.{self.total}"
 
@@ -61,31 +66,31 @@ TOTALS = 8
 
 
 def is_fragment(buffer: Buffer) -> bool:
-    """Whether a buffer holds such matrices."""
+    """Return whether a buffer holds matrix fragments."""
     return buffer.scope in FRAGMENTS
 
 
 def layouts_of(body: Stmt) -> dict[Buffer, str]:
-    """How the factors lie in memory that buffers are loaded from, in PTX's words."""
-    found: dict[Buffer, str] = {}
+    """Return the memory layout ("row", "col") from which each fragment buffer is loaded."""
+    layouts: dict[Buffer, str] = {}
     for call in calls_of(body):
         if call.op != "tvm_load_matrix_sync":
             continue
         buffer, layout = _buffer(call.args[0]), _layout(call.args[7])
-        if found.setdefault(buffer, layout) != layout:
+        if layouts.setdefault(buffer, layout) != layout:
             raise CompileError(f"fragment {buffer.name!r} is loaded by rows and by columns")
-    return found
+    return layouts
 
 
 def calls_of(body: Stmt) -> Iterator[Intrinsic]:
-    """The calls that are about such matrices."""
+    """Yield the fragment intrinsics of a statement."""
     for s in walk(body):
         if isinstance(s, Evaluate) and isinstance(s.value, Intrinsic) and s.value.op in CALLS:
             yield s.value
 
 
 def declared(buffer: Buffer, name: str) -> str:
-    """The line that declares a buffer of them."""
+    """Return the declaration of a fragment buffer."""
     count = 1
     for d in buffer.shape:
         if not isinstance(d, IntImm):
@@ -114,13 +119,13 @@ def _type(buffer: Buffer) -> str:
 
 
 def _row(table: Mapping[str, Product], buffer: Buffer) -> Product:
-    found = table.get(dt.element(buffer.dtype))
-    if found is None:
+    mma_type = table.get(dt.element(buffer.dtype))
+    if mma_type is None:
         raise CompileError(
             f"fragment {buffer.name!r}: scope {buffer.scope!r} is of {', '.join(table)}, not "
             f"{buffer.dtype}"
         )
-    return found
+    return mma_type
 
 
 def _buffer(e: PrimExpr) -> Buffer:
@@ -137,8 +142,9 @@ def _layout(e: PrimExpr) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a call becomes: a function with its text, and its arguments, of which those that are
-    no text of C yet are expressions."""
+    """Fragment operation as a C call: the helper function's name and text, and its arguments, of
+    which some are still expressions.
+    """
 
     name: str
     text: str
@@ -154,9 +160,9 @@ def _listed(letter: str, of: str, count: int) -> str:
     return ", ".join(f'"{letter}"({of}->r[{n}])' for n in range(count))
 
 
-def _function(name: str, given: str, code: str, outputs: str, inputs: str) -> str:
+def _function(name: str, parameters: str, code: str, outputs: str, inputs: str) -> str:
     return (
-        f"EK_DEVICE void {name}({given}) {{\n"
+        f"EK_DEVICE void {name}({parameters}) {{\n"
         f'  asm volatile("{code};"\n'
         f'               : {outputs} : {inputs} : "memory");\n}}'
     )
@@ -169,7 +175,7 @@ def _check_sides(e: Intrinsic) -> None:
 
 
 def _fill(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
-    """tvm_fill_fragment(sums, m, n, k, index, value)"""
+    """Lower `tvm_fill_fragment(sums, m, n, k, index, value)`."""
     _check_sides(e)
     buffer = _buffer(e.args[0])
     row = _row(SUMS, buffer)
@@ -182,7 +188,7 @@ def _fill(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
 
 
 def _load(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
-    """tvm_load_matrix_sync(fragment, m, n, k, index, address, stride, layout)"""
+    """Lower `tvm_load_matrix_sync(fragment, m, n, k, index, address, stride, layout)`."""
     _check_sides(e)
     buffer, source = _buffer(e.args[0]), e.args[5]
     assert isinstance(source, BufferAddress), e
@@ -204,7 +210,7 @@ def _load(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
 
 
 def _store(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
-    """tvm_store_matrix_sync(sums, m, n, k, index, address, stride, layout)"""
+    """Lower `tvm_store_matrix_sync(sums, m, n, k, index, address, stride, layout)`."""
     _check_sides(e)
     buffer, target = _buffer(e.args[0]), e.args[5]
     assert isinstance(target, BufferAddress), e
@@ -223,18 +229,18 @@ def _store(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
 
 
 def _multiply(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
-    """tvm_mma_sync(d, index, a, index, b, index, c, index): d = a b + c"""
+    """Lower `tvm_mma_sync(d, index, a, index, b, index, c, index)`: d = a b + c."""
     d, a, b, c = (_buffer(e.args[n]) for n in (0, 2, 4, 6))
     row = _row(PRODUCTS, a)
     if a.dtype != b.dtype or _row(SUMS, d).total != row.total or c.dtype != d.dtype:
         raise CompileError(
             f"tvm_mma_sync: no tensor core multiplies {a.dtype} by {b.dtype} into {d.dtype}"
         )
-    missing = [each.name for each in (a, b) if each not in layouts]
+    missing = [fragment.name for fragment in (a, b) if fragment not in layouts]
     if missing:
         raise CompileError(f"tvm_mma_sync: nothing loads fragment {missing[0]!r}")
-    ways = f"{layouts[a]}_{layouts[b]}"
-    name = f"ek_multiply_{row.word}_{ways}"
+    layout_pair = f"{layouts[a]}_{layouts[b]}"
+    name = f"ek_multiply_{row.word}_{layout_pair}"
     at = [0, TOTALS, TOTALS + row.registers, TOTALS + 2 * row.registers]
     counts = [TOTALS, row.registers, row.registers, TOTALS]
     registers = ", ".join(_registers(n, count) for n, count in zip(at, counts, strict=True))
@@ -242,7 +248,7 @@ def _multiply(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
     text = _function(
         name,
         f"{total} *d, {factor} *a, {factor} *b, const {total} *c",
-        f"wmma.mma.sync.aligned.{ways.replace('_', '.')}.m16n16k16{row.types} {registers}",
+        f"wmma.mma.sync.aligned.{layout_pair.replace('_', '.')}.m16n16k16{row.types} {registers}",
         _listed(f"={row.letter}", "d", TOTALS),
         ", ".join(
             (
@@ -252,8 +258,8 @@ def _multiply(e: Intrinsic, layouts: Mapping[Buffer, str]) -> Call:
             )
         ),
     )
-    given = tuple((_buffer(e.args[n]), e.args[n + 1]) for n in (0, 2, 4, 6))
-    return Call(name, text, given)
+    arguments = tuple((_buffer(e.args[n]), e.args[n + 1]) for n in (0, 2, 4, 6))
+    return Call(name, text, arguments)
 
 
 def _place(e: BufferAddress) -> tuple[Buffer, PrimExpr]:

@@ -1,8 +1,4 @@
-"""Kernels of devices as text of a dialect of C.
-
-A loop over a thread axis is the number of the thread; what has a place in memory of a block stands
-at the top of the kernel; a check that fails notes what it has seen and ends its thread.
-"""
+"""Print device kernels in a dialect of C."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ MOST_LOCAL = 1 << 16
 
 
 class KernelWriter(WideAccessWriter):
-    """Writes the body of one kernel."""
+    """Writer of the body of one kernel."""
 
     def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
         super().__init__(helpers, symbol, dialect)
@@ -51,7 +47,7 @@ class KernelWriter(WideAccessWriter):
         self._used |= dialect.keywords
 
     def prepare(self, body: Stmt) -> None:
-        """Find out how the matrices lie that warps load."""
+        """Collect the layouts of the matrix fragments that warps load."""
         super().prepare(body)
         self.layouts = fragments.layouts_of(body)
 
@@ -69,7 +65,7 @@ class KernelWriter(WideAccessWriter):
         super().statement(s)
 
     def loop(self, s: For) -> None:
-        """A loop over threads is one of them; others are loops."""
+        """Emit a loop; a loop bound to a thread axis becomes that thread's index."""
         if s.kind is not ForKind.THREAD_BINDING:
             super().loop(s)
             return
@@ -83,7 +79,9 @@ class KernelWriter(WideAccessWriter):
         self.statement(s.body)
 
     def together(self, buffer: Buffer, index: str, count: int, target: str) -> str:
-        """Memory has a kind in some dialects, so that no helper function is given a place."""
+        """Read contiguous elements as one wider value in place: address spaces of some dialects
+        rule out a helper that takes a pointer.
+        """
         name, source = self.name(buffer), dt.element(buffer.dtype)
         if self.vectors is not None:
             near = self.vectors.load(name, index, f"{source}x{count}")
@@ -91,28 +89,30 @@ class KernelWriter(WideAccessWriter):
         if self.dialect.word and (dt.itemsize(source) * count, target) == (4, "int32"):
             self.helpers.texts.setdefault("ek_word", self.dialect.word)
             return f"ek_word(&{name}[{index}])"
-        bits, whole = dt.SCALAR_BITS[source], f"uint{dt.SCALAR_BITS[target]}"
-        wide, narrow = self.syntax.type(whole), self.syntax.type(f"uint{bits}")
-        parts = [f"(({wide})({narrow}){name}[{index} + {n}] << {bits * n})" for n in range(count)]
-        return self.helpers.reinterpret(whole, target, f"({' | '.join(parts)})")
+        bits, wide_dtype = dt.SCALAR_BITS[source], f"uint{dt.SCALAR_BITS[target]}"
+        wide, narrow = self.syntax.type(wide_dtype), self.syntax.type(f"uint{bits}")
+        shifted_elements = [
+            f"(({wide})({narrow}){name}[{index} + {n}] << {bits * n})" for n in range(count)
+        ]
+        return self.helpers.reinterpret(wide_dtype, target, f"({' | '.join(shifted_elements)})")
 
     def fragment_call(self, e: Intrinsic) -> str:
-        """A call about matrices that a warp holds."""
-        made = fragments.CALLS[e.op](e, self.layouts)
-        self.helpers.texts.setdefault(made.name, guarded(made.text))
-        given = [
-            f"&{self.name(each[0])}[{self.text(each[1])}]"
-            if isinstance(each, tuple)
-            else self.text(each)
-            for each in made.args
+        """Return a call of a matrix-fragment helper."""
+        lowered = fragments.CALLS[e.op](e, self.layouts)
+        self.helpers.texts.setdefault(lowered.name, guarded(lowered.text))
+        arguments = [
+            f"&{self.name(argument[0])}[{self.text(argument[1])}]"
+            if isinstance(argument, tuple)
+            else self.text(argument)
+            for argument in lowered.args
         ]
-        return f"{made.name}({', '.join(given)});"
+        return f"{lowered.name}({', '.join(arguments)});"
 
     def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
         return operands_of(e) if is_exchange(e) else super()._operands(e)
 
     def intrinsic(self, e: Intrinsic) -> str:
-        """Also what another thread of the warp has."""
+        """Return an intrinsic's call; warp shuffles too."""
         if not is_exchange(e):
             return super().intrinsic(e)
         form = self.dialect.shuffles.get(e.op)
@@ -136,7 +136,7 @@ class KernelWriter(WideAccessWriter):
         return self._named(e, text)  # on a line of its own: no side of a `?` is for some alone
 
     def allocate(self, buffer: Buffer) -> None:
-        """An array of the thread, or of its block; matrices of a warp."""
+        """Declare a thread-local array, a block-shared array, or a warp's matrix fragments."""
         if fragments.is_fragment(buffer):
             if not self.dialect.matrices:
                 raise CompileError(
@@ -172,7 +172,9 @@ class KernelWriter(WideAccessWriter):
             self.put(line)
 
     def assertion(self, s: AssertStmt) -> None:
-        """Note which thread failed and, if it is the one to tell, what it has seen."""
+        """Emit a check that records the lowest failing thread and, for that thread, the values of
+        the message.
+        """
         if len(s.values) > MOST_SHOWN:
             raise InternalError(f"kernel {self.symbol!r}: a check shows {len(s.values)} values")
         check = (s.kind, s.format)
@@ -183,13 +185,13 @@ class KernelWriter(WideAccessWriter):
             thread = self.unique("thread")
             memory = self.dialect.memory
             self.put(f"const int64_t {thread}_wide = {self.dialect.linear};")
-            least = f"{thread}_wide < 0x7ffffffe ? (int){thread}_wide : 0x7ffffffe"
-            self.put(f"const int {thread} = {least};")
+            clamped_thread = f"{thread}_wide < 0x7ffffffe ? (int){thread}_wide : 0x7ffffffe"
+            self.put(f"const int {thread} = {clamped_thread};")
             self.put(self.dialect.least.format(place="ek_status", value=thread))
             self.put(f"if (ek_status[1] == {thread}) {{")
             with self.indented():
-                told = [const(number), *(cast(v, "int64") for v in s.values)]
-                texts = [self.text(v) for v in told]
+                status_words = [const(number), *(cast(v, "int64") for v in s.values)]
+                texts = [self.text(v) for v in status_words]
                 for at, text in enumerate(texts, start=1):
                     self.put(f"(({memory}int64_t *)ek_status)[{at}] = {text};")
             self.put("}")
@@ -197,51 +199,52 @@ class KernelWriter(WideAccessWriter):
         self.put("}")
 
     def fail(self, status: str = "-1") -> None:
-        """Nothing else fails here."""
+        """Raise InternalError: kernels have no failing calls."""
         raise InternalError(f"kernel {self.symbol!r}: {status} has no meaning on a device")
 
     def extern(self, name: str, result: str, arguments: Sequence[str | None]) -> str:
-        """The function itself, which the language of the kernel has, or a header of it."""
+        """Return the symbol unchanged: the kernel language or its headers declare it."""
         return name
 
     def extern_argument(self, a: PrimExpr) -> str:
-        """An argument: an address is of the memory that its buffer is in."""
+        """Return an argument of an external function; an address keeps its buffer's
+        address space.
+        """
         if isinstance(a, BufferAddress):
             offset = f" + ({self.text(a.indices[0])})" if a.indices else ""
             return f"{self.name(a.buffer)}{offset}"
         return super().extern_argument(a)
 
     def call_packed(self, e: Intrinsic) -> str:
-        """Threads call nothing of the host."""
+        """Raise CompileError: device threads cannot call host functions."""
         name = e.args[0].value if isinstance(e.args[0], StringImm) else ""
         raise CompileError(f"kernel {self.symbol!r}: a thread cannot call {name!r} of the host")
 
 
 def guarded(text: str) -> str:
-    """A helper function of matrices, unless something has written it before."""
+    """Wrap a fragment helper in an include guard."""
     return f"#ifndef EK_MATRICES\n{text}\n#endif"
 
 
 def free_things(body: Stmt) -> tuple[list[Buffer], list[Var]]:
-    """The buffers and the sizes that a kernel is given."""
+    """Return the buffers and the scalar parameters of a kernel."""
     used = used_inside(body)
     return [b for b in used if isinstance(b, Buffer)], [v for v in used if isinstance(v, Var)]
 
 
 def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
-    """The text of a lowered device function in the dialect of the target's kind.
-
-    Its arguments are its buffers, then `sizes`. Raises CompileError for what a device cannot do.
+    """Print a lowered device function in the dialect of the target's kind. Its parameters are its
+    buffers, then `sizes`. Raises CompileError for what a device cannot do.
     """
     dialect = DIALECTS[target.kind.name]
     helpers = Helpers(target, dialect.form)
     symbol = c_symbol(func.name)
     writer = KernelWriter(helpers, symbol, dialect)
-    given: list[str] = []
+    parameters: list[str] = []
     for buffer in func.buffers:
-        _declare(writer, dialect, buffer, given)
+        _declare(writer, dialect, buffer, parameters)
     for size in sizes:
-        given.append(dialect.number.format(name=writer.define(size)))
+        parameters.append(dialect.number.format(name=writer.define(size)))
         if isinstance(size, SizeVar):
             writer.positive.add(size)
     _check_types(func, dialect, symbol)
@@ -250,14 +253,14 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
     if writer.checks:
         number = dialect.number.format(name="ek_status_at")
         offset = f", {number}" if dialect.offsets else ""
-        given.append(f"{dialect.memory}int *ek_status{offset}")
+        parameters.append(f"{dialect.memory}int *ek_status{offset}")
         if dialect.offsets:
             moved = f"({dialect.memory}int *)(({dialect.memory}char *)ek_status + ek_status_at)"
             writer.top.append(f"  ek_status = {moved};")
     body = "\n".join([*writer.top, *writer.lines])
     head = f"/* Made by Ekiden for {target.kind.name}. */\n{dialect.head}"
     also = dialect.also + (dialect.lane if writer.exchanges else "")
-    kernel = f"{dialect.kernel} {symbol}({', '.join(given)}{also}) {{\n{body}\n}}"
+    kernel = f"{dialect.kernel} {symbol}({', '.join(parameters)}{also}) {{\n{body}\n}}"
     text = "\n\n".join([head, *helpers.texts.values(), kernel]) + "\n"
     args = "b" * len(func.buffers) + "l" * len(sizes)
     checks = tuple(writer.checks)
@@ -265,7 +268,7 @@ def print_kernel(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKern
 
 
 def _check_types(func: PrimFunc, dialect: Dialect, symbol: str) -> None:
-    """Raises CompileError for a value or memory of a type that the dialect has not."""
+    """Raise CompileError for a dtype that the dialect lacks."""
     memory = [s.buffer.dtype for s in walk(func.body) if isinstance(s, (Allocate, BufferStore))]
     values = [e.dtype for e in all_expressions(func.body)] if dialect.missing else []
     for dtype in (*memory, *values):
@@ -273,14 +276,14 @@ def _check_types(func: PrimFunc, dialect: Dialect, symbol: str) -> None:
             raise CompileError(f"kernel {symbol!r}: {dialect.name} has no {dt.element(dtype)}")
 
 
-def _declare(writer: KernelWriter, dialect: Dialect, buffer: Buffer, given: list[str]) -> None:
-    """The parameter of a buffer, and how it is called in the body."""
+def _declare(writer: KernelWriter, dialect: Dialect, buffer: Buffer, parameters: list[str]) -> None:
+    """Declare a buffer's parameter, and its name in the body."""
     kind, name = memory_type(buffer.dtype), writer.define(buffer)
     writer.arguments[buffer] = ""
     pointer = f"{dialect.memory}{kind} *"
     if not dialect.offsets:
-        given.append(f"{pointer}{name}")
+        parameters.append(f"{pointer}{name}")
         return
     raw, at = writer.unique(f"{name}_memory"), writer.unique(f"{name}_at")
-    given.append(f"{dialect.memory}char *{raw}, {dialect.number.format(name=at)}")
+    parameters.append(f"{dialect.memory}char *{raw}, {dialect.number.format(name=at)}")
     writer.put(f"{pointer}const {name} = ({pointer})({raw} + {at});")

@@ -1,5 +1,5 @@
-"""The instructions of one SPIR-V function, for the emitters that LLVM's code and C's helpers have:
-what an expression means is written once for all of them.
+"""Builder of the instructions of one SPIR-V function, with the interface of the LLVM and C
+builders; what an expression means is written once for all of them.
 
 Operands are "%7", a result, or constants as LLVM writes them, whose type the instruction knows.
 Values of 16-bit floats are their bits: arithmetic on them is float32's.
@@ -45,15 +45,15 @@ _GLSL = {"roundeven": 2, "trunc": 3, "fabs": 4, "floor": 8, "ceil": 9, "sqrt": 3
 
 
 def type_name(dtype: str) -> str:
-    """Return the name of the type of a value in a register; CompileError where there is none."""
-    found = TYPES.get(dt.carrier(dt.element(dtype)))
-    if found is None:
+    """Return the SPIR-V type of a value in a register. Raises CompileError where there is none."""
+    name = TYPES.get(dt.carrier(dt.element(dtype)))
+    if name is None:
         raise CompileError(f"SPIR-V for Vulkan has no {dtype}")
-    return found
+    return name
 
 
 class SpirvBuilder(Builder):
-    """Appends instructions to a module's function."""
+    """Builder that appends instructions to a module's function."""
 
     has_blocks = False
 
@@ -87,8 +87,8 @@ class SpirvBuilder(Builder):
         for table in reversed(self._scopes):
             if key in table:
                 return table[key]
-        made = self._scopes[-1][key] = self.made(op, kind, *operands)
-        return made
+        result = self._scopes[-1][key] = self.made(op, kind, *operands)
+        return result
 
     def typed(self, op: str, dtype: str, *operands: Word) -> Operand:
         """Append an instruction without effects whose result has a data type."""
@@ -115,17 +115,17 @@ class SpirvBuilder(Builder):
         """Return the result of an arithmetic or bitwise operation."""
         is_bool = dt.element(dtype) == "bool"
         op = (_OF_BOOL if is_bool else _BINARY)[opcode]
-        made = self.typed(op, dtype, self.id(a, dtype), self.id(b, dtype))
+        result = self.typed(op, dtype, self.id(a, dtype), self.id(b, dtype))
         if op[0] == "F":
-            self._as_written(made)
-        return made
+            self._as_written(result)
+        return result
 
-    def _as_written(self, made: Operand) -> None:
-        """No product and sum are one operation."""
+    def _as_written(self, result: Operand) -> None:
+        """Decorate a float operation NoContraction, so that no driver fuses a product and a sum."""
         last = self.spirv.function[-1][1]
-        if len(last) > 1 and f"%{last[1]}" == made:
-            known = self.spirv.decorations
-            if not known or known[-1] != ("Decorate", (last[1], NO_CONTRACTION)):
+        if len(last) > 1 and f"%{last[1]}" == result:
+            decorations = self.spirv.decorations
+            if not decorations or decorations[-1] != ("Decorate", (last[1], NO_CONTRACTION)):
                 self.spirv.decorate(Id(last[1]), NO_CONTRACTION)
 
     def negate(self, dtype: str, a: Operand) -> Operand:
@@ -145,8 +145,8 @@ class SpirvBuilder(Builder):
             return self.typed(_COMPARE[predicate], "bool", x, y)
         is_nan = self.typed("IsNan", "bool", x)
         if x != y:
-            other = self.id(self.typed("IsNan", "bool", y), "bool")
-            is_nan = self.typed("LogicalOr", "bool", self.id(is_nan, "bool"), other)
+            y_is_nan = self.id(self.typed("IsNan", "bool", y), "bool")
+            is_nan = self.typed("LogicalOr", "bool", self.id(is_nan, "bool"), y_is_nan)
         if predicate == "uno":
             return is_nan
         return self.typed("LogicalNot", "bool", self.id(is_nan, "bool"))
@@ -169,7 +169,7 @@ class SpirvBuilder(Builder):
         return self.typed(_CONVERT[opcode], target, self.id(a, source))
 
     def call(self, name: str, result: str, arguments: Arguments) -> Operand:
-        """Refuse: there is nothing to call."""
+        """Raise CompileError: SPIR-V kernels call no functions; there is nothing to call."""
         raise InternalError(f"SPIR-V: no meaning for a call of {name!r}")
 
     def intrinsic(self, name: str, dtype: str, *operands: Operand) -> Operand:
@@ -180,8 +180,8 @@ class SpirvBuilder(Builder):
             size, of = (self.convert("bitcast", dtype, word, o) for o in operands)
             bits = self.binary("and", word, size, self.const(sign - 1, word))
             sign_bit = self.binary("and", word, of, self.const(-sign, word))
-            whole = self.binary("or", word, bits, sign_bit)
-            return self.convert("bitcast", word, dtype, whole)
+            combined = self.binary("or", word, bits, sign_bit)
+            return self.convert("bitcast", word, dtype, combined)
         ids = [self.id(o, dtype) for o in operands]
         return self.typed("ExtInst", dtype, self.spirv.glsl, _GLSL[name], *ids)
 
@@ -190,10 +190,10 @@ class SpirvBuilder(Builder):
         spirv = self.spirv
         table, count = spirv.table(values)
         kind = spirv.array(spirv.type("f64"), count)
-        place = spirv.local(kind)
+        variable = spirv.local(kind)
         spirv.variables[-1] = ("Variable", (*spirv.variables[-1][1], table))
         pointer = spirv.pointer(FUNCTION, spirv.type("f64"))
-        at = self.once("AccessChain", pointer, place, self.id(index, "int64"))
+        at = self.once("AccessChain", pointer, variable, self.id(index, "int64"))
         return self.once("Load", spirv.type("f64"), self.id(at, "int64"))
 
 

@@ -1,4 +1,4 @@
-"""Kernels as SPIR-V for Vulkan, without a compiler between.
+"""Emit kernels as SPIR-V for Vulkan directly, without an intermediate compiler.
 
 A kernel's one push constant is the address of what it is given, words of 64 bits: how many blocks
 there are along x, y and z, then for each argument the address of its memory, or its number. Memory
@@ -80,7 +80,9 @@ Lanes = list[Operand]
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Where a buffer is: a pointer to its first element, or an array of the thread or its block."""
+    """Location of a buffer: a pointer to its first element, or a thread-local or block-shared
+    array.
+    """
 
     storage: int
     base: Id
@@ -89,7 +91,7 @@ class _Memory:
 
 
 class SpirvKernel:
-    """Emits one lowered device function."""
+    """Emitter of one lowered device function."""
 
     def __init__(self, target: Target, name: str, threads: Sequence[int]) -> None:
         self.name, self.threads = name, threads
@@ -106,17 +108,19 @@ class SpirvKernel:
     # What the kernel is given.
 
     def begin(self, buffers: Sequence[Buffer], sizes: Sequence[Var]) -> None:
-        """Emit what finds the arguments and the block that this is."""
+        """Emit the prologue: read the arguments and compute the block's index."""
         b, spirv = self.b, self.spirv
         word = spirv.type("i64")
         block = spirv.fresh()
         spirv.declarations.append(("TypeStruct", (block, word)))
         spirv.decorate(block, BLOCK)
         spirv.decorations.append(("MemberDecorate", (block, 0, OFFSET, 0)))
-        given = spirv.global_variable(PUSH_CONSTANT, block)
+        push_constants = spirv.global_variable(PUSH_CONSTANT, block)
         zero = spirv.constant("i32", 0)
-        place = b.once("AccessChain", spirv.pointer(PUSH_CONSTANT, word), given, zero)
-        self.arguments = b.once("Load", word, b.id(place, _WORD))
+        arguments_pointer = b.once(
+            "AccessChain", spirv.pointer(PUSH_CONSTANT, word), push_constants, zero
+        )
+        self.arguments = b.once("Load", word, b.id(arguments_pointer, _WORD))
         for n, axis in enumerate(_AXES):
             self.blocks[axis] = self._given(n)
         self._find_block()
@@ -127,12 +131,12 @@ class SpirvKernel:
             self.variables[size] = [emit_cast(b, number, _WORD, size.dtype)]
 
     def _given(self, n: int) -> Operand:
-        """A word of the arguments."""
+        """Load the n-th 64-bit word of the arguments."""
         b, spirv = self.b, self.spirv
         at = b.binary("add", _WORD, self.arguments, b.const(8 * n, _WORD))
         pointer = spirv.pointer(PHYSICAL, spirv.type("i64"), 8)
-        place = b.once("ConvertUToPtr", pointer, b.id(at, _WORD))
-        return b.once("Load", spirv.type("i64"), b.id(place, _WORD), 2, 8)
+        word_pointer = b.once("ConvertUToPtr", pointer, b.id(at, _WORD))
+        return b.once("Load", spirv.type("i64"), b.id(word_pointer, _WORD), 2, 8)
 
     def _point(self, buffer: Buffer, address: Operand) -> None:
         kind, stride = self._stored(buffer)
@@ -141,7 +145,7 @@ class SpirvKernel:
         self.memory[buffer] = _Memory(PHYSICAL, self.b.id(base, _WORD), address)
 
     def _stored(self, buffer: Buffer) -> tuple[str, int]:
-        """The type of a buffer's elements in memory, and its bytes."""
+        """Return the type of a buffer's elements in memory and their size in bytes."""
         element = dt.element(buffer.dtype)
         kind = "i8" if element == "bool" else type_name(element)
         size = {"i8": 1, "i16": 2}.get(kind, dt.itemsize(element))
@@ -150,8 +154,7 @@ class SpirvKernel:
         return kind, size
 
     def _find_block(self) -> None:
-        """The number of the block in the line, taken apart; the end of the kernel behind the
-        last."""
+        """Split the linear block index into x, y and z; leave the kernel beyond the last block."""
         b = self.b
         x, y = self._input(WORKGROUP_ID, 0), self._input(WORKGROUP_ID, 1)
         width = self._input(NUM_WORKGROUPS, 0)
@@ -160,12 +163,12 @@ class SpirvKernel:
         total = b.binary("mul", _WORD, plane, self.blocks["z"])
         self._leave_if(b.compare("uge", _WORD, line, total))
         self.blocks["at x"] = b.binary("urem", _WORD, line, self.blocks["x"])
-        rest = b.binary("udiv", _WORD, line, self.blocks["x"])
-        self.blocks["at y"] = b.binary("urem", _WORD, rest, self.blocks["y"])
+        quotient = b.binary("udiv", _WORD, line, self.blocks["x"])
+        self.blocks["at y"] = b.binary("urem", _WORD, quotient, self.blocks["y"])
         self.blocks["at z"] = b.binary("udiv", _WORD, line, plane)
 
     def _input(self, which: int, axis: int) -> Operand:
-        """A built-in number as a word."""
+        """Return one component of a built-in input as a 64-bit word."""
         b, spirv = self.b, self.spirv
         all_three = b.once("Load", spirv.type("v3"), spirv.built_in(which))
         one = b.typed("CompositeExtract", "int32", b.id(all_three, _WORD), axis)
@@ -184,7 +187,7 @@ class SpirvKernel:
 
     @contextmanager
     def _branch(self, label: Id, merge: Id) -> Iterator[None]:
-        """A block of a structured branch, which ends at the merge."""
+        """Emit a block of a structured branch, which jumps to the merge block at its end."""
         self.b.start_block(label)
         with self.b.scope():
             yield
@@ -193,19 +196,19 @@ class SpirvKernel:
     def _if(
         self,
         condition: Operand,
-        then: Callable[[], object],
-        other: Callable[[], object] | None = None,
+        then_body: Callable[[], object],
+        else_body: Callable[[], object] | None = None,
     ) -> None:
         b, spirv = self.b, self.spirv
         yes, merge = spirv.fresh(), spirv.fresh()
-        no = merge if other is None else spirv.fresh()
+        no = merge if else_body is None else spirv.fresh()
         b.put("SelectionMerge", merge, 0)
         b.put("BranchConditional", b.id(condition, "bool"), yes, no)
         with self._branch(yes, merge):
-            then()
-        if other is not None:
+            then_body()
+        if else_body is not None:
             with self._branch(no, merge):
-                other()
+                else_body()
         b.start_block(merge)
 
     def _leave_if(self, condition: Operand) -> None:
@@ -218,9 +221,11 @@ class SpirvKernel:
         b.start_block(on)
 
     def _repeat(self, going: Callable[[], Operand], body: Callable[[], object]) -> None:
-        """A loop: what is asked before each turn, and a turn."""
+        """Emit a structured loop: `going` emits the condition before each iteration, `body` an
+        iteration.
+        """
         b, spirv = self.b, self.spirv
-        head, ask, turn, again, merge = (spirv.fresh() for _ in range(5))
+        head, ask, body_label, again, merge = (spirv.fresh() for _ in range(5))
         b.jump(head)
         b.touch_memory()
         b.start_block(head)
@@ -229,8 +234,8 @@ class SpirvKernel:
         b.start_block(ask)
         with b.scope():
             condition = b.id(going(), "bool")
-            b.put("BranchConditional", condition, turn, merge)
-            b.start_block(turn)
+            b.put("BranchConditional", condition, body_label, merge)
+            b.start_block(body_label)
             body()
             b.jump(again)
         b.start_block(again)
@@ -244,8 +249,8 @@ class SpirvKernel:
         """Emit one statement."""
         match s:
             case SeqStmt():
-                for each in s.seq:
-                    self.statement(each)
+                for stmt in s.seq:
+                    self.statement(stmt)
             case BufferStore():
                 self.store(s)
             case For():
@@ -259,11 +264,11 @@ class SpirvKernel:
             case While():
                 self._repeat(lambda: self.value(s.condition)[0], lambda: self.statement(s.body))
             case IfThenElse():
-                other = s.else_case
+                else_case = s.else_case
                 self._if(
                     self.value(s.condition)[0],
                     lambda: self.statement(s.then_case),
-                    None if other is None else lambda: self.statement(other),
+                    None if else_case is None else lambda: self.statement(else_case),
                 )
                 self.b.touch_memory()
             case Evaluate():
@@ -274,7 +279,7 @@ class SpirvKernel:
                 raise InternalError(f"SPIR-V: statement {type(s).__name__} must be lowered first")
 
     def evaluate(self, e: PrimExpr) -> None:
-        """Emit a barrier; other calls are refused."""
+        """Emit a barrier or the value's effects; other calls are refused."""
         if isinstance(e, IntImm):
             return
         if isinstance(e, Intrinsic) and e.op == "tvm_storage_sync":
@@ -285,7 +290,7 @@ class SpirvKernel:
         self.value(e)
 
     def loop(self, s: For) -> None:
-        """A loop over threads is one of them; others are loops."""
+        """Emit a loop; a loop bound to a thread axis becomes that thread's index."""
         b, dtype = self.b, s.loop_var.dtype
         if s.kind is ForKind.THREAD_BINDING:
             axis = str((s.annotations or {}).get("thread"))
@@ -300,18 +305,18 @@ class SpirvKernel:
         number: Lanes = []
 
         def going() -> Operand:
-            """Whether there is another turn."""
+            """Emit the loop condition."""
             number.append(b.made("Load", kind, counter))
             return b.compare("slt", dtype, number[0], end)
 
-        def turn() -> None:
-            """A turn, and the number of the next."""
+        def iteration() -> None:
+            """Emit one iteration and the increment of the counter."""
             self.variables[s.loop_var] = number
             self.statement(s.body)
             following = b.binary("add", dtype, number[0], b.const(1, dtype))
             b.put("Store", counter, b.id(following, dtype))
 
-        self._repeat(going, turn)
+        self._repeat(going, iteration)
 
     def allocate(self, buffer: Buffer) -> None:
         """Declare an array of the thread, or of its block."""
@@ -339,10 +344,12 @@ class SpirvKernel:
             self.memory[buffer] = _Memory(FUNCTION, self.spirv.local(kind))
 
     def assertion(self, s: AssertStmt) -> None:
-        """The first thread that fails tells which check it was, and its values."""
+        """Emit a check; the first failing thread records which one it was, and its values."""
         number = len(self.checks)
         self.checks.append((s.kind, s.format))
         (condition,) = self.value(s.condition)
+        # An atomic minimum decides which thread reports, so that the message does not depend on
+        # scheduling.
         wrong = self.b.binary("xor", "bool", condition, "true")
         self._if(wrong, lambda: self._tell([const(number), *s.values]))
         self._leave_if(wrong)
@@ -353,18 +360,18 @@ class SpirvKernel:
         linear: Operand = b.const(0, _WORD)
         for n, axis in reversed(list(enumerate(_AXES))):
             threads = b.const(self.threads[n], _WORD)
-            whole = b.binary("mul", _WORD, self.blocks[axis], threads)
+            axis_threads = b.binary("mul", _WORD, self.blocks[axis], threads)
             own = b.binary("mul", _WORD, self.thread(f"blockIdx.{axis}"), threads)
             own = b.binary("add", _WORD, own, self.thread(f"threadIdx.{axis}"))
-            linear = b.binary("add", _WORD, b.binary("mul", _WORD, linear, whole), own)
+            linear = b.binary("add", _WORD, b.binary("mul", _WORD, linear, axis_threads), own)
         last = b.const(NOBODY, _WORD)
-        least = b.select(b.compare("slt", _WORD, linear, last), _WORD, linear, last)
-        mine = b.id(b.convert("trunc", _WORD, "int32", least), "int32")
+        clamped_thread = b.select(b.compare("slt", _WORD, linear, last), _WORD, linear, last)
+        mine = b.id(b.convert("trunc", _WORD, "int32", clamped_thread), "int32")
         pointer = spirv.pointer(PHYSICAL, word, 4)
         status = b.id(self.status(), _WORD)
-        place = b.once("ConvertUToPtr", pointer, status)
+        status_pointer = b.once("ConvertUToPtr", pointer, status)
         scope, relaxed = (spirv.constant("i32", n) for n in (1, 0))
-        b.made("AtomicSMin", word, b.id(place, _WORD), scope, relaxed, mine)
+        b.made("AtomicSMin", word, b.id(status_pointer, _WORD), scope, relaxed, mine)
         second = b.id(b.binary("add", _WORD, f"%{status}", b.const(4, _WORD)), _WORD)
         first = b.made("Load", word, b.id(b.once("ConvertUToPtr", pointer, second), _WORD), 2, 4)
         is_first = b.compare("eq", "int32", first, f"%{mine}")
@@ -376,8 +383,8 @@ class SpirvKernel:
         for n, value in enumerate(values, start=1):
             number = emit_cast(b, self.value(value)[0], value.dtype, _WORD)
             at = b.binary("add", _WORD, self.status(), b.const(8 * n, _WORD))
-            place = b.once("ConvertUToPtr", pointer, b.id(at, _WORD))
-            b.put("Store", b.id(place, _WORD), b.id(number, _WORD), 2, 8)
+            slot_pointer = b.once("ConvertUToPtr", pointer, b.id(at, _WORD))
+            b.put("Store", b.id(slot_pointer, _WORD), b.id(number, _WORD), 2, 8)
 
     def status(self) -> Operand:
         """Return the address of what checks tell, behind all arguments."""
@@ -388,7 +395,7 @@ class SpirvKernel:
     # Memory.
 
     def _place(self, buffer: Buffer, index: Operand, dtype: str) -> tuple[Id, tuple[int, ...]]:
-        """The pointer to an element, and what its access says."""
+        """Return the pointer to an element, and the memory-access operands of its load or store."""
         b, spirv = self.b, self.spirv
         memory = self.memory.get(buffer)
         if memory is None:
@@ -399,29 +406,31 @@ class SpirvKernel:
         if memory.storage == PHYSICAL:
             _, stride = self._stored(buffer)
             pointer = spirv.pointer(PHYSICAL, kind, stride)
-            place = b.once("PtrAccessChain", pointer, memory.base, at)
-            return b.id(place, _WORD), (2, stride)
+            element_pointer = b.once("PtrAccessChain", pointer, memory.base, at)
+            return b.id(element_pointer, _WORD), (2, stride)
         pointer = spirv.pointer(memory.storage, kind)
         return b.id(b.once("AccessChain", pointer, memory.base, at), _WORD), ()
 
     def _load(self, buffer: Buffer, index: Operand, dtype: str) -> Operand:
         b = self.b
-        place, access = self._place(buffer, index, dtype)
+        element_pointer, access = self._place(buffer, index, dtype)
         element = dt.element(buffer.dtype)
         kind = self.spirv.type("i8" if element == "bool" else type_name(element))
-        loaded = b.once("Load", kind, place, *access, epoch=b.epoch(id(buffer)))
+        loaded = b.once("Load", kind, element_pointer, *access, epoch=b.epoch(id(buffer)))
         if element != "bool":
             return loaded
         return b.compare("ne", "uint8", loaded, "0")
 
     def _indices(self, buffer: Buffer, index: PrimExpr) -> Lanes:
-        """The element of each lane of an access; of a buffer of vectors all lanes of one."""
+        """Return the element index of each lane of an access; for a buffer of vectors, of all lanes
+        of an element.
+        """
         b, own = self.b, dt.lanes(buffer.dtype)
-        places = self.value(index)
+        lane_indices = self.value(index)
         if own == 1:
-            return places
+            return lane_indices
         scaled = [b.binary("mul", dt.element(index.dtype), p, b.const(own, index.dtype))
-                  for p in places]  # fmt: skip
+                  for p in lane_indices]  # fmt: skip
         return [
             b.binary("add", dt.element(index.dtype), p, b.const(n, dt.element(index.dtype)))
             for p in scaled
@@ -441,11 +450,11 @@ class SpirvKernel:
         b, buffer = self.b, s.buffer
         check_lanes("SPIR-V: the store to", buffer, s.indices[0], s.value.dtype)
         values, index = self.value(s.value), s.indices[0]
-        places = self._indices(buffer, index)
-        if len(values) == 1 and len(places) > 1:
-            values = values * len(places)
-        masks = [None] * len(places) if s.predicate is None else self.value(s.predicate)
-        for at, value, mask in zip(places, values, masks, strict=True):
+        lane_indices = self._indices(buffer, index)
+        if len(values) == 1 and len(lane_indices) > 1:
+            values = values * len(lane_indices)
+        masks = [None] * len(lane_indices) if s.predicate is None else self.value(s.predicate)
+        for at, value, mask in zip(lane_indices, values, masks, strict=True):
             if mask is None:
                 self._store(buffer, at, dt.element(index.dtype), value)
             else:
@@ -455,32 +464,32 @@ class SpirvKernel:
 
     def _store(self, buffer: Buffer, index: Operand, dtype: str, value: Operand) -> None:
         b, element = self.b, dt.element(buffer.dtype)
-        place, access = self._place(buffer, index, dtype)
+        element_pointer, access = self._place(buffer, index, dtype)
         if element == "bool":
             value, element = b.convert("zext", "bool", "uint8", value), "uint8"
-        b.put("Store", place, b.id(value, element), *access)
+        b.put("Store", element_pointer, b.id(value, element), *access)
 
     # Expressions.
 
     def value(self, root: PrimExpr) -> Lanes:
         """Return the lanes of an expression, each node computed once."""
-        known: dict[PrimExpr, Lanes] = {}
+        computed: dict[PrimExpr, Lanes] = {}
         stack = [root]
         while stack:
             e = stack[-1]
-            if e in known:
+            if e in computed:
                 stack.pop()
                 continue
-            waiting = [c for c in self._operands(e) if c not in known]
+            waiting = [c for c in self._operands(e) if c not in computed]
             if waiting:
                 stack.extend(reversed(waiting))
                 continue
-            known[e] = self._node(e, known)
+            computed[e] = self._node(e, computed)
             stack.pop()
-        return known[root]
+        return computed[root]
 
     def _operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
-        """What is computed before a node, whatever its conditions."""
+        """Return the operands that are evaluated unconditionally before a node."""
         if isinstance(e, Intrinsic) and e.op == "if_then_else":
             return e.args[:1]
         if isinstance(e, (Var, IntImm, FloatImm, BufferLoad)):
@@ -501,7 +510,7 @@ class SpirvKernel:
             raise CompileError(f"kernel {self.name!r}: a thread cannot call {name!r} of the host")
         check_compiled(e)
 
-    def _node(self, e: PrimExpr, known: dict[PrimExpr, Lanes]) -> Lanes:
+    def _node(self, e: PrimExpr, computed: dict[PrimExpr, Lanes]) -> Lanes:
         b, kind = self.b, dt.element(e.dtype) if e.dtype else ""
         match e:
             case IntImm() | FloatImm():
@@ -512,34 +521,38 @@ class SpirvKernel:
                 return self.variables[e]
             case BinaryExpr():
                 of = dt.element(e.a.dtype)
-                pairs = zip(*_as_wide(known[e.a], known[e.b]), strict=True)
+                pairs = zip(*_as_wide(computed[e.a], computed[e.b]), strict=True)
                 return [emit_binary(b, type(e), of, x, y) for x, y in pairs]
             case Cast():
                 source = dt.element(e.value.dtype)
-                return [emit_cast(b, x, source, kind) for x in known[e.value]]
+                return [emit_cast(b, x, source, kind) for x in computed[e.value]]
             case Not():
-                return [b.binary("xor", "bool", x, "true") for x in known[e.a]]
+                return [b.binary("xor", "bool", x, "true") for x in computed[e.a]]
             case Select():
-                parts = _as_wide(known[e.condition], known[e.true_value], known[e.false_value])
-                return [b.select(c, kind, x, y) for c, x, y in zip(*parts, strict=True)]
+                lanes_by_operand = _as_wide(
+                    computed[e.condition], computed[e.true_value], computed[e.false_value]
+                )
+                return [b.select(c, kind, x, y) for c, x, y in zip(*lanes_by_operand, strict=True)]
             case Ramp():
-                (base,), (step,) = known[e.base], known[e.stride]
+                (base,), (step,) = computed[e.base], computed[e.stride]
                 return [
                     b.binary("add", kind, base, b.binary("mul", kind, step, b.const(n, kind)))
                     for n in range(dt.lanes(e.dtype))
                 ]
             case Broadcast():
-                return known[e.value] * dt.lanes(e.dtype)
+                return computed[e.value] * dt.lanes(e.dtype)
             case VectorReduce():
-                return [self._reduced(e, known[e.value])]
+                return [self._reduced(e, computed[e.value])]
             case BufferLoad():
                 return self.load(e)
             case Intrinsic():
-                return self._intrinsic(e, kind, known)
+                return self._intrinsic(e, kind, computed)
         raise InternalError(f"SPIR-V: {type(e).__name__} has no meaning in a kernel: {e!r}")
 
     def _reduced(self, e: VectorReduce, lanes: Lanes) -> Operand:
-        """Halves are combined until one lane is left, in the order LLVM's code has."""
+        """Combine the halves of a vector until one lane is left, in the order of LLVM's
+        reductions.
+        """
         kind, node = dt.element(e.dtype), REDUCTIONS[e.kind]
         while len(lanes) > 1 and len(lanes) % 2 == 0:
             half = len(lanes) // 2
@@ -550,27 +563,27 @@ class SpirvKernel:
             total = emit_binary(self.b, node, kind, total, lane)
         return total
 
-    def _intrinsic(self, e: Intrinsic, kind: str, known: dict[PrimExpr, Lanes]) -> Lanes:
+    def _intrinsic(self, e: Intrinsic, kind: str, computed: dict[PrimExpr, Lanes]) -> Lanes:
         b = self.b
         if e.op == "if_then_else":
-            return self._chosen(e, kind, known[e.args[0]])
+            return self._chosen(e, kind, computed[e.args[0]])
         if e.op == "same_memory":
-            one, other = (self.memory[buffer].address for buffer in addressed(e))
-            return [b.compare("eq", _WORD, one, other)]
+            one, second = (self.memory[buffer].address for buffer in addressed(e))
+            return [b.compare("eq", _WORD, one, second)]
         if e.op == "likely":
-            return known[e.args[0]]
+            return computed[e.args[0]]
         if e.op == "shuffle":
-            both = [*known[e.args[0]], *known[e.args[1]]]
+            both = [*computed[e.args[0]], *computed[e.args[1]]]
             return [both[n] for n in shuffle_order(e)]
         source = dt.element(e.args[0].dtype)
         if e.op == "reinterpret" and dt.lanes(e.args[0].dtype) != dt.lanes(e.dtype):
             raise CompileError(f"kernel {self.name!r}: neighbours in memory are read as one")
-        parts = _as_wide(*(known[a] for a in e.args))
-        lanes = zip(*parts, strict=True)
+        lanes_by_operand = _as_wide(*(computed[a] for a in e.args))
+        lanes = zip(*lanes_by_operand, strict=True)
         return [emit_intrinsic(b, e.op, kind, source, list(xs)) for xs in lanes]
 
     def _chosen(self, e: Intrinsic, kind: str, conditions: Lanes) -> Lanes:
-        """The chosen side alone is computed: it may read where the other must not."""
+        """Emit a branch that evaluates only the chosen side: the other may read out of bounds."""
         b, spirv = self.b, self.spirv
         sides: list[tuple[Lanes, Id]] = []
         if len(conditions) > 1:
@@ -579,7 +592,7 @@ class SpirvKernel:
             )
 
         def side(value: PrimExpr) -> None:
-            """One side, in its block."""
+            """Emit one side in its own block."""
             lanes = [f"%{b.id(x, kind)}" for x in self.value(value)]
             sides.append((lanes, b.label))
 
@@ -592,15 +605,15 @@ class SpirvKernel:
         ]
 
 
-def _as_wide(*many: Lanes) -> list[Lanes]:
-    """Lanes of several values, single ones repeated."""
-    most = max(map(len, many))
-    return [lanes * most if len(lanes) == 1 else lanes for lanes in many]
+def _as_wide(*values: Lanes) -> list[Lanes]:
+    """Return the lanes of several values, scalars repeated to the widest."""
+    width = max(map(len, values))
+    return [lanes * width if len(lanes) == 1 else lanes for lanes in values]
 
 
 @dataclass(frozen=True, slots=True)
 class SpirvCode:
-    """A kernel's code, to read, and the checks that its threads may fail."""
+    """Kernel code as words and as readable text, with the checks that its threads may fail."""
 
     code: bytes
     text: str

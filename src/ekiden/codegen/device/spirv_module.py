@@ -1,4 +1,5 @@
-"""A module of SPIR-V as words: its types, constants and sections, each instruction in its place.
+"""SPIR-V module as a list of instructions, encoded to words; its types, constants and sections,
+each instruction in its place.
 
 Specification: https://registry.khronos.org/SPIR-V/specs/unified1/SPIRV.html (numbers of section 3).
 """
@@ -59,7 +60,7 @@ _NEEDS = {"i8": "Int8", "i16": "Int16", "i64": "Int64", "f64": "Float64"}
 
 
 class Id(int):
-    """The number of a result."""
+    """Result id of an instruction."""
 
     __slots__ = ()
 
@@ -69,7 +70,7 @@ Instruction: TypeAlias = tuple[str, tuple[Operand, ...]]
 
 
 class SpirvModule:
-    """One kernel: `function` has its instructions, `variables` those of its memory."""
+    """One kernel's module: `function` holds its instructions, `variables` its local memory."""
 
     def __init__(self) -> None:
         self.capabilities = {"Shader": None, "Int64": None, "PhysicalStorageBufferAddresses": None}
@@ -83,7 +84,7 @@ class SpirvModule:
         self.glsl = self.fresh()
 
     def fresh(self) -> Id:
-        """Return a number that nothing has."""
+        """Return an unused result id."""
         self._bound += 1
         return Id(self._bound - 1)
 
@@ -100,8 +101,8 @@ class SpirvModule:
     def _declared(self, op: str, *operands: Operand, typed: Id | None = None) -> Id:
         key = (op, operands, typed)
         if key not in self._known:
-            made = self._known[key] = self.fresh()
-            head = (made,) if typed is None else (typed, made)
+            result_id = self._known[key] = self.fresh()
+            head = (result_id,) if typed is None else (typed, result_id)
             self.declarations.append((op, (*head, *operands)))
         return self._known[key]
 
@@ -120,9 +121,9 @@ class SpirvModule:
         """Return the type of pointers; of those to memory, with the bytes between neighbours."""
         key = ("pointer", storage, to)
         if key not in self._known:
-            made = self._known[key] = self._declared("TypePointer", storage, to)
+            pointer_type = self._known[key] = self._declared("TypePointer", storage, to)
             if stride:
-                self.decorate(made, ARRAY_STRIDE, stride)
+                self.decorate(pointer_type, ARRAY_STRIDE, stride)
         return self._known[key]
 
     def array(self, of: Id, count: int) -> Id:
@@ -145,34 +146,36 @@ class SpirvModule:
         """Return a constant array of float64 and how long it is."""
         kind = self.array(self.type("f64"), len(values))
         bits = [struct.unpack("<Q", struct.pack("<d", v))[0] for v in values]
-        parts = tuple(self.constant("f64", b) for b in bits)
-        return self._declared("ConstantComposite", *parts, typed=kind), len(values)
+        element_ids = tuple(self.constant("f64", b) for b in bits)
+        return self._declared("ConstantComposite", *element_ids, typed=kind), len(values)
 
     def global_variable(self, storage: int, kind: Id) -> Id:
         """Return a variable of the module."""
-        made, pointer = self.fresh(), self.pointer(storage, kind)
-        self.declarations.append(("Variable", (pointer, made, storage)))
-        self.interface.append(made)
-        return made
+        variable, pointer = self.fresh(), self.pointer(storage, kind)
+        self.declarations.append(("Variable", (pointer, variable, storage)))
+        self.interface.append(variable)
+        return variable
 
     def built_in(self, number: int) -> Id:
         """Return the variable of an input of three numbers."""
         key = ("built in", number)
         if key not in self._known:
-            made = self._known[key] = self.global_variable(INPUT, self.type("v3"))
-            self.decorate(made, BUILT_IN, number)
+            variable = self._known[key] = self.global_variable(INPUT, self.type("v3"))
+            self.decorate(variable, BUILT_IN, number)
         return self._known[key]
 
     def local(self, kind: Id) -> Id:
         """Return a variable of the function."""
-        made = self.fresh()
-        self.variables.append(("Variable", (self.pointer(FUNCTION, kind), made, FUNCTION)))
-        return made
+        variable = self.fresh()
+        self.variables.append(("Variable", (self.pointer(FUNCTION, kind), variable, FUNCTION)))
+        return variable
 
     # The whole.
 
     def instructions(self, name: str, threads: Iterable[int]) -> list[Instruction]:
-        """Return all of the module: a kernel of that name by blocks of so many threads."""
+        """Return all instructions of the module in the order that the specification requires; a
+        kernel of that name by blocks of so many threads.
+        """
         void = self.type("void")
         of_kernel = self._declared("TypeFunction", void)
         entry, first = self.fresh(), self.fresh()
@@ -200,7 +203,7 @@ class SpirvModule:
         """Return the module's bytes."""
         words = [MAGIC, VERSION, 0, 0, 0]
         for op, operands in self.instructions(name, threads):
-            body = [word for each in operands for word in _words(each)]
+            body = [word for operand in operands for word in _words(operand)]
             words += [len(body) + 1 << 16 | OPCODES[op], *body]
         words[3] = self._bound
         return struct.pack(f"<{len(words)}I", *words)

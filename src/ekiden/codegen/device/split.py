@@ -1,6 +1,6 @@
-"""A loop program bound to threads as kernels of a device and a function of the host.
+"""Split a program bound to threads into device kernels and a host function.
 
-    def f(a, b):                                        def f(a, b):
+def f(a, b):                                        def f(a, b):
         for i in thread_binding(n, "blockIdx.x"):   ->      call_packed("f_kernel", device,
             for j in thread_binding(64, "threadIdx.x"):         n, 1, 1, 64, 1, 1, a, b)
                 b[i, j] = a[i, j]                       def f_kernel(a, b): ...
@@ -39,64 +39,74 @@ from ekiden.tir.visitor import StmtMutator, all_expressions, walk
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What a program becomes: a lowered function of the host, and kernels."""
+    """Result of the split: the lowered host function and the device kernels."""
 
     host: PrimFunc
     kernels: list[DeviceKernel]
 
 
 def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Split:
-    """The host's function and the kernels of a scheduled program, `readable` as text where their
-    code is bytes.
+    """Split a scheduled program into the host's function and its kernels.
 
-    Raises CompileError for what a device cannot do; what stands outside of threads and reads or
-    writes elements is such a thing.
+    Args:
+        func: the scheduled program.
+        target: the device's target.
+        readable: print kernels as text where their code is binary.
+
+    Raises:
+        CompileError: for what a device cannot do, such as element accesses outside of threads.
     """
     if target.bounds:
         raise CompileError(f"target {target.kind.name!r}: bounds='check' is for processors alone")
     with target:  # reductions over threads are made of what its threads can do
         module = Sequential(BEFORE_SPLIT, name="tir.before_split")(IRModule({func.name: func}))
-    parts = split_host_device(module)
+    split_module = split_host_device(module)
     grids = {
         name.name_hint: _grid(f)
-        for name, f in parts.functions.items()
+        for name, f in split_module.functions.items()
         if isinstance(f, PrimFunc) and name.name_hint != func.name
     }
     guarded: dict[GlobalVar | str, BaseFunc] = {
         name: _Guards(grids[name.name_hint]).function(f) if name.name_hint in grids else f
-        for name, f in parts.functions.items()
+        for name, f in split_module.functions.items()
     }
     lowered = Sequential(AFTER_SPLIT, name="tir.after_split")(IRModule(guarded))
-    callers = _sizes_of_callers(parts, lowered)
+    callers = _sizes_of_callers(split_module, lowered)
     kernels, calls = [], {}
-    for name, each in lowered.functions.items():
+    for name, kernel_func in lowered.functions.items():
         if name.name_hint == func.name:
             continue
-        assert isinstance(each, PrimFunc)
-        each = narrow_data_type(each)  # devices compute in 32 bits, of 64 each step is several
-        buffers, numbers = free_things(each.body)
-        params = tuple(b for b in each.buffers if b in buffers)
-        body, sizes, given = _as_integers(each.body, numbers)
-        kernel = print_for(each.with_fields(params=params, body=body), sizes, target, readable)
+        assert isinstance(kernel_func, PrimFunc)
+        kernel_func = narrow_data_type(
+            kernel_func
+        )  # devices compute in 32 bits, of 64 each step is several
+        buffers, numbers = free_things(kernel_func.body)
+        params = tuple(b for b in kernel_func.buffers if b in buffers)
+        body, sizes, size_values = _as_integers(kernel_func.body, numbers)
+        kernel = print_for(
+            kernel_func.with_fields(params=params, body=body), sizes, target, readable
+        )
         kernels.append(kernel)
-        used = tuple(n for n, b in enumerate(each.params) if b in buffers)
+        used = tuple(n for n, b in enumerate(kernel_func.params) if b in buffers)
         own = callers[name.name_hint]
         grid = {axis: substitute(extent, own) for axis, extent in grids[name.name_hint].items()}
-        calls[name.name_hint] = _Call(kernel, grid, used, tuple(substitute(g, own) for g in given))
+        calls[name.name_hint] = _Call(
+            kernel, grid, used, tuple(substitute(g, own) for g in size_values)
+        )
     host = lowered[func.name]
     assert isinstance(host, PrimFunc)
     return Split(_host(host, calls, target), kernels)
 
 
-def _sizes_of_callers(parts: IRModule, lowered: IRModule) -> dict[str, dict[Var, PrimExpr]]:
+def _sizes_of_callers(split_module: IRModule, lowered: IRModule) -> dict[str, dict[Var, PrimExpr]]:
     """Return for each kernel what its sizes and numbers are where the host calls it: sizes as
     `parts` has them, whose buffers have shapes, numbers as `lowered` has, whose loops run."""
-    found: dict[str, dict[Var, PrimExpr]] = {}
-    for module, is_run in ((parts, False), (lowered, True)):
+    values: dict[str, dict[Var, PrimExpr]] = {}
+    for module, is_run in ((split_module, False), (lowered, True)):
         for name, args in _calls(module):
-            kernel = parts[name]
+            kernel = split_module[name]
             assert isinstance(kernel, PrimFunc)
-            own = found.setdefault(name, {})
+            own = values.setdefault(name, {})
             for param, arg in zip(kernel.params, args, strict=True):
                 if isinstance(param, Var):
                     own[param] = arg
@@ -104,7 +114,7 @@ def _sizes_of_callers(parts: IRModule, lowered: IRModule) -> dict[str, dict[Var,
                     # written alike, as the parameter is a copy
                     of_host = free_vars(*arg.buffer.sizes())
                     own.update(zip(free_vars(*param.sizes()), of_host, strict=True))
-    return found
+    return values
 
 
 def _calls(module: IRModule) -> Iterator[tuple[str, tuple[PrimExpr, ...]]]:
@@ -120,22 +130,23 @@ def _calls(module: IRModule) -> Iterator[tuple[str, tuple[PrimExpr, ...]]]:
 def _as_integers(
     body: Stmt, numbers: Sequence[Var]
 ) -> tuple[Stmt, list[Var], tuple[PrimExpr, ...]]:
-    """A kernel that takes integers alone: the body, its numbers, and what they are given. A float
-    travels as its bits."""
+    """Rewrite a kernel to take integers alone; a float parameter is passed as its bits. Return the
+    body, its parameters, and the values for them.
+    """
     sizes: list[Var] = []
-    given: list[PrimExpr] = []
+    arguments: list[PrimExpr] = []
     for number in numbers:
         if not dt.is_float(number.dtype):
             sizes.append(number)
-            given.append(number)
+            arguments.append(number)
             continue
         same_size = f"int{dt.SCALAR_BITS[number.dtype]}"
         bits = Var(f"{number.name}_bits", "int64")
         value = Intrinsic("reinterpret", (cast(bits, same_size),), number.dtype)
         body = LetStmt(number, value, body)
         sizes.append(bits)
-        given.append(cast(Intrinsic("reinterpret", (number,), same_size), "int64"))
-    return body, sizes, tuple(given)
+        arguments.append(cast(Intrinsic("reinterpret", (number,), same_size), "int64"))
+    return body, sizes, tuple(arguments)
 
 
 Grid = Mapping[str, PrimExpr]
@@ -143,7 +154,7 @@ Grid = Mapping[str, PrimExpr]
 
 
 def _grid(kernel: PrimFunc) -> Grid:
-    found: dict[str, PrimExpr] = {}
+    extents: dict[str, PrimExpr] = {}
     inside: set[Var] = set()
     for s in walk(kernel.body):
         if isinstance(s, For):
@@ -153,33 +164,36 @@ def _grid(kernel: PrimFunc) -> Grid:
         axis = str((s.annotations or {})["thread"])
         if not inside.isdisjoint(free_vars(s.extent)):
             raise CompileError(f"kernel {kernel.name!r}: the extent of {axis} changes with loops")
-        known = found.get(axis)
-        found[axis] = s.extent if known is None or known is s.extent else maximum(known, s.extent)
-    return found
+        previous = extents.get(axis)
+        extents[axis] = (
+            s.extent if previous is None or previous is s.extent else maximum(previous, s.extent)
+        )
+    return extents
 
 
 class _Guards(StmtMutator):
-    """All loops of a kernel over one axis have as many steps as there are threads, and guards where
-    they had less."""
+    """Mutator that gives all loops of a kernel over one thread axis the same extent, with guards
+    where they had a smaller one.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def function(self, func: BaseFunc) -> BaseFunc:
-        """A kernel with what its shorter loops do within guards."""
+        """Return the kernel with the bodies of its shorter loops guarded."""
         assert isinstance(func, PrimFunc)
         return func.with_fields(body=self.visit(func.body))
 
     def visit_for(self, stmt: For) -> Stmt:
-        """A loop over threads that are more than its steps: the others do nothing."""
-        made = super().visit_for(stmt)
-        if not is_device_loop(stmt) or not isinstance(made, For):
-            return made
-        whole = self._grid[str((stmt.annotations or {})["thread"])]
-        if prove_equal(made.extent, whole):
-            return made
-        body = IfThenElse(made.loop_var < made.extent, made.body)
-        return made.with_fields(extent=whole, body=body)
+        """Extend a thread loop to the grid's extent; the added threads do nothing."""
+        loop = super().visit_for(stmt)
+        if not is_device_loop(stmt) or not isinstance(loop, For):
+            return loop
+        grid_extent = self._grid[str((stmt.annotations or {})["thread"])]
+        if prove_equal(loop.extent, grid_extent):
+            return loop
+        body = IfThenElse(loop.loop_var < loop.extent, loop.body)
+        return loop.with_fields(extent=grid_extent, body=body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +205,8 @@ class _Call:
     sizes: tuple[PrimExpr, ...]
 
     def made(self, addresses: tuple[PrimExpr, ...]) -> PrimExpr:
-        """The launch: name of the kernel, number of the device, three sizes of the grid, three of a
-        block (1 for an axis that is not used), addresses of buffers, sizes.
+        """Return the launch call: kernel name, device id, three grid extents, three block extents
+        (1 for unused axes), buffer addresses, sizes.
         """
         axes = [f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"]
         grid = [self.grid.get(axis, const(1)) for axis in axes]
@@ -206,7 +220,9 @@ class _Launches(StmtMutator):
         self._calls = calls
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
-        """call_function("f_kernel", a)  ->  call_packed("f_kernel", device, grid, a, sizes)"""
+        """Rewrite `call_function("f_kernel", a)` to `call_packed("f_kernel", device, grid, a,
+        sizes)`.
+        """
         e = stmt.value
         if not isinstance(e, Intrinsic) or e.op != "call_function":
             return stmt
@@ -216,7 +232,7 @@ class _Launches(StmtMutator):
 
 
 def _check_untouched(name: str, host: Stmt, target: Target) -> None:
-    """Raise CompileError where the host reads or writes elements, which are not in its memory."""
+    """Raise CompileError where the host reads or writes elements, which are in device memory."""
     stores = (s.buffer for s in walk(host) if isinstance(s, BufferStore))
     loads = (e.buffer for e in all_expressions(host) if isinstance(e, BufferLoad))
     for buffer in chain(stores, loads):

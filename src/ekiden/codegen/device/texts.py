@@ -1,5 +1,6 @@
-"""The code of a kernel in the language of its target: those of C by `printer`, PTX and
-OpenCL's SPIR-V by LLVM, Vulkan's SPIR-V by `spirv_kernel`, WGSL here."""
+"""Emit a kernel in the language of its target; those of C by `printer`, PTX and OpenCL's SPIR-V by
+LLVM, Vulkan's SPIR-V by `spirv_kernel`, WGSL here.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from ekiden.tir.visitor import buffers_written, walk
 
 
 class BoundWriter(KernelWriter):
-    """Writes a kernel whose memory is bound beside it."""
+    """Kernel writer for a language whose memory is bound outside of the kernel (WGSL)."""
 
     def __init__(self, helpers: Helpers, symbol: str, dialect: Dialect) -> None:
         super().__init__(helpers, symbol, dialect)
@@ -31,7 +32,7 @@ class BoundWriter(KernelWriter):
         """Memory that is given -> the element at which it begins."""
 
     def element(self, buffer: Buffer, index: str) -> str:
-        """An element behind the place where its memory begins."""
+        """Return an element, offset by the start of its buffer in the bound memory."""
         if buffer not in self.places:
             return super().element(buffer, index)
         if dt.lanes(buffer.dtype) > 1:
@@ -39,12 +40,12 @@ class BoundWriter(KernelWriter):
         return f"{self.name(buffer)}[{self.places[buffer]} + ({index})]"
 
     def assigned(self, s: BufferStore, value: str) -> str:
-        """Of a type that memory has."""
+        """Return a store, after a check that memory has the element type."""
         _stored(s.buffer)
         return super().assigned(s, value)
 
     def reinterpreted(self, e: Intrinsic) -> str:
-        """The bits of a value; neighbours in memory are not one here."""
+        """Return a bit cast. Raises CompileError for a wide access, which WGSL lacks."""
         if dt.lanes(e.args[0].dtype) != dt.lanes(e.dtype):
             raise CompileError("WGSL: neighbours in memory are read as one")
         return super().reinterpreted(e)
@@ -53,7 +54,7 @@ class BoundWriter(KernelWriter):
         raise CompileError("WGSL: vectors are shuffled")
 
     def allocate(self, buffer: Buffer) -> None:
-        """An array of the thread; one of its block stands beside the kernel."""
+        """Declare a thread-local array; a block-shared one is declared beside the kernel."""
         _stored(buffer)
         extent: PrimExpr = const(1)
         for d in buffer.shape:
@@ -69,7 +70,7 @@ class BoundWriter(KernelWriter):
             self.put(line)
 
     def assertion(self, s: AssertStmt) -> None:
-        """As on other devices; what is told goes word by word."""
+        """Emit a check as on other devices; values are recorded as 32-bit words."""
         if len(s.values) > MOST_SHOWN:
             raise InternalError(f"kernel {self.symbol!r}: a check shows {len(s.values)} values")
         number = len(self.checks)
@@ -99,22 +100,21 @@ def _stored(buffer: Buffer) -> None:
 
 
 def _threads(body: Stmt, symbol: str) -> list[int]:
-    """Threads of a block along each axis."""
-    found = dict.fromkeys(AXES, 1)
+    """Return the number of threads of a block along each axis."""
+    extents = dict.fromkeys(AXES, 1)
     for s in walk(body):
         axis = str((s.annotations or {}).get("thread")) if isinstance(s, For) else ""
         if not isinstance(s, For) or not axis.startswith("threadIdx."):
             continue
         if not isinstance(s.extent, IntImm):
             raise CompileError(f"kernel {symbol!r}: how many threads a block has must be constant")
-        found[axis[-1]] = max(found[axis[-1]], s.extent.value)
-    return [found[a] for a in AXES]
+        extents[axis[-1]] = max(extents[axis[-1]], s.extent.value)
+    return [extents[a] for a in AXES]
 
 
 def print_wgsl(func: PrimFunc, sizes: list[Var], target: Target) -> DeviceKernel:
-    """The text of a lowered device function in WGSL: `codegen.device.wgsl` says what is bound.
-
-    Raises CompileError for what it has no words for, which names it.
+    """Print a lowered device function in WGSL; see `codegen.device.wgsl` for the bindings. Raises
+    CompileError for what WGSL cannot express.
     """
     dialect, symbol = DIALECTS[target.kind.name], c_symbol(func.name)
     helpers = Helpers(target, dialect.form)
@@ -170,29 +170,30 @@ _BLOCK = (
 
 
 def print_by_llvm(func: PrimFunc, sizes: list[Var], target: Target, readable: bool) -> DeviceKernel:
-    """The kernel through LLVM. Raises CompileError for what a device cannot do."""
-    symbol, road = c_symbol(func.name), ROADS[format_of(target)]
-    text = thread_kernel.kernel_text(func, symbol, sizes, target, road)
+    """Compile the kernel through LLVM. Raises CompileError for what a device cannot do."""
+    symbol, backend = c_symbol(func.name), ROADS[format_of(target)]
+    text = thread_kernel.kernel_text(func, symbol, sizes, target, backend)
     args, device = "b" * len(func.buffers) + "l" * len(sizes), target.kind.device_type
-    made = thread_kernel.readable_code if readable else thread_kernel.device_code
-    code = made(text, target, road)
-    return DeviceKernel(symbol, device, road.format, args, code, text.checks)
+    generate = thread_kernel.readable_code if readable else thread_kernel.device_code
+    code = generate(text, target, backend)
+    return DeviceKernel(symbol, device, backend.format, args, code, text.checks)
 
 
 def print_vulkan(func: PrimFunc, sizes: list[Var], target: Target, readable: bool) -> DeviceKernel:
-    """The kernel as SPIR-V for Vulkan. Raises CompileError for what a device cannot do."""
+    """Emit the kernel as SPIR-V for Vulkan. Raises CompileError for what a device cannot do."""
     symbol = c_symbol(func.name)
-    made = vulkan_kernel(func, symbol, sizes, target, _threads(func.body, symbol))
-    code = made.text.encode() if readable else made.code
+    kernel = vulkan_kernel(func, symbol, sizes, target, _threads(func.body, symbol))
+    code = kernel.text.encode() if readable else kernel.code
     args, device = "b" * len(func.buffers) + "l" * len(sizes), target.kind.device_type
-    return DeviceKernel(symbol, device, format_of(target), args, code, made.checks)
+    return DeviceKernel(symbol, device, format_of(target), args, code, kernel.checks)
 
 
 def print_for(
     func: PrimFunc, sizes: list[Var], target: Target, readable: bool = False
 ) -> DeviceKernel:
-    """The kernel in the language of the target, `readable` as text where that is bytes. Raises
-    CompileError for one of more arguments than devices take."""
+    """Emit the kernel in the language of the target. Raises CompileError for more arguments than
+    devices accept.
+    """
     count = len(func.buffers) + len(sizes)
     if count > MOST_ARGUMENTS:
         raise CompileError(

@@ -1,12 +1,13 @@
-"""Kernels in WGSL, the language of WebGPU: what it says otherwise than C.
+"""Syntax and index narrowing for kernels in WGSL, the language of WebGPU; what it says otherwise
+than C.
 
 It has no pointers, no integers of 64 bits and no storage of elements below 4 bytes. Memory is
-bound: binding i is the i-th memory that a kernel is given, which is declared as read alone where
-it is (one buffer may not be bound as both: whoever launches binds a copy of what is read then).
-The last is a uniform structure of int32: how many blocks along x, y and z, then for each argument
-the element at which its memory begins, or its number. Grids are launched as lines, folded where
-one is longer than a dimension may be. Indices are computed in 32 bits, which whoever launches
-holds sizes to; data of other types are refused by name.
+bound: binding i is the i-th memory that a kernel is given, which is declared as read alone where it
+is (one buffer may not be bound as both: whoever launches binds a copy of what is read then). The
+last is a uniform structure of int32: how many blocks along x, y and z, then for each argument the
+element at which its memory begins, or its number. Grids are launched as lines, folded where one is
+longer than a dimension may be. Indices are computed in 32 bits, which whoever launches holds sizes
+to; data of other types are refused by name.
 """
 
 from __future__ import annotations
@@ -59,24 +60,24 @@ WORDS = frozenset(
 
 
 class Wgsl(Syntax):
-    """Its types, declarations and conversions."""
+    """Syntax of WGSL: its types, declarations and conversions."""
 
     def type(self, dtype: str) -> str:
-        """The type of one lane; CompileError where there is none."""
-        found = TYPES.get(dt.element(dtype))
-        if found is None:
+        """Return the type of one lane. Raises CompileError where there is none."""
+        name = TYPES.get(dt.element(dtype))
+        if name is None:
             raise CompileError(f"WGSL has no {dt.element(dtype)}")
-        return found
+        return name
 
     def integer(self, dtype: str, unsigned: bool) -> str:
-        """Of 32 bits."""
+        """Return the 32-bit integer type. Raises CompileError for another width."""
         bits = dt.SCALAR_BITS[dt.element(dtype)]
         if bits != 32:
             raise CompileError(f"WGSL has no integers of {bits} bits")
         return "u32" if unsigned else "i32"
 
     def constant(self, value: int | float, dtype: str) -> str:
-        """A constant with its type."""
+        """Return a typed constant."""
         kind = self.type(dtype)
         if kind == "bool":
             return "true" if value else "false"
@@ -94,47 +95,50 @@ class Wgsl(Syntax):
         return f"(-{text})" if single < 0 or math.copysign(1, single) < 0 else text
 
     def cast(self, kind: str, x: str) -> str:
-        """`i32(x)`"""
+        """Return a conversion such as `i32(x)`."""
         return f"{kind}{x}" if in_parentheses(x) else f"{kind}({x})"
 
     def choose(self, condition: str, yes: str, no: str) -> str:
-        """`select(no, yes, condition)`: both are evaluated; reads stay inside of memory."""
+        """Return `select(no, yes, condition)`; both sides are evaluated, and WGSL clamps reads to
+        memory.
+        """
         return f"select({no}, {yes}, {condition})"
 
     def let(self, kind: str, name: str, value: str) -> str:
-        """`let x : i32 = ...;`"""
+        """Return `let x : i32 = ...;`."""
         return f"let {name} : {kind} = {value};"
 
     def var(self, kind: str, name: str, *extents: int) -> str:
-        """`var x : array<f32, 4>;`"""
+        """Return `var x : array<f32, 4>;`."""
         for extent in reversed(extents):
             kind = f"array<{kind}, {extent}>"
         return f"var {name} : {kind};"
 
     def loop(self, kind: str, name: str, low: str, high: str) -> str:
-        """`for (var i : i32 = ...`"""
+        """Return `for (var i : i32 = ...`."""
         kind = TYPES.get(kind, kind)
         return f"for (var {name} : {kind} = {low}; {name} < {high}; {name}++) {{"
 
     def shifted(self, kind: str, x: str, symbol: str, by: str) -> str:
-        """By an unsigned number."""
+        """Return a shift by an unsigned amount."""
         return f"{self.cast(kind, x)} {symbol} {self.cast('u32', by)}"
 
     def remainder(self, x: str, y: str) -> str:
-        """By the quotient: drivers take `%` of a negative divisor for that of a large one (lavapipe
-        22.3: 7 % -2 is 7)."""
+        """Return the remainder, computed from the quotient: drivers treat a negative divisor of `%`
+        as a large unsigned one (lavapipe 22.3: 7 % -2 is 7).
+        """
         return f"{x} - {x} / {y} * {y}"
 
     def unused(self, value: str) -> str:
-        """`_ = x;`"""
+        """Return `_ = x;`."""
         return f"_ = {value};"
 
-    def signature(self, name: str, given: Sequence[tuple[str, str]], result: str) -> str:
-        """`fn f(x : f32) -> f32 {`"""
-        return f"fn {name}({', '.join(f'{x} : {kind}' for kind, x in given)}) -> {result} {{"
+    def signature(self, name: str, parameters: Sequence[tuple[str, str]], result: str) -> str:
+        """Return `fn f(x : f32) -> f32 {`."""
+        return f"fn {name}({', '.join(f'{x} : {kind}' for kind, x in parameters)}) -> {result} {{"
 
     def math(self, name: str, dtype: str) -> str:
-        """Its name for a function of <math.h>."""
+        """Return WGSL's name of a <math.h> function."""
         self.type(dtype)
         return {"rint": "round", "fabs": "abs", "copysign": "ek_copysign"}.get(name, name)
 
@@ -150,7 +154,7 @@ def _integer(value: int, kind: str) -> str:
 
 
 class NarrowIndices(StmtMutator):
-    """Indices and sizes in 32 bits: int64 -> int32 wherever it is no data."""
+    """Mutator that narrows indices and sizes from int64 to int32 wherever they are not data."""
 
     def __init__(self) -> None:
         self.variables: dict[Var, Var] = {}
@@ -160,7 +164,7 @@ class NarrowIndices(StmtMutator):
         self._alive: list[PrimExpr] = []
 
     def variable(self, var: Var) -> Var:
-        """What stands for a variable."""
+        """Return the narrow replacement of a variable."""
         if dt.element(var.dtype) != WIDE:
             return var
         if var not in self.variables:
@@ -169,28 +173,28 @@ class NarrowIndices(StmtMutator):
         return self.variables[var]
 
     def buffer(self, buffer: Buffer) -> Buffer:
-        """What stands for a buffer."""
+        """Return the replacement of a buffer."""
         return self.buffers.get(buffer, buffer)
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
-        """Positions in 32 bits."""
+        """Narrow the extents of an allocation."""
         buffer = stmt.buffer
         if dt.element(buffer.dtype) == WIDE:
             self.buffers[buffer] = buffer.with_fields(dtype=_narrow(buffer.dtype))
         return super().visit_allocate(stmt)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """The expression, where it was of int64 of int32."""
+        """Return the expression with int32 in place of int64."""
         self._alive.append(expr)
-        for each in post_order(expr):
-            if id(each) not in self._memo:
-                new = self._node(each)
-                self._memo[id(each)] = new
-                self._alive += (each, new)
+        for node in post_order(expr):
+            if id(node) not in self._memo:
+                new = self._node(node)
+                self._memo[id(node)] = new
+                self._alive += (node, new)
         return self._memo[id(expr)]
 
     def _node(self, e: PrimExpr) -> PrimExpr:
-        parts = [self._memo[id(c)] for c in children(e)]
+        operands = [self._memo[id(c)] for c in children(e)]
         is_wide = dt.element(e.dtype) == WIDE
         match e:
             case Var():
@@ -202,37 +206,37 @@ class NarrowIndices(StmtMutator):
             case Cast():
                 if is_wide and dt.is_float(e.value.dtype):
                     raise CompileError("WGSL has no integers of 64 bits: a float is made one")
-                return cast(parts[0], _narrow(e.dtype))
+                return cast(operands[0], _narrow(e.dtype))
             case BufferLoad() if e.buffer in self.buffers:
-                made = rebuild(e, parts)
-                assert isinstance(made, BufferLoad)
-                return made.with_fields(buffer=self.buffers[e.buffer])
+                rebuilt = rebuild(e, operands)
+                assert isinstance(rebuilt, BufferLoad)
+                return rebuilt.with_fields(buffer=self.buffers[e.buffer])
             case BufferLoad() if is_wide:
                 raise CompileError(f"WGSL has no integers of 64 bits: buffer {e.buffer.name!r}")
             case Select():  # these have kept a dtype of their own
-                return Select(parts[0], parts[1], parts[2])
+                return Select(operands[0], operands[1], operands[2])
             case Broadcast():
-                return Broadcast(parts[0], e.lanes)
+                return Broadcast(operands[0], e.lanes)
             case Ramp():
-                return Ramp(parts[0], parts[1], e.lanes)
+                return Ramp(operands[0], operands[1], e.lanes)
             case Intrinsic() if is_wide and e.op not in INDEXING:
                 raise CompileError(f"WGSL has no integers of 64 bits: {e.op} of int64")
             case Intrinsic():
-                return Intrinsic(e.op, tuple(parts), _narrow(e.dtype)) if children(e) else e
-        return rebuild(e, parts)
+                return Intrinsic(e.op, tuple(operands), _narrow(e.dtype)) if children(e) else e
+        return rebuild(e, operands)
 
     def visit_for(self, stmt: For) -> Stmt:
-        """A loop over a narrow variable."""
-        made = super().visit_for(stmt)
-        if not isinstance(made, For):
-            return made
-        return made.with_fields(loop_var=self.variable(stmt.loop_var))
+        """Narrow a loop's variable."""
+        loop = super().visit_for(stmt)
+        if not isinstance(loop, For):
+            return loop
+        return loop.with_fields(loop_var=self.variable(stmt.loop_var))
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
-        """A narrow variable."""
-        made = super().visit_let(stmt)
-        assert isinstance(made, LetStmt)
-        return made.with_fields(var=self.variable(stmt.var))
+        """Narrow a let variable."""
+        binding = super().visit_let(stmt)
+        assert isinstance(binding, LetStmt)
+        return binding.with_fields(var=self.variable(stmt.var))
 
 
 def _narrow(dtype: str) -> str:

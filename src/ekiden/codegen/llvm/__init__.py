@@ -1,5 +1,4 @@
-"""The LLVM code generator: lowered loop programs to IR text, machine code, and native code
-images."""
+"""LLVM code generator; lowered loop programs to IR text, machine code, and native code images."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,5 @@
-"""Which memory accesses cannot touch the same bytes: one alias scope per buffer.
+"""Alias metadata: which memory accesses cannot touch the same bytes (`!alias.scope`, `!noalias`);
+one alias scope per buffer.
 
 For functions with the attribute `tir.noalias` no two buffers overlap, as TVM's `T.func_attr` says:
 those that Ekiden makes for models, and those that `te.create_prim_func` is told of. A store to one
@@ -16,9 +17,8 @@ FIRST = 100_000
 
 
 class AliasScopes:
-    """The scopes of one function's buffers; nodes go to the metadata of its module.
-
-    `homes`: buffers that may lie in the bytes of others have the scope of those.
+    """Alias scopes of one function's buffers; nodes go to its module's metadata. Buffers that may
+    alias others (`homes`) share their scope.
     """
 
     def __init__(self, metadata: list[str], homes: Mapping[Buffer, Buffer]) -> None:
@@ -36,27 +36,31 @@ class AliasScopes:
         return number
 
     def number(self, buffer: Buffer) -> int:
-        """The first of three nodes of a buffer: its scope, a list of it, a list of all others."""
+        """Return the first of three metadata nodes of a buffer: its scope, the list of it, the list
+        of all others.
+        """
         buffer = self._homes.get(buffer, buffer)
-        found = self._scopes.get(buffer)
-        if found is None:
+        first_node = self._scopes.get(buffer)
+        if first_node is None:
             scope = self._next()
-            found = self._node(f'distinct !{{!{scope}, !{self._domain}, !"{_plain(buffer.name)}"}}')
+            first_node = self._node(
+                f'distinct !{{!{scope}, !{self._domain}, !"{_plain(buffer.name)}"}}'
+            )
             self._node(f"!{{!{scope}}}")
             self._node("")
-            self._scopes[buffer] = found
-        return found
+            self._scopes[buffer] = first_node
+        return first_node
 
     def suffix(self, buffer: Buffer) -> str:
-        """What is appended to a load or store of a buffer."""
+        """Return the metadata that is appended to a load or store of a buffer."""
         number = self.number(buffer)
         return f", !alias.scope !{number + 1}, !noalias !{number + 2}"
 
     def finish(self) -> None:
-        """Write the lists of others, once all buffers are known."""
+        """Write the `noalias` lists, once all buffers are known."""
         for own in self._scopes.values():
-            others = ", ".join(f"!{n}" for n in self._scopes.values() if n != own)
-            self._metadata[own + 2 - FIRST] = f"!{own + 2} = !{{{others}}}"
+            other_scopes = ", ".join(f"!{n}" for n in self._scopes.values() if n != own)
+            self._metadata[own + 2 - FIRST] = f"!{own + 2} = !{{{other_scopes}}}"
 
 
 def _plain(name: str) -> str:

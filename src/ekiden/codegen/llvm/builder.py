@@ -1,4 +1,4 @@
-"""Writes the text of one LLVM function: fresh names, blocks, and value numbering within scopes.
+"""Builder of the text of one LLVM function; fresh names, blocks, and value numbering within scopes.
 
 Operands are strings ("%v7", "42", "splat (float 0x...)"); their data type is passed beside them. An
 instruction without effects is written once: asking for the same text again inside the scope where
@@ -25,10 +25,9 @@ Arguments = Sequence[tuple[str, Operand]]
 
 
 class Module:
-    """What functions of one module share: declarations, string constants, finished functions.
-
-    `target` says which instructions there are; without one, none but those of every machine.
-    `debug` has the lines of statements, if code is to be debugged.
+    """State that the functions of one module share: declarations, string constants, finished
+    functions, debug lines. `target` decides which instructions are available; without one, only
+    those of every machine.
     """
 
     def __init__(self, target: Target | None = None, debug: DebugLines | None = None) -> None:
@@ -52,60 +51,63 @@ class Module:
 
     @property
     def pointer_bytes(self) -> int:
-        """Those of an address."""
+        """Return the size of a pointer in bytes."""
         return POINTER_BYTES[self.target.architecture] if self.target is not None else 8
 
     @property
     def is_wasm(self) -> bool:
-        """Whether code is for WebAssembly."""
+        """Return whether code is for WebAssembly."""
         return self.target is not None and self.target.architecture == WASM
 
     @property
     def fills_lanes(self) -> bool:
-        """Whether a number of memory becomes a vector by an instruction of its own: AVX has that,
-        SSE takes whole vectors from memory, and AVX-512 fills lanes on the way."""
+        """Return whether broadcasting a scalar from memory takes an instruction of its own. AVX has
+        that; SSE loads whole vectors, and AVX-512 broadcasts in the using instruction.
+        """
         target = self.target
         is_x86 = target is not None and target.architecture == X86
         return is_x86 and self.has("broadcasts") and not self.has("masks")
 
     def has(self, ability: str) -> bool:
-        """Whether the target has it, as `Target.has`; LLVM finds a way where there is none."""
+        """Return whether the target has a feature, as `Target.has`; LLVM expands what is
+        missing.
+        """
         return self.target is None or self.target.has(ability)
 
     def declare(self, name: str, result: str, arguments: Sequence[str]) -> None:
-        """Declare an outside function once."""
+        """Declare an external function once."""
         if not name.startswith("llvm."):
             result = f"{self.extension(result)}{result}"
             arguments = [f"{a} {self.extension(a)}".rstrip() for a in arguments]
         self.declarations.setdefault(name, f"declare {result} @{name}({', '.join(arguments)})")
 
     def extension(self, kind: str) -> str:
-        """What C's calling convention says of a type: that of RISC-V extends 32 bits to 64 by the
-        sign, where others leave the rest of the register open.
+        """Return the extension attribute that the C calling convention requires: RISC-V
+        sign-extends 32 bits to 64, others leave the upper bits undefined.
         """
         is_riscv = self.target is not None and self.target.architecture == RISCV
         return "signext " if is_riscv and kind == "i32" else ""
 
     def string(self, text: str) -> Operand:
-        """A pointer to a zero-terminated constant string."""
+        """Return a pointer to a zero-terminated constant string."""
         data = text.encode() + b"\0"
         return self.strings.setdefault(data, f"@.str.{len(self.strings)}")
 
     def table(self, values: tuple[float, ...]) -> Operand:
-        """A pointer to constant float64 numbers."""
+        """Return a pointer to constant float64 numbers."""
         return self.tables.setdefault(values, f"@.table.{len(self.tables)}")
 
     def vector(self, kind: str, value: Operand) -> Operand:
-        """A pointer to a constant vector."""
+        """Return a pointer to a constant vector."""
         return self.vectors.setdefault(f"{kind} {value}", f"@.vector.{len(self.vectors)}")
 
     def unique(self, name: str) -> str:
-        """A function name not used before in this module."""
+        """Return a function name not used before in this module."""
         count = self._names[name] = self._names.get(name, -1) + 1
         return f"{name}.{count}"
 
     def text(self, head: Sequence[str]) -> str:
-        """The module as LLVM IR."""
+        """Return the module as LLVM IR."""
         space = f"addrspace({self.constants}) " if self.constants else ""
         strings = [
             f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{escaped(data)}"'
@@ -129,8 +131,9 @@ class Module:
 
 
 class Builder:
-    """The instructions of one function, in order. `block` is the label of the block being
-    written."""
+    """Builder of the instructions of one function, in order. `block` is the label of the current
+    block.
+    """
 
     has_blocks = True
     """Whether there are branches: not where a function is written as assignments alone."""
@@ -153,7 +156,7 @@ class Builder:
     # blocks
 
     def fresh(self, hint: str = "v") -> str:
-        """A new local name without its percent sign."""
+        """Return a new local name without its percent sign."""
         self._count += 1
         return f"{hint}{self._count}"
 
@@ -166,13 +169,13 @@ class Builder:
         """End the block with a jump."""
         self.effect(f"br label %{label}")
 
-    def branch_if(self, condition: Operand, then: str, otherwise: str) -> None:
+    def branch_if(self, condition: Operand, then_label: str, otherwise: str) -> None:
         """End the block with a two-way jump."""
-        self.effect(f"br i1 {condition}, label %{then}, label %{otherwise}")
+        self.effect(f"br i1 {condition}, label %{then_label}, label %{otherwise}")
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Values written inside do not dominate what follows and are forgotten at the end."""
+        """Forget the values emitted inside at the end: they do not dominate what follows."""
         self._scopes.append({})
         try:
             yield
@@ -182,32 +185,32 @@ class Builder:
     # instructions
 
     def effect(self, text: str) -> None:
-        """An instruction without a value."""
+        """Append an instruction without a value."""
         self.lines.append(f"  {text}{self.location}")
 
     def value(self, text: str, hint: str = "v") -> Operand:
-        """An instruction that must stay where it is."""
+        """Append an instruction that must not move or merge."""
         name = f"%{self.fresh(hint)}"
         self.lines.append(f"  {name} = {text}{self.location}")
         return name
 
     def pure(self, text: str, epoch: str = "") -> Operand:
-        """An instruction without effects, written once per scope."""
+        """Append an instruction without side effects, once per scope (local value numbering)."""
         key = text + epoch
         for table in reversed(self._scopes):
-            found = table.get(key)
-            if found is not None:
-                return found
-        made = self._scopes[-1][key] = self.value(text)
-        return made
+            previous = table.get(key)
+            if previous is not None:
+                return previous
+        result = self._scopes[-1][key] = self.value(text)
+        return result
 
     def load(self, text: str, buffer: int = 0) -> Operand:
-        """A load: the same as before unless memory may have changed since."""
+        """Append a load, merged with an earlier one unless memory may have changed since."""
         return self.pure(text, f"@{self._memory}.{self._changes.get(buffer, 0)}")
 
     def touch_memory(self, buffer: int = 0) -> None:
-        """Memory may have changed, all of it or that of one buffer: loads are not reused across
-        this point.
+        """Record that memory may have changed: all of it, or one buffer; loads are not reused
+        across this point.
         """
         if buffer:
             self._changes[buffer] = self._changes.get(buffer, 0) + 1
@@ -215,75 +218,77 @@ class Builder:
             self._memory += 1
 
     def phi(self, dtype: str, *incoming: tuple[Operand, str]) -> Operand:
-        """A phi over (value, block) pairs."""
+        """Append a phi over (value, block) pairs."""
         pairs = ", ".join(f"[ {value}, %{block} ]" for value, block in incoming)
         return self.value(f"phi {register_type(dtype)} {pairs}")
 
     def const(self, number: int | float, dtype: str) -> Operand:
-        """A constant."""
+        """Return a constant."""
         return constant(number, dtype)
 
     def kept_const(self, number: float, dtype: str) -> Operand:
-        """A constant of a long computation: in memory as a vector where registers are few and LLVM
-        would fill all lanes of one by an instruction, in every turn of a loop. Others take it from
-        there on their way."""
+        """Return a constant of a long computation. On AVX it is loaded as a vector: registers are
+        few, and LLVM would otherwise broadcast it in every iteration of a loop.
+        """
         value, element = self.const(number, dtype), dt.element(dtype)
         one = dt.with_lanes(element, AVX_BITS // dt.SCALAR_BITS[element])
         if number == 0 or dt.lanes(dtype) % dt.lanes(one) or not self.module.fills_lanes:
             return value
         kind = register_type(one)
-        place = self.module.vector(kind, value)
-        loaded = self.pure(f"load {kind}, ptr {place}, align 32, !invariant.load !{{}}")
+        constant_pointer = self.module.vector(kind, value)
+        loaded = self.pure(f"load {kind}, ptr {constant_pointer}, align 32, !invariant.load !{{}}")
         lanes, own = dt.lanes(dtype), dt.lanes(one)
         if lanes == own:
             return loaded
         order = ", ".join(f"i32 {n % own}" for n in range(lanes))
         return self.pure(f"shufflevector {kind} {loaded}, {kind} poison, <{lanes} x i32> <{order}>")
 
-    def joined(self, dtype: str, parts: Sequence[Operand]) -> Operand:
-        """Vectors one after the other, of which there are a power of two."""
-        made, lanes = list(parts), dt.lanes(dtype)
-        while len(made) > 1:
+    def joined(self, dtype: str, vectors: Sequence[Operand]) -> Operand:
+        """Concatenate a power-of-two number of vectors."""
+        pieces, lanes = list(vectors), dt.lanes(dtype)
+        while len(pieces) > 1:
             kind = register_type(dt.with_lanes(dt.element(dtype), lanes))
             lanes *= 2
             order = ", ".join(f"i32 {n}" for n in range(lanes))
-            made = [
+            pieces = [
                 self.pure(f"shufflevector {kind} {a}, {kind} {b}, <{lanes} x i32> <{order}>")
-                for a, b in zip(made[::2], made[1::2], strict=True)
+                for a, b in zip(pieces[::2], pieces[1::2], strict=True)
             ]
-        return made[0]
+        return pieces[0]
 
     def call(self, name: str, result: str, arguments: Arguments) -> Operand:
-        """A call of a pure intrinsic by its full name; types are data types."""
+        """Append a call of a pure intrinsic by its full name, with the operands' data types."""
         types = [register_type(t) for t, _ in arguments]
         self.module.declare(name, register_type(result), types)
-        given = ", ".join(f"{t} {v}" for t, (_, v) in zip(types, arguments, strict=True))
-        return self.pure(f"call {register_type(result)} @{name}({given})")
+        argument_list = ", ".join(f"{t} {v}" for t, (_, v) in zip(types, arguments, strict=True))
+        return self.pure(f"call {register_type(result)} @{name}({argument_list})")
 
     def intrinsic(self, name: str, dtype: str, *operands: Operand) -> Operand:
-        """`llvm.<name>` overloaded on `dtype`, all operands of that type."""
+        """Append a call of `llvm.<name>` overloaded on `dtype`, all operands of that type."""
         return self.call(f"llvm.{name}.{suffix(dtype)}", dtype, [(dtype, o) for o in operands])
 
     # arithmetic on one data type
 
     def binary(self, opcode: str, dtype: str, a: Operand, b: Operand) -> Operand:
-        """`opcode a, b`; on floats with the flags in force."""
+        """Append `opcode a, b`; on floats with the current fast-math flags."""
         flags = f" {self.flags}" if self.flags and opcode[0] == "f" else ""
         return self.pure(f"{opcode}{flags} {register_type(dtype)} {a}, {b}")
 
     def negate(self, dtype: str, a: Operand) -> Operand:
-        """`-a` of floats."""
+        """Append `-a` of floats."""
         return self.pure(f"fneg {register_type(dtype)} {a}")
 
     def compare(self, predicate: str, dtype: str, a: Operand, b: Operand) -> Operand:
-        """icmp or fcmp with LLVM's predicate; the result is bool with the lanes of `dtype`."""
+        """Append an icmp or fcmp with LLVM's predicate; the result is bool with the lanes of
+        `dtype`.
+        """
         kind = "fcmp" if dt.is_float(dtype) else "icmp"
         return self.pure(f"{kind} {predicate} {register_type(dtype)} {a}, {b}")
 
     def select(
         self, condition: Operand, dtype: str, a: Operand, b: Operand, lanes: int = 1
     ) -> Operand:
-        """`a if condition else b`; the condition has `lanes` lanes, 1 or those of dtype."""
+        """Append `a if condition else b`; the condition has 1 lane or as many as `dtype`."""
         kind = register_type(dtype)
         return self.pure(
             f"select {register_type(dt.with_lanes('bool', lanes))} {condition},"
@@ -291,13 +296,14 @@ class Builder:
         )
 
     def convert(self, opcode: str, source: str, target: str, a: Operand) -> Operand:
-        """A conversion instruction: zext, bitcast, sitofp, ..."""
+        """Append a conversion instruction: zext, bitcast, sitofp, ..."""
         if register_type(source) == register_type(target):
             return a
         return self.pure(f"{opcode} {register_type(source)} {a} to {register_type(target)}")
 
     def splat(self, dtype: str, a: Operand, lanes: int) -> Operand:
-        """A scalar in every lane."""
+        """Broadcast a scalar to all lanes."""
+        # Constants have a textual splat form; no instruction is needed.
         if a[0] != "%":
             return f"splat ({register_type(dtype)} {a})"
         kind = register_type(dt.with_lanes(dtype, lanes))
@@ -307,42 +313,45 @@ class Builder:
         )
 
     def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
-        """`values[index]` in float64 per lane, for an index (int64) in range."""
+        """Load `values[index]` as float64 for each lane; the index (int64) is in range."""
         table, kind = self.module.table(values), register_type(dt.with_lanes("float64", lanes))
         word = register_type(dt.with_lanes("int64", lanes))
         space = self.module.constants
         pointer = f"ptr addrspace({space})" if space else "ptr"
         if lanes > 1 and not self.module.gathers:
             return self._element_by_lanes(values, index, lanes)
-        place = self.pure(f"getelementptr double, {pointer} {table}, {word} {index}")
+        pointers = self.pure(f"getelementptr double, {pointer} {table}, {word} {index}")
         if lanes == 1:
-            return self.pure(f"load double, {pointer} {place}")
-        places, bits = f"<{lanes} x {pointer}>", f"<{lanes} x i1>"
+            return self.pure(f"load double, {pointer} {pointers}")
+        pointer_type, bits = f"<{lanes} x {pointer}>", f"<{lanes} x i1>"
         name = f"llvm.masked.gather.v{lanes}f64.v{lanes}p{space}"
-        self.module.declare(name, kind, [places, "i32", bits, kind])
+        self.module.declare(name, kind, [pointer_type, "i32", bits, kind])
         return self.pure(
-            f"call {kind} @{name}({places} {place}, i32 8, {bits} splat (i1 true), {kind} poison)"
+            f"call {kind} @{name}({pointer_type} {pointers}, i32 8, {bits} splat (i1 true), {kind} poison)"
         )
 
     def _element_by_lanes(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
         kind, word = (register_type(dt.with_lanes(t, lanes)) for t in ("float64", "int64"))
-        made = "poison"
+        vector = "poison"
         for n in range(lanes):
             at = self.pure(f"extractelement {word} {index}, i64 {n}")
             one = self.element(values, at, 1)
-            made = self.pure(f"insertelement {kind} {made}, double {one}, i64 {n}")
-        return made
+            vector = self.pure(f"insertelement {kind} {vector}, double {one}, i64 {n}")
+        return vector
 
     def has_scalef(self, dtype: str) -> bool:
-        """Whether `scalef` can be used: the instruction of AVX-512, on whole vectors, of which
-        there are a power of two."""
+        """Return whether `scalef` is available: AVX-512, on whole 512-bit vectors, a power of two
+        of them.
+        """
         target = self.module.target
         bits = dt.lanes(dtype) * 8 * dt.itemsize(dt.element(dtype))
         is_whole = bits >= 512 and bits & (bits - 1) == 0
         return target is not None and target.has("scalef") and is_whole
 
     def scalef(self, dtype: str, a: Operand, exponent: Operand) -> Operand | None:
-        """`a * 2**floor(exponent)` by the instruction of AVX-512; None where it cannot be used."""
+        """Compute `a * 2**floor(exponent)` with AVX-512's VSCALEF; return None where it is
+        unavailable.
+        """
         if not self.has_scalef(dtype):
             return None
         lanes = 512 // dt.SCALAR_BITS[dt.element(dtype)]
@@ -353,17 +362,17 @@ class Builder:
         current_rounding = 4
 
         def scaled(x: Operand, n: Operand) -> Operand:
-            """Of one register."""
+            """Scale one register."""
             return self.pure(
                 f"call {kind} @{name}({kind} {x}, {kind} {n}, {kind} {x}, {mask} -1,"
                 f" i32 {current_rounding})"
             )
 
-        parts = [self.parts(dtype, each, lanes) for each in (a, exponent)]
-        return self.joined(one, [scaled(x, n) for x, n in zip(*parts, strict=True)])
+        registers = [self.parts(dtype, operand, lanes) for operand in (a, exponent)]
+        return self.joined(one, [scaled(x, n) for x, n in zip(*registers, strict=True)])
 
     def parts(self, dtype: str, value: Operand, lanes: int) -> list[Operand]:
-        """The vectors of so many lanes that a longer one is made of."""
+        """Split a vector into vectors of `lanes` lanes."""
         if dt.lanes(dtype) == lanes:
             return [value]
         kind = register_type(dtype)
@@ -377,6 +386,6 @@ class Builder:
         ]
 
     def any(self, mask: Operand, lanes: int) -> Operand:
-        """Whether any lane of a bool vector is true."""
+        """Return whether any lane of a bool vector is true."""
         name = f"llvm.vector.reduce.or.v{lanes}i1"
         return self.call(name, "bool", [(dt.with_lanes("bool", lanes), mask)])

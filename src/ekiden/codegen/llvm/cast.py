@@ -1,4 +1,4 @@
-"""Conversions between data types, as C does them, with no call of a compiler library."""
+"""Conversions between data types with C's semantics, without calls of a compiler library."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from ekiden.ir import dtype as dt
 
 
 def emit_cast(b: Builder, a: Operand, source: str, target: str) -> Operand:
-    """`a` converted; floats truncate towards zero, non-zero becomes True, narrower integers
-    wrap."""
+    """Convert `a`; floats truncate towards zero, non-zero becomes True, narrower integers wrap."""
     if source == target:
         return a
     lanes = dt.lanes(source)
@@ -67,7 +66,9 @@ def _to_int(b: Builder, a: Operand, source: str, target: str) -> Operand:
 
 
 def _to_uint64(b: Builder, a: Operand, source: str, target: str) -> Operand:
-    """Values from 2**63 on are converted as unsigned, others as signed (negative ones wrap)."""
+    """Convert floats to uint64: values from 2**63 on as unsigned, others as signed (negative ones
+    wrap).
+    """
     lanes = dt.lanes(source)
     signed = b.convert("fptosi", source, dt.with_lanes("int64", lanes), a)
     unsigned = b.convert("fptoui", source, target, a)
@@ -94,7 +95,9 @@ def _from_float(b: Builder, a: Operand, source: str, target: str) -> Operand:
 
 
 def _round_to_odd(b: Builder, a: Operand, source: str) -> Operand:
-    """float64 to float32 rounded to odd, so that rounding once more to 16 bits is exact."""
+    """Round float64 to float32 to odd, so that rounding once more to 16 bits is exact (Boldo and
+    Melquiond 2008).
+    """
     lanes = dt.lanes(source)
     single, word = dt.with_lanes("float32", lanes), dt.with_lanes("int32", lanes)
     near = b.convert("fptrunc", source, single, a)
@@ -112,7 +115,7 @@ def _round_to_odd(b: Builder, a: Operand, source: str) -> Operand:
 
 
 def _to_bfloat16(b: Builder, a: Operand, lanes: int) -> Operand:
-    """Round to nearest even on the bits; NaN stays a quiet NaN."""
+    """Round to nearest even on the bits. NaN stays a quiet NaN."""
     single, word = dt.with_lanes("float32", lanes), dt.with_lanes("int32", lanes)
     bits = b.convert("bitcast", single, word, a)
     high = b.binary("lshr", word, bits, b.const(16, word))

@@ -1,8 +1,4 @@
-"""LLVM IR to machine code. The only file that talks to llvmlite.
-
-No IR passes run: the emitter writes SSA form and shares values itself, and measured run time is the
-same, at half the compile time.
-"""
+"""Compile LLVM IR to machine code."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ def _initialize() -> None:
 
 
 def held() -> AbstractContextManager[object]:
-    """While this is entered, no other thread of the process is inside LLVM, whoever runs it."""
+    """Hold the lock that keeps all other threads of the process out of LLVM."""
     if "llvmlite.binding" not in sys.modules:
         return nullcontext()
     lock: AbstractContextManager[object] = getattr(llvm.ffi.lib, "_lock", nullcontext())
@@ -62,23 +58,20 @@ ABIS = {RISCV: "lp64d"}
 
 
 def check_target(target: Target, what: str) -> None:
-    """Raises CompileError, for which thing, where this LLVM has no code generator for a target.
-
-    Asked before anything is compiled: of what it cannot do, LLVM says so by ending the process.
-    """
+    """Raise CompileError, naming `what`, if this LLVM has no code generator for a target."""
     if target.architecture == Target.host().architecture:
         return  # which llvmlite is built for
     check_triple(target.triple, what)
 
 
 def check_triple(triple: str, what: str) -> None:
-    """The same for a triple of LLVM's."""
+    """Raise CompileError, naming `what`, if this LLVM has no code generator for a triple."""
     _initialize()
     try:
         llvm.Target.from_triple(triple)
     except RuntimeError as error:
-        made = f"LLVM makes no code for {triple!r} in {VERSION} as it was built here"
-        raise CompileError(f"{what}: {made}: {error}") from error
+        message = f"LLVM makes no code for {triple!r} in {VERSION} as it was built here"
+        raise CompileError(f"{what}: {message}: {error}") from error
 
 
 def _machine(target: Target) -> llvm.TargetMachine:
@@ -90,15 +83,16 @@ def _machine(target: Target) -> llvm.TargetMachine:
 
 @functools.lru_cache(maxsize=8)
 def machine_of(triple: str, cpu: str, features: str = "", abi: str = "") -> llvm.TargetMachine:
-    """What makes code for a processor. Kept: to make one anew takes 0.5 ms, a twentieth of a small
-    kernel (Zen 4)."""
+    """Return the cached target machine of a processor; creating one takes 0.5 ms, a twentieth of
+    compiling a small kernel (Zen 4).
+    """
     return new_machine(triple, cpu, features, abi)
 
 
 def new_machine(
     triple: str, cpu: str, features: str = "", abi: str = "", opt: int = 3
 ) -> llvm.TargetMachine:
-    """The same, of its own."""
+    """Create a target machine that no other caller shares."""
     _initialize()
     return llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small", abiname=abi
@@ -119,8 +113,12 @@ def program_intrinsics(text: str) -> str:
 
 
 def parsed(text: str) -> llvm.ModuleRef:
-    """The module of LLVM IR. Raises CompileError where a program calls an intrinsic by operands
-    that it does not have, InternalError where the emitter is wrong."""
+    """Parse and verify LLVM IR.
+
+    Raises:
+        CompileError: if a program calls an intrinsic with operands that it does not have.
+        InternalError: if the emitter is wrong.
+    """
     try:
         module = llvm.parse_assembly(text)
         module.verify()
@@ -133,7 +131,7 @@ def parsed(text: str) -> llvm.ModuleRef:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return what LLVM says of IR, with the line that it says it of."""
+    """Return LLVM's error message for IR, with the line that it refers to."""
     says, *lines = str(error).strip().splitlines()
     if lines and "error: " in lines[0]:  # <string>:7:21: error: ..., the line, a caret
         says, lines = lines[0].partition("error: ")[2], lines[1:]
@@ -143,9 +141,9 @@ def _reason(error: RuntimeError) -> str:
 def isolated(
     function: Callable[..., bytes], text: str, *arguments: object, name: str = "llvm"
 ) -> bytes:
-    """Return `function(text, *arguments)` from a process of its own: LLVM ends the process at what
-    a processor does not have, and at some calls of intrinsics by wrong operands. `name` says what
-    for, in messages.
+    """Run `function(text, *arguments)` in a process of its own and return its result. LLVM ends the
+    process at what a processor does not have, and at some calls of intrinsics by wrong operands.
+    `name` says what for, in messages.
 
     Raises CompileError where the process ends.
     """
@@ -154,7 +152,7 @@ def isolated(
 
 
 def compile_text(text: str, target: Target) -> bytes:
-    """LLVM IR to a relocatable ELF object."""
+    """Compile LLVM IR to a relocatable ELF object."""
     if program_intrinsics(text):
         return isolated(_compile_text, text, target)
     return _compile_text(text, target)
@@ -169,24 +167,24 @@ def _compile_text(text: str, target: Target) -> bytes:
 
 
 def compile_object(funcs: Sequence[PrimFunc], target: Target) -> bytes:
-    """Lowered functions to one relocatable ELF object."""
+    """Compile lowered functions to one relocatable ELF object."""
     with phase("llvm text", DEBUG):
         text = emit.emit_all(funcs, target)
     return compile_text(text, target)
 
 
 def assembly_of_text(text: str, target: Target) -> str:
-    """The machine code of LLVM IR, to read."""
+    """Return the assembly of LLVM IR."""
     if program_intrinsics(text):
         return isolated(_assembly, text, target).decode()
     return _assembly(text, target).decode()
 
 
 def _assembly(text: str, target: Target) -> bytes:
-    made: str = _machine(target).emit_assembly(parsed(text))
-    return made.encode()
+    assembly_text: str = _machine(target).emit_assembly(parsed(text))
+    return assembly_text.encode()
 
 
 def assembly(funcs: Sequence[PrimFunc], target: Target) -> str:
-    """The machine code of lowered functions, to read."""
+    """Return the assembly of lowered functions."""
     return assembly_of_text(emit.emit_all(funcs, target), target)

@@ -1,4 +1,5 @@
-"""Debug information: which line of the printed loop program an instruction comes from.
+"""DWARF debug information as LLVM metadata; which line of the printed loop program an instruction
+comes from.
 
 The metadata of LLVM, in the form that becomes DWARF 4: one compile unit and file per module, one
 subprogram per function, one location per line.
@@ -14,7 +15,7 @@ from ekiden.tir.stmt import PrimFunc, Stmt
 
 
 class DebugLines:
-    """The lines of one module's statements, in the text at `path`."""
+    """Line table of one module: its statements' lines in the text at `path`."""
 
     def __init__(self, path: Path, lines: Mapping[Stmt, int]) -> None:
         self.lines = lines
@@ -29,7 +30,7 @@ class DebugLines:
         self._locations: dict[tuple[int, int], int] = {}
 
     def first_line(self, func: PrimFunc) -> int:
-        """The line of a function's header."""
+        """Return the line of a function's header."""
         return max(self.lines.get(func.body, 2) - 1, 1)
 
     def _node(self, text: str) -> int:
@@ -37,14 +38,14 @@ class DebugLines:
         return len(self._nodes) - 1
 
     def subprogram(self, name: str, line: int) -> int:
-        """The number of a function's node."""
+        """Add a function's DISubprogram and return its node number."""
         return self._node(
             f"distinct !DISubprogram(name: {quoted(name)}, scope: !1, file: !1, line: {line},"
             f" type: !2, scopeLine: {line}, spFlags: DISPFlagDefinition, unit: !0)"
         )
 
     def location(self, subprogram: int, line: int) -> str:
-        """What is appended to an instruction of a line of a function."""
+        """Return the `!dbg` suffix of an instruction on a line of a function."""
         key = (subprogram, line)
         if key not in self._locations:
             self._locations[key] = self._node(
@@ -53,23 +54,25 @@ class DebugLines:
         return f", !dbg !{self._locations[key]}"
 
     def text(self) -> str:
-        """The metadata at the end of the module."""
+        """Return the metadata at the end of the module."""
         nodes = [f"!{n} = {text}" for n, text in enumerate(self._nodes)]
         return "\n".join(["!llvm.dbg.cu = !{!0}", "!llvm.module.flags = !{!3, !4}", *nodes, ""])
 
 
 class FunctionLines:
-    """The place in the text that instructions of one function get."""
+    """Current source line of one function's instructions."""
 
     def __init__(self, module: DebugLines, name: str, line: int) -> None:
         self.module, self.line = module, line
         self.subprogram = module.subprogram(name, line)
 
     def header(self) -> str:
-        """The suffix of instructions before the first statement."""
+        """Return the `!dbg` suffix of instructions before the first statement."""
         return self.module.location(self.subprogram, self.line)
 
     def enter(self, s: Stmt) -> str:
-        """The suffix of instructions from here on; a statement without a line keeps the last."""
+        """Return the `!dbg` suffix of instructions from here on; a statement without a line keeps
+        the previous one.
+        """
         self.line = self.module.lines.get(s, self.line)
         return self.module.location(self.subprogram, self.line)

@@ -1,5 +1,6 @@
-"""Reads relocatable ELF objects: as much of the format as compilers write for position-independent
-code."""
+"""Reader of relocatable ELF objects; as much of the format as compilers write for
+position-independent code.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ UNWINDING = (".eh_frame", ".ARM.ex")
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """Put something computed from a symbol and an addend at `offset` of a section. Where objects
-    of 32 bits keep the addend in the place itself it is 0 here."""
+    """ELF relocation: patch `offset` of a section with a value of a symbol and an addend. 32-bit
+    objects store the addend in place; it is 0 here.
+    """
 
     offset: int
     kind: int
@@ -29,8 +31,9 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A name and where it is: offset `value` in section number `section`, 0 when it is defined
-    elsewhere."""
+    """ELF symbol: offset `value` in section number `section`, which is 0 if it is defined
+    elsewhere.
+    """
 
     name: str
     section: int
@@ -40,7 +43,7 @@ class Symbol:
 
 @dataclass(slots=True)
 class Section:
-    """A section that is loaded when the program runs."""
+    """ELF section that is loaded at run time."""
 
     name: str
     data: bytes
@@ -61,8 +64,9 @@ class ElfObject:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How files of a width are written: where the header says where the table of sections is and
-    how many there are, and the forms of rows."""
+    """ELF file layout of one word size: where the header stores the section table's offset and
+    length, and the struct formats of its rows.
+    """
 
     start: tuple[str, int]
     counts: int
@@ -90,9 +94,7 @@ def read(data: bytes) -> ElfObject:
     headers = [struct.unpack_from(form.section, data, start + i * size) for i in range(count)]
 
     def content(i: int) -> bytes:
-        """The bytes of a section; of one without (SHT_NOBITS, as .bss) as many zeros as its size
-        says.
-        """
+        """Return the bytes of a section; a SHT_NOBITS section (.bss) is zeros of its size."""
         header = headers[i]
         return (
             bytes(header[5]) if header[1] == SHT_NOBITS else data[header[4] : header[4] + header[5]]
@@ -120,7 +122,10 @@ def _string(table: bytes, at: int) -> str:
 def _symbols(form: _Form, table: bytes, names: bytes) -> list[Symbol]:
     rows = list(struct.iter_unpack(form.symbol, table))
     if form.kind_bits == 8:  # name, value, size, info, other, section
-        rows = [(name, info, other, at, value, size) for name, value, size, info, other, at in rows]
+        rows = [
+            (name, info, visibility, at, value, size)
+            for name, value, size, info, visibility, at in rows
+        ]
     return [
         Symbol(_string(names, name), section, value, info >> 4 == 0)
         for name, info, _, section, value, _ in rows

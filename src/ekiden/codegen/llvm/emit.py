@@ -1,4 +1,4 @@
-"""A lowered PrimFunc to the text of an LLVM module."""
+"""Emit a lowered PrimFunc as the text of an LLVM module."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ DATA_LAYOUTS = {WASM: "e-m:e-p:32:32-p10:8:8-p20:8:8-i64:64-i128:128-n32:64-S128
 
 
 def emit(func: PrimFunc, target: Target) -> str:
-    """LLVM IR of one function, exported as `func.name` with the signature of ek_packed.
-
-    Symbolic dimensions must be bound by a plain dimension of a param. Raises InternalError for a
-    form that lowering must have removed.
-    """
+    """Emit LLVM IR of one function, exported as `func.name` with the signature of ek_packed."""
     return emit_all([func], target)
 
 
 def emit_all(funcs: Sequence[PrimFunc], target: Target, debug: DebugLines | None = None) -> str:
-    """One module with several functions; with debug information, if lines are given."""
+    """Emit one module with several functions, with debug information if lines are given."""
     module = Module(target, debug)
     for func in funcs:
         _write(module, func)
@@ -40,13 +36,14 @@ def emit_all(funcs: Sequence[PrimFunc], target: Target, debug: DebugLines | None
 
 
 def _write(module: Module, func: PrimFunc) -> None:
-    """Add a function; one whose register buffers cannot all be SSA values is written again with
-    those on the stack."""
+    """Add a function; register buffers that cannot all be SSA values are demoted to the stack and
+    the function is emitted again.
+    """
     demoted: frozenset[Buffer] = frozenset()
     finished, named = len(module.functions), len(module.metadata)
     while True:
         try:
             return EntryEmitter(module, func.name, demoted).write(func)
-        except DemoteRegisterError as found:
-            demoted |= {found.buffer}
+        except DemoteRegisterError as error:
+            demoted |= {error.buffer}
             del module.functions[finished:], module.metadata[named:]

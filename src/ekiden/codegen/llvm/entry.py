@@ -1,5 +1,5 @@
-"""The packed entry of a kernel: checks its arguments, binds symbolic dimensions, and unpacks
-addresses.
+"""Emit the packed entry point of a kernel; checks its arguments, binds symbolic dimensions, and
+unpacks addresses.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PARAMETERS = "ptr %self, ptr %args, i32 %nargs, ptr %ret"
 
 
 class EntryEmitter(StatementEmitter):
-    """Emits the function that is called as ek_packed."""
+    """Emitter of the function that is called as ek_packed."""
 
     @property
     def dl(self) -> type[DLTensor] | type[DLTensor32]:
-        """Where the members of a DLTensor lie."""
+        """Return the DLTensor layout of the target's pointer width."""
         return self.module.tensor
 
     def write(self, func: PrimFunc) -> None:
@@ -66,8 +66,10 @@ class EntryEmitter(StatementEmitter):
                 shapes[i] = self.unpack(func, i, param)
             else:
                 self.variables[param] = self.number(func, i, param)
-        for each in dimensions(func):
-            self.dimension(each, self.field(shapes[each.index], 8 * each.axis, "i64"))
+        for shape_check in dimensions(func):
+            self.dimension(
+                shape_check, self.field(shapes[shape_check.index], 8 * shape_check.axis, "i64")
+            )
         self.statement(func.body)
         self.leave(0)
         if self.alias is not None:
@@ -77,12 +79,13 @@ class EntryEmitter(StatementEmitter):
         self.module.functions.append(function_text(name, PARAMETERS, self))
 
     def field(self, base: Operand, offset: int, kind: str) -> Operand:
-        """A member of a structure."""
+        """Load a member of a structure."""
         return self.b.pure(f"load {kind}, ptr {self._at(base, offset)}")
 
     def unpack(self, func: PrimFunc, i: int, buffer: Buffer) -> Operand:
-        """Check that argument i is a tensor of the right type and rank; returns the address of its
-        shape."""
+        """Check that argument i is a tensor of the parameter's dtype and rank; returns the address
+        of its shape.
+        """
         b, name = self.b, argument_label(func, i, buffer)
         index = self.field("%args", i * Value.BYTES, "i32")
         is_object = b.value(f"icmp eq i32 {index}, {TypeIndex.TENSOR}")
@@ -112,45 +115,48 @@ class EntryEmitter(StatementEmitter):
         return self.field(tensor, self.dl.SHAPE, "ptr")
 
     def number(self, func: PrimFunc, i: int, param: Var) -> Operand:
-        """Check that argument i is a number that its parameter holds; returns it. True and False
-        are the integers 1 and 0; integers are numbers."""
+        """Check that argument i is a number that its parameter's dtype represents, and return it.
+        True and False are the integers 1 and 0; integers are accepted for floats.
+        """
         b, name, kind = self.b, argument_label(func, i, param), scalar_kind(param, func)
         index = self.field("%args", i * Value.BYTES, "i32")
         is_int = b.value(f"icmp eq i32 {index}, {TypeIndex.INT}")
         is_bool = b.value(f"icmp eq i32 {index}, {TypeIndex.BOOL}")
-        right = whole = b.value(f"or i1 {is_int}, {is_bool}")
+        right = is_integer = b.value(f"or i1 {is_int}, {is_bool}")
         if dt.is_float(param.dtype):
             is_float = b.value(f"icmp eq i32 {index}, {TypeIndex.FLOAT}")
-            right = b.value(f"or i1 {whole}, {is_float}")
+            right = b.value(f"or i1 {is_integer}, {is_float}")
         self.check(right, "TypeError", f"{name} must be {kind}")
         integer = self.field("%args", i * Value.BYTES + Value.V, "i64")
         if dt.is_float(param.dtype):
             real = self.field("%args", i * Value.BYTES + Value.V, "double")
             widened = emit_cast(b, integer, "int64", "float64")
-            chosen = b.value(f"select i1 {whole}, double {widened}, double {real}")
+            chosen = b.value(f"select i1 {is_integer}, double {widened}, double {real}")
             return emit_cast(b, chosen, "float64", param.dtype)
-        made = emit_cast(b, integer, "int64", param.dtype)
-        back = emit_cast(b, made, param.dtype, "int64")
+        narrowed = emit_cast(b, integer, "int64", param.dtype)
+        back = emit_cast(b, narrowed, param.dtype, "int64")
         fits = b.value(f"icmp eq i64 {back}, {integer}")
         if param.dtype == "uint64":
             fits = b.value(f"icmp sge i64 {integer}, 0")
         self.check(fits, "ValueError", f"{name} {misfit(param)}")
-        return made
+        return narrowed
 
     def on_device(self, tensor: Operand, name: str) -> None:
-        """Check that an argument lies on the device of the first, which is of the right kind."""
+        """Check that an argument is on the same device as the first, and that the device is of the
+        right kind.
+        """
         b = self.b
         kind = self.field(tensor, self.dl.DEVICE, "i32")
         right = b.value(f"icmp eq i32 {kind}, {self.device}")
         self.check(right, "ValueError", f"{name} must lie on a device of type {self.device}")
         number = b.pure(f"sext i32 {self.field(tensor, self.dl.DEVICE + 4, 'i32')} to i64")
-        known = self.variables.setdefault(DEVICE_ID, number)
-        right = b.value(f"icmp eq i64 {number}, {known}")
+        first_device = self.variables.setdefault(DEVICE_ID, number)
+        right = b.value(f"icmp eq i64 {number}, {first_device}")
         self.check(right, "ValueError", f"{name} must lie on the device of the first argument")
 
     def is_compact(self, tensor: Operand, rank: int) -> Operand:
-        """Whether the elements lie in row-major order without gaps: `strides` is NULL, or what the
-        shape makes them; those of dimensions of 1 and of empty tensors do not matter.
+        """Return whether a tensor is contiguous in row-major order: `strides` is NULL or matches
+        the shape. Strides of dimensions of 1 and of empty tensors do not matter.
         """
         b = self.b
         shape, strides = (
@@ -158,11 +164,13 @@ class EntryEmitter(StatementEmitter):
             self.field(tensor, self.dl.STRIDES, "ptr"),
         )
         absent = b.value(f"icmp eq ptr {strides}, null")
-        place = b.value(f"select i1 {absent}, ptr {shape}, ptr {strides}")  # may be read, any case
+        readable_strides = b.value(
+            f"select i1 {absent}, ptr {shape}, ptr {strides}"
+        )  # may be read, any case
         fits, empty, expected = "true", "false", "1"
         for axis in reversed(range(rank)):
             extent = self.field(shape, 8 * axis, "i64")
-            stride = b.value(f"load i64, ptr {self._at(place, 8 * axis)}")
+            stride = b.value(f"load i64, ptr {self._at(readable_strides, 8 * axis)}")
             right = b.value(f"icmp eq i64 {stride}, {expected}")
             single = b.value(f"icmp eq i64 {extent}, 1")
             none = b.value(f"icmp eq i64 {extent}, 0")
@@ -175,7 +183,7 @@ class EntryEmitter(StatementEmitter):
         return self.b.pure(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
 
     def dimension(self, row: Dimension, actual: Operand) -> None:
-        """Bind a symbol, or compare a dimension with what it must be."""
+        """Bind a symbolic dimension, or compare a dimension with its required extent."""
         if not row.binds:
             right = self.b.value(f"icmp eq i64 {actual}, {self.value(cast(row.extent, 'int64'))}")
             self.check(right, "ValueError", row.message)
@@ -191,13 +199,10 @@ FAST_MATH = ("nnan", "ninf", "nsz", "arcp", "contract", "afn", "reassoc")
 
 
 def fast_math_flags(func: PrimFunc) -> str:
-    """The flags that the attribute `tir.fast_math` allows on a function's own operations.
-
-    Those are additions, products, quotients, minima and maxima; by default there are none.
-    Mathematical functions, whose polynomials depend on the order of operations, and fused
-    multiply-adds never get any.
-
-    Raises CompileError for an unknown flag.
+    """Return the LLVM flags that the attribute `tir.fast_math` allows on a function's additions,
+    products, quotients, minima and maxima; none by default. Mathematical functions, whose
+    polynomials depend on the order of operations, and fused multiply-adds never get any. Raises
+    CompileError for an unknown flag.
     """
     flags = str((func.attrs or {}).get("tir.fast_math", "")).split()
     unknown = [f for f in flags if f not in FAST_MATH]

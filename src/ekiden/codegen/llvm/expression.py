@@ -1,5 +1,6 @@
-"""Expressions to operands: iteratively, each shared node once, loads under the mask of the
-conditional around them."""
+"""Emit expressions as LLVM operands; iteratively, each shared node once, loads under the mask of
+the conditional around them.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +50,9 @@ from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce
 
 
 class DemoteRegisterError(Exception):
-    """A register buffer is used in a way that SSA values cannot hold; it becomes stack memory
-    instead."""
+    """Exception for a register buffer that SSA values cannot hold; it becomes stack memory
+    instead.
+    """
 
     def __init__(self, buffer: Buffer) -> None:
         super().__init__(buffer.name)
@@ -59,7 +61,7 @@ class DemoteRegisterError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """The lanes in which a conditional side is evaluated."""
+    """Lanes in which a conditional side is evaluated."""
 
     value: Operand
     lanes: int
@@ -69,8 +71,9 @@ RegisterKey = tuple[Buffer, int]
 
 
 class ExpressionEmitter:
-    """Emits expressions into a builder. `variables` and `pointers` say what variables and buffers
-    are."""
+    """Emitter of expressions into a builder. `variables` and `pointers` map variables and buffers
+    to operands.
+    """
 
     def __init__(self, module: Module) -> None:
         self.b = Builder(module)
@@ -91,28 +94,28 @@ class ExpressionEmitter:
     # what expressions refer to
 
     def variable(self, var: Var) -> Operand:
-        """The value of a variable in scope."""
+        """Return the value of a variable in scope."""
         if var not in self.variables:
             self.capture_variable(var)
         return self.variables[var]
 
     def pointer(self, buffer: Buffer) -> Operand:
-        """The address of a buffer in scope."""
+        """Return the address of a buffer in scope."""
         if buffer not in self.pointers:
             self.capture_buffer(buffer)
         return self.pointers[buffer]
 
     def pointer_type(self, buffer: Buffer) -> str:
-        """The type of the address of a buffer."""
+        """Return the pointer type of a buffer's address space."""
         space = self.spaces.get(buffer, 0)
         return f"ptr addrspace({space})" if space else "ptr"
 
     def capture_variable(self, var: Var) -> None:
-        """Called for a variable that is not in scope."""
+        """Bring a variable from an outer function into scope."""
         raise undefined("llvm", var)
 
     def capture_buffer(self, buffer: Buffer) -> None:
-        """Called for a buffer that is not in scope."""
+        """Bring a buffer from an outer function into scope."""
         raise undefined("llvm", buffer)
 
     # the walk
@@ -137,7 +140,7 @@ class ExpressionEmitter:
             self.mask = outer
 
     def known(self, e: PrimExpr) -> Operand | None:
-        """The operand of a constant, a variable or a node emitted before."""
+        """Return the operand of a constant, a variable or a node emitted before, else None."""
         if isinstance(e, (IntImm, FloatImm)):
             return self.b.const(e.value, e.dtype)
         if isinstance(e, Var):
@@ -148,7 +151,9 @@ class ExpressionEmitter:
         return None
 
     def is_known(self, e: PrimExpr) -> bool:
-        """Whether `known` gives its operand; a variable outside of the scope is brought in."""
+        """Return whether a node has an operand already; a variable from outside the scope is
+        captured.
+        """
         if isinstance(e, (IntImm, FloatImm)):
             return True
         if isinstance(e, Var):
@@ -159,10 +164,10 @@ class ExpressionEmitter:
     # A walk with a stack of its own. A node stays on it until its operands are known, and is looked
     # at again then: twice in all, as its operands are pushed once.
     def value(self, root: PrimExpr) -> Operand:
-        """The operand of an expression."""
-        found = self.known(root)
-        if found is not None:
-            return found
+        """Emit an expression and return its operand."""
+        operand = self.known(root)
+        if operand is not None:
+            return operand
         stack = [root]
         while stack:
             e = stack[-1]
@@ -175,20 +180,20 @@ class ExpressionEmitter:
                 continue
             self._memo[-1][e] = self.emit(e)
             stack.pop()
-        found = self.known(root)
-        assert found is not None, root
-        return found
+        operand = self.known(root)
+        assert operand is not None, root
+        return operand
 
     # Of a guarded choice only the condition: its sides are emitted where they are chosen, as a load
     # in one may be out of range where it is not.
     def operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
-        """The children that must be emitted before a node."""
+        """Return the children that must be emitted before a node."""
         match e:
             case BinaryExpr():
                 return (e.a, e.b)
             case Cast():
-                other = self.other_form(e)
-                return (e.value if other is None else other,)
+                alternative = self.other_form(e)
+                return (e.value if alternative is None else alternative,)
             case Broadcast() | VectorReduce():
                 return (e.value,)
             case Intrinsic(op="if_then_else"):
@@ -213,7 +218,7 @@ class ExpressionEmitter:
         raise InternalError(f"llvm: {type(e).__name__} has no meaning in a kernel: {e!r}")
 
     def index_operands(self, buffer: Buffer, indices: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
-        """What the address of an access is made of."""
+        """Return the expressions that the address of an access is computed from."""
         if len(indices) != 1:
             raise InternalError(
                 f"llvm: access of {buffer.name!r} has {len(indices)} indices; flatten buffers first"
@@ -226,14 +231,14 @@ class ExpressionEmitter:
         return split_offset(index.base)[:1] if is_contiguous(index) else (index.base, index.stride)
 
     def affine(self, index: PrimExpr) -> PrimExpr:
-        """`as_ramp`, the same object whenever it is asked for the same index."""
-        found = self._affine.get(index)
-        if found is None:
-            found = self._affine[index] = as_ramp(index)
-        return found
+        """Return `as_ramp(index)`, the same object for the same index."""
+        ramp = self._affine.get(index)
+        if ramp is None:
+            ramp = self._affine[index] = as_ramp(index)
+        return ramp
 
     def emit(self, e: PrimExpr) -> Operand:
-        """One node whose operands are known."""
+        """Emit one node whose operands have been emitted."""
         b = self.b
         match e:
             case FloorDiv() | FloorMod() if self.is_unsigned_division(e):
@@ -258,8 +263,8 @@ class ExpressionEmitter:
                 return self.guarded(e)
             case Intrinsic(op="same_memory"):
                 buffers = addressed(e)
-                one, other = (self.pointer(buffer) for buffer in buffers)
-                return b.value(f"icmp eq {self.pointer_type(buffers[0])} {one}, {other}")
+                one, second = (self.pointer(buffer) for buffer in buffers)
+                return b.value(f"icmp eq {self.pointer_type(buffers[0])} {one}, {second}")
             case Intrinsic(op="call_packed" | "call_function"):
                 return self.call_packed(e)
             case Intrinsic(op="call_extern" | "call_pure_extern"):
@@ -287,15 +292,16 @@ class ExpressionEmitter:
         raise InternalError(f"llvm: {type(e).__name__} has no meaning in a kernel: {e!r}")
 
     def other_form(self, e: Cast) -> PrimExpr | None:
-        """What is emitted for a conversion to int32 of what was computed in int64, where the
-        processor multiplies every second element; the same object whenever it is asked for."""
+        """Return the rewritten form of a cast from int64 arithmetic to int32 where the processor
+        multiplies every second element (PMULDQ), else None; the same object for the same cast.
+        """
         if e not in self._other_forms:
             has = self.b.module.has("mul_even_s32")
             self._other_forms[e] = in_halves(e) if has else None
         return self._other_forms[e]
 
     def ramp(self, e: Ramp) -> Operand:
-        """base + stride * <0, 1, ...>."""
+        """Emit base + stride * <0, 1, ...>."""
         scalar = dt.element(e.dtype)
         steps = ", ".join(f"{register_type(scalar)} {i}" for i in range(dt.lanes(e.dtype)))
         base = self.b.splat(scalar, self.value(e.base), dt.lanes(e.dtype))
@@ -307,29 +313,31 @@ class ExpressionEmitter:
     # integers known to be non-negative divide without corrections
 
     def is_nonnegative(self, e: PrimExpr) -> bool:
-        """Whether an index expression is certainly >= 0."""
+        """Return whether an index expression is provably >= 0."""
         return is_nonnegative(e, self.positive)
 
     def is_unsigned_division(self, e: FloorDiv | FloorMod) -> bool:
-        """Whether both sides are non-negative integers."""
+        """Return whether both operands are non-negative integers."""
         return dt.is_int(e.dtype) and self.is_nonnegative(e.a) and self.is_nonnegative(e.b)
 
     def unsigned_division(self, e: FloorDiv | FloorMod) -> Operand:
-        """Division of non-negative integers, with 0 in place of a division by zero."""
+        """Emit a division of non-negative integers that gives 0 for a zero divisor."""
         unsigned = dt.with_lanes("u" + dt.element(e.dtype).lstrip("u"), dt.lanes(e.dtype))
         return emit_binary(self.b, type(e), unsigned, self.value(e.a), self.value(e.b))
 
     def call_extern(self, e: Intrinsic) -> Operand:
-        """A call of a C function, where there are any."""
+        """Raise CompileError: there are no C functions to call here; subclasses override it."""
         name = extern_name(e, "llvm")
         raise CompileError(f"llvm: {e.op} {name!r}: there is no C function to call here")
 
     def call_llvm(self, e: Intrinsic) -> Operand:
-        """A call of an intrinsic of LLVM that the program names."""
+        """Raise InternalError; subclasses emit calls of LLVM intrinsics."""
         raise InternalError(f"llvm: {e!r} has no place here")
 
     def call_packed(self, e: Intrinsic) -> Operand:
-        """A call of a function of the runtime, which may fail: only where statements are."""
+        """Raise InternalError: a packed call may fail and is a statement; subclasses
+        override it.
+        """
         raise InternalError(f"llvm: {e!r} has no place here")
 
     # guarded values
@@ -338,8 +346,9 @@ class ExpressionEmitter:
     # condition for all, so a branch; else both sides under masks, where loads give 0 in lanes that
     # do not take them.
     def guarded(self, e: Intrinsic) -> Operand:
-        """if_then_else: a branch on a scalar, a masked evaluation on a vector; a select where
-        neither side can fail."""
+        """Emit if_then_else: a branch on a scalar condition, masked evaluation on a vector, a
+        select where neither side can fail.
+        """
         condition, yes, no = e.args
         test, lanes = self.value(condition), dt.lanes(condition.dtype)
         if is_safe(yes) and is_safe(no):
@@ -350,11 +359,11 @@ class ExpressionEmitter:
             chosen = self.value(yes)
         inverse = self.b.binary("xor", condition.dtype, test, self.b.const(True, condition.dtype))
         with self.region(self.narrowed(inverse, lanes)):
-            other = self.value(no)
-        return self.b.select(test, e.dtype, chosen, other, lanes)
+            else_value = self.value(no)
+        return self.b.select(test, e.dtype, chosen, else_value, lanes)
 
     def narrowed(self, test: Operand, lanes: int) -> Mask:
-        """The lanes of the mask around in which `test` holds."""
+        """Return the mask of the lanes of the enclosing mask in which `test` holds."""
         outer = self.mask
         if outer is not None and outer.lanes == lanes:
             test = self.b.binary("and", dt.with_lanes("bool", lanes), outer.value, test)
@@ -379,7 +388,7 @@ class ExpressionEmitter:
     # memory
 
     def load(self, e: BufferLoad) -> Operand:
-        """A scalar, contiguous, strided or gathered load; bool bytes become bits."""
+        """Emit a scalar, contiguous, strided or gathered load; bool bytes become bits."""
         index = self.affine(e.indices[0])
         check_lanes("llvm: the load of", e.buffer, index, e.dtype)
         if e.buffer.scope == "register" and e.buffer not in self.pointers:
@@ -397,7 +406,7 @@ class ExpressionEmitter:
         return self.b.compare("ne", stored, raw, self.b.const(0, stored))
 
     def memory_load(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
-        """A load under the mask in force."""
+        """Emit a load under the current mask."""
         lanes = dt.lanes(index.dtype)
         mask = self.mask.value if self.mask is not None and self.mask.lanes == lanes else None
         index = self.affine(index)
@@ -416,7 +425,7 @@ class ExpressionEmitter:
     def masked_load(
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
     ) -> Operand:
-        """A load of the lanes that a mask has; of all without one."""
+        """Emit a load of the lanes in a mask, or of all lanes without one."""
         b, kind, lanes = self.b, register_type(dtype), dt.lanes(index.dtype)
         align = dt.itemsize(dt.element(dtype))
         self.check_access(buffer, index, mask)
@@ -434,35 +443,35 @@ class ExpressionEmitter:
             if gathers
             else f"llvm.masked.load.{suffix(dtype)}.p{space}"
         )
-        place = f"<{lanes} x {pointer}>" if gathers else pointer
+        pointer_kind = f"<{lanes} x {pointer}>" if gathers else pointer
         mask = mask or b.const(True, bits)
-        b.module.declare(name, kind, [place, "i32", register_type(bits), kind])
+        b.module.declare(name, kind, [pointer_kind, "i32", register_type(bits), kind])
         zero = "zeroinitializer"
         return b.load(
-            f"call {kind} @{name}({place} {address}, i32 {align},"
+            f"call {kind} @{name}({pointer_kind} {address}, i32 {align},"
             f" {register_type(bits)} {mask}, {kind} {zero}){self.scope_of(buffer)}",
             self.place_of(buffer),
         )
 
     def check_access(self, buffer: Buffer, index: PrimExpr, mask: Operand | None) -> None:
-        """Called before each access, of the lanes that a mask has."""
+        """Check the lanes of an access before it; the base class checks nothing."""
 
     def scope_of(self, buffer: Buffer) -> str:
-        """What an access of a buffer says about other buffers."""
+        """Return the alias metadata of an access of a buffer."""
         return "" if self.alias is None else self.alias.suffix(buffer)
 
     def place_of(self, buffer: Buffer) -> int:
-        """A number for what a store to a buffer changes; 0 is all memory."""
+        """Return the number of the memory that a store to a buffer changes; 0 is all memory."""
         return 0 if self.alias is None else self.alias.number(buffer)
 
     def scalar_load(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
-        """A load of one element that a vector mask guards: only if any lane is on."""
+        """Emit a load of one element under a vector mask: only if any lane is active."""
         b, mask = self.b, self.mask
         if mask is None or mask.lanes == 1:
             return self.memory_load(buffer, index, dtype)
-        before, then, after = b.block, b.fresh("some"), b.fresh("join")
-        b.branch_if(b.any(mask.value, mask.lanes), then, after)
-        b.start(then)
+        before, load_block, after = b.block, b.fresh("some"), b.fresh("join")
+        b.branch_if(b.any(mask.value, mask.lanes), load_block, after)
+        b.start(load_block)
         with self.region(None):
             loaded = self.memory_load(buffer, index, dtype)
         end = b.block
@@ -471,7 +480,7 @@ class ExpressionEmitter:
         return b.phi(dtype, ("zeroinitializer", before), (loaded, end))
 
     def address(self, buffer: Buffer, index: PrimExpr) -> tuple[Operand, bool]:
-        """(address, whether it is a vector of addresses) of an access."""
+        """Return the address of an access, and whether it is a vector of addresses."""
         index = self.affine(index)
         base, kind = self.pointer(buffer), memory_type(buffer.dtype)
         pointer = self.pointer_type(buffer)
@@ -480,23 +489,26 @@ class ExpressionEmitter:
         lanes = dt.lanes(index.dtype)
         if lanes > 1:
             offsets = dt.with_lanes("int64", lanes)
-            many = emit_cast(self.b, self.value(index), index.dtype, offsets)
-            places = f"getelementptr {kind}, {pointer} {base}, {register_type(offsets)} {many}"
-            return self.b.pure(places), True
+            offset_vector = emit_cast(self.b, self.value(index), index.dtype, offsets)
+            pointer_vector = (
+                f"getelementptr {kind}, {pointer} {base}, {register_type(offsets)} {offset_vector}"
+            )
+            return self.b.pure(pointer_vector), True
         variable, offset = split_offset(index)
-        place = base
+        address = base
         if not isinstance(variable, IntImm) or variable.value != 0:
             one = emit_cast(self.b, self.value(variable), variable.dtype, "int64")
-            place = self.b.pure(f"getelementptr {kind}, {pointer} {base}, i64 {one}")
+            address = self.b.pure(f"getelementptr {kind}, {pointer} {base}, i64 {one}")
         if offset:
             # loads of WebAssembly add a constant in more bits than an address has: it may not wrap
             flag = "nuw " if offset > 0 and self.b.module.is_wasm else ""
-            place = self.b.pure(f"getelementptr {flag}{kind}, {pointer} {place}, i64 {offset}")
-        return place, False
+            address = self.b.pure(f"getelementptr {flag}{kind}, {pointer} {address}, i64 {offset}")
+        return address, False
 
     def register_key(self, buffer: Buffer, index: PrimExpr) -> RegisterKey:
-        """The SSA value an access of a register buffer stands for. Raises DemoteRegisterError if it
-        has none."""
+        """Return the SSA value that an access of a register buffer names. Raises
+        DemoteRegisterError if it has none.
+        """
         index = self.affine(index)
         start = index.base if isinstance(index, Ramp) and is_contiguous(index) else index
         lanes = dt.lanes(index.dtype)
@@ -507,12 +519,12 @@ class ExpressionEmitter:
         return buffer, start.value
 
     def register(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
-        """The current value of an element of a register buffer."""
+        """Return the current value of an element of a register buffer."""
         return self.registers.get(self.register_key(buffer, index), "poison")
 
 
 def is_capped(e: PrimExpr) -> bool:
-    """Whether an expression is the lesser of something and a number that is not above 0."""
+    """Return whether an expression is a minimum with a constant that is at most 0."""
     if not isinstance(e, Min):
         return False
     caps = (c.value if isinstance(c, Broadcast) else c for c in (e.a, e.b))
@@ -520,12 +532,12 @@ def is_capped(e: PrimExpr) -> bool:
 
 
 def is_contiguous(index: Ramp) -> bool:
-    """Whether a ramp has stride 1."""
+    """Return whether a ramp has stride 1."""
     return isinstance(index.stride, IntImm) and index.stride.value == 1
 
 
 def split_offset(index: PrimExpr) -> tuple[PrimExpr, int]:
-    """x + c -> (x, c), so that accesses that differ by a constant share an address."""
+    """Split `x + c` into (x, c), so that accesses that differ by a constant share an address."""
     if isinstance(index, Add) and isinstance(index.b, IntImm):
         return index.a, index.b.value
     if isinstance(index, Add) and isinstance(index.a, IntImm):
@@ -536,7 +548,9 @@ def split_offset(index: PrimExpr) -> tuple[PrimExpr, int]:
 
 
 def as_ramp(index: PrimExpr) -> PrimExpr:
-    """Sums and products of one Ramp and Broadcasts as a Ramp; other expressions unchanged."""
+    """Rewrite sums and products of one Ramp and Broadcasts to a Ramp; other expressions
+    unchanged.
+    """
     if not isinstance(index, (Add, Sub, Mul)) or dt.lanes(index.dtype) == 1:
         return index
     a, b = as_ramp(index.a), as_ramp(index.b)
@@ -552,13 +566,14 @@ def as_ramp(index: PrimExpr) -> PrimExpr:
 
 
 def prim_binary(kind: Add | Sub | Mul, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """The same operation on other operands."""
+    """Return the same operation on other operands."""
     return a + b if isinstance(kind, Add) else a - b if isinstance(kind, Sub) else a * b
 
 
 def is_safe(root: PrimExpr, limit: int = 24) -> bool:
-    """Whether evaluating a value that is not needed is harmless and cheap: no loads, no divisions,
-    few nodes."""
+    """Return whether speculative evaluation is harmless and cheap: no loads, no divisions, few
+    nodes.
+    """
     stack, count = [root], 0
     while stack:
         e = stack.pop()

@@ -1,4 +1,4 @@
-"""Calls of C functions by their symbols (`call_extern`, `call_pure_extern`).
+"""Calls of C functions by symbol (`call_extern`, `call_pure_extern`).
 
 The arguments are numbers, texts, and addresses of the first elements of buffers or regions. Who
 links or loads the code finds the function (`image.EXTERN`).
@@ -25,27 +25,27 @@ _NARROW = {
 
 
 class ExternCallEmitter(PackedCallEmitter):
-    """Emits `call_extern`."""
+    """Emitter of `call_extern`."""
 
     def call_extern(self, e: Intrinsic) -> Operand:
         """Return the result of a call; loops over vectors that make one were made serial."""
         name, b = extern_name(e, "llvm"), self.b
         if b.module.is_wasm:
             raise CompileError(f"llvm: call_extern {name!r}: WebAssembly has no C symbols to call")
-        if any(dt.lanes(each.dtype) > 1 for each in (e, *e.args[1:])):
+        if any(dt.lanes(operand.dtype) > 1 for operand in (e, *e.args[1:])):
             raise InternalError(f"llvm: {e.op}: an argument is a vector: {e!r}")
         arguments = [self._argument(a) for a in e.args[1:]]
         result, symbol = _typed(e.dtype), f"{EXTERN}{name}"
         result = " ".join(reversed(result.split()))  # an attribute stands before a result's type
         self.module.declare(symbol, result, [kind for kind, _ in arguments])
-        given = ", ".join(f"{kind} {operand}" for kind, operand in arguments)
-        value = b.value(f"call {result} @{symbol}({given})")
+        argument_list = ", ".join(f"{kind} {operand}" for kind, operand in arguments)
+        value = b.value(f"call {result} @{symbol}({argument_list})")
         if row_of(e.op).effects:
             b.touch_memory()
         return value
 
     def _argument(self, a: PrimExpr) -> tuple[str, Operand]:
-        """(type with its extension, operand) of an argument."""
+        """Return (type with its extension attribute, operand) of an argument."""
         if isinstance(a, StringImm):
             return "ptr", self.module.string(a.value)
         if isinstance(a, BufferAddress):
@@ -53,7 +53,7 @@ class ExternCallEmitter(PackedCallEmitter):
         return _typed(a.dtype), self.value(a)
 
     def region_address(self, a: BufferAddress) -> tuple[str, Operand]:
-        """(type, operand) of the address of a buffer or of a region's first element."""
+        """Return (type, operand) of the address of a buffer or of a region's first element."""
         kind, data = self.pointer_type(a.buffer), self.pointer(a.buffer)
         if a.indices:
             at = self.value(a.indices[0])

@@ -1,5 +1,6 @@
-"""The small vocabulary in which mathematical functions are written: one float type, any number of
-lanes."""
+"""Vocabulary in which mathematical functions are written, over operands of any builder; one float
+type, any number of lanes.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +28,24 @@ class FloatMath:
 
     @property
     def is_double(self) -> bool:
-        """Whether this works in float64."""
+        """Return whether this works in float64."""
         return self.element == "float64"
 
     @property
     def mantissa(self) -> int:
-        """Bits of the mantissa that are stored."""
+        """Return the number of stored mantissa bits."""
         return MANTISSA[self.element]
 
     def const(self, value: float) -> Operand:
-        """A float constant."""
+        """Return a float constant."""
         return self.b.kept_const(value, self.dtype)
 
     def int_const(self, value: int) -> Operand:
-        """A constant of the integer type of the same width."""
+        """Return a constant of the integer type of the same width."""
         return self.b.const(value, self.word)
 
     def llvm(self, name: str, *operands: Operand) -> Operand:
-        """An LLVM intrinsic on this type, or what stands for it where the target has none."""
+        """Emit an LLVM intrinsic on this type, or its software form where the target lacks it."""
         ability, compute = WITHOUT.get(name, (None, None))
         if ability is not None and compute is not None and not self.b.module.has(ability):
             with self.as_written():
@@ -53,8 +54,9 @@ class FloatMath:
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        """Operations inside are done one by one, whatever a program allows: what rounding loses is
-        computed."""
+        """Emit the operations inside without fast-math flags: their order matters; what rounding
+        loses is computed.
+        """
         flags, self.b.flags = self.b.flags, ""
         try:
             yield
@@ -62,27 +64,27 @@ class FloatMath:
             self.b.flags = flags
 
     def add(self, x: Operand, y: Operand) -> Operand:
-        """x + y"""
+        """Return x + y."""
         return self.b.binary("fadd", self.dtype, x, y)
 
     def sub(self, x: Operand, y: Operand) -> Operand:
-        """x - y"""
+        """Return x - y."""
         return self.b.binary("fsub", self.dtype, x, y)
 
     def mul(self, x: Operand, y: Operand) -> Operand:
-        """x * y"""
+        """Return x * y."""
         return self.b.binary("fmul", self.dtype, x, y)
 
     def div(self, x: Operand, y: Operand) -> Operand:
-        """x / y"""
+        """Return x / y."""
         return self.b.binary("fdiv", self.dtype, x, y)
 
     def neg(self, x: Operand) -> Operand:
-        """-x"""
+        """Return -x."""
         return self.b.negate(self.dtype, x)
 
     def fma(self, x: Operand, y: Operand, z: Operand) -> Operand:
-        """x * y + z, rounded once."""
+        """Return x * y + z, rounded once."""
         return self.llvm("fma", x, y, z)
 
     def less_product(self, z: Operand, x: Operand, y: Operand) -> Operand:
@@ -112,19 +114,19 @@ class FloatMath:
         return self.mul(moved, moved)
 
     def abs(self, x: Operand) -> Operand:
-        """|x|"""
+        """Return |x|."""
         return self.llvm("fabs", x)
 
     def copysign(self, x: Operand, sign: Operand) -> Operand:
-        """|x| with the sign of `sign`."""
+        """Return |x| with the sign of `sign`."""
         return self.llvm("copysign", x, sign)
 
     def less(self, x: Operand, y: Operand) -> Operand:
-        """x < y"""
+        """Return x < y."""
         return self.b.compare("olt", self.dtype, x, y)
 
     def select(self, condition: Operand, x: Operand, y: Operand) -> Operand:
-        """x where condition, else y."""
+        """Return x where condition, else y."""
         return self.b.select(condition, self.dtype, x, y, self.lanes)
 
     def clamp(self, x: Operand, low: float, high: float) -> Operand:
@@ -132,12 +134,12 @@ class FloatMath:
         return self.at_most(self.at_least(x, low), high)
 
     def at_least(self, x: Operand, low: float) -> Operand:
-        """The greater of two; NaN stays."""
+        """Return the greater of x and `low`; NaN stays NaN."""
         bottom = self.const(low)
         return self.select(self.less(x, bottom), bottom, x)
 
     def at_most(self, x: Operand, high: float) -> Operand:
-        """The lesser of two; NaN stays."""
+        """Return the lesser of x and `high`; NaN stays NaN."""
         top = self.const(high)
         return self.select(self.b.compare("ogt", self.dtype, x, top), top, x)
 
@@ -151,36 +153,38 @@ class FloatMath:
     def paired_polynomial(
         self, x: Operand, square: Operand, coefficients: Sequence[float]
     ) -> Operand:
-        """Horner's rule in the square of x for pairs of terms, which wait for half as many steps as
-        single ones; the constant term comes first."""
+        """Evaluate a polynomial by Horner's rule in x**2 on pairs of terms (Estrin's scheme, first
+        level), which halves the dependency chain; the constant term comes first.
+        """
         pairs = [coefficients[n : n + 2] for n in range(0, len(coefficients), 2)]
-        result, *others = (self.polynomial(x, pair) for pair in reversed(pairs))
-        for each in others:
-            result = self.madd(result, square, each)
+        result, *remaining_pairs = (self.polynomial(x, pair) for pair in reversed(pairs))
+        for pair in remaining_pairs:
+            result = self.madd(result, square, pair)
         return result
 
     # integers of the same width
 
     def int_op(self, opcode: str, x: Operand, y: Operand) -> Operand:
-        """An integer instruction."""
+        """Emit an integer instruction."""
         return self.b.binary(opcode, self.word, x, y)
 
     def bits(self, x: Operand) -> Operand:
-        """The bits of a float."""
+        """Return the bits of a float."""
         return self.b.convert("bitcast", self.dtype, self.word, x)
 
     def from_bits(self, x: Operand) -> Operand:
-        """The float of some bits."""
+        """Return the float with the given bits."""
         return self.b.convert("bitcast", self.word, self.dtype, x)
 
     def to_int(self, x: Operand) -> Operand:
-        """A float holding a small integer, as an integer."""
+        """Convert a float that holds a small integer to an integer."""
         return self.b.convert("fptosi", self.dtype, self.word, x)
 
     def to_float(self, x: Operand) -> Operand:
-        """A small integer as a float. In float64 by what it adds to the bits of a number whose last
-        bit stands for 1: below AVX-512 no instruction converts vectors of int64, and GCC makes no
-        loop over lanes a vector for it."""
+        """Convert a small integer to float. In float64 it is added to the bits of 1.5 * 2**52,
+        whose last bit has weight 1: below AVX-512 no instruction converts int64 vectors, and GCC
+        does not vectorise a loop with such a conversion.
+        """
         if not self.is_double or self.b.reorders:
             return self.b.convert("sitofp", self.word, self.dtype, x)
         number = self.const(1.5 * 2.0**self.mantissa)
@@ -188,14 +192,15 @@ class FloatMath:
             return self.sub(self.from_bits(self.int_op("add", self.bits(number), x)), number)
 
     def power_of_two(self, n: Operand) -> Operand:
-        """2**n for an integer n in the normal range."""
+        """Return 2**n for an integer n in the normal range."""
         biased = self.int_op("add", n, self.int_const(BIAS[self.element]))
         return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
 
     def rounded(self, x: Operand, factor: float, bias: int) -> tuple[Operand, Operand]:
-        """(n, an integer whose last bits are n + bias) for n = x * factor rounded. A number so
-        large that its last bit stands for 1 is added: that bit and those above it are n. Of NaN n
-        is NaN."""
+        """Return (n, an integer whose last bits are n + bias) for n = round(x * factor). A number
+        so large that its last bit stands for 1 is added: that bit and those above it are n. Of
+        NaN n is NaN.
+        """
         if self.b.reorders:
             n = self.llvm("roundeven", self.mul(x, self.const(factor)))
             return n, self.int_op("add", self.to_int(n), self.int_const(bias))
@@ -205,24 +210,25 @@ class FloatMath:
             return self.sub(large, number), self.bits(large)
 
     def _power(self, biased: Operand) -> Operand:
-        """The power of two whose exponent, with its bias, the last bits of an integer are."""
+        """Return the power of two whose biased exponent is the last bits of an integer."""
         return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
 
     def rounded_power(self, x: Operand, factor: float) -> tuple[Operand, Operand]:
-        """(n, 2**n) for n = x * factor rounded, where that is a power in the normal range."""
+        """Return (n, 2**n) for n = round(x * factor), where 2**n is in the normal range."""
         n, biased = self.rounded(x, factor, BIAS[self.element])
         return n, self._power(biased)
 
     def rounded_powers(self, x: Operand, factor: float) -> tuple[Operand, Operand, Operand]:
-        """(n, 2**h, 2**(n - h)) with h = n // 2, of which both are in the normal range for n in
-        twice that."""
+        """Return (n, 2**h, 2**(n - h)) with h = n // 2; both powers are in the normal range for n
+        in twice that range.
+        """
         n, biased = self.rounded(x, factor, 2 * BIAS[self.element])
         half = self.int_op("lshr", biased, self.int_const(1))
         return n, self._power(half), self._power(self.int_op("sub", biased, half))
 
     @property
     def has_scale(self) -> bool:
-        """Whether `scale` is one instruction."""
+        """Return whether `scale` is one instruction."""
         return self.b.has_scalef(self.dtype)
 
     def scale(self, x: Operand, n: Operand) -> Operand:
@@ -233,13 +239,13 @@ class FloatMath:
         return scaled
 
     def look_up(self, values: tuple[float, ...], index: Operand) -> Operand:
-        """`values[index]` per lane, for an index in range. float64 only."""
+        """Return `values[index]` for each lane, for an index in range. float64 only."""
         return self.b.element(values, index, self.lanes)
 
     def widen(self) -> FloatMath:
-        """The same lanes in float64."""
+        """Return the same lanes in float64."""
         return FloatMath(self.b, dt.with_lanes("float64", self.lanes))
 
     def cast(self, x: Operand, to: FloatMath) -> Operand:
-        """x in the type of another."""
+        """Convert x to the type of another FloatMath."""
         return emit_cast(self.b, x, self.dtype, to.dtype)

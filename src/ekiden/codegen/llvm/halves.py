@@ -1,4 +1,5 @@
-"""Arithmetic of int64 between vectors of int32, in halves: the even elements and the odd ones.
+"""Compute int64 arithmetic between int32 vectors in even and odd halves (PMULDQ), as requantisation
+needs; the even elements and the odd ones.
 
     cast(cast(x, int64) * cast(y, int64) >> 31, int32)        of 8 lanes
     ->  even(x) * even(y) >> 31, odd(x) * odd(y) << 1         of 4 lanes of int64 each,
@@ -26,7 +27,7 @@ SHIFTS = frozenset(("left_shift", "right_shift"))
 
 
 def in_halves(e: Cast) -> PrimExpr | None:
-    """The same vector of int32, computed in halves; None of what is no such arithmetic, or has no
+    """Return the same int32 vector computed in halves, or None for other arithmetic or without a
     product.
     """
     lanes = dt.lanes(e.dtype)
@@ -44,7 +45,7 @@ def in_halves(e: Cast) -> PrimExpr | None:
 
 
 def _inner(root: PrimExpr) -> Iterator[PrimExpr]:
-    """The nodes of int64, at most one more than `LIMIT`."""
+    """Yield the int64 nodes, at most one more than MAX_INT64_NODES."""
     stack = [root]
     for _ in range(LIMIT + 1):
         if not stack:
@@ -62,19 +63,21 @@ def _is_shift(e: PrimExpr) -> bool:
 
 
 def _is_same(e: PrimExpr) -> bool:
-    """Whether all lanes are the same number. Of a product with one, LLVM would shift that number to
-    the left for the whole, and it were no int32 any more.
+    """Return whether all lanes are the same number. LLVM would shift such a factor left for the
+    whole product, and it would no longer be an int32.
     """
     return isinstance(e, Broadcast)
 
 
 def _is_leaf(e: PrimExpr) -> bool:
-    """What is the same in all lanes, or an int32 of each."""
+    """Return whether an operand is the same in all lanes, or an int32 in each."""
     return _is_same(e) or (isinstance(e, Cast) and dt.element(e.value.dtype) == "int32")
 
 
 def _half(e: PrimExpr, odd: int) -> PrimExpr:
-    """Every second element of an expression whose nodes `_inner` gives; no deeper than `LIMIT`."""
+    """Return the even or odd elements of an expression whose nodes `_inner` yields; recursion is
+    bounded by MAX_INT64_NODES.
+    """
     half = dt.lanes(e.dtype) // 2
     if isinstance(e, Broadcast):
         return broadcast(e.value, half)
@@ -95,7 +98,7 @@ def _shifted(op: str, e: PrimExpr, by: int) -> PrimExpr:
 
 
 def _distance(e: PrimExpr) -> int | None:
-    """By how much a shift to the right moves all lanes, where all bits of a word stay."""
+    """Return the constant right shift of all lanes if the remaining bits fit a word, else None."""
     if not (isinstance(e, Intrinsic) and e.op == "right_shift"):
         return None
     by = e.args[1].value if isinstance(e.args[1], Broadcast) else e.args[1]
@@ -103,8 +106,8 @@ def _distance(e: PrimExpr) -> int | None:
 
 
 def _lower_words(e: PrimExpr) -> PrimExpr:
-    """A vector of int32 whose even elements are the lower words. Which sign is shifted in does not
-    matter to them, and few processors have a shift of int64 with its sign.
+    """Return an int32 vector whose even elements are the lower words. The sign that is shifted in
+    does not reach them, and few processors have an arithmetic int64 shift.
     """
     by = _distance(e)
     if by is not None:
@@ -115,7 +118,7 @@ def _lower_words(e: PrimExpr) -> PrimExpr:
 
 
 def _upper_words(e: PrimExpr) -> PrimExpr:
-    """A vector of int32 whose odd elements are the lower words."""
+    """Return an int32 vector whose odd elements are the lower words."""
     by = _distance(e)
     if by is None:
         return _words(_shifted("left_shift", e, WORD))

@@ -1,9 +1,9 @@
-"""Native code images: object files linked into one position-independent blob that needs no linker
-to load.
+r"""Native code images: linker and reader; object files linked into one position-independent blob
+that needs no linker to load.
 
 Layout (the loader is runtime/src/ek_image.c; runtime.h has the specification):
 
-       0  "EKIMG\\0", architecture, 1, u32 exports, u32 imports, u64 text size,
+       0  "EKIMG\0", architecture, 1, u32 exports, u32 imports, u64 text size,
           u64 offset of exports, u64 offset of imports, u64 size, what it needs
     4096  text: code, then read-only data, then a stub per import that jumps to the address in its
           slot
@@ -41,7 +41,7 @@ MACHINE = frozenset(f"ek_op_{opcode.name}" for opcode in OPCODES)
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What is in an image: offsets of exports in the text, names of imports, the text itself."""
+    """Contents of an image: offsets of exports in the text, names of imports, and the text."""
 
     exports: dict[str, int]
     imports: tuple[str, ...]
@@ -51,16 +51,21 @@ class ImageInfo:
 
 
 def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None = None) -> bytes:
-    """Link objects into an image that exports the named functions, in that order. It loads where
-    there is all that code for the target needs; without one, on any machine of its architecture.
+    """Link objects into an image that exports the named functions, in that order. The same objects
+    give the same bytes.
 
-    The same objects give the same bytes. Raises InternalError if code needs what the runtime does
-    not provide, if an export is missing, or if two objects define one name.
+    Args:
+        objects: relocatable objects of one architecture.
+        exports: names of the exported functions.
+        target: the image requires this target's features at load time; without one, it loads on any machine of its architecture.
+
+    Raises:
+        InternalError: if code needs what the runtime does not provide, an export is missing, or two objects define one name.
     """
     linker = _linker(objects, exports)
-    known = MACHINE.union(SERVICES, ABI_SERVICES)
+    provided = MACHINE.union(SERVICES, ABI_SERVICES)
     prefixes = CALL_SITE, EXTERN
-    unknown = [n for n in linker.imports if n not in known and not n.startswith(prefixes)]
+    unknown = [n for n in linker.imports if n not in provided and not n.startswith(prefixes)]
     if unknown:
         raise InternalError(
             f"image: compiled code calls {', '.join(unknown)}; there are {', '.join(SERVICES)}"
@@ -97,11 +102,13 @@ def _linker(objects: Sequence[bytes], exports: Sequence[str]) -> _Linker | wasm.
 # then references can be computed. The order is that of the objects, imports are sorted: one
 # content, one image, as its digest is a key of caches.
 class _Linker:
-    """Places sections of all objects, then resolves relocations against the places."""
+    """Linker that lays out the sections of all objects, then resolves relocations against their
+    offsets.
+    """
 
     def __init__(self, objects: Sequence[elf.ElfObject]) -> None:
         self.objects = objects
-        machines = {each.machine for each in objects} or {X86_64.elf_machine}
+        machines = {file.machine for file in objects} or {X86_64.elf_machine}
         if len(machines) != 1 or not machines <= set(ARCHITECTURES):
             raise InternalError(f"image: objects of one known machine expected, got {machines}")
         self.architecture = ARCHITECTURES[machines.pop()]
@@ -110,36 +117,36 @@ class _Linker:
         self.globals: dict[str, int] = {}
         self.end = 0
         for executable in (True, False):
-            for number, each in enumerate(objects):
-                self._place(number, each, executable)
-        for number, each in enumerate(objects):
-            self._define(number, each)
+            for number, elf_object in enumerate(objects):
+                self._place(number, elf_object, executable)
+        for number, elf_object in enumerate(objects):
+            self._define(number, elf_object)
         self.imports = sorted(self._undefined())
         self.stubs = _align(self.end, 8)
         self.size = self._stub(len(self.imports))
         self.slots = _align(self.size, PAGE)
 
-    def _place(self, number: int, each: elf.ElfObject, executable: bool) -> None:
-        for index, section in each.sections.items():
+    def _place(self, number: int, elf_object: elf.ElfObject, executable: bool) -> None:
+        for index, section in elf_object.sections.items():
             if section.executable == executable and section.data:
                 self.end = _align(self.end, section.alignment)
                 self.places[number, index] = self.end
                 self.end += len(section.data)
 
-    def _define(self, number: int, each: elf.ElfObject) -> None:
-        for symbol in each.symbols:
-            place = self.places.get((number, symbol.section))
-            if place is None or symbol.is_local:
+    def _define(self, number: int, elf_object: elf.ElfObject) -> None:
+        for symbol in elf_object.symbols:
+            section_offset = self.places.get((number, symbol.section))
+            if section_offset is None or symbol.is_local:
                 continue
             if symbol.name in self.globals:
                 raise InternalError(f"image: {symbol.name!r} is defined twice")
-            self.globals[symbol.name] = place + symbol.value
+            self.globals[symbol.name] = section_offset + symbol.value
 
     def _undefined(self) -> set[str]:
         used = (
-            each.symbols[r.symbol]
-            for each in self.objects
-            for s in each.sections.values()
+            elf_object.symbols[r.symbol]
+            for elf_object in self.objects
+            for s in elf_object.sections.values()
             for r in s.relocations
         )
         return {
@@ -149,7 +156,7 @@ class _Linker:
         }
 
     def exported(self, name: str) -> int:
-        """Where an exported function starts."""
+        """Return the offset of an exported function."""
         if name not in self.globals:
             raise InternalError(f"image: no object defines {name!r}")
         return self.globals[name]
@@ -158,32 +165,36 @@ class _Linker:
         return self.stubs + self.architecture.stub_size * number
 
     def text(self) -> bytes:
-        """Code, data and stubs with every reference resolved."""
+        """Return code, data and stubs with every reference resolved."""
         filler = self.architecture.filler
         out = bytearray(filler * -(-self.size // len(filler)))[: self.size]
-        for (number, index), place in self.places.items():
+        for (number, index), section_offset in self.places.items():
             section = self.objects[number].sections[index]
-            out[place : place + len(section.data)] = section.data
+            out[section_offset : section_offset + len(section.data)] = section.data
         for i in range(len(self.imports)):
             at = self._stub(i)
             code = self.architecture.stub(at, self.slots + self.architecture.slot_bytes * i)
             out[at : at + len(code)] = code
         references = [
-            self._reference(number, place, relocation)
-            for (number, index), place in self.places.items()
+            self._reference(number, base, relocation)
+            for (number, index), base in self.places.items()
             for relocation in self.objects[number].sections[index].relocations
         ]
-        for each in self.architecture.pair(references):
-            self.architecture.relocate(out, each)
+        for reference in self.architecture.pair(references):
+            self.architecture.relocate(out, reference)
         return bytes(out)
 
     # A call of something outside goes to a stub that jumps through the slot; a load of its address,
     # which the compiler wrote as one through a table, reads the slot itself.
-    def _reference(self, number: int, place: int, r: elf.Relocation) -> Reference:
-        """What a relocation of an object refers to: a place inside, a slot, or a stub."""
-        symbol, at = self.objects[number].symbols[r.symbol], place + r.offset
+    def _reference(self, number: int, section_offset: int, r: elf.Relocation) -> Reference:
+        """Return what a relocation of an object refers to: an offset in the text, an address-table
+        slot, or a stub.
+        """
+        symbol, at = self.objects[number].symbols[r.symbol], section_offset + r.offset
         home = self.places.get((number, symbol.section))
         target = home + symbol.value if home is not None else self.globals.get(symbol.name)
+        # An import is reached through a slot of the address table where the relocation allows it
+        # (GOTPCREL and its like), else through a stub.
         is_slot = target is None and r.kind in self.architecture.through_table
         if target is None:
             imported = self.imports.index(symbol.name)
@@ -193,7 +204,7 @@ class _Linker:
 
 
 def inspect(image: bytes) -> ImageInfo:
-    """Take an image apart. Raises LoadError if it is not one."""
+    """Parse an image into its parts. Raises LoadError if it is not one."""
     if len(image) < PAGE or image[: len(MAGIC)] != MAGIC:
         raise LoadError("image: not a native code image")
     _, _, _, n_exports, n_imports, text_size, exports_at, imports_at, total = HEADER.unpack_from(
@@ -216,14 +227,17 @@ def inspect(image: bytes) -> ImageInfo:
 
 
 def architecture_of(image: bytes) -> str:
-    """What machines run an image, by the name that compilers have for them.
-
-    Raises LoadError if it is not one, or for none that the linker knows.
+    """Return the architecture that an image runs on, by the compilers' name. Raises LoadError for
+    data that is not an image or of an unknown architecture.
     """
-    found = [each.name for each in ARCHITECTURES.values() if each.mark == image[6]]
-    if image[: len(MAGIC)] != MAGIC or not found:
+    names = [
+        architecture.name
+        for architecture in ARCHITECTURES.values()
+        if architecture.mark == image[6]
+    ]
+    if image[: len(MAGIC)] != MAGIC or not names:
         raise LoadError("image: not a native code image of a known machine")
-    return found[0]
+    return names[0]
 
 
 def _name(image: bytes, at: int) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Calls of LLVM's intrinsics by their names (`call_llvm_intrin`, `call_llvm_pure_intrin`).
+"""Calls of LLVM intrinsics by name (`call_llvm_intrin`, `call_llvm_pure_intrin`).
 
 The name is written as the program has it, and nothing is declared: LLVM's parser adds the overload
 that the operands tell and the declaration, and refuses what it does not have.
@@ -18,10 +18,10 @@ from ekiden.tir.op import NO_VALUE
 
 
 class IntrinsicCallEmitter(ExternCallEmitter):
-    """Emits `call_llvm_intrin`."""
+    """Emitter of `call_llvm_intrin`."""
 
     def call_llvm(self, e: Intrinsic) -> Operand:
-        """Return the result of a call, "undef" of one without a value."""
+        """Return the result of a call, or "undef" if it has no value."""
         name = e.args[0].value if e.args and isinstance(e.args[0], StringImm) else ""
         if not name.startswith("llvm."):
             raise CompileError(f"llvm: {e.op}: expected the name of an intrinsic first, got {e!r}")

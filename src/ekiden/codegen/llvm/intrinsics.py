@@ -1,4 +1,4 @@
-"""Intrinsic calls to instructions: one table from name to emitter."""
+"""Lower intrinsic calls to instructions; one table from name to emitter."""
 
 from __future__ import annotations
 
@@ -24,8 +24,19 @@ def emit_intrinsic(
     operands: Sequence[Operand],
     at_most_zero: bool = False,
 ) -> Operand:
-    """The call `name(operands)`, with arguments of type `argument` and a result of type `dtype`.
-    `at_most_zero` says that no argument is above 0, which is shorter for some."""
+    """Emit the call `name(operands)`.
+
+    Args:
+        b: the builder.
+        name: the intrinsic's name.
+        dtype: dtype of the result.
+        argument: dtype of the arguments.
+        operands: the arguments.
+        at_most_zero: no argument is above 0, which shortens some functions.
+
+    Returns:
+        The result's operand.
+    """
     if name == "reinterpret":
         return b.convert("bitcast", argument, dtype, operands[0])
     if name in FLOAT:
@@ -45,8 +56,9 @@ def _in_float(
     argument: str,
     operands: Sequence[Operand],
 ) -> Operand:
-    """Run in float64 for float64, else in float32; integers keep to what rounds them to
-    themselves."""
+    """Evaluate in float64 for float64, else in float32; integers keep to what rounds them to
+    themselves.
+    """
     if not dt.is_float(argument):
         return _on_integers(b, compute, argument, operands)
     wide = "float64" if dt.element(argument) == "float64" else "float32"
@@ -79,13 +91,17 @@ def _on_integers(
 
 
 def _integer_power(b: Builder, dtype: str, base: Operand, exponent: Operand) -> Operand:
-    """Square and multiply over the bits of the exponent; wraps on overflow. Of negative exponents
-    the quotient without its fraction: 0, but for 1 and -1, whose powers their last bit decides."""
+    """Emit square and multiply over the bits of the exponent; it wraps on overflow. A negative
+    exponent gives the truncated quotient: 0, except for bases 1 and -1, where the exponent's
+    last bit decides.
+    """
     lanes, one, zero = dt.lanes(dtype), b.const(1, dtype), b.const(0, dtype)
     result, square = one, base
     for bit in range(dt.SCALAR_BITS[dt.element(dtype)]):
-        taken = b.binary("and", dtype, b.binary("lshr", dtype, exponent, b.const(bit, dtype)), one)
-        on = b.compare("ne", dtype, taken, zero)
+        bit_of_exponent = b.binary(
+            "and", dtype, b.binary("lshr", dtype, exponent, b.const(bit, dtype)), one
+        )
+        on = b.compare("ne", dtype, bit_of_exponent, zero)
         result = b.select(on, dtype, b.binary("mul", dtype, result, square), result, lanes)
         square = b.binary("mul", dtype, square, square)
     if dt.is_unsigned(dtype):
@@ -126,13 +142,15 @@ def _rsqrt(m: FloatMath, x: Operand) -> Operand:
 
 
 def _fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
-    """Rounded once where there is an instruction, else twice: it is asked for to be fast."""
+    """Return x * y + z, rounded once where there is an instruction, else twice; it is asked for to
+    be fast.
+    """
     has_either = m.b.module.has("fma") or m.b.module.has("madd")
     return m.madd(x, y, z) if has_either else m.add(m.mul(x, y), z)
 
 
 def _test(b: Builder, name: str, dtype: str, x: Operand) -> Operand:
-    """isnan, isinf; integers are neither."""
+    """Emit isnan or isinf; integers are neither."""
     if not dt.is_float(dtype):
         return b.const(False, dt.with_lanes("bool", dt.lanes(dtype)))
     if dt.element(dtype) in ("float16", "bfloat16"):
@@ -171,7 +189,9 @@ intrinsic."""
 
 
 def _instruction(b: Builder, ability: str, lanes: int) -> str | None:
-    """The intrinsic for an ability on so many lanes, where the target has it."""
+    """Return LLVM's intrinsic for a feature on this many lanes, or None where the target
+    lacks it.
+    """
     target = b.module.target
     if target is None or not target.has(ability) or 32 * lanes > target.vector_bits:
         return None
@@ -183,11 +203,12 @@ def _instruction(b: Builder, ability: str, lanes: int) -> str | None:
 
 
 def _in_halves(compute: Callable[..., Operand]) -> Callable[..., Operand]:
-    """The same, for each half of vectors by itself where a target has 256 bits of floats alone: no
-    instruction is for whole ones."""
+    """Wrap an emitter so that it handles each 128-bit half by itself on targets whose 256-bit
+    vectors are for floats only (AVX without AVX2).
+    """
 
     def emit(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
-        """As `compute`: its sums are of `dtype`, `x` and `y` words of four bytes each."""
+        """Emit `compute` on halves: sums have `dtype`, `x` and `y` are words of four bytes."""
         target, bits = b.module.target, dt.SCALAR_BITS[dt.element(dtype)] * dt.lanes(dtype)
         has_it = target is not None and target.has("madd_u8s8")
         if bits != 256 or target is None or not has_it or target.has("integers_256"):
@@ -209,20 +230,21 @@ def _in_halves(compute: Callable[..., Operand]) -> Callable[..., Operand]:
 
 
 def _part(b: Builder, dtype: str, value: Operand, number: int) -> Operand:
-    """The lower or the upper half of a vector."""
+    """Return the lower or the upper half of a vector."""
     count, kind = dt.lanes(dtype) // 2, register_type(dtype)
     order = ", ".join(f"i32 {number * count + n}" for n in range(count))
     return b.pure(f"shufflevector {kind} {value}, {kind} poison, <{count} x i32> <{order}>")
 
 
-def _dot4_of(left: str, right: str) -> Callable[..., Operand]:
-    """What emits total + the products of the four bytes of x with those of y, each with a sign
-    ("s") or without ("u")."""
+def _dot4_of(left_sign: str, right_sign: str) -> Callable[..., Operand]:
+    """Return the emitter of total + the dot product of the four bytes of x and of y, signed ("s")
+    or unsigned ("u").
+    """
 
     def emit(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
-        """In one instruction, or byte by byte."""
+        """Emit one dot-product instruction, or multiply byte by byte."""
         lanes = dt.lanes(dtype)
-        name = _instruction(b, f"dot4_{left}8{right}8", lanes)
+        name = _instruction(b, f"dot4_{left_sign}8{right_sign}8", lanes)
         if name is not None and lanes == 1:
             b.module.declare(name, "i32", ["i32"] * 3)
             return b.pure(f"call i32 @{name}(i32 {x}, i32 {y}, i32 {total})")
@@ -232,16 +254,16 @@ def _dot4_of(left: str, right: str) -> Callable[..., Operand]:
             a, c = (b.convert("bitcast", dtype, f"int8x{4 * lanes}", o) for o in (x, y))
             return b.pure(f"call {words} @{name}({words} {total}, {bytes_} {a}, {bytes_} {c})")
         for byte in range(4):
-            one = _byte(b, dtype, x, byte, left)
-            other = _byte(b, dtype, y, byte, right)
-            total = b.binary("add", dtype, total, b.binary("mul", dtype, one, other))
+            one = _byte(b, dtype, x, byte, left_sign)
+            second = _byte(b, dtype, y, byte, right_sign)
+            total = b.binary("add", dtype, total, b.binary("mul", dtype, one, second))
         return total
 
     return emit
 
 
 def _byte(b: Builder, dtype: str, x: Operand, number: int, sign: str) -> Operand:
-    """A byte of each word as a number."""
+    """Extract one byte of each word as a number."""
     if sign == "u":
         moved = b.binary("lshr", dtype, x, b.const(8 * number, dtype))
         return b.binary("and", dtype, moved, b.const(255, dtype))
@@ -253,7 +275,7 @@ _dot4 = _dot4_of("u", "s")
 
 
 def _narrow_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
-    """`_dot4` where the sums of the products of two neighbours fit int16."""
+    """Emit `_dot4` where the sum of two neighbouring products fits int16 (PMADDUBSW, PMADDWD)."""
     lanes = dt.lanes(dtype)
     sums = _pairs(b, lanes, x, y)
     if sums is None:
@@ -263,8 +285,9 @@ def _narrow_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand)
 
 
 def _pairs(b: Builder, lanes: int, x: Operand, y: Operand) -> Operand | None:
-    """The sums of two neighbouring products of bytes of int32 words: int16, of twice as many lanes;
-    None where there is no instruction."""
+    """Return sums of neighbouring byte products as int16 lanes (PMADDUBSW), or None where there is
+    no instruction.
+    """
     name = _instruction(b, "madd_u8s8", lanes)
     if name is None:
         return None
@@ -279,30 +302,35 @@ def _as_bytes(b: Builder, lanes: int, words: Operand) -> Operand:
 
 
 def _pair_sums(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
-    """total + those sums, in int16."""
+    """Return total + the sums of neighbouring byte products, in int16."""
     lanes = dt.lanes(dtype) // 2
     sums = _pairs(b, lanes, x, y)
     if sums is not None:
         return b.binary("add", dtype, total, sums)
     bytes_, wide = f"int8x{4 * lanes}", f"int16x{4 * lanes}"
-    left, right = (
-        b.convert(way, bytes_, wide, _as_bytes(b, lanes, o))
-        for way, o in (("zext", x), ("sext", y))
+    data, weights = (
+        b.convert(extension, bytes_, wide, _as_bytes(b, lanes, o))
+        for extension, o in (("zext", x), ("sext", y))
     )
-    products = b.convert("bitcast", wide, f"int32x{2 * lanes}", b.binary("mul", wide, left, right))
+    products = b.convert(
+        "bitcast", wide, f"int32x{2 * lanes}", b.binary("mul", wide, data, weights)
+    )
     upper = b.binary("lshr", f"int32x{2 * lanes}", products, b.const(16, f"int32x{2 * lanes}"))
-    for part in (products, upper):
-        total = b.binary("add", dtype, total, b.convert("trunc", f"int32x{2 * lanes}", dtype, part))
+    for half in (products, upper):
+        total = b.binary("add", dtype, total, b.convert("trunc", f"int32x{2 * lanes}", dtype, half))
     return total
 
 
 def _signed_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
-    """`_dot4` of bytes that have a sign in both words, by magnitudes of the first and the second
-    with their signs."""
+    """Emit `_dot4` of signed bytes on both sides: magnitudes of the first times the second with the
+    first's sign (PSIGNB).
+    """
     lanes = dt.lanes(dtype)
     kind = f"int8x{4 * lanes}"
     a, c = (_as_bytes(b, lanes, o) for o in (x, y))
     never = b.const(False, "bool")
+    # PMADDUBSW takes unsigned by signed bytes: |x| is unsigned, and x's sign moves to y. |-128| is
+    # 128 as uint8.
     magnitude = b.call(f"llvm.abs.v{4 * lanes}i8", kind, [(kind, a), ("bool", never)])
     name = _instruction(b, "sign_s8", lanes)
     if name is not None:
@@ -313,31 +341,32 @@ def _signed_dot4(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand)
         zero = b.const(0, kind)
         is_below = b.compare("slt", kind, a, zero)
         turned = b.select(is_below, kind, b.binary("sub", kind, zero, c), c, 4 * lanes)
-    left, right = (b.convert("bitcast", kind, dtype, o) for o in (magnitude, turned))
-    return _narrow_dot4(b, dtype, total, left, right)
+    magnitudes, signed_bytes = (b.convert("bitcast", kind, dtype, o) for o in (magnitude, turned))
+    return _narrow_dot4(b, dtype, total, magnitudes, signed_bytes)
 
 
 def _madd(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
-    """total + the products of the two int16 of x with those of y."""
+    """Return total + the dot product of the two int16 of each word of x and y."""
     lanes = dt.lanes(dtype)
     name = _instruction(b, "madd_s16", lanes)
     if name is not None:
         words, halves = f"<{lanes} x i32>", f"<{2 * lanes} x i16>"
         b.module.declare(name, words, [halves, halves])
         a, c = (b.convert("bitcast", dtype, f"int16x{2 * lanes}", o) for o in (x, y))
-        made = b.pure(f"call {words} @{name}({halves} {a}, {halves} {c})")
-        return b.binary("add", dtype, total, made)
+        products = b.pure(f"call {words} @{name}({halves} {a}, {halves} {c})")
+        return b.binary("add", dtype, total, products)
     by = b.const(16, dtype)
     low = (b.binary("ashr", dtype, b.binary("shl", dtype, o, by), by) for o in (x, y))
     high = (b.binary("ashr", dtype, o, by) for o in (x, y))
-    for left, right in (low, high):
-        total = b.binary("add", dtype, total, b.binary("mul", dtype, left, right))
+    for x_half, y_half in (low, high):
+        total = b.binary("add", dtype, total, b.binary("mul", dtype, x_half, y_half))
     return total
 
 
 def _dot2(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
-    """total + the products of the two bfloat16 in the bits of x with those of y. The instruction
-    takes subnormal numbers as 0."""
+    """Return total + the dot product of the two bfloat16 in each word of x and y (VDPBF16PS, which
+    flushes subnormals to 0).
+    """
     lanes = dt.lanes(dtype)
     name = _instruction(b, "dot2_bf16", lanes)
     if name is not None:
@@ -346,11 +375,11 @@ def _dot2(b: Builder, dtype: str, total: Operand, x: Operand, y: Operand) -> Ope
         a, c = (b.pure(f"bitcast {sums} {o} to {pairs}") for o in (x, y))
         return b.pure(f"call {sums} @{name}({sums} {total}, {pairs} {a}, {pairs} {c})")
     word, m = dt.with_lanes("int32", lanes), FloatMath(b, dtype)
-    left, right = (b.convert("bitcast", dtype, word, o) for o in (x, y))
+    x_bits, y_bits = (b.convert("bitcast", dtype, word, o) for o in (x, y))
     for opcode, by in (("shl", 16), ("and", -65536)):
-        one, other = (b.binary(opcode, word, o, b.const(by, word)) for o in (left, right))
+        one, y_value = (b.binary(opcode, word, o, b.const(by, word)) for o in (x_bits, y_bits))
         factor = b.convert("bitcast", word, dtype, one)
-        total = _fma(m, factor, b.convert("bitcast", word, dtype, other), total)
+        total = _fma(m, factor, b.convert("bitcast", word, dtype, y_value), total)
     return total
 
 
@@ -367,7 +396,7 @@ def _right_shift(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
 
 
 def _shifted(b: Builder, opcode: str, dtype: str, x: Operand, y: Operand) -> Operand:
-    """Shifting by the width or more gives 0."""
+    """Emit a shift that gives 0 for the width or more."""
     width, zero, lanes = (
         b.const(dt.SCALAR_BITS[dt.element(dtype)], dtype),
         b.const(0, dtype),

@@ -1,4 +1,4 @@
-"""The error function: a rational fit in float32 (5 ulp), two pieces in float64."""
+"""Error function; a rational fit in float32 (5 ulp), two pieces in float64."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAR = (
 
 
 def erf(m: FloatMath, x: Operand) -> Operand:
-    """The error function."""
+    """Return the error function of x."""
     return _double(m, x) if m.is_double else _single(m, x)
 
 
@@ -51,9 +51,9 @@ def _double(m: FloatMath, x: Operand) -> Operand:
     square = m.mul(x, x)
     near = m.mul(x, m.paired_polynomial(square, m.mul(square, square), NEAR))
     within = m.clamp(size, 1.0, 6.0)
-    place = m.mul(m.sub(within, m.const(1.0)), m.const(0.2))
-    rest = exp(m, m.paired_polynomial(place, m.mul(place, place), FAR))
-    far = m.copysign(m.sub(m.const(1.0), rest), x)
+    scaled = m.mul(m.sub(within, m.const(1.0)), m.const(0.2))
+    complement = exp(m, m.paired_polynomial(scaled, m.mul(scaled, scaled), FAR))
+    far = m.copysign(m.sub(m.const(1.0), complement), x)
     return m.select(
         m.less(size, m.const(1.0)), near, m.select(m.b.compare("uno", m.dtype, x, x), x, far)
     )

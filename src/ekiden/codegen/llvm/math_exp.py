@@ -1,5 +1,6 @@
 """exp, sigmoid and tanh. Coefficients are our own minimax fits; errors are measured in
-tests/codegen/test_math.py."""
+tests/codegen/test_math.py.
+"""
 
 from __future__ import annotations
 
@@ -35,31 +36,36 @@ EXP = {
 
 
 def exp(m: FloatMath, x: Operand) -> Operand:
-    """2**n * exp(r), n = round(x / ln 2), r = x - n ln 2. NaN stays; subnormal results are rounded
-    once. What is 0 is not computed: results that are lost take 100 cycles, and a softmax has many
-    such where it is masked."""
+    """Return exp(x) = 2**n * exp(r), n = round(x / ln 2), r = x - n ln 2 (Cody and Waite). NaN
+    stays NaN; subnormal results are rounded once. Arguments that underflow are replaced by 0
+    before the computation: subnormal results cost 100 cycles, and a masked softmax has many.
+    """
     low, high = RANGE[m.element]
     vanishes, zero = m.less(x, m.const(low)), m.const(0.0)
-    made = exp_within(m, m.at_most(m.select(vanishes, zero, x), high))
-    return m.select(vanishes, zero, made)
+    exponential = exp_within(m, m.at_most(m.select(vanishes, zero, x), high))
+    return m.select(vanishes, zero, exponential)
 
 
 def exp_at_most_one(m: FloatMath, x: Operand) -> Operand:
-    """exp(x) for x <= 0, or NaN, in fewer steps. Results below the least normal number over the
-    root of 2 are 0: to round those once takes a product more, and 8 percent of a softmax (Zen 3).
-    Arguments raised to where the power of two is 0 cost one step, results set to 0 three, which is
-    why AVX-512's instruction that scales is not used (Zen 4: a softmax takes 1.16 of the time)."""
+    """Return exp(x) for x <= 0, or NaN, in fewer steps. Results below the least normal number over
+    the root of 2 are 0: to round those once takes a product more, and 8 percent of a softmax
+    (Zen 3). Arguments raised to where the power of two is 0 cost one step, results set to 0
+    three, which is why AVX-512's instruction that scales is not used (Zen 4: a softmax takes
+    1.16 of the time).
+    """
     return exp_normal(m, m.at_least(x, NONE_LEFT[m.element]))
 
 
 def _none_subnormal(m: FloatMath, x: Operand) -> Operand:
-    """exp(x) for x <= 0, or NaN; 0 for what would be subnormal."""
+    """Return exp(x) for x <= 0, or NaN, with subnormal results as 0. 0 for what would be
+    subnormal.
+    """
     vanishes = m.less(x, m.const(NORMAL[m.element][0]))
     return exp_normal(m, m.select(vanishes, m.const(NONE_LEFT[m.element]), x))
 
 
 def exp_within(m: FloatMath, x: Operand) -> Operand:
-    """exp(x) for x in RANGE."""
+    """Return exp(x) for x in EXP_RANGE."""
     if m.has_scale:
         n = m.llvm("roundeven", m.mul(x, m.const(LOG2_E)))
         return m.scale(m.add(m.const(1.0), _of_rest(m, x, n)), n)
@@ -68,36 +74,38 @@ def exp_within(m: FloatMath, x: Operand) -> Operand:
 
 
 def exp_normal(m: FloatMath, x: Operand) -> Operand:
-    """exp(x) for x in NORMAL, or 0 for x = NONE_LEFT. NaN stays."""
+    """Return exp(x) for x in NORMAL_RANGE, or 0 for x = UNDERFLOW_LIMIT. NaN stays."""
     n, power = m.rounded_power(x, LOG2_E)
     return m.madd(_of_rest(m, x, n), power, power)
 
 
 def _of_rest(m: FloatMath, x: Operand, n: Operand) -> Operand:
-    """exp(r) - 1 for r = x - n ln 2, to the last place of exp(r)."""
+    """Return exp(r) - 1 for r = x - n ln 2, accurate to the last place of exp(r)."""
     r = _rest(m, x, n)
     square = m.square(r)
     return m.madd(m.paired_polynomial(r, square, EXP[m.element]), square, r)
 
 
 def _rest(m: FloatMath, x: Operand, n: Operand) -> Operand:
-    """x - n ln 2"""
+    """Return the reduced argument x - n ln 2."""
     r = m.madd(n, m.const(-LN2_HIGH[m.element]), x)
     return m.madd(n, m.const(-LN2_LOW[m.element]), r)
 
 
 def sigmoid(m: FloatMath, x: Operand) -> Operand:
-    """1 / (1 + e) or e / (1 + e) with e = exp(-|x|), so that nothing overflows. Results below the
-    least normal numbers are 0: the next layer's arithmetic would pay for them."""
+    """Return 1 / (1 + e) or e / (1 + e) with e = exp(-|x|), so that nothing overflows. Results
+    below the smallest normal number are 0: subnormals would slow the next layer's arithmetic.
+    """
     one, zero = m.const(1.0), m.const(0.0)
     e = _none_subnormal(m, m.neg(m.abs(x)))
     return m.div(m.select(m.less(x, zero), e, one), m.add(one, e))
 
 
 def tanh(m: FloatMath, x: Operand) -> Operand:
-    """e / (e + 2) with e = exp(2|x|) - 1 and the sign of x. Of e there is (2**n - 1) + 2**n
-    (exp(r) - 1), which is exact to its own last place also near 0: n is 0 there, and exp(r) - 1 is
-    r + r (r q), whose product with r is not rounded alone. Three roundings are left."""
+    """Return e / (e + 2) with e = exp(2|x|) - 1 and the sign of x. e is computed as (2**n - 1) +
+    2**n (exp(r) - 1), which is exact to its own last place near 0 too: n is 0 there, and exp(r)
+    - 1 is r + r (r q), whose product with r is not rounded separately. Three roundings remain.
+    """
     size, one = m.abs(x), m.const(1.0)
     twice = m.at_most(m.add(size, size), NORMAL[m.element][1])
     n, power = m.rounded_power(twice, LOG2_E)
@@ -105,6 +113,6 @@ def tanh(m: FloatMath, x: Operand) -> Operand:
     square = m.square(r)
     q = m.paired_polynomial(r, square, EXP[m.element])
     again = r if m.b.module.has("fma") else m.add(r, m.const(NUDGE[m.element]))
-    rest = m.madd(m.mul(q, r), again, r)
-    e = m.madd(rest, power, m.sub(power, one))
+    expm1 = m.madd(m.mul(q, r), again, r)
+    e = m.madd(expm1, power, m.sub(power, one))
     return m.copysign(m.div(e, m.add(e, m.const(2.0))), x)

@@ -21,7 +21,7 @@ DOUBLE = (
 
 
 def log(m: FloatMath, x: Operand) -> Operand:
-    """e ln 2 + log(1 + f), x = 2**e (1 + f). -inf at 0, NaN below."""
+    """Return e ln 2 + log(1 + f), where x = 2**e (1 + f). -inf at 0, NaN below."""
     e, f = _split(m, x)
     square = m.mul(f, f)
     last = m.mul(e, m.const(LN2_LOW[m.element]))
@@ -37,26 +37,28 @@ def log(m: FloatMath, x: Operand) -> Operand:
 
 
 def _after_square(m: FloatMath, f: Operand, half: Operand) -> Operand:
-    """log(1 + f) - f + f**2 / 2, of which `half` is the last: with s = f / (2 + f) the series of
-    2 atanh(s) begins with 2 s = f - f**2 / 2 + s f**2 / 2. float64 only."""
+    """Return log(1 + f) - f + f**2 / 2, given `half` = f**2 / 2: with s = f / (2 + f) the series of
+    2 atanh(s) begins with 2 s = f - f**2 / 2 + s f**2 / 2. float64 only.
+    """
     s = m.div(f, m.add(m.const(2.0), f))
     square = m.mul(s, s)
-    others = m.mul(square, m.polynomial(square, DOUBLE))
-    return m.mul(s, m.add(half, others))
+    higher_terms = m.mul(square, m.polynomial(square, DOUBLE))
+    return m.mul(s, m.add(half, higher_terms))
 
 
 def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
-    """(e, f): x = 2**e * (1 + f), 1 + f within a factor sqrt(2) of 1. Subnormals are scaled up
-    first."""
+    """Return (e, f) with x = 2**e * (1 + f) and 1 + f within a factor sqrt(2) of 1. Subnormals are
+    scaled up first.
+    """
     mantissa = MANTISSA[m.element]
     tiny = m.less(x, m.const(2.0 ** (1 - BIAS[m.element])))
     x = m.select(tiny, m.mul(x, m.const(2.0 ** (mantissa + 2))), x)
     bits = m.int_op("sub", m.bits(x), m.int_const(SQRT_HALF[m.element]))
     e = m.to_float(m.int_op("ashr", bits, m.int_const(mantissa)))
     e = m.sub(e, m.select(tiny, m.const(mantissa + 2.0), m.const(0.0)))
-    kept = m.int_op("and", bits, m.int_const((1 << mantissa) - 1))
+    mantissa_bits = m.int_op("and", bits, m.int_const((1 << mantissa) - 1))
     return e, m.sub(
-        m.from_bits(m.int_op("add", kept, m.int_const(SQRT_HALF[m.element]))), m.const(1.0)
+        m.from_bits(m.int_op("add", mantissa_bits, m.int_const(SQRT_HALF[m.element]))), m.const(1.0)
     )
 
 
@@ -69,8 +71,9 @@ def _at_edges(m: FloatMath, x: Operand, result: Operand) -> Operand:
 
 
 def _log_near_one(m: FloatMath, f: Operand) -> tuple[Operand, Operand]:
-    """log(1 + f) as a sum high + low with some ten extra bits: 2 atanh(f / (2 + f)). float64
-    only."""
+    """Return log(1 + f) as a sum high + low with about ten extra bits. 2 atanh(f / (2 + f)).
+    float64 only.
+    """
     two = m.const(2.0)
     u = m.add(two, f)
     u_low = m.sub(f, m.sub(u, two))
@@ -86,24 +89,24 @@ def _log_near_one(m: FloatMath, f: Operand) -> tuple[Operand, Operand]:
 
 
 def power(m: FloatMath, x: Operand, y: Operand) -> Operand:
-    """x**y with the special cases of C's pow; float32 goes through float64."""
+    """Return x**y with the special cases of C's pow; float32 is computed in float64."""
     wide = m.widen()
     a, b = m.cast(x, wide), m.cast(y, wide)
     size = wide.abs(a)
-    made = _precise_power(wide, size, b) if m.is_double else _plain_power(wide, size, b)
-    return wide.cast(_power(wide, a, b, made), m)
+    magnitude = _precise_power(wide, size, b) if m.is_double else _plain_power(wide, size, b)
+    return wide.cast(_power(wide, a, b, magnitude), m)
 
 
-def _power(m: FloatMath, x: Operand, y: Operand, made: Operand) -> Operand:
-    """x**y, of which `made` is |x|**y but where C's pow says otherwise."""
+def _power(m: FloatMath, x: Operand, y: Operand, magnitude: Operand) -> Operand:
+    """Return x**y from the magnitude |x|**y, with the special cases of C's pow."""
     one, zero = m.const(1.0), m.const(0.0)
     size, limitless = m.abs(x), m.b.compare("oeq", m.dtype, m.abs(y), m.const(float("inf")))
     neutral = m.b.binary("and", _bools(m), limitless, m.b.compare("oeq", m.dtype, size, one))
-    result = m.select(neutral, one, made)
-    whole = m.b.compare("oeq", m.dtype, m.llvm("trunc", y), y)
+    result = m.select(neutral, one, magnitude)
+    y_is_integer = m.b.compare("oeq", m.dtype, m.llvm("trunc", y), y)
     half = m.mul(y, m.const(0.5))
     half_whole = m.b.compare("oeq", m.dtype, m.llvm("trunc", half), half)
-    odd = m.b.select(half_whole, _bools(m), _constant_bool(m, False), whole, m.lanes)
+    odd = m.b.select(half_whole, _bools(m), _constant_bool(m, False), y_is_integer, m.lanes)
     result = m.select(odd, m.copysign(result, x), result)
     finite = m.less(m.abs(x), m.const(float("inf")))
     negative = m.b.binary("and", _bools(m), m.less(x, zero), finite)
@@ -139,18 +142,20 @@ def _plain_power(m: FloatMath, x: Operand, y: Operand) -> Operand:
 
 
 def _precise_power(m: FloatMath, x: Operand, y: Operand) -> Operand:
-    """x**y for x >= 0: exp(y log(x)) with the logarithm and the product in two parts."""
+    """Return x**y for x >= 0: exp(y log(x)) with the logarithm and the product in double-double
+    arithmetic.
+    """
     e, f = _split(m, x)
     high, low = _log_near_one(m, f)
-    turns = m.mul(e, m.const(LN2_HIGH["float64"]))  # whole
-    near = m.add(turns, high)
-    rest = m.add(m.sub(high, m.sub(near, turns)), low)
-    rest = m.madd(e, m.const(LN2_LOW["float64"]), rest)
-    top = m.add(near, rest)  # what is left is small against 1 whatever e is
-    rest = m.sub(rest, m.sub(top, near))
+    scaled_exponent = m.mul(e, m.const(LN2_HIGH["float64"]))  # whole
+    near = m.add(scaled_exponent, high)
+    low_part = m.add(m.sub(high, m.sub(near, scaled_exponent)), low)
+    low_part = m.madd(e, m.const(LN2_LOW["float64"]), low_part)
+    top = m.add(near, low_part)  # what is left is small against 1 whatever e is
+    low_part = m.sub(low_part, m.sub(top, near))
     log_x = _at_edges(m, x, top)
     product = m.mul(log_x, y)
-    error = m.sub(m.mul(rest, y), m.less_product(product, top, y))
-    made = exp(m, product)
+    error = m.sub(m.mul(low_part, y), m.less_product(product, top, y))
+    exponential = exp(m, product)
     ordinary = m.less(m.abs(product), m.const(708.0))
-    return m.select(ordinary, m.madd(made, error, made), made)
+    return m.select(ordinary, m.madd(exponential, error, exponential), exponential)

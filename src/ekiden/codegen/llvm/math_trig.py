@@ -62,20 +62,22 @@ against 2**53."""
 
 @functools.cache
 def _powers_of_two(largest: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """2**e modulo 2 pi for e up to `largest`, each as a sum of two numbers."""
-    turn = 2 * _pi(largest + 160)
-    rests = [Fraction(2**e) - round(Fraction(2**e) / turn) * turn for e in range(largest + 1)]
+    """Return 2**e modulo 2 pi for e up to `largest`, each as a sum of two numbers."""
+    full_turn = 2 * _pi(largest + 160)
+    rests = [
+        Fraction(2**e) - round(Fraction(2**e) / full_turn) * full_turn for e in range(largest + 1)
+    ]
     high = tuple(float(r) for r in rests)
     return high, tuple(float(r - Fraction(h)) for r, h in zip(rests, high, strict=True))
 
 
 def _pi(bits: int) -> Fraction:
-    """Pi to some bits, by Machin's formula."""
+    """Return pi to some bits, by Machin's formula."""
     one = 1 << bits
 
     def inverse_tangent(n: int) -> int:
-        """arctan(1 / n) in units of 1 / one, by its series 1/n - 1/(3 n**3) + 1/(5 n**5) ..., until
-        terms vanish.
+        """Return arctan(1 / n) in units of 1 / one, by its series 1/n - 1/(3 n**3) + 1/(5 n**5)
+        ..., until terms vanish.
         """
         total, power, k = 0, one // n, 1
         while power:
@@ -88,23 +90,25 @@ def _pi(bits: int) -> Fraction:
 
 
 def sin(m: FloatMath, x: Operand) -> Operand:
-    """The sine."""
+    """Return the sine of x."""
     return _quarter_turns(m, x, 0)
 
 
 def cos(m: FloatMath, x: Operand) -> Operand:
-    """The cosine: the sine a quarter turn ahead."""
+    """Return the cosine of x: the sine a quarter turn ahead."""
     return _quarter_turns(m, x, 1)
 
 
 def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
-    """sin(x + ahead * pi / 2)"""
+    """Return sin(x + ahead * pi / 2); arguments from LARGE on are reduced through a table, in a
+    branch where the builder has blocks.
+    """
     b, m = narrow.b, narrow.widen()
     wide, bits = narrow.cast(x, m), 53 if narrow.is_double else 24
     if not b.has_blocks:
         high, low = _modulo_turn(m, wide, bits)
         return m.cast(_of_rest(m, narrow.element, high, low, ahead), narrow)
-    made = m.cast(_of_rest(m, narrow.element, wide, None, ahead), narrow)
+    small_result = m.cast(_of_rest(m, narrow.element, wide, None, ahead), narrow)
     is_large = b.compare("oge", narrow.dtype, narrow.abs(x), narrow.const(LARGE))
     some = is_large if narrow.lanes == 1 else b.any(is_large, narrow.lanes)
     before, large, after = b.block, b.fresh("large"), b.fresh("join")
@@ -112,29 +116,31 @@ def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
     b.start(large)
     with b.scope():
         high, low = _modulo_turn(m, wide, bits)
-        other = m.cast(_of_rest(m, narrow.element, high, low, ahead), narrow)
+        large_result = m.cast(_of_rest(m, narrow.element, high, low, ahead), narrow)
     end = b.block
     b.branch(after)
     b.start(after)
-    return b.phi(narrow.dtype, (made, before), (other, end))
+    return b.phi(narrow.dtype, (small_result, before), (large_result, end))
 
 
 def _of_rest(m: FloatMath, element: str, x: Operand, low: Operand | None, ahead: int) -> Operand:
-    """sin(x + low + ahead * pi / 2) for |x| <= LARGE, to the last place of a type."""
-    n, turn = m.rounded(x, TWO_OVER_PI, 0)
+    """Return sin(x + low + ahead * pi / 2) for |x| <= LARGE, to the last place of a type."""
+    n, quadrant = m.rounded(x, TWO_OVER_PI, 0)
     r = _less_quarters(m, element, x, n)
     if low is not None:
         r = m.add(r, low)
-    return _at_quarter(m, element, r, m.int_op("add", turn, m.int_const(ahead)))
+    return _at_quarter(m, element, r, m.int_op("add", quadrant, m.int_const(ahead)))
 
 
 def _less_quarters(m: FloatMath, element: str, x: Operand, n: Operand) -> Operand:
-    """x - n pi / 2 for n below 2**30 and a difference of at most 1, to the last place of a type."""
+    """Return x - n pi / 2 for n below 2**30 and a difference of at most 1, to the last place of a
+    type (Cody-Waite reduction).
+    """
     if m.b.module.has("fma"):
-        for part in HALF_PI[: 2 if element == "float32" else 3]:
-            x = m.fma(n, m.const(-part), x)
+        for constant in HALF_PI[: 2 if element == "float32" else 3]:
+            x = m.fma(n, m.const(-constant), x)
         return x
-    first, second, third, *smaller = [m.mul(n, m.const(part)) for part in SHORT_HALF_PI[element]]
+    first, second, third, *smaller = [m.mul(n, m.const(term)) for term in SHORT_HALF_PI[element]]
     with m.as_written():
         x = m.sub(m.sub(x, first), second)  # whole
         if not smaller:
@@ -145,38 +151,39 @@ def _less_quarters(m: FloatMath, element: str, x: Operand, n: Operand) -> Operan
 
 
 def _modulo_turn(m: FloatMath, x: Operand, bits: int) -> tuple[Operand, Operand]:
-    """(high, low): x less whole turns, below 2**30; x itself if it is below 2**24. `bits` are those
-    of its m."""
+    """Return (high, low), x modulo 2 pi, below 2**30; x itself if it is below 2**24. `bits` is the
+    width of its mantissa (Payne-Hanek reduction by table).
+    """
     tables = _powers_of_two(LARGEST[bits] + (0 if bits == 24 else HALF))
     biased = m.int_op("lshr", m.bits(m.abs(x)), m.int_const(52))
     e = m.int_op("sub", biased, m.int_const(1023 + bits - 1))
     e = _within(m, e, LARGEST[bits])
-    whole = m.mul(x, m.power_of_two(m.int_op("sub", m.int_const(0), e)))
+    integer_mantissa = m.mul(x, m.power_of_two(m.int_op("sub", m.int_const(0), e)))
     if bits == 24:
-        return _times_power(m, whole, e, tables)
-    upper = m.llvm("trunc", m.mul(whole, m.const(2.0**-HALF)))
-    lower = m.fma(upper, m.const(-(2.0**HALF)), whole)
+        return _times_power(m, integer_mantissa, e, tables)
+    upper = m.llvm("trunc", m.mul(integer_mantissa, m.const(2.0**-HALF)))
+    lower = m.fma(upper, m.const(-(2.0**HALF)), integer_mantissa)
     a, a_low = _times_power(m, upper, m.int_op("add", e, m.int_const(HALF)), tables)
     b, b_low = _times_power(m, lower, e, tables)
     total = m.add(a, b)
-    other = m.sub(total, a)  # what of b is in the sum, and so what of both is not (Knuth)
-    lost = m.add(m.sub(a, m.sub(total, other)), m.sub(b, other))
+    b_share = m.sub(total, a)  # what of b is in the sum, and so what of both is not (Knuth)
+    lost = m.add(m.sub(a, m.sub(total, b_share)), m.sub(b, b_share))
     return total, m.add(lost, m.add(a_low, b_low))
 
 
 def _times_power(
-    m: FloatMath, whole: Operand, e: Operand, tables: tuple[tuple[float, ...], tuple[float, ...]]
+    m: FloatMath, integer: Operand, e: Operand, tables: tuple[tuple[float, ...], tuple[float, ...]]
 ) -> tuple[Operand, Operand]:
-    """(high, low): a whole number times 2**e, less whole turns."""
+    """Return (high, low): an integer times 2**e, modulo 2 pi."""
     high, low = tables
     factor = m.look_up(high, e)
-    product = m.mul(whole, factor)
-    error = m.fma(whole, factor, m.neg(product))
-    return product, m.fma(whole, m.look_up(low, e), error)
+    product = m.mul(integer, factor)
+    error = m.fma(integer, factor, m.neg(product))
+    return product, m.fma(integer, m.look_up(low, e), error)
 
 
 def _within(m: FloatMath, n: Operand, top: int) -> Operand:
-    """An integer limited to [0, top]; what infinity and NaN give does not matter."""
+    """Clamp an integer to [0, top]; the result for infinity and NaN does not matter."""
     for predicate, bound in (("slt", 0), ("sgt", top)):
         limit = m.int_const(bound)
         outside = m.b.compare(predicate, m.word, n, limit)
@@ -184,14 +191,16 @@ def _within(m: FloatMath, n: Operand, top: int) -> Operand:
     return n
 
 
-def _at_quarter(m: FloatMath, element: str, r: Operand, turn: Operand) -> Operand:
-    """sin(r + turn * pi / 2) for |r| <= pi / 4; of the turns the last two bits count."""
+def _at_quarter(m: FloatMath, element: str, r: Operand, quadrant: Operand) -> Operand:
+    """Return sin(r + quadrant * pi / 2) for |r| <= pi / 4; the last two bits of the
+    quadrant count.
+    """
     square = m.mul(r, r)
     sine = m.madd(m.mul(r, square), m.polynomial(square, SIN[element]), r)
     fourth = m.mul(square, square)
     near_one = m.madd(square, m.const(-0.5), m.const(1.0))
     cosine = m.madd(fourth, m.polynomial(square, COS[element]), near_one)
-    first, sign = m.int_op("shl", turn, m.int_const(63)), m.int_const(-(1 << 63))
+    first, sign = m.int_op("shl", quadrant, m.int_const(63)), m.int_const(-(1 << 63))
     swap = m.b.compare("slt", m.word, first, m.int_const(0))
-    flip = m.int_op("and", m.int_op("shl", turn, m.int_const(62)), sign)
+    flip = m.int_op("and", m.int_op("shl", quadrant, m.int_const(62)), sign)
     return m.from_bits(m.int_op("xor", m.bits(m.select(swap, cosine, sine)), flip))

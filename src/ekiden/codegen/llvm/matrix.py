@@ -1,4 +1,4 @@
-"""Registers that hold matrices: x86-64's AMX.
+"""Lower AMX tile intrinsics; x86-64's AMX.
 
 Of eight of them a shape says how many rows and bytes each has. It holds until the registers are
 released: a function that sets one releases them when it leaves, since a thread that holds matrices
@@ -23,8 +23,9 @@ DOTS = {
 
 
 class Shapes:
-    """The shapes that a function sets. That takes as long as some hundred multiplications, so a
-    number stands for what is set, and the same is not set again."""
+    """Tile configuration of a function. LDTILECFG takes as long as some hundred multiplications, so
+    each configuration has a number, and the current one is not loaded again.
+    """
 
     def __init__(self, b: Builder) -> None:
         self.b = b
@@ -35,16 +36,16 @@ class Shapes:
         b.entry.append(f"  store i64 0, ptr {self.current}, align 8")
 
     def forget(self) -> None:
-        """Another function may have set shapes."""
+        """Invalidate the current configuration: another function may have loaded one."""
         self.b.effect(f"store i64 0, ptr {self.current}, align 8")
 
     def set(self, sizes: Sequence[Operand]) -> None:
-        """Give registers their shapes: rows and bytes of a row of each, as i64."""
+        """Load a tile configuration: rows and bytes of a row of each tile, as i64."""
         b, number = self.b, self._number(sizes)
         same = b.value(f"load i64, ptr {self.current}, align 8")
-        other, done = b.fresh("reshape"), b.fresh("shaped")
-        b.branch_if(b.value(f"icmp ne i64 {same}, {number}"), other, done)
-        b.start(other)
+        load_block, done = b.fresh("reshape"), b.fresh("shaped")
+        b.branch_if(b.value(f"icmp ne i64 {same}, {number}"), load_block, done)
+        b.start(load_block)
         b.effect(f"store i64 {number}, ptr {self.current}, align 8")
         b.effect(f"store <64 x i8> zeroinitializer, ptr {self.place}, align 64")
         _put(b, self.place, 0, "i8", "1")
@@ -57,9 +58,11 @@ class Shapes:
         b.start(done)
 
     def _number(self, sizes: Sequence[Operand]) -> Operand:
-        """Of a shape: what is constant of it, and a byte for each size that is not."""
-        known = tuple(None if s.startswith("%") else s for s in sizes)
-        first = self.numbers.setdefault(known, len(self.numbers) + 1)
+        """Return the number of a configuration: an index of its constant sizes, and a byte for each
+        dynamic size.
+        """
+        constant_sizes = tuple(None if s.startswith("%") else s for s in sizes)
+        first = self.numbers.setdefault(constant_sizes, len(self.numbers) + 1)
         number = str(first << 32)
         for n, size in enumerate(dict.fromkeys(s for s in sizes if s.startswith("%"))):
             moved = self.b.value(f"shl i64 {size}, {8 * n}")
@@ -67,40 +70,40 @@ class Shapes:
         return number
 
 
-def _put(b: Builder, place: Operand, at: int, kind: str, value: Operand) -> None:
-    where = b.pure(f"getelementptr i8, ptr {place}, i64 {at}")
+def _put(b: Builder, base: Operand, at: int, kind: str, value: Operand) -> None:
+    where = b.pure(f"getelementptr i8, ptr {base}, i64 {at}")
     b.effect(f"store {kind} {value}, ptr {where}, align 1")
 
 
 def release(b: Builder) -> None:
-    """Give the registers back."""
+    """Release the tiles (TILERELEASE)."""
     b.module.declare("llvm.x86.tilerelease", "void", [])
     b.effect("call void @llvm.x86.tilerelease()")
 
 
 def clear(b: Builder, number: int) -> None:
-    """Make all elements of a register 0."""
+    """Zero a tile (TILEZERO)."""
     b.module.declare("llvm.x86.tilezero", "void", ["i8"])
     b.effect(f"call void @llvm.x86.tilezero(i8 {number})")
 
 
 def load(b: Builder, number: int, address: Operand, stride: Operand) -> None:
-    """Load rows that are `stride` bytes (i64) apart."""
+    """Load a tile whose rows are `stride` bytes (i64) apart (TILELOADD)."""
     b.module.declare("llvm.x86.tileloadd64", "void", ["i8", "ptr", "i64"])
     b.effect(f"call void @llvm.x86.tileloadd64(i8 {number}, ptr {address}, i64 {stride})")
 
 
 def store(b: Builder, number: int, address: Operand) -> None:
-    """Store rows one after the other."""
+    """Store the rows of a tile."""
     b.module.declare("llvm.x86.tilestored64", "void", ["i8", "ptr", "i64"])
     b.effect(f"call void @llvm.x86.tilestored64(i8 {number}, ptr {address}, i64 {BYTES})")
 
 
 def multiply(b: Builder, name: str, numbers: Sequence[int]) -> None:
-    """Add the product of the second register and the third to the first."""
+    """Add the product of the second and the third tile to the first."""
     b.module.declare(DOTS[name], "void", ["i8", "i8", "i8"])
-    given = ", ".join(f"i8 {n}" for n in numbers)
-    b.effect(f"call void @{DOTS[name]}({given})")
+    arguments = ", ".join(f"i8 {n}" for n in numbers)
+    b.effect(f"call void @{DOTS[name]}({arguments})")
 
 
 __all__ = ["DOTS", "Shapes", "clear", "load", "multiply", "release", "store"]

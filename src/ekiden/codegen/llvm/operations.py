@@ -1,5 +1,6 @@
-"""Arithmetic, comparison and simple intrinsics on operands: what each expression node means in
-instructions."""
+"""Arithmetic, comparison and simple intrinsics on operands; what each expression node means in
+instructions.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def widened(b: Builder, compute: Emit, dtype: str, *operands: Operand) -> Operan
 
 def _simple(floating: str, integer: str, boolean: str) -> Emit:
     def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
-        """The instruction of the operands' kind; bool has its own, on one bit."""
+        """Emit the instruction of the operands' kind; bool has its own, on one bit."""
         if dt.is_float(dtype):
             return b.binary(floating, dtype, x, y)
         return b.binary(boolean if dt.element(dtype) == "bool" else integer, dtype, x, y)
@@ -37,8 +38,9 @@ def _simple(floating: str, integer: str, boolean: str) -> Emit:
 def _guarded_division(
     b: Builder, dtype: str, x: Operand, y: Operand
 ) -> tuple[Operand, Operand, Operand | None]:
-    """(dividend, divisor, wrong) such that dividing cannot trap; `wrong` says where the divisor was
-    0."""
+    """Return (dividend, divisor, wrong) such that the division cannot trap. `wrong` says where the
+    divisor was 0.
+    """
     if y[0] != "%" and y not in ("0", b.const(0, dtype), b.const(-1, dtype)):
         return x, y, None
     lanes, one = dt.lanes(dtype), b.const(1, dtype)
@@ -52,7 +54,7 @@ def _guarded_division(
 
 
 def divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
-    """`x / y`, towards zero for integers; an integer divided by zero is zero, as in NumPy."""
+    """Emit `x / y`, towards zero for integers; an integer divided by zero is zero, as in NumPy."""
     if dt.is_float(dtype):
         return b.binary("fdiv", dtype, x, y)
     x, y, wrong = _guarded_division(b, dtype, x, y)
@@ -65,15 +67,15 @@ def divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
 
 
 def floor_divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
-    """`x // y` rounded down."""
+    """Emit `x // y` rounded down."""
     if dt.is_float(dtype):
         return FloatMath(b, dtype).llvm("floor", b.binary("fdiv", dtype, x, y))
     if dt.is_unsigned(dtype):
         return divide(b, dtype, x, y)
     x, y, wrong = _guarded_division(b, dtype, x, y)
     quotient = b.binary("sdiv", dtype, x, y)
-    rest = b.binary("sub", dtype, x, b.binary("mul", dtype, quotient, y))
-    down = b.convert("zext", _bool(dtype), dtype, _crosses(b, dtype, rest, y))
+    remainder = b.binary("sub", dtype, x, b.binary("mul", dtype, quotient, y))
+    down = b.convert("zext", _bool(dtype), dtype, _crosses(b, dtype, remainder, y))
     quotient = b.binary("sub", dtype, quotient, down)
     return (
         quotient
@@ -83,24 +85,28 @@ def floor_divide(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
 
 
 def floor_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
-    """`x % y` with the sign of y."""
+    """Emit `x % y` with the sign of y."""
     if dt.is_float(dtype):
         return _float_modulo(b, dtype, x, y)
     x, y, wrong = _guarded_modulo(b, dtype, x, y)
-    rest = b.binary("urem" if dt.is_unsigned(dtype) else "srem", dtype, x, y)
+    remainder = b.binary("urem" if dt.is_unsigned(dtype) else "srem", dtype, x, y)
     if not dt.is_unsigned(dtype):
         zero = b.const(0, dtype)
-        fix = b.select(_crosses(b, dtype, rest, y), dtype, y, zero, dt.lanes(dtype))
-        rest = b.binary("add", dtype, rest, fix)
+        fix = b.select(_crosses(b, dtype, remainder, y), dtype, y, zero, dt.lanes(dtype))
+        remainder = b.binary("add", dtype, remainder, fix)
     return (
-        rest if wrong is None else b.select(wrong, dtype, b.const(0, dtype), rest, dt.lanes(dtype))
+        remainder
+        if wrong is None
+        else b.select(wrong, dtype, b.const(0, dtype), remainder, dt.lanes(dtype))
     )
 
 
 def _guarded_modulo(
     b: Builder, dtype: str, x: Operand, y: Operand
 ) -> tuple[Operand, Operand, Operand | None]:
-    """As for division; the rest of dividing by -1 is 0 whatever x, so 1 may stand for it."""
+    """Return (dividend, divisor, wrong) such that the remainder cannot trap; x % -1 is 0, so the
+    divisor 1 stands for -1.
+    """
     if y[0] != "%" and y not in ("0", b.const(0, dtype), b.const(-1, dtype)):
         return x, y, None
     lanes, one, minus = dt.lanes(dtype), b.const(1, dtype), b.const(-1, dtype)
@@ -111,26 +117,32 @@ def _guarded_modulo(
     return x, b.select(unsafe, dtype, one, y, lanes), wrong
 
 
-def _crosses(b: Builder, dtype: str, rest: Operand, y: Operand) -> Operand:
-    """Whether a truncated rest is non-zero with a sign other than the divisor's."""
+def _crosses(b: Builder, dtype: str, remainder: Operand, y: Operand) -> Operand:
+    """Return whether a truncated remainder is non-zero with a sign other than the divisor's."""
     zero = b.const(0, dtype)
-    apart = b.compare("slt", dtype, b.binary("xor", dtype, rest, y), zero)
-    return b.binary("and", _bool(dtype), apart, b.compare("ne", dtype, rest, zero))
+    apart = b.compare("slt", dtype, b.binary("xor", dtype, remainder, y), zero)
+    return b.binary("and", _bool(dtype), apart, b.compare("ne", dtype, remainder, zero))
 
 
 def _float_modulo(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
-    """x - floor(x / y) * y in float64, kept in [0, y): exact while the quotient is below 2**53."""
+    """Return x - floor(x / y) * y in float64, limited to [0, y): exact while the quotient is below
+    2**53.
+    """
     wide = dt.with_lanes("float64", dt.lanes(dtype))
     x, y = emit_cast(b, x, dtype, wide), emit_cast(b, y, dtype, wide)
     m = FloatMath(b, wide)
     quotient = m.llvm("floor", m.div(x, y))
-    rest = m.fma(m.neg(quotient), y, x)
+    remainder = m.fma(m.neg(quotient), y, x)
     zero = b.const(0.0, wide)
-    below = b.compare("olt", wide, b.binary("fmul", wide, rest, y), zero)
-    rest = b.binary("fadd", wide, rest, b.select(below, wide, y, zero, dt.lanes(wide)))
-    beyond = b.compare("oge", wide, b.intrinsic("fabs", wide, rest), b.intrinsic("fabs", wide, y))
-    rest = b.binary("fsub", wide, rest, b.select(beyond, wide, y, zero, dt.lanes(wide)))
-    return emit_cast(b, rest, wide, dtype)
+    # Rounding of the quotient can leave the remainder one y below or beyond its range; both are
+    # corrected.
+    below = b.compare("olt", wide, b.binary("fmul", wide, remainder, y), zero)
+    remainder = b.binary("fadd", wide, remainder, b.select(below, wide, y, zero, dt.lanes(wide)))
+    beyond = b.compare(
+        "oge", wide, b.intrinsic("fabs", wide, remainder), b.intrinsic("fabs", wide, y)
+    )
+    remainder = b.binary("fsub", wide, remainder, b.select(beyond, wide, y, zero, dt.lanes(wide)))
+    return emit_cast(b, remainder, wide, dtype)
 
 
 def _bool(dtype: str) -> str:
@@ -138,11 +150,12 @@ def _bool(dtype: str) -> str:
 
 
 def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> Emit:
-    """min and max: NaN of either side wins, as in NumPy."""
+    """Return the emitter of a minimum or maximum. NaN of either side wins, as in NumPy."""
 
     def emit(b: Builder, dtype: str, x: Operand, y: Operand) -> Operand:
-        """For floats one comparison that keeps a NaN of x, and a second for one of y, which is left
-        out where y is a constant, of which that is known, or NaNs are excluded (flag nnan).
+        """Emit one comparison for floats that propagates a NaN of x, and a second for one of y,
+        which is left out where y is a constant that is not NaN, or NaNs are excluded (flag
+        nnan).
         """
         lanes = dt.lanes(dtype)
         if dt.element(dtype) == "bool":
@@ -207,7 +220,7 @@ COMPARISON: dict[type[prim.BinaryExpr], Emit] = {
 def emit_binary(
     b: Builder, kind: type[prim.BinaryExpr], dtype: str, x: Operand, y: Operand
 ) -> Operand:
-    """Any two-operand node on operands of `dtype`."""
+    """Emit any two-operand node on operands of `dtype`."""
     if kind in COMPARISON:
         return COMPARISON[kind](b, dtype, x, y)
     return widened(b, BINARY[kind], dtype, x, y)
@@ -243,7 +256,7 @@ REDUCTIONS: dict[str, type[prim.BinaryExpr]] = {
 
 
 def _part(b: Builder, element: str, x: Operand, lanes: int, start: int, count: int) -> Operand:
-    """Lanes [start, start + count) of a vector."""
+    """Return lanes [start, start + count) of a vector."""
     kind = register_type(dt.with_lanes(element, lanes))
     if count == 1:
         return b.pure(f"extractelement {kind} {x}, i64 {start}")

@@ -28,18 +28,18 @@ VALUE, PAYLOAD = Value.BYTES // WORD, Value.V // WORD
 
 
 class PackedCallEmitter(ExpressionEmitter):
-    """Emits `call_packed`; a subclass says what happens when a call fails."""
+    """Emitter of `call_packed`; a subclass handles failing calls."""
 
     def __init__(self, module: Module) -> None:
         super().__init__(module)
         self.module = module
 
     def fail_unless(self, condition: Operand, say: Callable[[], None] | None = None) -> None:
-        """Leave the function unless the condition holds."""
+        """Leave the function unless the condition holds; subclasses implement it."""
         raise NotImplementedError
 
     def call_packed(self, e: Intrinsic) -> Operand:
-        """The result of a call; -1 of the callee is -1 of the kernel."""
+        """Emit a call and return its result; -1 of the callee is -1 of the kernel."""
         name, b = e.args[0], self.b
         if not isinstance(name, StringImm):
             raise InternalError(f"llvm: call_packed: expected a name first, got {name!r}")
@@ -51,15 +51,15 @@ class PackedCallEmitter(ExpressionEmitter):
         result = self.words(VALUE)
         self.put(result, 0, "i64 0")
         self.put(result, PAYLOAD, "i64 0")
-        given = f"ptr {arguments}, i32 {len(values)}, ptr {result}"
-        status = b.value(f"call i32 {self.callee(e.op, name.value)}, {given})")
+        call_arguments = f"ptr {arguments}, i32 {len(values)}, ptr {result}"
+        status = b.value(f"call i32 {self.callee(e.op, name.value)}, {call_arguments})")
         b.touch_memory()
         self.fail_unless(b.value(f"icmp eq i32 {status}, 0"))
         return self.result(result, e.dtype)
 
     def callee(self, op: str, name: str) -> str:
-        """The function called and its first argument: the call site, or nothing for a function of
-        the same module.
+        """Return the called function and its first argument: the call site, or null for a function
+        of the same module.
         """
         types = ["ptr", "ptr", "i32", "ptr"]
         if op == "call_function":
@@ -71,18 +71,18 @@ class PackedCallEmitter(ExpressionEmitter):
         return f"@ek_call_packed(ptr {site}"
 
     def words(self, count: int) -> Operand:
-        """Words on the stack."""
+        """Allocate 64-bit words on the stack."""
         name = f"%{self.b.fresh('words')}"
         self.b.entry.append(f"  {name} = alloca [{max(count, 1)} x i64], align 16")
         return name
 
     def put(self, base: Operand, slot: int, value: str) -> None:
         """Store a typed operand in a word."""
-        place = self.b.pure(f"getelementptr i64, ptr {base}, i64 {slot}")
-        self.b.effect(f"store {value}, ptr {place}, align 8")
+        address = self.b.pure(f"getelementptr i64, ptr {base}, i64 {slot}")
+        self.b.effect(f"store {value}, ptr {address}, align 8")
 
     def packed_value(self, a: PrimExpr) -> tuple[int, str]:
-        """(type index, typed payload) of an argument."""
+        """Return (type index, typed payload) of an argument."""
         if isinstance(a, StringImm):
             return TypeIndex.RAW_STR, f"ptr {self.module.string(a.value)}"
         if isinstance(a, BufferAddress):
@@ -97,7 +97,7 @@ class PackedCallEmitter(ExpressionEmitter):
         return kind, f"i64 {emit_cast(self.b, self.value(a), a.dtype, 'int64')}"
 
     def tensor(self, a: BufferAddress) -> Operand:
-        """A DLTensor over a buffer or a region of it."""
+        """Build a DLTensor over a buffer or a region of it on the stack."""
         buffer, b = a.buffer, self.b
         data = self.pointer(buffer)
         if a.indices:
@@ -108,11 +108,11 @@ class PackedCallEmitter(ExpressionEmitter):
         step: PrimExpr = const(1)
         for axis in reversed(range(len(extents))):
             self.put(shape, axis, f"i64 {self.value(extents[axis])}")
-            given = buffer.strides[axis] if buffer.strides else step
-            self.put(strides, axis, f"i64 {self.value(given)}")
+            stride = buffer.strides[axis] if buffer.strides else step
+            self.put(strides, axis, f"i64 {self.value(stride)}")
             step = step * buffer.shape[axis]
         layout = self.module.tensor
-        made = self.words(layout.BYTES // WORD)
+        descriptor = self.words(layout.BYTES // WORD)
         for offset, word in (
             (layout.DATA, f"ptr {data}"),
             (layout.DEVICE, f"i32 {DeviceType.CPU}"),
@@ -123,22 +123,22 @@ class PackedCallEmitter(ExpressionEmitter):
             (layout.STRIDES, f"ptr {strides}"),
             (layout.BYTE_OFFSET, "i64 0"),
         ):
-            place = b.pure(f"getelementptr i8, ptr {made}, i64 {offset}")
-            b.effect(f"store {word}, ptr {place}, align 4")
-        return made
+            member_address = b.pure(f"getelementptr i8, ptr {descriptor}, i64 {offset}")
+            b.effect(f"store {word}, ptr {member_address}, align 4")
+        return descriptor
 
     def result(self, slot: Operand, dtype: str) -> Operand:
-        """The value a call has left, whose object, if it is one, is dropped."""
+        """Return the value that a call has returned; an object in it is released."""
         b = self.b
         kind = b.value(f"load i32, ptr {slot}, align 8")
         payload = b.pure(f"getelementptr i64, ptr {slot}, i64 {PAYLOAD}")
-        whole = b.value(f"load i64, ptr {payload}, align 8")
+        integer = b.value(f"load i64, ptr {payload}, align 8")
         number = b.value(f"load double, ptr {payload}, align 8")
         self.module.declare("ek_value_drop", "void", ["ptr"])
         b.effect(f"call void @ek_value_drop(ptr {slot})")
         is_float = b.value(f"icmp eq i32 {kind}, {TypeIndex.FLOAT}")
         if dt.is_float(dtype):
-            value = b.select(is_float, "float64", number, emit_cast(b, whole, "int64", "float64"))
+            value = b.select(is_float, "float64", number, emit_cast(b, integer, "int64", "float64"))
             return emit_cast(b, value, "float64", dtype)
-        value = b.select(is_float, "int64", emit_cast(b, number, "float64", "int64"), whole)
+        value = b.select(is_float, "int64", emit_cast(b, number, "float64", "int64"), integer)
         return emit_cast(b, value, "int64", dtype)

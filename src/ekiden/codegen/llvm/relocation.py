@@ -1,4 +1,5 @@
-"""How references in machine code are written: a row for each architecture that images are made for.
+"""Relocations of machine code, by architecture; a row for each architecture that images are made
+for.
 
 Sources: the psABI of x86-64, ELF for the Arm Architecture of 64 bits (AAELF64) and of 32 (AAELF32),
 and the RISC-V ELF psABI.
@@ -53,7 +54,7 @@ def _alone(references: Sequence[Reference]) -> Sequence[Reference]:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What the linker must know of machine code."""
+    """Machine-code conventions of one architecture that the linker needs."""
 
     name: str
     """What compilers call it, as `platform.machine` does."""
@@ -81,8 +82,9 @@ def _wrong(r: Reference) -> InternalError:
 
 
 def _branch(r: Reference, bits: int) -> int:
-    """The immediate of a branch, in instructions of 4 bytes. Raises InternalError for one that is
-    too far: it would be cut to a place of somebody else's."""
+    """Return a branch's immediate, in instructions of 4 bytes. Raises InternalError if the distance
+    does not fit: it would be truncated to another function's address.
+    """
     words = r.target - r.at >> 2
     if not -(1 << bits - 1) <= words < 1 << bits - 1:
         raise InternalError(f"image: {r.name!r} is {4 * words} bytes away, too far for a branch")
@@ -109,7 +111,7 @@ def _x86_relocate(out: bytearray, r: Reference) -> None:
 
 
 def _pages(at: int, target: int) -> int:
-    """The immediate bits of an adrp that goes from the page of `at` to that of `target`."""
+    """Return the immediate bits of an adrp from the page of `at` to that of `target`."""
     pages = (target >> 12) - (at >> 12)
     return (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
 
@@ -146,7 +148,9 @@ def _arm_relocate(out: bytearray, r: Reference) -> None:
 
 # The low half is added with its sign, so that the high half is one more where bit 11 is set.
 def _high(delta: int) -> int:
-    """The immediate bits of an auipc: what the low 12, which have a sign, leave."""
+    """Return the immediate bits of an auipc: the upper part that remains after the signed low 12
+    bits.
+    """
     return (delta + 0x800) & 0xFFFFF000
 
 
@@ -158,12 +162,13 @@ def _riscv_stub(at: int, slot: int) -> bytes:
 
 
 def _riscv_pair(references: Sequence[Reference]) -> Sequence[Reference]:
-    """The second half of an address names the instruction that has the first: it gets its target,
-    as if it stood there."""
+    """Resolve low-half relocations, which name the instruction with the high half: they get its
+    target, relative to it.
+    """
     firsts = {r.at: r for r in references if r.kind in (RV_GOT_HI20, RV_HI20)}
 
     def paired(r: Reference) -> Reference:
-        """A reference as it was, or as a part of the address that its first instruction begins.
+        """Return a reference, or the low half of the address that its first instruction begins.
         Raises KeyError where there is no instruction at its target.
         """
         if r.kind not in (RV_LO12_I, RV_LO12_S):
@@ -208,7 +213,7 @@ def _armv7_stub(at: int, slot: int) -> bytes:
 
 
 def _armv7_relocate(out: bytearray, r: Reference) -> None:
-    """What is added stands in the place itself."""
+    """Patch a reference of ARMv7, whose addend is stored in place."""
     (word,) = struct.unpack_from("<I", out, r.at)
     if r.kind == A32_REL32 or (r.kind == A32_GOT_PREL and r.is_slot):
         word = word + r.target - r.at & 0xFFFFFFFF

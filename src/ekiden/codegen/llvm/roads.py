@@ -1,7 +1,5 @@
-"""The ways from LLVM to the code of devices: one row for each, of what differs.
-
-What a thread asks or does beside computing is a word ("threadIdx.x", "barrier"), and a road says
-which function of LLVM's it calls for it. A word that a road has not is refused by its name.
+"""GPU backends of LLVM: triples, calling conventions and intrinsics of each. ... ^^
+src/ekiden/codegen/llvm/roads.py = gpu_backends.py
 """
 
 from __future__ import annotations
@@ -16,10 +14,8 @@ AXES = ("x", "y", "z")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a word becomes: a call of a function of LLVM's.
-
-    result: its type. given: arguments that it always gets, each with its type; what the kernel
-    computes comes before them. attributes: of the declaration; LLVM knows those of its intrinsics.
+    """Call of an LLVM function: its result type, the fixed arguments after the computed ones, each
+    with its type, and the attributes of its declaration.
     """
 
     name: str
@@ -30,16 +26,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Road:
-    """One way of LLVM to the code of devices.
-
-    format: of the code. kind: of the target, as messages say it. triple: LLVM's. layout: of data.
-    convention: what makes a function a kernel. numbers: the type of a thread's. offsets: whether
-    memory comes as a pointer and a distance in bytes. constants: the address space of constants.
-    binary: whether its code is bytes for a
-    compiler of the device that optimises, else text that LLVM's passes have gone over. calls: word
-    -> what is called. hint: the metadata of the vectors that a kernel computes in.
-    has_wide_accesses: whether contiguous lanes are one access only where that is aligned
-    (`wide_access`).
+    """LLVM backend for device code: code format, target kind, triple, data layout, calling
+    convention of kernels, index type, address spaces and intrinsics.
     """
 
     format: str
@@ -61,10 +49,10 @@ class Road:
         return target.arch or (f"sm_{oldest}" if oldest else "")
 
     def triple_of(self, target: Target) -> str:
-        """LLVM's triple, the first word of which a target may say, more exactly than the row."""
-        machine, dash, rest = self.triple.partition("-")
-        said = str(target.attrs.get("mtriple", ""))
-        return f"{machine if machine.startswith(said) else said}{dash}{rest}"
+        """Return the LLVM triple; a target may name its first word more exactly."""
+        machine, dash, vendor_and_system = self.triple.partition("-")
+        requested = str(target.attrs.get("mtriple", ""))
+        return f"{machine if machine.startswith(requested) else requested}{dash}{vendor_and_system}"
 
 
 MEMORY, SHARED = 1, 3
@@ -72,14 +60,16 @@ MEMORY, SHARED = 1, 3
 
 
 def _numbers(names: Mapping[str, str], call: str, result: str, by_number: bool) -> dict[str, Call]:
-    """`threadIdx.x` and the like: the axis is part of the function's name, or its argument."""
-    made = {}
+    """Return the calls for `threadIdx.x` and its like: the axis is part of the function's name, or
+    its argument.
+    """
+    calls = {}
     for word, name in names.items():
         for number, axis in enumerate(AXES):
             named = call.format(name=name, axis=axis, length=len(name))
-            given, attributes = ((f"i32 {number}",), READS) if by_number else ((), "")
-            made[f"{word}.{axis}"] = Call(named, result, given, attributes)
-    return made
+            arguments, attributes = ((f"i32 {number}",), READS) if by_number else ((), "")
+            calls[f"{word}.{axis}"] = Call(named, result, arguments, attributes)
+    return calls
 
 
 READS = "nounwind willreturn memory(none)"

@@ -1,8 +1,4 @@
-"""What some processors have no instruction for, in instructions that all have.
-
-LLVM would call a library for these, and compiled code has none. x86-64 has no fused multiply-add
-below level v3 and no rounding to whole numbers below v2.
-"""
+"""Software forms of operations for which some processors have no instruction."""
 
 from __future__ import annotations
 
@@ -19,9 +15,9 @@ SPLITTER = 2.0**27 + 1
 
 
 def fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
-    """x * y + z with the product kept whole: in float64 for float32, in two parts for float64
-    (Dekker 1971). The last bit may differ from an instruction's; where a part overflows the result
-    is that of the plain operations.
+    """Return x * y + z with an unrounded product: in float64 for float32, in two parts for float64
+    (Dekker 1971). The last bit may differ from the instruction's; where a part overflows the
+    result is that of the plain operations.
     """
     if not m.is_double:
         wide = m.widen()
@@ -30,8 +26,8 @@ def fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
     product, lost = whole_product(m, x, y)
     total = m.add(product, z)
     of_z = m.sub(total, product)
-    rest = m.add(m.sub(product, m.sub(total, of_z)), m.sub(z, of_z))
-    exact = m.add(total, m.add(lost, rest))
+    sum_error = m.add(m.sub(product, m.sub(total, of_z)), m.sub(z, of_z))
+    exact = m.add(total, m.add(lost, sum_error))
     return m.select(m.b.compare("ord", m.dtype, exact, exact), exact, total)
 
 
@@ -51,27 +47,27 @@ def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
 
 
 def round_even(m: FloatMath, x: Operand) -> Operand:
-    """The nearest whole number, the even one of two: 2**mantissa, added and taken away again."""
-    whole = 2.0**m.mantissa
-    large = m.copysign(m.const(whole), x)
+    """Round to the nearest integer, ties to even: add and subtract 2**mantissa."""
+    integer_threshold = 2.0**m.mantissa
+    large = m.copysign(m.const(integer_threshold), x)
     near = m.copysign(m.sub(m.add(x, large), large), x)
-    return m.select(m.less(m.abs(x), m.const(whole)), near, x)
+    return m.select(m.less(m.abs(x), m.const(integer_threshold)), near, x)
 
 
 def floor(m: FloatMath, x: Operand) -> Operand:
-    """The largest whole number that is not above x; zeros keep their sign."""
+    """Return the largest integer that is not above x; zeros keep their sign."""
     near = round_even(m, x)
     return m.copysign(m.select(m.less(x, near), m.sub(near, m.const(1.0)), near), x)
 
 
 def ceil(m: FloatMath, x: Operand) -> Operand:
-    """The smallest whole number that is not below x."""
+    """Return the smallest integer that is not below x."""
     near = round_even(m, x)
     return m.copysign(m.select(m.less(near, x), m.add(near, m.const(1.0)), near), x)
 
 
 def trunc(m: FloatMath, x: Operand) -> Operand:
-    """The whole number next to x towards zero."""
+    """Return the integer next to x towards zero."""
     return m.copysign(floor(m, m.abs(x)), x)
 
 

@@ -1,5 +1,5 @@
-"""Statements to blocks. Register buffers become SSA values: phis carry them around loops and out of
-branches.
+"""Emit statements as basic blocks. Register buffers become SSA values: phis carry them around loops
+and out of branches.
 
 A parallel loop becomes a function of its own, `int body(ctx, begin, end)`, run by ek_parallel_for;
 what it uses from outside travels in a structure of 8-byte slots; a vector takes several. So does a
@@ -49,8 +49,8 @@ from ekiden.tir.stmt import (
 
 
 def is_first_lane(mask: PrimExpr) -> bool:
-    """Whether a mask is known to be of the first lane alone: of vectors that it narrows to elements
-    of one or two bytes, LLVM 22 stores four bytes there.
+    """Return whether a mask is known to select the first lane alone: LLVM 22 stores four bytes for
+    masked vectors that it narrows to one or two bytes.
     """
     match mask:
         case LT(
@@ -71,7 +71,7 @@ def is_first_lane(mask: PrimExpr) -> bool:
 # subnormals, tiles): `leave` and `fail_unless` are the only two, and `workspaces` what is open at
 # this place.
 class StatementEmitter(IntrinsicCallEmitter):
-    """Emits statements into one function that returns int: 0, or -1 with an error set."""
+    """Emitter of statements into one function that returns int: 0, or -1 with an error set."""
 
     def __init__(self, module: Module, name: str, demoted: frozenset[Buffer]) -> None:
         super().__init__(module)
@@ -95,8 +95,8 @@ class StatementEmitter(IntrinsicCallEmitter):
             self.b.location = self.lines.enter(s)
         match s:
             case SeqStmt():
-                for each in s.seq:
-                    self.statement(each)
+                for stmt in s.seq:
+                    self.statement(stmt)
             case BufferStore():
                 self.store(s)
             case For():
@@ -120,7 +120,7 @@ class StatementEmitter(IntrinsicCallEmitter):
                 raise InternalError(f"llvm: statement {type(s).__name__} must be lowered first")
 
     def matrix(self, e: PrimExpr) -> None:
-        """What is done to registers that hold matrices."""
+        """Lower AMX tile intrinsics."""
         assert isinstance(e, Intrinsic)
         if e.op == "matrix_shape":
             if self.shapes is None:
@@ -131,16 +131,17 @@ class StatementEmitter(IntrinsicCallEmitter):
             return matrix.clear(self.b, numbers[0])
         if e.op in matrix.DOTS:
             return matrix.multiply(self.b, e.op, numbers)
-        _, place, stride = e.args
-        assert isinstance(place, BufferAddress)
-        address, _ = self.address(place.buffer, place.indices[0])
+        _, region, stride = e.args
+        assert isinstance(region, BufferAddress)
+        address, _ = self.address(region.buffer, region.indices[0])
         return matrix.load(self.b, numbers[0], address, self.value(cast(stride, "int64")))
 
     # variables and buffers
 
     def nested(self, s: Stmt) -> None:
-        """Lets and allocations, however many stand inside each other; workspaces are freed in
-        reverse order."""
+        """Emit nested lets and allocations iteratively, however deep; workspaces are freed in
+        reverse order.
+        """
         before = len(self.workspaces)
         while isinstance(s, (LetStmt, Allocate)):
             self.begin_statement()
@@ -160,7 +161,7 @@ class StatementEmitter(IntrinsicCallEmitter):
     # Stack slots go to the entry block, where LLVM gives each one place for the whole function: in
     # a loop an alloca would take more stack in every turn.
     def allocate(self, buffer: Buffer) -> None:
-        """Give a buffer its memory, unless it is SSA values."""
+        """Allocate a buffer's memory, unless it is held in SSA values."""
         if buffer.scope == "register" and buffer not in self.demoted:
             return
         extent: PrimExpr = const(1)
@@ -175,25 +176,25 @@ class StatementEmitter(IntrinsicCallEmitter):
         self.pointers[buffer] = self.workspace(size)
 
     def workspace(self, size: Operand) -> Operand:
-        """Scratch memory of some bytes, freed at the end of the scope or on failure."""
+        """Allocate scratch memory in bytes, freed at the end of the scope or on failure."""
         if self.device is not None:
             self.module.declare("ek_device_workspace_alloc", "ptr", ["i64", "i64", "i64"])
-            given = f"i64 {self.device}, i64 {self.variables[DEVICE_ID]}, i64 {size}"
-            made = self.b.value(f"call ptr @ek_device_workspace_alloc({given})")
-            self._sizes[made] = size
+            arguments = f"i64 {self.device}, i64 {self.variables[DEVICE_ID]}, i64 {size}"
+            memory = self.b.value(f"call ptr @ek_device_workspace_alloc({arguments})")
+            self._sizes[memory] = size
         else:
             self.module.declare("ek_workspace_alloc", "ptr", ["i64"])
-            made = self.b.value(f"call ptr @ek_workspace_alloc(i64 {size})")
-        self.fail_unless(self.b.value(f"icmp ne ptr {made}, null"))
-        self.workspaces.append(made)
-        return made
+            memory = self.b.value(f"call ptr @ek_workspace_alloc(i64 {size})")
+        self.fail_unless(self.b.value(f"icmp ne ptr {memory}, null"))
+        self.workspaces.append(memory)
+        return memory
 
     def free(self, memory: Operand) -> None:
-        """Give scratch memory back."""
+        """Free scratch memory."""
         if self.device is not None:
             self.module.declare("ek_device_workspace_free", "void", ["i64", "i64", "ptr", "i64"])
-            given = f"i64 {self.device}, i64 {self.variables[DEVICE_ID]}, ptr {memory}"
-            call = f"call void @ek_device_workspace_free({given}, i64 {self._sizes[memory]})"
+            arguments = f"i64 {self.device}, i64 {self.variables[DEVICE_ID]}, ptr {memory}"
+            call = f"call void @ek_device_workspace_free({arguments}, i64 {self._sizes[memory]})"
             return self.b.effect(call)
         self.module.declare("ek_workspace_free", "void", ["ptr"])
         return self.b.effect(f"call void @ek_workspace_free(ptr {memory})")
@@ -230,7 +231,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         self.fail_unless(condition, lambda: self.b.effect(call))
 
     def assertion(self, s: AssertStmt) -> None:
-        """A check whose message may show values."""
+        """Emit a check whose message may show values."""
         if not s.values:
             return self.check(self.value(s.condition), s.kind, s.message)
         values = [self.value(cast(v, "int64")) for v in s.values]
@@ -245,19 +246,18 @@ class StatementEmitter(IntrinsicCallEmitter):
         words = self.words(len(values))
 
         def say() -> None:
-            """Puts the values in memory and sets the error: only where the condition failed."""
+            """Store the values in memory and set the error: only where the condition failed."""
             for n, value in enumerate(values):
                 self.put(words, n, f"i64 {value}")
-            given = f"ptr {name}, ptr {message}, ptr {words}"
-            self.b.effect(f"call i32 @ek_kernel_error_values({given})")
+            arguments = f"ptr {name}, ptr {message}, ptr {words}"
+            self.b.effect(f"call i32 @ek_kernel_error_values({arguments})")
 
         self.fail_unless(condition, say)
 
     # One unsigned comparison for both ends: an index below 0 is a very large number.
     def check_access(self, buffer: Buffer, index: PrimExpr, mask: Operand | None) -> None:
-        """Fail unless the elements at an index are the buffer's, if the target asks for that.
-
-        The message shows the least index that is wrong.
+        """Fail unless the elements of an access are inside the buffer, if the target asks for
+        bounds checks. The message shows the smallest wrong index.
         """
         target = self.module.target
         if target is None or not target.bounds:
@@ -270,22 +270,24 @@ class StatementEmitter(IntrinsicCallEmitter):
         wrong = b.compare("uge", kind, at, limit)
         if mask is not None and lanes > 1:
             wrong = b.binary("and", bits, wrong, mask)
-        least, any_wrong = at, wrong
+        shown_index, any_wrong = at, wrong
         if lanes > 1:
             largest = b.splat("int64", b.const(2**63 - 1, "int64"), lanes)
-            least = reduce_lanes(b, "min", kind, b.select(wrong, kind, at, largest, lanes))
+            shown_index = reduce_lanes(b, "min", kind, b.select(wrong, kind, at, largest, lanes))
             any_wrong = b.any(wrong, lanes)
         self.fail_with_values(
             b.binary("xor", "bool", any_wrong, b.const(True, "bool")),
             BOUNDS_ERROR,
             bounds_message(self.name, buffer),
-            (least, extent),
+            (shown_index, extent),
         )
 
     # stores
 
     def store(self, s: BufferStore) -> None:
-        """`buffer[index] = value`, in registers or in memory, under a predicate if there is one."""
+        """Emit `buffer[index] = value`, in registers or in memory, under a predicate if there is
+        one.
+        """
         if len(s.indices) != 1:
             raise InternalError(
                 f"llvm: store to {s.buffer.name!r} has {len(s.indices)} indices;"
@@ -309,15 +311,15 @@ class StatementEmitter(IntrinsicCallEmitter):
                 value = self.b.select(mask, s.value.dtype, value, old, lanes)
             self.registers[key] = value
             return None
-        kept = memory_dtype(s.value.dtype)
-        if kept != s.value.dtype:
-            value = self.b.convert("zext", s.value.dtype, kept, value)
-        self.memory_store(s, kept, value)
+        stored_dtype = memory_dtype(s.value.dtype)
+        if stored_dtype != s.value.dtype:
+            value = self.b.convert("zext", s.value.dtype, stored_dtype, value)
+        self.memory_store(s, stored_dtype, value)
         self.b.touch_memory(self.place_of(s.buffer))
         return None
 
     def store_matrix(self, s: BufferStore) -> None:
-        """Store a register that holds a matrix, its rows one after the other."""
+        """Store the rows of an AMX tile."""
         assert isinstance(s.value, Intrinsic)
         (number,) = s.value.args
         assert isinstance(number, IntImm)
@@ -326,7 +328,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         self.b.touch_memory(self.place_of(s.buffer))
 
     def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
-        """A scalar, contiguous, masked or scattered store."""
+        """Emit a scalar, contiguous, masked or scattered store."""
         b, kind, index = self.b, register_type(dtype), self.affine(s.indices[0])
         lanes, align = dt.lanes(index.dtype), dt.itemsize(dt.element(dtype))
         mask = None
@@ -345,16 +347,16 @@ class StatementEmitter(IntrinsicCallEmitter):
         bits = register_type(dt.with_lanes("bool", lanes))
         form = f"scatter.{suffix(dtype)}.v{lanes}p" if scatters else f"store.{suffix(dtype)}.p"
         form = f"{form}{space}"
-        place = f"<{lanes} x {pointer}>" if scatters else pointer
+        pointer_kind = f"<{lanes} x {pointer}>" if scatters else pointer
         mask = mask or b.const(True, dt.with_lanes("bool", lanes))
-        b.module.declare(f"llvm.masked.{form}", "void", [kind, place, "i32", bits])
+        b.module.declare(f"llvm.masked.{form}", "void", [kind, pointer_kind, "i32", bits])
         b.effect(
-            f"call void @llvm.masked.{form}({kind} {value}, {place} {address},"
+            f"call void @llvm.masked.{form}({kind} {value}, {pointer_kind} {address},"
             f" i32 {align}, {bits} {mask}){self.scope_of(s.buffer)}"
         )
 
     def prefetch(self, s: Prefetch) -> None:
-        """A hint; never faults."""
+        """Emit a prefetch hint; it never faults."""
         index = self.affine(s.indices[0])
         address, _ = self.address(s.buffer, index.base if isinstance(index, Ramp) else index)
         self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
@@ -366,18 +368,18 @@ class StatementEmitter(IntrinsicCallEmitter):
     # A register that only one side stores had no value before: on the other it is poison, which is
     # never read, or the program would read what it had not written (tir.verify).
     def branching(self, s: IfThenElse) -> None:
-        """A branch; register buffers written on either side merge in phis."""
+        """Emit a branch; register buffers written on either side merge in phis."""
         if isinstance(s.condition, IntImm):
             chosen = s.then_case if s.condition.value else s.else_case
             return self.statement(chosen) if chosen is not None else None
         b, start = self.b, dict(self.registers)
-        then, after = b.fresh("then"), b.fresh("join")
-        other = b.fresh("else") if s.else_case is not None else after
+        then_label, after = b.fresh("then"), b.fresh("join")
+        else_label = b.fresh("else") if s.else_case is not None else after
         condition = self.value(s.condition)
         origin = b.block
-        b.branch_if(condition, then, other)
+        b.branch_if(condition, then_label, else_label)
         ends: list[tuple[dict[RegisterKey, Operand], str]] = []
-        for label, case in ((then, s.then_case), (other, s.else_case)):
+        for label, case in ((then_label, s.then_case), (else_label, s.else_case)):
             if case is None:
                 ends.append((start, origin))
                 continue
@@ -397,11 +399,11 @@ class StatementEmitter(IntrinsicCallEmitter):
         one: tuple[dict[RegisterKey, Operand], str],
         two: tuple[dict[RegisterKey, Operand], str],
     ) -> dict[RegisterKey, Operand]:
-        """Register values after a join of two blocks."""
-        (left, left_block), (right, right_block) = one, two
+        """Return the register values after two blocks join."""
+        (first, left_block), (second, right_block) = one, two
         result: dict[RegisterKey, Operand] = {}
-        for key in {**left, **right}:
-            a, b = left.get(key, "poison"), right.get(key, "poison")
+        for key in {**first, **second}:
+            a, b = first.get(key, "poison"), second.get(key, "poison")
             result[key] = (
                 a
                 if a == b
@@ -410,13 +412,13 @@ class StatementEmitter(IntrinsicCallEmitter):
         return result
 
     def register_dtype(self, key: RegisterKey) -> str:
-        """The data type of an SSA value of a register buffer."""
+        """Return the dtype of an SSA value of a register buffer."""
         buffer = key[0]
         lanes = self.register_lanes.get(buffer, 1)
         return buffer.dtype if lanes == 1 else dt.with_lanes(buffer.dtype, lanes)
 
     def loop(self, s: For) -> None:
-        """A loop; one of extent 0 vanishes, one of extent 1 is its body."""
+        """Emit a loop; one of extent 0 vanishes, one of extent 1 is its body."""
         if s.kind in (ForKind.VECTORIZED, ForKind.UNROLLED):
             raise InternalError(
                 f"llvm: loop over {s.loop_var.name!r} is {s.kind.value}; lower it first"
@@ -435,13 +437,15 @@ class StatementEmitter(IntrinsicCallEmitter):
             self.serial(s, begin, end, isinstance(s.extent, IntImm))
 
     def in_parallel(self) -> bool:
-        """Whether this function is already the body of a parallel loop."""
+        """Return whether this function is already the body of a parallel loop."""
         return False
 
     def serial(self, s: For, begin: Operand, end: Operand, runs: bool) -> None:
-        """A loop that tests at its end; unless it surely `runs`, a test before it guards it."""
+        """Emit a bottom-tested loop, guarded by a test before it unless it surely `runs`."""
         b, var = self.b, s.loop_var
         kind = register_type(var.dtype)
+        # Loop inversion: LLVM's passes are not run on this code, so the loop is emitted in the form
+        # that they would produce.
         body, after = b.fresh("loop"), b.fresh("done")
         carried = sorted(self.carried(s.body), key=lambda k: (k[0].name, k[1]))
         start = {key: self.registers.get(key, "poison") for key in carried}
@@ -454,7 +458,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         b.start(body)
         # phis come first in the block, with the incoming values of the end filled in afterwards
         counter, following = f"%{b.fresh('i')}", f"%{b.fresh('next')}"
-        place = len(b.lines)
+        header_line = len(b.lines)
         phis = {key: f"%{b.fresh('r')}" for key in carried}
         self.registers.update(phis)
         self.variables[var] = counter
@@ -473,7 +477,7 @@ class StatementEmitter(IntrinsicCallEmitter):
             typed = register_type(self.register_dtype(key))
             first, last = f"[ {start[key]}, %{origin} ]", f"[ {self.registers[key]}, %{back} ]"
             header.append(f"  {phis[key]} = phi {typed} {first}, {last}")
-        b.lines[place:place] = header
+        b.lines[header_line:header_line] = header
         b.start(after)
         b.touch_memory()
         self.begin_statement()
@@ -486,7 +490,7 @@ class StatementEmitter(IntrinsicCallEmitter):
             self.registers[key] = value
 
     def repeating(self, s: While) -> None:
-        """A loop that tests before each turn; register buffers written in it are phis there."""
+        """Emit a top-tested loop; register buffers written in it are phis of the header."""
         b = self.b
         head, body, after = b.fresh("while"), b.fresh("turn"), b.fresh("done")
         carried = sorted(self.carried(s.body), key=lambda k: (k[0].name, k[1]))
@@ -494,7 +498,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         b.branch(head)
         b.touch_memory()
         b.start(head)
-        place = len(b.lines)
+        header_line = len(b.lines)
         phis = {key: f"%{b.fresh('r')}" for key in carried}
         self.registers.update(phis)
         with self.region(self.mask):
@@ -510,7 +514,7 @@ class StatementEmitter(IntrinsicCallEmitter):
             first = f"[ {outer.get(key, 'poison')}, %{origin} ]"
             last = f"[ {self.registers[key]}, %{back} ]"
             header.append(f"  {phis[key]} = phi {typed} {first}, {last}")
-        b.lines[place:place] = header
+        b.lines[header_line:header_line] = header
         b.start(after)
         b.touch_memory()
         self.begin_statement()
@@ -518,10 +522,12 @@ class StatementEmitter(IntrinsicCallEmitter):
 
     # Remembered by statement: of loops in each other every one would else look through all inside.
     def carried(self, root: Stmt) -> frozenset[RegisterKey]:
-        """Elements of register buffers from outside that a statement stores."""
+        """Return the elements of outer register buffers that a statement stores, which are
+        loop-carried.
+        """
         if root in self._stores:
             return self._stores[root]
-        found: set[RegisterKey] = set()
+        stored_keys: set[RegisterKey] = set()
         inside: set[Buffer] = set()
         stack: list[Stmt] = [root]
         while stack:
@@ -543,16 +549,16 @@ class StatementEmitter(IntrinsicCallEmitter):
                     and s.buffer not in self.pointers
                     and s.buffer not in self.demoted  # memory, of which there is none before it
                 ):
-                    found.add(self.register_key(s.buffer, s.indices[0]))
+                    stored_keys.add(self.register_key(s.buffer, s.indices[0]))
                 case _:
                     continue
-        result = self._stores[root] = frozenset(key for key in found if key[0] not in inside)
+        result = self._stores[root] = frozenset(key for key in stored_keys if key[0] not in inside)
         return result
 
     # Flushing of subnormals is a mode of the thread: the pool's own threads, and what the runtime
     # does in between, must not get it. It is left before and set again after.
     def parallel(self, s: For) -> None:
-        """Run the body by ek_parallel_for over [0, extent)."""
+        """Emit a call of ek_parallel_for over [0, extent)."""
         grain = int(str((s.annotations or {}).get("grain", 1)))
         self.module.declare("ek_parallel_for", "i32", ["ptr", "ptr", "i64", "i64"])
         function, context, extent = self.function_of(s)
@@ -564,25 +570,27 @@ class StatementEmitter(IntrinsicCallEmitter):
             self.flushed.resume(self.b)
 
     def apart(self, s: For) -> None:
-        """Run the body in a function of its own over [0, extent)."""
+        """Emit the body as a function of its own and call it over [0, extent)."""
         function, context, extent = self.function_of(s)
         self.run_function(f"@{function}(ptr {context}, i64 0, i64 {extent})")
 
     def function_of(self, s: For) -> tuple[str, Operand, Operand]:
-        """The function of a loop's body, what it uses from here, and the loop's extent."""
+        """Emit the function of a loop's body; return its name, the captured context and the loop's
+        extent.
+        """
         b, body = self.b, BodyEmitter(self.module, self)
         function = body.write(s)
         slots = max(body.slots, 1)
         context = f"%{b.fresh('context')}"
         b.entry.append(f"  {context} = alloca [{slots} x i64], align 8")
         for slot, dtype, value in body.captured:
-            place = b.value(f"getelementptr i64, ptr {context}, i64 {slot}")
-            b.effect(f"store {register_type(dtype)} {value}, ptr {place}, align 8")
+            slot_address = b.value(f"getelementptr i64, ptr {context}, i64 {slot}")
+            b.effect(f"store {register_type(dtype)} {value}, ptr {slot_address}, align 8")
         extent = emit_cast(b, self.value(s.extent), s.extent.dtype, "int64")
         return function, context, extent
 
     def run_function(self, call: str) -> None:
-        """Call what may write memory, and fail."""
+        """Emit a call that may write memory and fail."""
         status = self.b.value(f"call i32 {call}")
         self.b.touch_memory()
         if self.shapes is not None:
@@ -591,7 +599,9 @@ class StatementEmitter(IntrinsicCallEmitter):
 
 
 class BodyEmitter(StatementEmitter):
-    """The function of a loop's body: asks the function around for what it uses."""
+    """Emitter of a loop body's function, which captures what it uses from the enclosing
+    function.
+    """
 
     def __init__(self, module: Module, outer: StatementEmitter) -> None:
         super().__init__(module, outer.name, outer.demoted)
@@ -602,27 +612,27 @@ class BodyEmitter(StatementEmitter):
         self.b._count = outer.b._count
 
     def in_parallel(self) -> bool:
-        """Loops inside run inline."""
+        """Return True: loops inside run inline."""
         return True
 
     def _slot(self, dtype: str, value: Operand) -> Operand:
-        place, name = f"%{self.b.fresh('slot')}", f"%{self.b.fresh('c')}"
-        self.b.entry.append(f"  {place} = getelementptr i64, ptr %ctx, i64 {self.slots}")
-        self.b.entry.append(f"  {name} = load {register_type(dtype)}, ptr {place}, align 8")
+        slot_address, name = f"%{self.b.fresh('slot')}", f"%{self.b.fresh('c')}"
+        self.b.entry.append(f"  {slot_address} = getelementptr i64, ptr %ctx, i64 {self.slots}")
+        self.b.entry.append(f"  {name} = load {register_type(dtype)}, ptr {slot_address}, align 8")
         self.captured.append((self.slots, dtype, value))
         self.slots += -(-dt.itemsize(dtype) // 8)
         return name
 
     # A constant is written again in the body; only what was computed takes a slot.
     def capture_variable(self, var: Var) -> None:
-        """Take a variable over from the function around."""
+        """Capture a variable of the enclosing function."""
         value = self.outer.variable(var)
         self.variables[var] = value if value[0] != "%" else self._slot(var.dtype, value)
         if isinstance(var, SizeVar) or var in self.outer.positive:
             self.positive.add(var)
 
     def capture_buffer(self, buffer: Buffer) -> None:
-        """Take a buffer's address over from the function around."""
+        """Capture a buffer's address of the enclosing function."""
         if buffer.scope == "register" and buffer not in self.demoted:
             raise DemoteRegisterError(buffer)
         self.pointers[buffer] = self._slot("handle", self.outer.pointer(buffer))
@@ -656,8 +666,9 @@ class BodyEmitter(StatementEmitter):
 def function_text(
     name: str, parameters: str, emitter: StatementEmitter, internal: bool = False
 ) -> str:
-    """The finished function. Its first block is the entry, which holds stack slots and captured
-    values."""
+    """Return the finished function. Its first block is the entry, which holds stack slots and
+    captured values.
+    """
     linkage = "internal " if internal else ""
     debug = "" if emitter.lines is None else f" !dbg !{emitter.lines.subprogram}"
     extension = emitter.b.module.extension("i32")

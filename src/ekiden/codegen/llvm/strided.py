@@ -1,4 +1,5 @@
-"""Vectors of elements a few places apart: neighbouring vectors, and shuffles that pick from them.
+"""Vectors of elements at a small stride, loaded as contiguous vectors and shuffled; neighbouring
+vectors, and shuffles that pick from them.
 
 Nothing is read beyond the first and last element wanted: the last load ends there.
 """
@@ -19,58 +20,63 @@ Load = Callable[[int, Operand | None], Operand]
 
 
 def is_near(stride: int, lanes: int) -> bool:
-    """Whether a vector of every `stride`-th element is made here; -1 is a vector reversed."""
+    """Return whether a vector of every `stride`-th element is shuffled from contiguous loads; -1 is
+    a reversed vector.
+    """
     return lanes >= 4 and (stride == -1 or 2 <= stride <= min(LONGEST, lanes))
 
 
 def emit_strided(b: Builder, dtype: str, stride: int, mask: Operand | None, load: Load) -> Operand:
-    """The elements at 0, stride, 2 * stride, ... from the first one; zero where the mask is off."""
+    """Load the elements at 0, stride, 2 * stride, ...; zero where the mask is off."""
     lanes = dt.lanes(dtype)
     if stride == -1:
         order = list(range(lanes))[::-1]
         bits = dt.with_lanes("bool", lanes)
-        kept = None if mask is None else shuffle(b, bits, mask, None, order)
-        return shuffle(b, dtype, load(1 - lanes, kept), None, order)
-    found: Operand | None = None
-    for begin, taken in _windows(stride, lanes):
-        within = None if mask is None else _spread(b, mask, lanes, begin, stride, taken)
-        part = load(begin, within)
+        reversed_mask = None if mask is None else shuffle(b, bits, mask, None, order)
+        return shuffle(b, dtype, load(1 - lanes, reversed_mask), None, order)
+    gathered: Operand | None = None
+    for begin, lanes_taken in _windows(stride, lanes):
+        within = None if mask is None else _spread(b, mask, lanes, begin, stride, lanes_taken)
+        window = load(begin, within)
         order = [
-            lanes + i * stride - begin if i in taken and found is not None
-            else i * stride - begin if i in taken
-            else i if i < taken.start else -1
+            lanes + i * stride - begin if i in lanes_taken and gathered is not None
+            else i * stride - begin if i in lanes_taken
+            else i if i < lanes_taken.start else -1
             for i in range(lanes)
         ]  # fmt: skip
-        found = shuffle(b, dtype, part if found is None else found, found and part, order)
-    assert found is not None
-    return found
+        gathered = shuffle(
+            b, dtype, window if gathered is None else gathered, gathered and window, order
+        )
+    assert gathered is not None
+    return gathered
 
 
 def _windows(stride: int, lanes: int) -> list[tuple[int, range]]:
-    """(where a vector begins, which elements are taken from it) until all are."""
+    """Return the contiguous loads: where each begins, and the elements that it provides."""
+    # The last load ends at the last element: nothing beyond it is read.
     last = stride * (lanes - 1) - (lanes - 1)
-    found: list[tuple[int, range]] = []
+    windows: list[tuple[int, range]] = []
     done = 0
     while done < lanes:
         begin = min(done * stride, last)
         end = (begin + lanes - 1) // stride + 1
-        found.append((begin, range(done, min(end, lanes))))
+        windows.append((begin, range(done, min(end, lanes))))
         done = end
-    return found
+    return windows
 
 
 def _spread(
-    b: Builder, mask: Operand, lanes: int, begin: int, stride: int, taken: range
+    b: Builder, mask: Operand, lanes: int, begin: int, stride: int, lanes_taken: range
 ) -> Operand:
-    """The mask of a vector of neighbours: off where nothing is taken from."""
-    places = {i * stride - begin: i for i in taken}
+    """Return the mask of a contiguous load: off in lanes that provide no element."""
+    element_of_lane = {i * stride - begin: i for i in lanes_taken}
     bits = dt.with_lanes("bool", lanes)
-    order = [places.get(lane, lanes) for lane in range(lanes)]
+    order = [element_of_lane.get(lane, lanes) for lane in range(lanes)]
     return shuffle(b, bits, mask, "zeroinitializer", order)
 
 
 def shuffle(b: Builder, dtype: str, one: Operand, two: Operand | None, order: list[int]) -> Operand:
-    """Elements of two vectors by number; -1 is any."""
+    """Select elements of two vectors by index. -1 is any."""
     kind = register_type(dtype)
     chosen = ", ".join("i32 poison" if i < 0 else f"i32 {i}" for i in order)
     return b.pure(

@@ -1,5 +1,5 @@
-"""Functions that take subnormal numbers for 0, and give 0 for them: where those decay to nothing
-in the course of a loop, arithmetic on them takes 100 cycles and more.
+"""Flush subnormal numbers to zero inside functions; where those decay to nothing in the course of a
+loop, arithmetic on them takes 100 cycles and more.
 
     what was set is kept; FTZ and DAZ are set; ...; what was set is set again; return
 
@@ -21,14 +21,16 @@ FPCR = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """What to set: the instruction, and its operands for outside and inside."""
+    """Control-register setting: the instruction, and its operands outside and inside of the
+    flushing region.
+    """
 
     instruction: str
     outside: Operand
     inside: Operand
 
     def leave(self, b: Builder) -> None:
-        """Set what was set before."""
+        """Restore the previous setting."""
         b.effect(f"call void @{self.instruction}({self.outside})")
 
     def resume(self, b: Builder) -> None:
@@ -37,33 +39,33 @@ class Flushed:
 
 
 def enter(b: Builder) -> Flushed | None:
-    """Flush from here on; None where subnormals cost nothing."""
+    """Flush from here on; return None where subnormals cost nothing."""
     target = b.module.target
     if target is None or not target.has("flush_subnormals"):
         return None
     make = {X86: _x86, ARM: _arm}[target.architecture]
-    made = make(b)
-    made.resume(b)
-    return made
+    setting = make(b)
+    setting.resume(b)
+    return setting
 
 
 def _x86(b: Builder) -> Flushed:
     for name in ("stmxcsr", "ldmxcsr"):
         b.module.declare(f"llvm.x86.sse.{name}", "void", ["ptr"])
-    kept, changed = f"%{b.fresh('kept')}", f"%{b.fresh('changed')}"
-    b.entry += [f"  {place} = alloca i32, align 4" for place in (kept, changed)]
-    b.effect(f"call void @llvm.x86.sse.stmxcsr(ptr {kept})")
-    before = b.value(f"load i32, ptr {kept}, align 4")
+    saved, changed = f"%{b.fresh('kept')}", f"%{b.fresh('changed')}"
+    b.entry += [f"  {slot} = alloca i32, align 4" for slot in (saved, changed)]
+    b.effect(f"call void @llvm.x86.sse.stmxcsr(ptr {saved})")
+    before = b.value(f"load i32, ptr {saved}, align 4")
     b.effect(f"store i32 {b.value(f'or i32 {before}, {MXCSR}')}, ptr {changed}, align 4")
-    return Flushed("llvm.x86.sse.ldmxcsr", f"ptr {kept}", f"ptr {changed}")
+    return Flushed("llvm.x86.sse.ldmxcsr", f"ptr {saved}", f"ptr {changed}")
 
 
 def _arm(b: Builder) -> Flushed:
     b.module.declare("llvm.aarch64.get.fpcr", "i64", [])
     b.module.declare("llvm.aarch64.set.fpcr", "void", ["i64"])
-    kept = b.value("call i64 @llvm.aarch64.get.fpcr()")
-    changed = b.value(f"or i64 {kept}, {FPCR}")
-    return Flushed("llvm.aarch64.set.fpcr", f"i64 {kept}", f"i64 {changed}")
+    saved = b.value("call i64 @llvm.aarch64.get.fpcr()")
+    changed = b.value(f"or i64 {saved}, {FPCR}")
+    return Flushed("llvm.aarch64.set.fpcr", f"i64 {saved}", f"i64 {changed}")
 
 
 __all__ = ["Flushed", "enter"]

@@ -1,12 +1,4 @@
-"""Kernels of devices through LLVM: a device function to PTX or SPIR-V, as a row of `roads` says.
-
-    for t in thread_binding(64, "threadIdx.x"):  ->  %t = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
-        b[t] = a[t]                                  ... ret void
-
-Memory that is given lies in address space 1, memory of a block is a global of address space 3, and
-what a thread keeps for itself is on its stack. A check that fails notes what it has seen and ends
-its thread, as in the languages of C.
-"""
+"""GPU kernels through LLVM. ... ^^ src/ekiden/codegen/llvm/thread_kernel.py = gpu_kernel.py"""
 
 from __future__ import annotations
 
@@ -57,7 +49,7 @@ MOST_LOCAL = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A kernel as LLVM's text, and the kind and format of C of each error it may report."""
+    """LLVM IR of a kernel, with the kind and C format of each error that it may report."""
 
     name: str
     ir: str
@@ -65,7 +57,7 @@ class Text:
 
 
 class KernelEmitter(WideAccessEmitter):
-    """Emits one kernel."""
+    """Emitter of one kernel."""
 
     def __init__(self, module: Module, name: str, demoted: frozenset[Buffer], road: Road) -> None:
         super().__init__(module, name, demoted)
@@ -75,16 +67,16 @@ class KernelEmitter(WideAccessEmitter):
         self.b.entry = []
 
     def in_parallel(self) -> bool:
-        """Loops that a processor would share run in the thread."""
+        """Return True: parallel loops run serially in the thread."""
         return True
 
     def apart(self, s: For) -> None:
-        """What has a function of its own elsewhere runs here."""
+        """Emit an outlined loop inline."""
         annotations = {k: v for k, v in (s.annotations or {}).items() if k != "apart"}
         self.loop(s.with_fields(annotations=annotations))
 
     def leave(self, code: int) -> None:
-        """The end of the thread."""
+        """Emit the end of the thread."""
         self.b.effect("ret void")
 
     def statement(self, s: Stmt) -> None:
@@ -100,28 +92,29 @@ class KernelEmitter(WideAccessEmitter):
         super().statement(s)
 
     def called(self, word: str, missing: str, *computed: str) -> str:
-        """The call that a word of the road is, given what is computed, each with its type. Raises
-        CompileError where it has none."""
+        """Return the call of a backend function with computed, typed arguments. Raises CompileError
+        where the backend has none.
+        """
         call = self.road.calls.get(word)
         if call is None:
             raise CompileError(f"kernel {self.name!r}: {missing}")
-        given = (*computed, *call.given)
-        kinds = ", ".join(each.split()[0] for each in given)
+        arguments = (*computed, *call.given)
+        kinds = ", ".join(argument.split()[0] for argument in arguments)
         declared = f"declare {call.result} @{call.name}({kinds}) {call.attributes}".rstrip()
         self.module.declarations.setdefault(call.name, declared)
-        return f"call {call.result} @{call.name}({', '.join(given)})"
+        return f"call {call.result} @{call.name}({', '.join(arguments)})"
 
     def thread(self, axis: str, dtype: str = "int64") -> Operand:
-        """The number of the thread along an axis, or how many there are."""
+        """Return the index of the thread along an axis, or the axis's extent."""
         number = self.b.pure(self.called(axis, f"there is no thread axis {axis!r}"))
         return emit_cast(self.b, number, self.road.numbers, dtype)
 
     def operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
-        """Of what another thread of the warp has, all but the sizes."""
+        """Return the operands to emit; the sizes of warp exchanges are constants and left out."""
         return operands_of(e) if is_exchange(e) else super().operands(e)
 
     def emit(self, e: PrimExpr) -> Operand:
-        """Also what another thread of the warp has."""
+        """Emit a node; warp exchanges too."""
         if not isinstance(e, Intrinsic) or not is_exchange(e):
             return super().emit(e)
         missing = f"{e.op}: kind {self.road.kind!r} has no shuffles of a warp"
@@ -132,11 +125,11 @@ class KernelEmitter(WideAccessEmitter):
         last = 0 if e.op.endswith("_up") else WARP - 1
         within = (WARP - exchange.width) << 8 | last  # of the segment: its bits, its end
         mask, value, lane = (self.value(a) for a in operands_of(e))
-        given = f"i32 {mask}", f"{kind} {value}", f"i32 {lane}", f"i32 {within}"
-        return self.b.value(self.called(f"{e.op}.{name}", missing, *given))
+        arguments = f"i32 {mask}", f"{kind} {value}", f"i32 {lane}", f"i32 {within}"
+        return self.b.value(self.called(f"{e.op}.{name}", missing, *arguments))
 
     def loop(self, s: For) -> None:
-        """A loop over threads is one of them; others are loops."""
+        """Emit a loop; a loop bound to a thread axis becomes that thread's index."""
         if s.kind is not ForKind.THREAD_BINDING:
             super().loop(s)
             return
@@ -146,7 +139,7 @@ class KernelEmitter(WideAccessEmitter):
         self.statement(s.body)
 
     def allocate(self, buffer: Buffer) -> None:
-        """An array of the thread or of its block, unless it is SSA values."""
+        """Allocate a thread-local or block-shared array, unless it is held in SSA values."""
         if buffer.scope in FRAGMENTS:
             raise CompileError(
                 f"kernel {self.name!r}: buffer {buffer.name!r} of scope {buffer.scope!r}: kind "
@@ -187,27 +180,31 @@ class KernelEmitter(WideAccessEmitter):
     def masked_load(
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
     ) -> Operand:
-        """A load of the lanes that a mask has, anything in the others; of all without one."""
+        """Load the lanes in a mask, with undefined values in the others; all lanes without
+        a mask.
+        """
         index = self.affine(index)
         if dt.lanes(index.dtype) == 1 or (mask is None and is_near(index)):
             return super().masked_load(buffer, index, dtype, mask)
         inside = None if mask is None else self.inside(buffer, index)
         if inside is None:
             return self.load_lanes(buffer, index, dtype, mask)
-        b, found = self.b, []
-        whole, each, after = (b.fresh(n) for n in ("whole", "each", "join"))
-        b.branch_if(inside, whole, each)
-        for label, kept in ((whole, None), (each, mask)):
+        b, incoming = self.b, []
+        wide_block, lanes_block, after = (b.fresh(n) for n in ("whole", "each", "join"))
+        b.branch_if(inside, wide_block, lanes_block)
+        for label, lane_mask in ((wide_block, None), (lanes_block, mask)):
             b.start(label)
             with self.region(self.mask):
-                load = super().masked_load if kept is None else self.load_lanes
-                found.append((load(buffer, index, dtype, kept), b.block))
+                load = super().masked_load if lane_mask is None else self.load_lanes
+                incoming.append((load(buffer, index, dtype, lane_mask), b.block))
             b.branch(after)
         b.start(after)
-        return b.phi(dtype, *found)
+        return b.phi(dtype, *incoming)
 
     def inside(self, buffer: Buffer, index: PrimExpr) -> Operand | None:
-        """Whether all elements of an access are the buffer's; None where that is not looked at."""
+        """Return whether all elements of an access are inside the buffer; None where that is not
+        tested.
+        """
         extent, lanes = simplify(flat_extent(buffer)), dt.lanes(index.dtype)
         if not is_near(index) or dt.lanes(buffer.dtype) > 1:
             return None
@@ -220,94 +217,96 @@ class KernelEmitter(WideAccessEmitter):
     def load_lanes(
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
     ) -> Operand:
-        """Each lane by itself; 0 where a mask has it not."""
+        """Load each lane by itself; masked-off lanes are 0."""
         b, kind, scalar = self.b, register_type(dtype), dt.element(dtype)
-        made, element = "zeroinitializer", register_type(scalar)
-        for lane, place in enumerate(self.places(buffer, index)):
-            load = f"load {element}, {self.pointer_type(buffer)} {place}"
+        vector, element = "zeroinitializer", register_type(scalar)
+        for lane, address in enumerate(self.places(buffer, index)):
+            load = f"load {element}, {self.pointer_type(buffer)} {address}"
             load += f", align {dt.itemsize(scalar)}{self.scope_of(buffer)}"
             if mask is None:
                 one = b.load(load, self.place_of(buffer))
             else:
-                before, then, after = b.block, b.fresh("on"), b.fresh("lane")
-                b.branch_if(self.lane(mask, "bool", dt.lanes(dtype), lane), then, after)
-                b.start(then)
+                before, load_block, after = b.block, b.fresh("on"), b.fresh("lane")
+                b.branch_if(self.lane(mask, "bool", dt.lanes(dtype), lane), load_block, after)
+                b.start(load_block)
                 loaded = b.value(load)
                 b.branch(after)
                 b.start(after)
-                one = b.phi(scalar, (b.const(0, scalar), before), (loaded, then))
-            made = b.pure(f"insertelement {kind} {made}, {element} {one}, i64 {lane}")
-        return made
+                one = b.phi(scalar, (b.const(0, scalar), before), (loaded, load_block))
+            vector = b.pure(f"insertelement {kind} {vector}, {element} {one}, i64 {lane}")
+        return vector
 
     def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
-        """A store of the lanes that a predicate has; of all without one."""
+        """Store the lanes in a predicate; all lanes without one."""
         b, index, lanes = self.b, self.affine(s.indices[0]), dt.lanes(s.indices[0].dtype)
         if lanes == 1 or (s.predicate is None and is_near(index)):
             super().memory_store(s, dtype, value)
             return
         mask = None if s.predicate is None else self.value(s.predicate)
         element = register_type(dt.element(dtype))
-        for lane, place in enumerate(self.places(s.buffer, index)):
+        for lane, address in enumerate(self.places(s.buffer, index)):
             one = self.lane(value, dt.element(dtype), lanes, lane)
-            where = f"{self.pointer_type(s.buffer)} {place}, align {dt.itemsize(dt.element(dtype))}"
+            where = (
+                f"{self.pointer_type(s.buffer)} {address}, align {dt.itemsize(dt.element(dtype))}"
+            )
             store = f"store {element} {one}, {where}{self.scope_of(s.buffer)}"
             if mask is None:
                 b.effect(store)
                 continue
-            then, after = b.fresh("on"), b.fresh("lane")
-            b.branch_if(self.lane(mask, "bool", lanes, lane), then, after)
-            b.start(then)
+            store_block, after = b.fresh("on"), b.fresh("lane")
+            b.branch_if(self.lane(mask, "bool", lanes, lane), store_block, after)
+            b.start(store_block)
             b.effect(store)
             b.branch(after)
             b.start(after)
 
     def lane(self, vector: Operand, element: str, lanes: int, number: int) -> Operand:
-        """One lane of a vector."""
+        """Extract one lane of a vector."""
         kind = register_type(dt.with_lanes(element, lanes))
         return self.b.pure(f"extractelement {kind} {vector}, i64 {number}")
 
     def places(self, buffer: Buffer, index: PrimExpr) -> list[Operand]:
-        """The address of each lane of an access."""
+        """Return the address of each lane of an access."""
         lanes = dt.lanes(index.dtype)
         if isinstance(index, Ramp):
-            each = [index.base + index.stride * n for n in range(lanes)]
-            return [self.address(buffer, one)[0] for one in each]
-        many = self.value(index)
+            lane_indices = [index.base + index.stride * n for n in range(lanes)]
+            return [self.address(buffer, one)[0] for one in lane_indices]
+        index_vector = self.value(index)
         kind, pointer = memory_type(buffer.dtype), self.pointer_type(buffer)
-        found = []
+        addresses = []
         for n in range(lanes):
-            one = self.lane(many, dt.element(index.dtype), lanes, n)
+            one = self.lane(index_vector, dt.element(index.dtype), lanes, n)
             at = emit_cast(self.b, one, dt.element(index.dtype), "int64")
             base = self.pointer(buffer)
-            found.append(self.b.pure(f"getelementptr {kind}, {pointer} {base}, i64 {at}"))
-        return found
+            addresses.append(self.b.pure(f"getelementptr {kind}, {pointer} {base}, i64 {at}"))
+        return addresses
 
     def assertion(self, s: AssertStmt) -> None:
-        """The first thread that fails tells which check it was, and its values."""
+        """Emit a check; the first failing thread records which one it was, and its values."""
         number = len(self.checks)
         self.checks.append((s.kind, s.format))
         condition = self.value(s.condition)
-        told = [self.value(e) for e in (const(number), *(cast(v, "int64") for v in s.values))]
-        self.fail_unless(condition, lambda: self._tell(told))
+        reported = [self.value(e) for e in (const(number), *(cast(v, "int64") for v in s.values))]
+        self.fail_unless(condition, lambda: self._tell(reported))
 
-    def _tell(self, told: Sequence[Operand]) -> None:
+    def _tell(self, reported: Sequence[Operand]) -> None:
         b = self.b
-        least = b.value(f"trunc i64 {self._linear()} to i32")
-        b.effect(f"%{b.fresh('before')} = atomicrmw min {STATUS}, i32 {least} monotonic")
-        first, mine, others = (b.fresh(n) for n in ("first", "mine", "others"))
+        thread = b.value(f"trunc i64 {self._linear()} to i32")
+        b.effect(f"%{b.fresh('before')} = atomicrmw min {STATUS}, i32 {thread} monotonic")
+        first, mine, join = (b.fresh(n) for n in ("first", "mine", "others"))
         b.effect(f"%{first}.at = getelementptr i32, {STATUS}, i64 1")
         b.effect(f"%{first} = load volatile i32, {GIVEN} %{first}.at, align 4")
-        is_first = b.value(f"icmp eq i32 %{first}, {least}")
-        b.branch_if(is_first, mine, others)
+        is_first = b.value(f"icmp eq i32 %{first}, {thread}")
+        b.branch_if(is_first, mine, join)
         b.start(mine)
-        for at, value in enumerate(told, start=1):
-            place = b.value(f"getelementptr i64, {STATUS}, i64 {at}")
-            b.effect(f"store i64 {value}, {GIVEN} {place}, align 8")
-        b.branch(others)
-        b.start(others)
+        for at, value in enumerate(reported, start=1):
+            slot = b.value(f"getelementptr i64, {STATUS}, i64 {at}")
+            b.effect(f"store i64 {value}, {GIVEN} {slot}, align 8")
+        b.branch(join)
+        b.start(join)
 
     def _linear(self) -> Operand:
-        """The number of a thread among all of the launch."""
+        """Return the linear index of the thread in the launch."""
         b = self.b
         total: Operand = "0"
         for axis in "zyx":
@@ -319,13 +318,13 @@ class KernelEmitter(WideAccessEmitter):
         return total
 
     def write(self, func: PrimFunc, sizes: Sequence[Var]) -> str:
-        """The kernel of a function."""
-        given: list[str] = []
+        """Emit the kernel of a function and return its text."""
+        parameters: list[str] = []
         for n, buffer in enumerate(func.buffers):
-            self.pointers[buffer] = self.given(f"buffer.{n}", given)
+            self.pointers[buffer] = self.given(f"buffer.{n}", parameters)
             self.spaces[buffer] = MEMORY
         for n, size in enumerate(sizes):
-            given.append(f"i64 %size.{n}")
+            parameters.append(f"i64 %size.{n}")
             kind = {"int64": f"%size.{n}"}.get(size.dtype)
             self.variables[size] = kind or self.b.value(f"trunc i64 %size.{n} to i{_bits(size)}")
             if isinstance(size, SizeVar):
@@ -333,34 +332,42 @@ class KernelEmitter(WideAccessEmitter):
         self.statement(func.body)
         self.leave(0)
         if self.checks:
-            self.given("ek_status", given)
+            self.given("ek_status", parameters)
         hint = self.hint()
-        head = f"define {self.road.convention} void @{self.name}({', '.join(given)}) #0{hint} {{"
+        head = (
+            f"define {self.road.convention} void @{self.name}({', '.join(parameters)}) #0{hint} {{"
+        )
         return "\n".join([head, "entry:", *self.b.entry, *self.b.lines, "}"])
 
     # Intel's compiler for processors makes vectors across threads else, of vectors too: a softmax
     # took four times as long (Zen 3).
     def hint(self) -> str:
-        """What says that a kernel computes in vectors, if it does and the road has words for it."""
-        found = re.findall(r"<(\d+) x float>", "\n".join(self.b.lines)) if self.road.hint else []
-        if not found:
+        """Return the metadata that declares the kernel's vector width, if it has vectors and the
+        backend a name for it.
+        """
+        lane_counts = (
+            re.findall(r"<(\d+) x float>", "\n".join(self.b.lines)) if self.road.hint else []
+        )
+        if not lane_counts:
             return ""
-        self.module.metadata.append(f"!0 = !{{<{max(map(int, found))} x float> poison, i32 1}}")
+        self.module.metadata.append(
+            f"!0 = !{{<{max(map(int, lane_counts))} x float> poison, i32 1}}"
+        )
         return f" !{self.road.hint} !0"
 
-    def given(self, name: str, given: list[str]) -> Operand:
-        """Memory that the kernel is given, which adds its parameters."""
+    def given(self, name: str, parameters: list[str]) -> Operand:
+        """Declare a memory parameter of the kernel and return its address."""
         if not self.road.offsets:
-            given.append(f"{GIVEN} %{name}")
+            parameters.append(f"{GIVEN} %{name}")
             return f"%{name}"
-        given += [f"{GIVEN} %{name}.memory", f"i64 %{name}.at"]
-        place = f"getelementptr i8, {GIVEN} %{name}.memory, i64 %{name}.at"
-        self.b.entry.append(f"  %{name} = {place}")
+        parameters += [f"{GIVEN} %{name}.memory", f"i64 %{name}.at"]
+        offset_address = f"getelementptr i8, {GIVEN} %{name}.memory, i64 %{name}.at"
+        self.b.entry.append(f"  %{name} = {offset_address}")
         return f"%{name}"
 
 
 def is_near(index: PrimExpr) -> bool:
-    """Whether the elements of an access are neighbours."""
+    """Return whether the elements of an access are contiguous."""
     return isinstance(index, Ramp) and is_contiguous(index)
 
 
@@ -372,25 +379,24 @@ def _bits(var: Var) -> int:
 
 
 def kernel_text(
-    func: PrimFunc, name: str, sizes: Sequence[Var], target: Target, road: Road
+    func: PrimFunc, name: str, sizes: Sequence[Var], target: Target, backend: Road
 ) -> Text:
-    """A lowered device function in LLVM's language; its arguments are its buffers, then `sizes`.
-
+    """Emit a lowered device function as LLVM IR; its parameters are its buffers, then `sizes`.
     Raises CompileError for what a device cannot do.
     """
     demoted: frozenset[Buffer] = frozenset()
     while True:
         module = Module(target)
-        module.constants, module.gathers = road.constants, False
-        emitter = KernelEmitter(module, name, demoted, road)
+        module.constants, module.gathers = backend.constants, False
+        emitter = KernelEmitter(module, name, demoted, backend)
         try:
             text = emitter.write(func, sizes)
             break
-        except DemoteRegisterError as found:
-            demoted |= {found.buffer}
+        except DemoteRegisterError as error:
+            demoted |= {error.buffer}
     module.functions.append("\n".join([*emitter.globals, text]))
-    head = [f"; for {target}", f'target triple = "{road.triple_of(target)}"']
-    head.append(f'target datalayout = "{road.layout}"')
+    head = [f"; for {target}", f'target triple = "{backend.triple_of(target)}"']
+    head.append(f'target datalayout = "{backend.layout}"')
     ir = module.text(head) + "attributes #0 = { nounwind }\n"
     return Text(name, ir, tuple(emitter.checks))
 
@@ -417,8 +423,8 @@ def _optimised(ir: str, triple: str, cpu: str) -> bytes:
         machine = machine_of(triple, cpu)
         builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
         builder.getModulePassManager().run(module, builder)
-        made: str = machine.emit_assembly(module)
-    return made.encode()
+        assembly: str = machine.emit_assembly(module)
+    return assembly.encode()
 
 
 def _emit(ir: str, triple: str, cpu: str, readable: bool) -> bytes:
@@ -429,14 +435,14 @@ def _emit(ir: str, triple: str, cpu: str, readable: bool) -> bytes:
     )
 
 
-def device_code(text: Text, target: Target, road: Road) -> bytes:
-    """The code of a kernel, as its device takes it."""
-    return _made(text, target, road, readable=False)
+def device_code(text: Text, target: Target, backend: Road) -> bytes:
+    """Compile a kernel to the code that its device loads."""
+    return _made(text, target, backend, readable=False)
 
 
-def readable_code(text: Text, target: Target, road: Road) -> bytes:
-    """The same to read: LLVM's assembly."""
-    return _made(text, target, road, readable=True)
+def readable_code(text: Text, target: Target, backend: Road) -> bytes:
+    """Return a kernel's assembly."""
+    return _made(text, target, backend, readable=True)
 
 
 __all__ = ["KernelEmitter", "Text", "device_code", "kernel_text", "readable_code"]

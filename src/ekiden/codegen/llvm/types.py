@@ -1,4 +1,4 @@
-"""How Ekiden's data types are written in LLVM IR.
+"""LLVM IR spellings of Ekiden's data types.
 
 In registers bool is i1 and bfloat16 is i16 (its arithmetic goes through float32, so that no
 compiler library is called); in memory bool is a byte.
@@ -30,27 +30,26 @@ _SUFFIX = {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}
 
 @cache
 def register_type(dtype: str) -> str:
-    """The type of a value in a register."""
+    """Return the type of a value in a register."""
     lanes, scalar = dt.lanes(dtype), REGISTER[dt.carrier(dt.element(dtype))]
     return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
 
 @cache
 def memory_dtype(dtype: str) -> str:
-    """What an element is in memory: bool becomes uint8."""
+    """Return the dtype of an element in memory: bool becomes uint8."""
     return dt.with_lanes("uint8", dt.lanes(dtype)) if dt.element(dtype) == "bool" else dtype
 
 
 def memory_type(dtype: str) -> str:
-    """The type of a value in memory."""
+    """Return the type of a value in memory."""
     return register_type(memory_dtype(dtype))
 
 
 @cache
 def suffix(dtype: str) -> str:
-    """How an overloaded intrinsic's name spells a type: f32, v16f32, i64.
-
-    Raises CompileError for a type that no register holds.
+    """Return an overloaded intrinsic's type suffix: f32, v16f32, i64. Raises CompileError for a
+    type that no register holds.
     """
     scalar = REGISTER.get(dt.element(dtype))
     if scalar is None:
@@ -60,7 +59,7 @@ def suffix(dtype: str) -> str:
 
 
 def constant(value: int | float, dtype: str) -> str:
-    """A constant operand of a scalar or splatted vector type."""
+    """Return a constant operand of a scalar or splatted vector type."""
     scalar = _scalar_constant(value, dt.element(dtype))
     if dt.lanes(dtype) == 1:
         return scalar

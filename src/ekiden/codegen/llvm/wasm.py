@@ -1,4 +1,4 @@
-"""Links WebAssembly objects into one module that a host places into a running runtime.
+"""Link WebAssembly objects into one module that a host loads into a running runtime.
 
 The module is a dynamic library by the convention that LLVM has for them: its first section,
 `dylink.0`, says how much memory and how many places of the table it takes; it imports the memory,
@@ -27,7 +27,7 @@ BASES = ("__memory_base", "__table_base", "__stack_pointer")
 
 
 class _Cursor:
-    """Reads numbers and names one after the other."""
+    """Reader of LEB128 numbers and names."""
 
     def __init__(self, data: bytes, at: int = 0) -> None:
         self.data, self.at = data, at
@@ -37,7 +37,7 @@ class _Cursor:
         return self.data[self.at - 1]
 
     def number(self) -> int:
-        """An unsigned one of LEB128."""
+        """Read an unsigned LEB128 number."""
         value = shift = 0
         while True:
             byte = self.byte()
@@ -47,7 +47,7 @@ class _Cursor:
                 return value
 
     def signed(self) -> int:
-        """A signed one."""
+        """Read a signed LEB128 number."""
         start = self.at
         value = self.number()
         bits = 7 * (self.at - start)
@@ -62,7 +62,7 @@ class _Cursor:
 
 
 def leb(value: int) -> bytes:
-    """An unsigned number of LEB128."""
+    """Encode an unsigned number as LEB128."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -71,28 +71,28 @@ def leb(value: int) -> bytes:
 
 
 def padded(value: int) -> bytes:
-    """A number of 32 bits in the five bytes that relocations leave for it."""
+    """Encode a 32-bit number in the five bytes that relocations reserve for it."""
     return bytes((value >> 7 * i & 0x7F) | (0x80 if i < 4 else 0) for i in range(5))
 
 
 def named(text: str) -> bytes:
-    """A name behind its length."""
+    """Encode a name with its length before it."""
     data = text.encode()
     return leb(len(data)) + data
 
 
 def vector(items: Sequence[bytes]) -> bytes:
-    """Items behind their number."""
+    """Encode items with their count before them."""
     return leb(len(items)) + b"".join(items)
 
 
 def section(number: int, content: bytes) -> bytes:
-    """A section of a module."""
+    """Encode a section of a module."""
     return bytes((number,)) + leb(len(content)) + content
 
 
 def sections(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The sections of a module: number and content."""
+    """Yield the sections of a module: number and content."""
     cursor = _Cursor(data, len(MAGIC))
     while cursor.at < len(data):
         number = cursor.byte()
@@ -101,7 +101,7 @@ def sections(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A name, and the function or the data it stands for; index -1 where that is elsewhere."""
+    """Symbol of a function or of data; index -1 if it is defined elsewhere."""
 
     kind: int
     name: str
@@ -112,7 +112,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """Put what a symbol (or a type) is at `offset` of the section."""
+    """Relocation: patch `offset` of the section with the value of a symbol or type."""
 
     kind: int
     offset: int
@@ -122,7 +122,7 @@ class Relocation:
 
 @dataclass(slots=True)
 class WasmObject:
-    """A relocatable object."""
+    """Relocatable WebAssembly object."""
 
     types: list[bytes] = field(default_factory=list)
     imported: list[tuple[str, int]] = field(default_factory=list)
@@ -142,30 +142,31 @@ class WasmObject:
 
 
 def read(data: bytes) -> WasmObject:
-    """Parse an object. Raises InternalError for another file, and for what is not position
-    independent."""
+    """Parse an object. Raises InternalError for another file, and for code that is not position
+    independent.
+    """
     if data[: len(MAGIC)] != MAGIC:
         raise InternalError("wasm: expected a relocatable object")
-    made = WasmObject()
+    wasm_object = WasmObject()
     for number, content in sections(data):
         cursor = _Cursor(content)
         if number == TYPE:
-            made.types = [_type(cursor) for _ in range(cursor.number())]
+            wasm_object.types = [_type(cursor) for _ in range(cursor.number())]
         elif number == IMPORT:
-            _imports(made, cursor)
+            _imports(wasm_object, cursor)
         elif number == FUNCTION:
-            made.functions = [cursor.number() for _ in range(cursor.number())]
+            wasm_object.functions = [cursor.number() for _ in range(cursor.number())]
         elif number == CODE:
-            made.code = content
+            wasm_object.code = content
             for _ in range(cursor.number()):
                 size = cursor.number()
-                made.bodies.append((cursor.at, cursor.at + size))
+                wasm_object.bodies.append((cursor.at, cursor.at + size))
                 cursor.at += size
         elif number == DATA:
-            made.segments = [_segment(cursor) for _ in range(cursor.number())]
+            wasm_object.segments = [_segment(cursor) for _ in range(cursor.number())]
         elif number == CUSTOM:
-            _custom(made, cursor.name(), cursor)
-    return made
+            _custom(wasm_object, cursor.name(), cursor)
+    return wasm_object
 
 
 def _type(cursor: _Cursor) -> bytes:
@@ -176,14 +177,14 @@ def _type(cursor: _Cursor) -> bytes:
     return cursor.data[start : cursor.at]
 
 
-def _imports(made: WasmObject, cursor: _Cursor) -> None:
+def _imports(wasm_object: WasmObject, cursor: _Cursor) -> None:
     for _ in range(cursor.number()):
         _module, name, kind = cursor.name(), cursor.name(), cursor.byte()
         if kind == 0:
-            made.imported.append((name, cursor.number()))
+            wasm_object.imported.append((name, cursor.number()))
             continue
         if kind == 3:
-            made.globals.append(name)
+            wasm_object.globals.append(name)
             cursor.take(2)
             continue
         if kind == 1:
@@ -202,27 +203,29 @@ def _segment(cursor: _Cursor) -> bytes:
     return cursor.take(cursor.number())
 
 
-def _custom(made: WasmObject, name: str, cursor: _Cursor) -> None:
+def _custom(wasm_object: WasmObject, name: str, cursor: _Cursor) -> None:
     if name == "linking":
         cursor.number()
         while cursor.at < len(cursor.data):
             kind, size = cursor.byte(), cursor.number()
-            part = _Cursor(cursor.take(size))
+            subsection = _Cursor(cursor.take(size))
             if kind == SEGMENT_INFO:
-                for _ in range(part.number()):
-                    part.name()
-                    made.alignments.append(1 << part.number())
-                    part.number()
+                for _ in range(subsection.number()):
+                    subsection.name()
+                    wasm_object.alignments.append(1 << subsection.number())
+                    subsection.number()
             elif kind == SYMBOL_TABLE:
-                made.symbols = [_symbol(made, part) for _ in range(part.number())]
+                wasm_object.symbols = [
+                    _symbol(wasm_object, subsection) for _ in range(subsection.number())
+                ]
     elif name == "reloc.CODE":
         cursor.number()
-        made.relocations = [_relocation(cursor) for _ in range(cursor.number())]
+        wasm_object.relocations = [_relocation(cursor) for _ in range(cursor.number())]
     elif name == "reloc.DATA":
         raise InternalError("wasm: compiled code has data with addresses in it")
 
 
-def _symbol(made: WasmObject, cursor: _Cursor) -> Symbol:
+def _symbol(wasm_object: WasmObject, cursor: _Cursor) -> Symbol:
     kind, flags = cursor.byte(), cursor.number()
     outside, local = bool(flags & UNDEFINED), flags & 3 == 2
     if kind == OF_DATA:
@@ -235,9 +238,9 @@ def _symbol(made: WasmObject, cursor: _Cursor) -> Symbol:
     index = cursor.number()
     name = "" if outside and not flags & NAMED else cursor.name() if kind != 3 else ""
     if kind == OF_FUNCTION and outside:
-        return Symbol(kind, name or made.imported[index][0], -1, index, local)
+        return Symbol(kind, name or wasm_object.imported[index][0], -1, index, local)
     if kind == OF_GLOBAL and outside:
-        name = name or made.globals[index]
+        name = name or wasm_object.globals[index]
     return Symbol(kind, name, index, 0, local)
 
 
@@ -249,7 +252,9 @@ def _relocation(cursor: _Cursor) -> Relocation:
 
 
 class Linker:
-    """Numbers types, functions, globals and data of all objects, then resolves relocations."""
+    """Linker that numbers the types, functions, globals and data of all objects, then resolves
+    relocations.
+    """
 
     mark = 3
     """The architecture in the header of images."""
@@ -262,8 +267,8 @@ class Linker:
         self.data, self.alignment = bytearray(), 1
         self.places: dict[tuple[int, int], int] = {}
         self.defined: dict[str, tuple[int, int]] = {}
-        for number, each in enumerate(self.objects):
-            self._collect(number, each)
+        for number, wasm_object in enumerate(self.objects):
+            self._collect(number, wasm_object)
         for name in self.defined:
             self.wanted.pop(name, None)
         functions = sorted(n for n in self.wanted if self.wanted[n] is not None)
@@ -272,27 +277,27 @@ class Linker:
         self.functions = {name: i for i, name in enumerate(functions)}
         self.globals = {name: i for i, name in enumerate((*BASES, *addresses))}
         self.own: dict[tuple[int, int], int] = {}
-        for number, each in enumerate(self.objects):
-            for index in range(len(each.functions)):
+        for number, wasm_object in enumerate(self.objects):
+            for index in range(len(wasm_object.functions)):
                 self.own[number, index] = len(functions) + len(self.own)
         self.table: dict[int, int] = {}
         self._places = {name: self._place(self._function(name)) for name in exports}
 
-    def _collect(self, number: int, each: WasmObject) -> None:
-        kinds = [self.types.setdefault(t, len(self.types)) for t in each.types]
-        for index, segment in enumerate(each.segments):
-            alignment = each.alignments[index]
+    def _collect(self, number: int, wasm_object: WasmObject) -> None:
+        kinds = [self.types.setdefault(t, len(self.types)) for t in wasm_object.types]
+        for index, segment in enumerate(wasm_object.segments):
+            alignment = wasm_object.alignments[index]
             self.alignment = max(self.alignment, alignment)
             self.data += bytes(-len(self.data) % alignment)
             self.places[number, index] = len(self.data)
             self.data += segment
-        for symbol in each.symbols:
+        for symbol in wasm_object.symbols:
             if symbol.kind == OF_FUNCTION and symbol.index >= 0 and not symbol.is_local:
                 if symbol.name in self.defined:
                     raise InternalError(f"image: {symbol.name!r} is defined twice")
-                self.defined[symbol.name] = number, symbol.index - len(each.imported)
+                self.defined[symbol.name] = number, symbol.index - len(wasm_object.imported)
             elif symbol.kind == OF_FUNCTION and symbol.index < 0:
-                self.wanted[symbol.name] = kinds[each.imported[symbol.offset][1]]
+                self.wanted[symbol.name] = kinds[wasm_object.imported[symbol.offset][1]]
             elif symbol.kind == OF_DATA and symbol.index < 0:
                 self.wanted[symbol.name] = None
 
@@ -304,19 +309,19 @@ class Linker:
         return self.own[self.defined[name]]
 
     def _place(self, function: int) -> int:
-        """That of a function in the table, behind where the module's places begin."""
+        """Return the table index of a function, relative to the module's table base."""
         return self.table.setdefault(function, len(self.table))
 
     def exported(self, name: str) -> int:
-        """The place of an exported function."""
+        """Return the table index of an exported function."""
         return self._places[name]
 
     def _value(self, number: int, r: Relocation) -> int:
-        """What a relocation puts into the code."""
-        each = self.objects[number]
+        """Return the value that a relocation writes into the code."""
+        wasm_object = self.objects[number]
         if r.kind == TYPE_INDEX:
-            return self.types[each.types[r.index]]
-        symbol = each.symbols[r.index]
+            return self.types[wasm_object.types[r.index]]
+        symbol = wasm_object.symbols[r.index]
         if r.kind == GLOBAL_INDEX:
             return self.globals[symbol.name]
         if r.kind == MEMORY_REL:
@@ -324,28 +329,32 @@ class Linker:
         if symbol.index < 0:
             function = self._function(symbol.name)
         else:
-            function = self.own[number, symbol.index - len(each.imported)]
+            function = self.own[number, symbol.index - len(wasm_object.imported)]
         return function if r.kind == FUNCTION_INDEX else self._place(function)
 
     def _code(self) -> list[bytes]:
         bodies: list[bytes] = []
-        for number, each in enumerate(self.objects):
-            code = bytearray(each.code)
-            for r in each.relocations:
+        for number, wasm_object in enumerate(self.objects):
+            code = bytearray(wasm_object.code)
+            for r in wasm_object.relocations:
                 code[r.offset : r.offset + 5] = padded(self._value(number, r))
-            bodies += [leb(end - start) + bytes(code[start:end]) for start, end in each.bodies]
+            bodies += [
+                leb(end - start) + bytes(code[start:end]) for start, end in wasm_object.bodies
+            ]
         return bodies
 
     def text(self) -> bytes:
-        """The module."""
+        """Return the linked module."""
         bodies = self._code()
         kinds = [
-            leb(self.types[each.types[kind]]) for each in self.objects for kind in each.functions
+            leb(self.types[wasm_object.types[kind]])
+            for wasm_object in self.objects
+            for kind in wasm_object.functions
         ]
-        memory, places = len(self.data), len(self.table)
-        room = b"".join(map(leb, (memory, self.alignment.bit_length() - 1, places, 0)))
+        memory, table_size = len(self.data), len(self.table)
+        room = b"".join(map(leb, (memory, self.alignment.bit_length() - 1, table_size, 0)))
         base = bytes((0x23, 0, 0x0B)), bytes((0x23, 1, 0x0B))  # global.get, end
-        parts = [
+        encoded_sections = [
             MAGIC,
             section(CUSTOM, named("dylink.0") + b"\1" + leb(len(room)) + room),
             section(TYPE, vector(list(self.types))),
@@ -356,12 +365,13 @@ class Linker:
         ]
         if self.data:
             content = leb(memory) + bytes(self.data)
-            parts.append(section(DATA, vector([b"\0" + base[0] + content])))
-        return b"".join(parts)
+            encoded_sections.append(section(DATA, vector([b"\0" + base[0] + content])))
+        return b"".join(encoded_sections)
 
     def _imported(self) -> list[bytes]:
-        """The memory, the table, the bases and the stack, then what the image's table of imports
-        has, the functions first."""
+        """Return the imports: memory, table, bases and stack, then those of the image's import
+        table, functions first.
+        """
         table = b"\1\x70\0\0"
         own = [
             named("env") + named("memory") + b"\2\0\0",

@@ -76,7 +76,7 @@ class WideAccessEmitter(StatementEmitter):
         b.start(done)
 
     def _alignment(self, buffer: Buffer, index: PrimExpr) -> int:
-        """Return the bytes of a wide access, its alignment; 0 where there is none."""
+        """Return the alignment in bytes of a contiguous access; 0 where it is not one access."""
         if not self.road.has_wide_accesses:
             return 0
         is_argument = self.pointers.get(buffer, "").startswith("%buffer.")
@@ -94,10 +94,10 @@ class WideAccessEmitter(StatementEmitter):
             ]
         return name
 
-    def _places(self, buffer: Buffer, place: str, lanes: int) -> list[str]:
-        """Return the addresses of the lanes, with their types."""
+    def _places(self, buffer: Buffer, first_address: str, lanes: int) -> list[str]:
+        """Return the typed address of each lane after that of the first."""
         kind, pointer = memory_type(buffer.dtype), self.pointer_type(buffer)
-        at = [f"getelementptr {kind}, {place}, i64 {lane}" for lane in range(lanes)]
+        at = [f"getelementptr {kind}, {first_address}, i64 {lane}" for lane in range(lanes)]
         return [f"{pointer} {self.b.value(text)}" for text in at]
 
 
