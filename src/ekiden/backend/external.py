@@ -1,4 +1,5 @@
-"""External compilers: who makes the kernels of functions that PartitionGraph cut out for them.
+"""External compilers (BYOC); who makes the kernels of functions that PartitionGraph cut out for
+them.
 
     def for_test(function):                  # a relay.Function with global_symbol
         def kernel(*tensors): ...            # the inputs, then the tensors it writes
@@ -31,7 +32,7 @@ Codegen = Callable[[Function], Kernel]
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """A compiler: the text that an executable keeps of a function, made where that is compiled."""
+    """External compiler: compiles a function to the text that an executable stores."""
 
     compile: Callable[[Function], str]
 
@@ -40,7 +41,7 @@ _EXTERNALS: dict[str, External] = {}
 
 
 def register_external(compiler: str, codegen: Codegen) -> None:
-    """Name the code generator of an external compiler; a later one takes its place.
+    """Register the code generator of an external compiler; a later one takes its place.
 
     Executables that need it can be loaded from then on: they keep the functions, and have them
     compiled when they are loaded.
@@ -48,9 +49,7 @@ def register_external(compiler: str, codegen: Codegen) -> None:
     note_extension(codegen)
 
     def make(symbol: str, metadata: str) -> Kernel:
-        """The kernel of a function that an executable keeps as JSON, compiled again on this
-        machine.
-        """
+        """Compile a function again that an executable stores as JSON, and return its kernel."""
         function = load_json(kept_for(symbol, metadata))
         assert isinstance(function, Function)
         return guarded(compiler, symbol, codegen(function))
@@ -60,49 +59,50 @@ def register_external(compiler: str, codegen: Codegen) -> None:
 
 
 def register_compiler(name: str, external: External) -> None:
-    """Name a compiler; the global function ek.external.<name> makes kernels where it is loaded."""
+    """Register a compiler; the global function ek.external.<name> makes kernels where it
+    is loaded.
+    """
     _EXTERNALS[name] = external
 
 
 def _registered_as_in_tvm(compiler: str) -> bool:
-    """Whether a global function relay.ext.<compiler> makes modules of functions: then `codegen` is
-    that."""
+    """Register the global function relay.ext.<compiler> as code generator if it exists; return
+    whether it does.
+    """
     make = get_global_func(f"relay.ext.{compiler}", allow_missing=True)
     if make is None:
         return False
 
     def codegen(function: Function) -> Kernel:
-        """The function of the symbol in the module that TVM's generator made. Raises CompileError
-        where it gave something else.
+        """Return the function of the symbol in the module that TVM's generator returns. Raises
+        CompileError for another result.
         """
-        symbol, made = str(function.attr("global_symbol")), make(function)
-        if not isinstance(made, Module):
-            given = type(made).__name__
-            raise CompileError(f"relay.ext.{compiler}: it should give a module, got {given}")
-        return made.get_function(symbol)
+        symbol, module = str(function.attr("global_symbol")), make(function)
+        if not isinstance(module, Module):
+            type_name = type(module).__name__
+            raise CompileError(f"relay.ext.{compiler}: it should give a module, got {type_name}")
+        return module.get_function(symbol)
 
     register_external(compiler, codegen)
     return True
 
 
 def is_external(function: Function) -> bool:
-    """Whether a function is for an external compiler."""
+    """Return whether a function is for an external compiler."""
     return function.attr("Compiler") is not None
 
 
 def build_external(function: Function) -> tuple[str, list[str]]:
-    """Have a function compiled; gives the name of what computes it, which is its own and a digest,
-    as another program may have one of that name, and what an executable keeps of it: the compiler's
-    name and a text.
-
-    Raises CompileError when nobody is registered for its compiler.
+    """Compile a function externally. Return its name in the executable, the symbol with a digest so
+    that programs do not collide, and what the executable stores: the compiler's name and a text.
+    Raises CompileError if its compiler is not registered.
     """
     compiler, symbol = str(function.attr("Compiler")), str(function.attr("global_symbol"))
     if compiler not in _EXTERNALS and not _registered_as_in_tvm(compiler):
-        known = ", ".join(sorted(_EXTERNALS)) or "none is"
+        registered = ", ".join(sorted(_EXTERNALS)) or "none is"
         raise CompileError(
             f"function {symbol!r} is for the external compiler {compiler!r}, which has no code "
-            f"generator (registered: {known}); register one with backend.external."
+            f"generator (registered: {registered}); register one with backend.external."
             f"register_external, as the global function relay.ext.{compiler} or with "
             "byoc.register, or bring the function back with "
             "relay.transform.Inline() and DefuseOps()"

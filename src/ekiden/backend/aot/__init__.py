@@ -1,1 +1,3 @@
-"""From bytecode to native code, which calls kernels directly and leaves frames to the machine."""
+"""Ahead-of-time compilation of VM bytecode to native code, which calls kernels directly and leaves
+frames to the virtual machine.
+"""

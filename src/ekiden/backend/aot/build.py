@@ -1,4 +1,4 @@
-"""Compile functions of bytecode to native code."""
+"""Compile bytecode functions to native code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ekiden.target.features import WASM
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """Object code, and the names that it exports."""
+    """Object code and the names that it exports."""
 
     objects: tuple[bytes, ...] = ()
     exports: tuple[str, ...] = ()
@@ -31,9 +31,21 @@ def native_code(
     *,
     is_checked: bool = False,
 ) -> Native:
-    """The native code of functions. `kernels` are linked with it and called directly; other
-    primitives are found in the executable at run time. `is_checked`: of several devices. Raises
-    CompileError for WebAssembly."""
+    """Compile bytecode functions to object code.
+
+    Args:
+        functions: the functions.
+        primitives: names of all primitives of the executable.
+        kernels: primitives that are linked with the code and called directly; the others are looked up in the executable at run time.
+        target: the host's target.
+        is_checked: the executable uses several devices.
+
+    Returns:
+        The objects and the exported names.
+
+    Raises:
+        CompileError: for WebAssembly.
+    """
     if target.architecture == WASM:
         raise CompileError(f"compile: there is no native code of functions (aot) for {WASM}")
     with LOCK:
@@ -43,7 +55,7 @@ def native_code(
             "native.asm", "the same as assembly", lambda: llvm.assembly_of_text(text, target)
         )
         code = llvm.compile_text(text, target)
-    return Native((code,), tuple(PREFIX + each.name for each in functions))
+    return Native((code,), tuple(PREFIX + function.name for function in functions))
 
 
 __all__ = ["Native", "native_code"]

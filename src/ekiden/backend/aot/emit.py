@@ -1,12 +1,11 @@
-"""Functions of bytecode as LLVM functions.
+"""Emit bytecode functions as LLVM functions.
 
 const int32_t *vm2:NAME(ek_vm *vm, ek_value *R, const ek_native *native, int32_t point)
 
 goes on behind call number `point` of the function, and ends at a call, a return or an error: it
 gives the next instruction for the machine's loop, or the address of the one that failed, plus one
-(runtime/src/ek_native.c). Registers stay
-in memory. Short instructions and calls of kernels are written out; for others the machine's own
-bodies are called.
+(runtime/src/ek_native.c). Registers stay in memory. Short instructions and calls of kernels are
+written out; for others the machine's own bodies are called.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ NATIVE_WORDS = 2
 
 @dataclass(slots=True)
 class Program:
-    """What the functions of an executable share.
-
-    `kernels` are the primitives that are linked with the code and called by their names; others are
-    found in the executable when it runs.
+    """State that the functions of an executable share. `kernels` are the primitives that are linked
+    with the code and called by name; the others are looked up in the executable at run time.
     """
 
     primitives: Sequence[str]
@@ -44,7 +41,7 @@ class Program:
 
     @property
     def native(self) -> type[Native] | type[Native32]:
-        """Where the members of ek_native are."""
+        """Return the layout of ek_native for the target's pointer width."""
         return Native if self.module.pointer_bytes == 8 else Native32
 
 
@@ -56,8 +53,8 @@ def emit_functions(
     *,
     is_checked: bool = False,
 ) -> str:
-    """The text of an LLVM module with all functions, exported under PREFIX and their names. With
-    `is_checked` the machine looks where the arguments of kernels are.
+    """Emit an LLVM module with all functions, exported under NATIVE_PREFIX and their names. With
+    `is_checked` the machine verifies the devices of kernel arguments.
     """
     program = Program(primitives, kernels, Module(target))
     for function in functions:
@@ -67,7 +64,7 @@ def emit_functions(
 
 
 class _FunctionEmitter:
-    """Writes one function, instruction by instruction."""
+    """Emitter of one function, instruction by instruction."""
 
     def __init__(self, program: Program, function: VMFunction, is_checked: bool) -> None:
         self.program = program
@@ -93,7 +90,7 @@ class _FunctionEmitter:
         )
 
     def _jumps(self, index: int) -> list[int]:
-        """Where an instruction may jump to."""
+        """Return the indices that an instruction may jump to."""
         return [index + offset for offset in jumps(self.function.code[index])]
 
     def write(self) -> None:
@@ -135,13 +132,13 @@ class _FunctionEmitter:
         self.program.module.functions.append("\n".join(text))
 
     def _failed(self) -> list[str]:
-        """The block that every failure leads to."""
+        """Return the block that every failure branches to."""
         if not self.failures:
             return []
-        places = ", ".join(f"[ {4 * word + 1}, %{block} ]" for block, word in self.failures)
+        incoming = ", ".join(f"[ {4 * word + 1}, %{block} ]" for block, word in self.failures)
         return [
             "failed:",
-            f"  %failed.place = phi i64 {places}",
+            f"  %failed.place = phi i64 {incoming}",
             "  %failed.at = getelementptr i8, ptr %code, i64 %failed.place",
             "  ret ptr %failed.at",
         ]
@@ -161,25 +158,26 @@ class _FunctionEmitter:
         return self.b.value(f"load {kind}, ptr {self._address(register, Value.V)}, align 8")
 
     def _fact(self, register: int) -> Fact:
-        """What is known; at worst that it may be an object."""
+        """Return what is known of a register; by default that it may hold an object."""
         return self.facts.get(register, Fact(is_object=True))
 
     def _may_be_object(self, register: int) -> bool:
         return self._fact(register).is_object
 
     def _set(self, register: int, head: str, payload: str) -> None:
-        """Put an owned value in a register, then release what it held."""
+        """Store an owned value in a register, then release the previous one."""
         b = self.b
         if not self._may_be_object(register):
             self._store(register, head, payload)
             return
-        old, thing = self._type(register), self._payload(register, "ptr")
+        # Store before release: a destructor may run code that reads the register.
+        old, previous_object = self._type(register), self._payload(register, "ptr")
         self._store(register, head, payload)
         release, done = b.fresh("release"), b.fresh("done")
         b.branch_if(b.value(f"icmp sge i32 {old}, {TypeIndex.OBJECT}"), release, done)
         b.start(release)
         self._service("ek_object_release", "void", "ptr")
-        b.effect(f"call void @ek_object_release(ptr {thing})")
+        b.effect(f"call void @ek_object_release(ptr {previous_object})")
         b.branch(done)
         b.start(done)
 
@@ -187,8 +185,10 @@ class _FunctionEmitter:
         self.b.effect(f"store i64 {head}, ptr {self._address(register)}, align 8")
         self.b.effect(f"store i64 {payload}, ptr {self._address(register, Value.V)}, align 8")
 
-    def _retain(self, thing: str) -> None:
-        self.b.effect(f"atomicrmw add ptr {thing}, i64 1 monotonic")
+    def _retain(self, object_pointer: str) -> None:
+        # A relaxed increment suffices: the caller holds a reference, so the object cannot be freed
+        # meanwhile.
+        self.b.effect(f"atomicrmw add ptr {object_pointer}, i64 1 monotonic")
 
     def _service(self, name: str, result: str, *arguments: str) -> None:
         self.program.module.declare(name, result, arguments)
@@ -196,7 +196,7 @@ class _FunctionEmitter:
     # instructions
 
     def _instruction(self, index: int, instruction: Instruction) -> bool:
-        """Emit one; whether control goes on behind it."""
+        """Emit one instruction; whether control goes on behind it."""
         facts = after(instruction, self.facts)
         is_open = self._dispatch(index, instruction)
         self.facts = facts
@@ -259,14 +259,14 @@ class _FunctionEmitter:
         return self._at("%code", 4 * self.words[index])
 
     def _body(self, index: int, instruction: Instruction) -> None:
-        """Call the machine's own body of an instruction."""
+        """Emit a call of the virtual machine's own implementation of an instruction."""
         name = f"ek_op_{instruction.name}"
         self._service(name, "i32", "ptr", "ptr", "ptr")
         status = self.b.value(f"call i32 @{name}(ptr %vm, ptr %R, ptr {self._pc(index)})")
         self._check(index, status)
 
     def _check(self, index: int, status: str) -> None:
-        """Go on where a status is 0."""
+        """Continue where a status is 0, else fail."""
         going = self.b.fresh("ok")
         self.failures.append((self.b.block, self.words[index]))
         self.b.branch_if(self.b.value(f"icmp eq i32 {status}, 0"), going, "failed")
@@ -288,32 +288,32 @@ class _FunctionEmitter:
 
     def _retain_value(self, register: int, head: str, payload: str) -> None:
         b = self.b
-        thing = b.value(f"inttoptr i64 {payload} to ptr")
+        object_pointer = b.value(f"inttoptr i64 {payload} to ptr")
         if self._fact(register).is_tensor:
-            self._retain(thing)
+            self._retain(object_pointer)
             return
         kind = b.value(f"trunc i64 {head} to i32")
         retain, done = b.fresh("retain"), b.fresh("done")
         b.branch_if(b.value(f"icmp sge i32 {kind}, {TypeIndex.OBJECT}"), retain, done)
         b.start(retain)
-        self._retain(thing)
+        self._retain(object_pointer)
         b.branch(done)
         b.start(done)
 
     def _load_constant(self, instruction: Instruction) -> None:
         b = self.b
-        thing = self._member(self.native.CONSTANTS, _int(instruction["const_index"]))
-        self._retain(thing)
-        bits = b.value(f"ptrtoint ptr {thing} to i64")
+        tensor = self._member(self.native.CONSTANTS, _int(instruction["const_index"]))
+        self._retain(tensor)
+        bits = b.value(f"ptrtoint ptr {tensor} to i64")
         self._set(_int(instruction["dst"]), str(TypeIndex.TENSOR), bits)
 
     def _member(self, table: int, index: int) -> str:
-        """What stands in a table that `native` leads to."""
-        found = self._pointer("%native", table)
-        return self._pointer(found, self.pointer * index)
+        """Load an entry of a table that `native` points to."""
+        table_pointer = self._pointer("%native", table)
+        return self._pointer(table_pointer, self.pointer * index)
 
     def _pointer(self, base: str, offset: int) -> str:
-        """The address that is kept in memory."""
+        """Load a pointer from memory."""
         return self.b.value(f"load ptr, ptr {self._at(base, offset)}, align {self.pointer}")
 
     # jumps
@@ -337,9 +337,9 @@ class _FunctionEmitter:
             plain = b.value(f"and i1 {plain}, {self._is_plain(target)}")
         b.branch_if(plain, fast, slow)
         b.start(fast)
-        known = self._fact(target).number
-        wanted = self._payload(target) if known is None else str(known)
-        b.branch_if(b.value(f"icmp eq i64 {self._payload(test)}, {wanted}"), *labels)
+        known_number = self._fact(target).number
+        expected = self._payload(target) if known_number is None else str(known_number)
+        b.branch_if(b.value(f"icmp eq i64 {self._payload(test)}, {expected}"), *labels)
         b.start(slow)
         self._choose(index, labels)
 
@@ -376,8 +376,8 @@ class _FunctionEmitter:
     # kernels
 
     def _invoke(self, index: int, instruction: Instruction) -> None:
-        """Call a kernel with values laid out on the stack; tuples and results that may not be
-        written are left to the machine.
+        """Call a kernel with values laid out on the stack; tuples and outputs that may be shared
+        are left to the virtual machine.
         """
         b = self.b
         args, count = _tuple(instruction["args"]), _int(instruction["output_size"])
@@ -393,8 +393,8 @@ class _FunctionEmitter:
         if tuples:
             fast = b.fresh("fast")
             either = tuples[0]
-            for each in tuples[1:]:
-                either = b.value(f"or i1 {either}, {each}")
+            for is_tuple in tuples[1:]:
+                either = b.value(f"or i1 {either}, {is_tuple}")
             b.branch_if(either, slow, fast)
             b.start(fast)
         for i, register in enumerate(args):
@@ -416,7 +416,9 @@ class _FunctionEmitter:
         return self.b.value(f"icmp eq i32 {self._type(register)}, {TypeIndex.ADT}")
 
     def _has_elements(self, register: int, empty: str) -> bool:
-        """Jump to `empty` where a tensor has no elements; False where that is known."""
+        """Branch to `empty` where a tensor has no elements; return False where that is known
+        statically.
+        """
         b = self.b
         shape = self._fact(register).shape or ()
         if 0 in shape:
@@ -424,12 +426,12 @@ class _FunctionEmitter:
         if -1 in shape:
             tensor = self._payload(register, "ptr")
             dims = self._pointer(tensor, Tensor.DL + self.program.module.tensor.SHAPE)
-            found = "false"
+            is_empty = "false"
             for axis in range(len(shape)):
                 dim = b.value(f"load i64, ptr {self._at(dims, 8 * axis)}, align 8")
-                found = b.value(f"or i1 {found}, {b.value(f'icmp eq i64 {dim}, 0')}")
+                is_empty = b.value(f"or i1 {is_empty}, {b.value(f'icmp eq i64 {dim}, 0')}")
             going = b.fresh("going")
-            b.branch_if(found, empty, going)
+            b.branch_if(is_empty, empty, going)
             b.start(going)
         return True
 

@@ -1,4 +1,5 @@
-"""What is known of registers before they are read: it saves native code the asking.
+"""Dataflow facts about registers: what each holds before an instruction; it saves native code the
+asking.
 
 A forward analysis over straight code: at a label that several jumps lead to nothing is known but
 what all ways agree on. That a register is empty or plain saves a release before it is written; that
@@ -17,7 +18,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What a register holds. Without more: anything but an object."""
+    """Fact about a register's value. The default is anything but an object."""
 
     is_object: bool = False
     number: int | None = None
@@ -38,37 +39,37 @@ Facts = dict[int, Fact]
 
 
 def at_entry(n_params: int, n_registers: int) -> Facts:
-    """At the start of a function: all but parameters are empty."""
+    """Return the facts at a function's entry: all registers but parameters are empty."""
     return dict.fromkeys(range(n_params, n_registers), PLAIN)
 
 
 def after(instruction: Instruction, facts: Facts) -> Facts:
-    """What is known when an instruction has run and goes on with the next one."""
-    made = _made(instruction, facts)
-    known = dict(facts)
+    """Return the facts after an instruction that continues with the next one."""
+    result_fact = _made(instruction, facts)
+    updated = dict(facts)
     opcode = BY_NAME[instruction.name]
     letters = opcode.format.replace("n", "")
     for letter, operand in zip(letters, instruction.operands, strict=True):
         for register in _values(letter, operand):
             if register < 0:
-                known[-1 - register] = PLAIN
+                updated[-1 - register] = PLAIN
     for letter, operand in zip(letters, instruction.operands, strict=True):
         if letter == "w" and isinstance(operand, int):
-            known.pop(operand, None)
-            if made is not None:
-                known[operand] = made
-    return known
+            updated.pop(operand, None)
+            if result_fact is not None:
+                updated[operand] = result_fact
+    return updated
 
 
 def _values(letter: str, operand: Operand) -> Sequence[int]:
-    """Operands that may move what a register holds."""
+    """Yield the operands that may move a register's value."""
     if letter in "uv" and isinstance(operand, int):
         return (operand,)
     return operand if letter == "V" and isinstance(operand, tuple) else ()
 
 
 def _made(instruction: Instruction, facts: Facts) -> Fact | None:
-    """What the written register holds then."""
+    """Return the fact about the written register."""
     match instruction.name, instruction.operands:
         case "Move", (_, int(src)):
             return facts.get(src if src >= 0 else -1 - src)

@@ -1,4 +1,4 @@
-"""Native code for functions of an executable that is loaded already."""
+"""Just-in-time native code for functions of a loaded executable."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from ekiden.target import Target
 
 
 def compile_now(executable: Executable, names: Sequence[str]) -> None:
-    """Compile functions. Machines that run meanwhile go on as they are; later calls are native."""
+    """Compile functions. Machines that run meanwhile continue in bytecode; later calls are
+    native.
+    """
     functions = []
     for name in names:
         n_registers, words = executable.code(name)
         params = tuple(executable.params(name))
         functions.append(VMFunction(name, params, n_registers, tuple(decode(words))))
     several, target = len(executable.devices) > 1, Target.host()
-    made = native_code(functions, executable.primitives, (), target, is_checked=several)
-    image = runtime.load_image(llvm.link(made.objects, made.exports, target))
+    native = native_code(functions, executable.primitives, (), target, is_checked=several)
+    image = runtime.load_image(llvm.link(native.objects, native.exports, target))
     runtime.get_global_func("ek.executable.attach")(executable, image)
 
 
 def compile_when_hot(executable: Executable, calls: int) -> None:
-    """Compile each function when it has been called so many times, within that call."""
+    """Compile each function on its n-th call, within that call."""
     hot = runtime.convert(partial(_compile_one, ref(executable)))
     runtime.get_global_func("ek.executable.watch")(executable, calls, hot)
 
 
 def _compile_one(executable: ref[Executable], name: str) -> None:
-    found = executable()
-    if found is not None:
-        compile_now(found, [name])
+    alive = executable()
+    if alive is not None:
+        compile_now(alive, [name])
 
 
 __all__ = ["compile_now", "compile_when_hot"]

@@ -1,11 +1,10 @@
-"""A MicroModule as files of C99: the interface, the program, its kernels, its constants.
+"""Emit a MicroModule as C99 files; the interface, the program, its kernels, its constants.
 
 include/tvmgen_NAME.h   inputs, outputs and memories as structures, and the function that runs
 include/ekiden_NAME.h   the same as a table: names, dtypes, shapes, for programs of any model
-src/NAME_lib0.c         the functions of the model (emit_code.py), and the memory
-src/NAME_lib1.c         the kernels
-src/NAME_lib2.c         the constants
-src/NAME_lib3.c         where it is asked for, the function of the open C ABI (packed.py)
+src/NAME_lib0.c         the functions of the model (emit_code.py), and the memory src/NAME_lib1.c
+the kernels src/NAME_lib2.c         the constants src/NAME_lib3.c         where it is asked for, the
+function of the open C ABI (packed.py)
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ static uint8_t arena[{size}] EK_ALIGNED __attribute__((section(EK_ARENA_SECTION)
 
 
 def emit_files(module: MicroModule) -> dict[str, str]:
-    """Path of each file -> its text."""
+    """Return the files of the program: path to text."""
     name, prefix = c_name(module.name), prefix_of(module.name)
     head = HEAD.format(name=module.name, target=module.target, flags=FLAGS)
     files = {
@@ -114,59 +113,59 @@ def emit_files(module: MicroModule) -> dict[str, str]:
 
 
 def prefix_of(name: str) -> str:
-    """What names of C begin with, for a model of a name (TVM's rule)."""
+    """Return the prefix of a model's C names (TVM's rule)."""
     return f"tvmgen_{c_name(name)}"
 
 
 def _field(name: str) -> str:
-    """A name of the model as one of a structure's field, which is no word of C."""
+    """Return the name of a structure's field for a tensor name; C keywords get an underscore."""
     clean = c_name(name)
     return f"_{clean}" if clean in KEYWORDS else clean
 
 
 def fields_of(tensors: Sequence[Tensor]) -> list[str]:
-    """The names of fields for tensors, each another."""
-    found: list[str] = []
+    """Return distinct field names for tensors."""
+    fields: list[str] = []
     for tensor in tensors:
         base, name, count = _field(tensor.name), _field(tensor.name), 0
-        while name in found:
+        while name in fields:
             count += 1
             name = f"{base}_{count}"
-        found.append(name)
-    return found
+        fields.append(name)
+    return fields
 
 
 def pool_fields(module: MicroModule) -> list[str]:
-    """The pools that the caller gives, as fields."""
+    """Return the fields for the pools that the caller provides."""
     return [] if module.has_own_memory else [_field(p.name) for p in module.pools]
 
 
 def _interface(module: MicroModule) -> str:
     prefix = prefix_of(module.name)
     guard = f"{prefix.upper()}_H_"
-    parts = [f"#ifndef {guard}\n#define {guard}\n\n#include <stdint.h>\n"]
-    parts.append('\n#ifdef __cplusplus\nextern "C" {\n#endif\n')
+    sections = [f"#ifndef {guard}\n#define {guard}\n\n#include <stdint.h>\n"]
+    sections.append('\n#ifdef __cplusplus\nextern "C" {\n#endif\n')
     for what, tensors in (("inputs", module.inputs), ("outputs", module.outputs)):
         for field, tensor in zip(fields_of(tensors), tensors, strict=True):
             shape = ", ".join(map(str, tensor.shape))
-            parts.append(
+            sections.append(
                 f"\n/* {tensor.name.replace('*/', '* /')}: {tensor.dtype}[{shape}] */\n"
                 f"#define {prefix.upper()}_{field.upper()}_SIZE {tensor.nbytes}\n"
             )
-        parts.append(_struct(f"{prefix}_{what}", fields_of(tensors)))
-    parts.append(f"\n#define {prefix.upper()}_WORKSPACE_SIZE {module.workspace}\n")
+        sections.append(_struct(f"{prefix}_{what}", fields_of(tensors)))
+    sections.append(f"\n#define {prefix.upper()}_WORKSPACE_SIZE {module.workspace}\n")
     pools = pool_fields(module)
     for field, pool in zip(pools, module.pools, strict=False):
         macro = f"{prefix.upper()}_{field.upper()}_WORKSPACE_POOL_SIZE"
-        parts.append(f"#define {macro} {pool.used}\n")
+        sections.append(f"#define {macro} {pool.used}\n")
     if pools:
-        parts.append(_struct(f"{prefix}_workspace_pools", pools))
-    parts.append(
+        sections.append(_struct(f"{prefix}_workspace_pools", pools))
+    sections.append(
         "\n/* 0, or another number where the model refuses its inputs. */\n"
         f"{_signature(module)};\n"
         "\n#ifdef __cplusplus\n}\n#endif\n" + f"#endif /* {guard} */\n"
     )
-    return "".join(parts)
+    return "".join(sections)
 
 
 def _struct(name: str, fields: Sequence[str]) -> str:
@@ -176,10 +175,10 @@ def _struct(name: str, fields: Sequence[str]) -> str:
 
 def _signature(module: MicroModule) -> str:
     prefix = prefix_of(module.name)
-    given = f"struct {prefix}_inputs *inputs, struct {prefix}_outputs *outputs"
+    parameters = f"struct {prefix}_inputs *inputs, struct {prefix}_outputs *outputs"
     if not module.has_own_memory:
-        given += f", struct {prefix}_workspace_pools *workspace_pools"
-    return f"int32_t {prefix}_run({given})"
+        parameters += f", struct {prefix}_workspace_pools *workspace_pools"
+    return f"int32_t {prefix}_run({parameters})"
 
 
 def _table_header(module: MicroModule) -> str:
@@ -202,33 +201,33 @@ def _prototype(kernel: Kernel) -> str:
 
 def _program(module: MicroModule) -> str:
     prefix, name = prefix_of(module.name), c_name(module.name)
-    parts = [
+    sections = [
         f'#include <stddef.h>\n#include <string.h>\n\n#include "ekiden_{name}.h"\n'
         f'#include "{prefix}.h"\n\n{_ALIGNED}'
     ]
     if module.has_own_memory and module.workspace:
-        parts.append(_ARENA.format(size=module.workspace))
-    parts.append("\n" + "".join(map(_prototype, module.kernels)))
-    parts += [
+        sections.append(_ARENA.format(size=module.workspace))
+    sections.append("\n" + "".join(map(_prototype, module.kernels)))
+    sections += [
         f"extern const {memory_type(str(a.dtype))} {prefix}_constant_{n}[];\n"
         for n, a in enumerate(module.constants)
     ]
-    parts.append(emit_routines(module, prefix))
-    parts.append(_run(module, prefix))
-    parts.append(_tables(module, name))
-    return "".join(parts)
+    sections.append(emit_routines(module, prefix))
+    sections.append(_run(module, prefix))
+    sections.append(_tables(module, name))
+    return "".join(sections)
 
 
 def _run(module: MicroModule, prefix: str) -> str:
-    """The function of the interface."""
+    """Return the interface's `run` function."""
     rows = []
     for what, tensors in (("inputs", module.inputs), ("outputs", module.outputs)):
-        given = ", ".join(f"{what}->{f}" for f in fields_of(tensors)) or "NULL"
-        rows.append(f"  void *const given_{what}[] = {{{given}}};\n")
+        field_list = ", ".join(f"{what}->{f}" for f in fields_of(tensors)) or "NULL"
+        rows.append(f"  void *const given_{what}[] = {{{field_list}}};\n")
     pools, fields = "NULL", pool_fields(module)
     if fields:
-        given = ", ".join(f"workspace_pools->{f}" for f in fields)
-        rows.append(f"  void *const given_pools[] = {{{given}}};\n")
+        field_list = ", ".join(f"workspace_pools->{f}" for f in fields)
+        rows.append(f"  void *const given_pools[] = {{{field_list}}};\n")
         pools = "given_pools"
     unused = "".join(f"  (void){w};\n" for w in ("inputs", "outputs"))
     call = f"  return run_arrays(given_inputs, given_outputs, {pools});\n"
@@ -236,29 +235,29 @@ def _run(module: MicroModule, prefix: str) -> str:
 
 
 def _tables(module: MicroModule, name: str) -> str:
-    parts: list[str] = []
+    definitions: list[str] = []
     for what, tensors in (("input", module.inputs), ("output", module.outputs)):
         rows = []
         for number, t in enumerate(tensors):
             shape = f"{what}{number}_shape"
             sizes = ", ".join(map(str, t.shape)) or "0"
-            parts.append(f"static const int32_t {shape}[] = {{{sizes}}};\n")
+            definitions.append(f"static const int32_t {shape}[] = {{{sizes}}};\n")
             row = f"{quoted(t.name)}, {quoted(t.dtype)}, {len(t.shape)}, {shape}, {t.nbytes}"
             rows.append(f"  {{{row}}},\n")
         text = "".join(rows) or "  {NULL, NULL, 0, NULL, 0},\n"
-        parts.append(f"static const ekiden_micro_tensor {what}s[] = {{\n{text}}};\n")
+        definitions.append(f"static const ekiden_micro_tensor {what}s[] = {{\n{text}}};\n")
     pools = [] if module.has_own_memory else module.pools
     table = "NULL"
     if pools:
         text = "".join(f"  {{{quoted(p.name)}, {p.used}}},\n" for p in pools)
-        parts.append(f"static const ekiden_micro_pool pool_table[] = {{\n{text}}};\n")
+        definitions.append(f"static const ekiden_micro_pool pool_table[] = {{\n{text}}};\n")
         table = "pool_table"
-    parts.append(
+    definitions.append(
         f"\nconst ekiden_micro_model ekiden_{name} = {{\n"
         f"  {quoted(module.name)}, {len(module.inputs)}, inputs, {len(module.outputs)}, outputs,\n"
         f"  {len(pools)}, {table}, {module.workspace}, run_arrays,\n}};\n"
     )
-    return "\n" + "".join(parts)
+    return "\n" + "".join(definitions)
 
 
 def _kernels(module: MicroModule) -> str:
@@ -268,19 +267,19 @@ def _kernels(module: MicroModule) -> str:
 
 
 def _constants(module: MicroModule) -> str:
-    parts = ["#include <math.h>\n#include <stdint.h>\n"]
+    definitions = ["#include <math.h>\n#include <stdint.h>\n"]
     prefix = prefix_of(module.name)
     for number, array in enumerate(module.constants):
         kind, shape = memory_type(str(array.dtype)), ", ".join(map(str, array.shape))
         declared = f"const {kind} {prefix}_constant_{number}[{max(array.size, 1)}]"
-        parts.append(f"\n/* {array.dtype}[{shape}] */\nextern {declared};\n")
+        definitions.append(f"\n/* {array.dtype}[{shape}] */\nextern {declared};\n")
         aligned = f"__attribute__((aligned({module.alignment_of(array)})))"
-        parts.append(f"{declared} {aligned} = {{\n{_rows(array)}}};\n")
-    return "".join(parts)
+        definitions.append(f"{declared} {aligned} = {{\n{_rows(array)}}};\n")
+    return "".join(definitions)
 
 
 def _rows(array: Array, per_line: int = 16) -> str:
-    """The elements of an array as initializers."""
+    """Return the elements of an array as initializers."""
     dtype = str(array.dtype)
     flat = np.asarray(array).reshape(-1)
     if dtype in ("float16", "bfloat16"):

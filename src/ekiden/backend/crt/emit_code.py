@@ -1,4 +1,4 @@
-"""Routines of a MicroModule as functions in C."""
+"""Emit the routines of a MicroModule as C functions."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _names(module: MicroModule) -> dict[str, str]:
 
 def _numbers(module: MicroModule) -> str:
     """Return the table of the numbers of constructors, if there are any."""
-    places = [p for r in module.routines for s in r.code for p in s.places]
-    count = max((p.number + 1 for p in places if p.home is Home.NUMBER), default=0)
+    operands = [p for r in module.routines for s in r.code for p in s.places]
+    count = max((p.number + 1 for p in operands if p.home is Home.NUMBER), default=0)
     if count == 0:
         return ""
     return f"\nstatic const int32_t numbers[] = {{{', '.join(map(str, range(count)))}}};\n"
@@ -57,7 +57,7 @@ def _numbers(module: MicroModule) -> str:
 
 @dataclass(slots=True)
 class _Emitter:
-    """Writes one routine."""
+    """Emitter of one routine."""
 
     module: MicroModule
     prefix: str
@@ -150,8 +150,8 @@ class _Emitter:
         match statement:
             case Step():
                 return [self._step(statement)]
-            case crt.SetAddress(local=local, places=(place,)):
-                return [f"v{local} = {self._address(place)};"]
+            case crt.SetAddress(local=local, places=(location,)):
+                return [f"v{local} = {self._address(location)};"]
             case crt.Choose(match=number, clause=clause):
                 return [f"clause{number} = {clause};"]
             case crt.Again(entry=entry):
@@ -175,8 +175,8 @@ class _Emitter:
             case _:
                 raise AssertionError(statement)
 
-    def _number(self, place: Place) -> str:
-        return f"*(const int32_t *)(const void *){self._address(place)}"
+    def _number(self, location: Place) -> str:
+        return f"*(const int32_t *)(const void *){self._address(location)}"
 
     def _append(self, statement: crt.Append) -> list[str]:
         count, elements, element, after = statement.places
@@ -206,44 +206,45 @@ class _Emitter:
         kinds = [f"{'const ' * p.is_read}{p.c_type} *" for p in step.kernel.parameters]
         kinds += ["uint8_t *"] * (len(step.places) - len(kinds))
         arguments = [
-            self._argument(kind, place) for kind, place in zip(kinds, step.places, strict=True)
+            self._argument(kind, location)
+            for kind, location in zip(kinds, step.places, strict=True)
         ]
         source_text = f" /* {_comment(step.source)} */" if step.source else ""
         call = f"{step.kernel.name}({', '.join(arguments)})"
         return f"if ({call} != 0) return -1;{source_text}"
 
-    def _argument(self, kind: str, place: Place) -> str:
-        if place.home is Home.CONSTANT:
-            return self._base(place)
+    def _argument(self, kind: str, location: Place) -> str:
+        if location.home is Home.CONSTANT:
+            return self._base(location)
         const = "const " * kind.startswith("const ")
-        return f"({kind})({const}void *){self._address(place)}"
+        return f"({kind})({const}void *){self._address(location)}"
 
-    def _address(self, place: Place) -> str:
-        """Return the address of a place, of bytes."""
-        base = self._base(place)
-        if place.home in (Home.CONSTANT, Home.NUMBER):
-            assert place.offset == 0
+    def _address(self, location: Place) -> str:
+        """Return the byte address of a location."""
+        base = self._base(location)
+        if location.home in (Home.CONSTANT, Home.NUMBER):
+            assert location.offset == 0
             return f"(const uint8_t *){base}"
-        return f"({base} + {place.offset})" if place.offset else base
+        return f"({base} + {location.offset})" if location.offset else base
 
-    def _base(self, place: Place) -> str:
-        match place.home:
+    def _base(self, location: Place) -> str:
+        match location.home:
             case Home.CONSTANT:
-                return f"{self.prefix}_constant_{place.number}"
+                return f"{self.prefix}_constant_{location.number}"
             case Home.NUMBER:
-                return f"&numbers[{place.number}]"
+                return f"&numbers[{location.number}]"
             case Home.NOWHERE:
                 return "NULL"
             case Home.LOCAL:
-                return f"v{place.number}"
+                return f"v{location.number}"
             case Home.POOL:
-                return self._memory(place.number)
+                return self._memory(location.number)
             case Home.INPUT if not self.is_main:
-                return f"in{place.number}"
+                return f"in{location.number}"
             case Home.OUTPUT if not self.is_main:
-                return f"out{place.number}"
+                return f"out{location.number}"
             case home:
-                return f"(uint8_t *){home.value}s[{place.number}]"
+                return f"(uint8_t *){home.value}s[{location.number}]"
 
     def _memory(self, number: int) -> str:
         if not self.is_main:

@@ -1,4 +1,4 @@
-"""The kernels of a module as C: each distinct fused function once."""
+"""Kernels of a module as C; each distinct fused function once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONGEST = 60
 
 @dataclass(slots=True)
 class Kernels:
-    """The kernels of a target, made as they are asked for; names begin with `prefix`."""
+    """Kernels of a target, compiled on demand; their names begin with `prefix`."""
 
     target: Target
     prefix: str
@@ -47,8 +47,9 @@ class Kernels:
         self.helpers = Helpers(self.target)
 
     def kernel(self, function: Function) -> Kernel:
-        """The kernel of a fused function. Raises CompileError, with what it comes from, for one
-        that needs the runtime."""
+        """Return the kernel of a fused function. Raises CompileError, with the function's source
+        node, for one that needs the runtime.
+        """
         if is_external(function):
             raise CompileError(f"compile: {described(function, 'the region')} needs the runtime")
         form = canonicalize(function)
@@ -68,29 +69,29 @@ class Kernels:
             func = lower_primitive(form, name, self.target, given_decisions())
             func = func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True})
             lowered = narrow_data_type(without_prefetches(lower(func, self.target)))
-            made = emit_bare(lowered, name, self.helpers)
-            show_product("code.c", "the code as C", lambda: made.text)
+            bare = emit_bare(lowered, name, self.helpers)
+            show_product("code.c", "the code as C", lambda: bare.text)
         except Exception as error:
             if not getattr(error, "__notes__", None):
                 error.add_note(f"while compiling {described(function, name)}")
             raise
-        parameters = tuple(Parameter(*row) for row in made.parameters)
-        kernel = Kernel(name, parameters, made.text, made.workspace)
+        parameters = tuple(Parameter(*row) for row in bare.parameters)
+        kernel = Kernel(name, parameters, bare.text, bare.workspace)
         return kernel, facts_of(lowered, self.target)
 
-    def _name(self, wanted: str) -> str:
-        base = f"{self.prefix}_{wanted[:LONGEST].rstrip('_')}"
+    def _name(self, hint: str) -> str:
+        base = f"{self.prefix}_{hint[:LONGEST].rstrip('_')}"
         count = self._names[base] = self._names.get(base, -1) + 1
         return f"{base}_{count}" if count else base
 
     def in_place(self, function: RelayExpr) -> Sequence[int]:
-        """The inputs that the output of a kernel may replace."""
+        """Return the inputs whose memory the output of a kernel may reuse."""
         facts = self.facts.get(function)
         return () if facts is None else facts.in_place
 
 
 def c_name(text: str) -> str:
-    """A name of the model as an identifier of C."""
+    """Return a model's name as a C identifier."""
     clean = re.sub(r"[^A-Za-z0-9_]", "_", text) or "_"
     return f"_{clean}" if clean[0].isdigit() else clean
 

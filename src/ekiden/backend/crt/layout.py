@@ -1,4 +1,4 @@
-"""What values of a type are in memory: a row of leaves, each an address.
+"""Memory layout of values: the leaves (addresses) of each type; a row of leaves, each an address.
 
     Tensor[(2, 3), float32]       one leaf of 24 bytes
     (A, B)                        the leaves of A, then those of B
@@ -7,8 +7,8 @@
     ref(A)                        the leaves of A, which are written through
     fn (A) -> B                   one leaf without an address: which function it is must be known
 
-A value of an algebraic type has addresses for the fields of all constructors; those of another
-than its own are never read. A type whose values may be of any size has no row, but for lists: what
+A value of an algebraic type has addresses for the fields of all constructors; those of another than
+its own are never read. A type whose values may be of any size has no row, but for lists: what
 stacks one says how many elements it has.
 """
 
@@ -44,7 +44,7 @@ NUMBER_BYTES = 4
 
 
 class LeafKind(Enum):
-    """What stands at an address."""
+    """Kind of data at an address."""
 
     TENSOR = "tensor"
     NUMBER = "number"
@@ -54,8 +54,9 @@ class LeafKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeafType:
-    """An address of a value: how many bytes are there (of ELEMENTS: of each one), and whether it
-    belongs to a reference, which is written through."""
+    """Leaf of a value: the bytes at its address (of ELEMENTS: of each element), and whether it
+    belongs to a reference, which is written through.
+    """
 
     kind: LeafKind
     nbytes: int = 0
@@ -63,7 +64,7 @@ class LeafType:
 
     @property
     def is_list(self) -> bool:
-        """Whether the elements of a list are there."""
+        """Return whether the leaf holds the elements of a list."""
         return self.kind is LeafKind.ELEMENTS
 
 
@@ -72,7 +73,7 @@ _Part = tuple[Type, bool, frozenset[Type]]
 
 
 class Layouts:
-    """The leaves of types, given the definitions of data types."""
+    """Leaves of types, given the definitions of data types."""
 
     def __init__(self, definitions: Mapping[GlobalTypeVar, Node]) -> None:
         self._definitions = definitions
@@ -175,7 +176,7 @@ def _is_list(kind: Type) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A part of a value: its type, and its leaves from `start` to before `end`."""
+    """Component of a value: its type, and its leaves in [start, end)."""
 
     type: Type
     start: int

@@ -1,5 +1,5 @@
-"""Matches as statements: a decision tree over the numbers of constructors chooses a clause, and
-each clause stands once.
+"""Compile pattern matches to statements; a decision tree over the numbers of constructors chooses a
+clause, and each clause stands once.
 
     match (%o) { Some(%y) => a, No => b }
 ->  switch (o) { case 0: clause = 0; case 1: clause = 1; else: clause = -1 }
@@ -77,8 +77,8 @@ def _choose(
         if not isinstance(node, Test):
             reader.put(crt.Choose(number, node.clause if node is not None else NO_CLAUSE))
             continue
-        kind, part = _part(reader, match, value, node.path, heads)
-        reader.put(crt.Switch(), part[0])
+        kind, scrutinee = _part(reader, match, value, node.path, heads)
+        reader.put(crt.Switch(), scrutinee[0])
         stack.append(crt.End())
         default = nodes[node.other] if node.other is not None else None
         stack += [crt.End(), (default, heads), crt.Case(None)]
@@ -99,14 +99,14 @@ def _part(
     return kind, value
 
 
-def _bind(reader: Reader, clause: Clause, whole: Match, value: Value) -> None:
-    """Let the variables of a clause's pattern stand for the parts of a value."""
-    stack: list[tuple[Pattern, Type, Value]] = [(clause.lhs, whole.data.checked_type, value)]
+def _bind(reader: Reader, clause: Clause, match: Match, value: Value) -> None:
+    """Bind the variables of a clause's pattern to the components of a value."""
+    stack: list[tuple[Pattern, Type, Value]] = [(clause.lhs, match.data.checked_type, value)]
     while stack:
-        pattern, kind, part = stack.pop()
+        pattern, kind, component = stack.pop()
         match pattern:
             case PatternVar(var=variable):
-                reader.values[variable] = part
+                reader.values[variable] = component
                 continue
             case PatternConstructor(constructor=constructor, patterns=inside):
                 made_by: Constructor | None = constructor
@@ -114,9 +114,9 @@ def _bind(reader: Reader, clause: Clause, whole: Match, value: Value) -> None:
                 made_by = None
             case _:
                 continue
-        row = reader.program.layouts.fields(kind, made_by, reader.where(whole))
+        row = reader.program.layouts.fields(kind, made_by, reader.where(match))
         for inner, field in zip(inside, row, strict=True):
-            stack.append((inner, field.type, part[field.start : field.end]))
+            stack.append((inner, field.type, component[field.start : field.end]))
 
 
 __all__ = ["read_match"]

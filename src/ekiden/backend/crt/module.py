@@ -1,5 +1,5 @@
-"""A program for a machine without an allocator: statements in order, and where each value lies. C
-and the metadata of a model library are made from it.
+"""Program for a machine without an allocator; statements in order, and where each value lies. C and
+the metadata of a model library are made from it.
 
     MicroModule = inputs, outputs, constants    tensors; constants are read-only
                   kernels                       functions in C, each once
@@ -28,7 +28,7 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input or output, under the name that the model gives it."""
+    """Input or output, under the name that the model gives it."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,8 +41,9 @@ class Tensor:
 
 
 class Home(Enum):
-    """Where a value lies: in what the caller gives, in read-only memory, in a pool or the frame of
-    a routine, where a variable of the routine says, in the table of numbers, or nowhere."""
+    """Kind of memory: the caller's inputs and outputs, read-only constants, a pool or frame, a
+    routine's pointer variable, the table of numbers, or none.
+    """
 
     INPUT = "input"
     OUTPUT = "output"
@@ -55,7 +56,9 @@ class Home(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Bytes from an offset on, of the input, output, constant, pool or variable of a number."""
+    """Location: an offset in bytes into the input, output, constant, pool or variable of a
+    number.
+    """
 
     home: Home
     number: int
@@ -64,7 +67,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What a kernel takes: the type of its elements in C, and whether it only reads them."""
+    """Kernel parameter: the C type of its elements, and whether they are only read."""
 
     c_type: str
     is_read: bool
@@ -72,8 +75,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function in C: over one address for each parameter, and where it needs one, of working
-    memory."""
+    """C function over one pointer for each parameter, and one to its workspace if it needs any."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -84,8 +86,9 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A call of a kernel, or of none: a copy of `nbytes` bytes from the first place to the
-    second."""
+    """Kernel call, or, without a kernel, a copy of `nbytes` bytes from the first location to the
+    second.
+    """
 
     kernel: Kernel | None
     places: tuple[Place, ...]
@@ -97,7 +100,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SetAddress:
-    """The variable of a number stands for a place from here on."""
+    """Assignment of a location to a pointer variable."""
 
     local: int
     places: tuple[Place, ...]
@@ -105,36 +108,37 @@ class SetAddress:
 
 @dataclass(frozen=True, slots=True)
 class If:
-    """Opens a block for where the one boolean at a place is true."""
+    """Head of a block for a true boolean at a location."""
 
     places: tuple[Place, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Else:
-    """Opens the block for where it is not."""
+    """Head of the block for a false boolean."""
 
     places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Closes a block."""
+    """End of a block."""
 
     places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Opens a choice by the number at a place, or where there is none, by which function of a group
-    runs."""
+    """Head of a switch on the number at a location, or, without one, on the running function of a
+    group.
+    """
 
     places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Opens the block of a number; None: of all others."""
+    """Head of the block of a number; None is the default."""
 
     number: int | None
     places: tuple[Place, ...] = ()
@@ -142,7 +146,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """The clause of a number is that of the match of a number; -1: none is."""
+    """Assignment of the clause that a match has selected; -1: no clause."""
 
     match: int
     clause: int
@@ -151,7 +155,7 @@ class Choose:
 
 @dataclass(frozen=True, slots=True)
 class Clauses:
-    """Opens a choice by the clause that was chosen in the match of a number."""
+    """Head of a switch on the clause that a match has selected."""
 
     match: int
     places: tuple[Place, ...] = ()
@@ -159,14 +163,14 @@ class Clauses:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Opens the block that Again begins anew."""
+    """Head of the loop that Again continues."""
 
     places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Go on at the begin of the loop, with the function of that number in its group."""
+    """Jump to the loop's head with another function of the group."""
 
     entry: int
     places: tuple[Place, ...] = ()
@@ -174,14 +178,14 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """The end of the routine."""
+    """Return from the routine."""
 
     places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The end of the program: the model refuses what it was given."""
+    """Abort of the program: the model rejects its input."""
 
     reason: str
     places: tuple[Place, ...] = ()
@@ -189,7 +193,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Invoke:
-    """A call of a routine."""
+    """Call of a routine."""
 
     routine: str
     entry: int
@@ -201,8 +205,9 @@ class Invoke:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Put an element of `nbytes` bytes behind those of a list that has room for `capacity`: the
-    number of elements, the elements, the new one, the number after that."""
+    """Append of an element of `nbytes` bytes to a list with room for `capacity`: the count, the
+    elements, the new one, the count after it.
+    """
 
     capacity: int
     nbytes: int
@@ -211,7 +216,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """Refuse a list whose number of elements is another than `length`."""
+    """Check that a list has `length` elements."""
 
     length: int
     places: tuple[Place, ...]
@@ -219,8 +224,9 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class Reverse:
-    """Copy `length` elements of `nbytes` bytes from the first place to the second, the last one
-    first."""
+    """Reversed copy of `length` elements of `nbytes` bytes from the first location to the
+    second.
+    """
 
     length: int
     nbytes: int
@@ -235,7 +241,7 @@ Statement: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """A function of the model, or a group of functions whose calls of each other are jumps."""
+    """Function of the model, or a group of mutually recursive functions whose calls are jumps."""
 
     name: str
     inputs: tuple[bool, ...]
@@ -254,7 +260,7 @@ class Routine:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A memory: its name, the most bytes it may give (None: no limit), and those that are used."""
+    """Memory pool: its name, its size limit in bytes (None: unlimited), and the bytes used."""
 
     name: str
     limit: int | None = None
@@ -263,7 +269,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class MicroModule:
-    """The program; see the top of this file."""
+    """Program of a model; see the module docstring."""
 
     name: str
     target: Target
@@ -297,7 +303,7 @@ class MicroModule:
         return end
 
     def alignment_of(self, array: Array) -> int:
-        """Of a constant: bytes that its address is a multiple of."""
+        """Return the alignment of a constant in bytes."""
         return max(self.constant_alignment, array.itemsize)
 
 

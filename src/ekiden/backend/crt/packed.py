@@ -1,4 +1,4 @@
-"""A function of the open C ABI over a MicroModule: what loads it calls `tvmgen_NAME_run` with
+"""Function of the open C ABI that runs a MicroModule; what loads it calls `tvmgen_NAME_run` with
 tensors, the inputs and then the outputs.
 
 The C has its own words for the ABI's structures, as it is compiled where no header of it is. A call
@@ -79,7 +79,7 @@ int __tvm_ffi_{prefix}_run(void *self, const void *args, int32_t nargs, void *re
 
 
 def emit_packed(module: MicroModule, name: str, prefix: str) -> str:
-    """The file with the function; `name` and `prefix` as in the other files."""
+    """Emit the C file of the function; `name` and `prefix` as in the other files."""
     tensors = (*module.inputs, *module.outputs)
     return (
         _ABI.format(name=name)

@@ -1,18 +1,5 @@
-"""From a routine that is read to one whose leaves have places.
-
-Storages that are a result are the caller's memory, where nothing else that is the same result is
-alive with them. What a turn of a loop leaves for the next lies in the memory of the parameter from
-the start, where nothing reads the parameter's last value any more: then nothing is copied between
-turns. All other storages share a frame, by the planner of the virtual machine.
-
-    loop (n, x) { t = tanh(x); u = add(t, x); again(n, u) }     u lies in the memory of x, as add
-                                                                reads x element by element
-    loop (a, b) { c = add(a, b); again(b, c) }                  b is copied to a, then c to b
-
-Moves at the end of a turn happen at once: one that overwrites what another reads comes after it,
-and where they wait for each other in a circle, one is saved first (parallel copies, as in the
-destruction of SSA: Boissinot et al. 2009). Storages and parameters are to moves what registers and
-phis are there; so that copies vanish they are coalesced where their lives do not meet.
+"""Assign memory locations to the leaves of a routine. ... ^^ src/ekiden/backend/crt/place.py =
+assign_locations.py
 """
 
 from __future__ import annotations
@@ -42,8 +29,9 @@ _Token: TypeAlias = "Request | int"
 
 @dataclass(slots=True)
 class _Copy:
-    """A move whose turn among others is known: from a leaf, or what saved it, to a result or
-    parameter; `saved` is where it goes instead, to be moved on later."""
+    """Move in its order: from a leaf, or from the temporary that saved it, to a result or
+    parameter; `saved` is the temporary if it is needed.
+    """
 
     move: Move
     source: Leaf
@@ -52,7 +40,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class _Placer:
-    """Gives the leaves of one routine their places."""
+    """Location assignment for the leaves of one routine."""
 
     reader: Reader
     owners: dict[Var, Request] = field(default_factory=dict)
@@ -65,19 +53,19 @@ class _Placer:
     """Memory of moves that wait for each other."""
 
     def routine(self, frames: Mapping[str, int], place_all: PlaceAll) -> Routine:
-        """Return the routine, its storages placed."""
+        """Return the routine with its storages located."""
         reader = self.reader
         self._size(frames)
         self._drop_unchanged()
         requests = list(reader.requests.values())
         self.owners = {r.storage: r for r in requests}
-        turns = [e for e in self._leaves() if e.entry is not None]
-        carried = {s for turn in turns for m in turn.moves for s in m.source.storages}
+        loop_ends = [e for e in self._leaves() if e.entry is not None]
+        carried = {s for loop_end in loop_ends for m in loop_end.moves for s in m.source.storages}
         self._bind_results(carried.union(p.storage for p in reader.params if p is not None))
         unbound = [r for r in requests if r not in self.output_of]
         for request in merge(unbound, reader.requests, reader.replacements):
             self._own(request, request.shares)
-        self._bind_params(turns)
+        self._bind_params(loop_ends)
         self._bind_results(frozenset())
         moves = [self._moves(leave) for leave in self._leaves()]
         roots = dict.fromkeys(self.owners[r.storage] for r in requests)
@@ -146,12 +134,14 @@ class _Placer:
         ordered = sorted(owners, key=lambda r: r.first)
         return [r for r in ordered if _bytes(r) == size]
 
-    def _bind_params(self, turns: Sequence[Leave]) -> None:
-        """Let what a turn leaves lie in the memory of the parameter from the start."""
-        for leave in turns:
+    def _bind_params(self, loop_ends: Sequence[Leave]) -> None:
+        """Store an iteration's results in the memory of the loop's parameters from the start."""
+        for leave in loop_ends:
             for move in leave.moves:
                 param = self._param(move.number)
                 for owner in self._whole(move, ()):
+                    # Sharing needs disjoint live ranges: a parameter that is still read must not be
+                    # overwritten.
                     apart = owner is not param and owner not in self.output_of
                     if apart and not _meet(owner, param):
                         param.shares += [owner, *owner.shares]

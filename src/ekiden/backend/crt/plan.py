@@ -1,6 +1,6 @@
-"""From the functions of a module, in A-normal form with explicit memory, to a MicroModule.
+"""Plan a module, in A-normal form with explicit memory, as a MicroModule.
 
-    let %t = alloc_tensor(%s, ..); invoke(f, (%x,), (%t,)); let %y = reshape_tensor(%t); %y
+let %t = alloc_tensor(%s, ..); invoke(f, (%x,), (%t,)); let %y = reshape_tensor(%t); %y
     ->  step f(input 0, output 0)          %s is all of the result: it is the caller's memory
 
 Functions that call each other in a circle are one routine (read.py says what may), and routines are
@@ -46,12 +46,21 @@ def plan_module(
     outputs: Sequence[Tensor],
     pools: Sequence[Pool] = (),
 ) -> MicroModule:
-    """The program of `main`, as the VM pipeline without MemoryPlan prepares it. Without `pools` it
-    has one memory of its own.
+    """Plan the program of `main`, prepared by the VM pipeline without MemoryPlan.
 
-    Raises CompileError for what has no bound (sizes that are known when it runs only, recursion
-    that is no loop, lists, functions as data), what needs the runtime, and memories that are too
-    small.
+    Args:
+        module: the module.
+        kernels: compiler of its kernels.
+        name: the model's name.
+        inputs: input tensors.
+        outputs: output tensors.
+        pools: memory pools; without any, the program has one memory of its own.
+
+    Returns:
+        The planned program.
+
+    Raises:
+        CompileError: for what has no bound (dynamic sizes, recursion that is no loop, lists, first-class functions), what needs the runtime, and pools that are too small.
     """
     _check_options()
     functions = _functions(module)
@@ -73,9 +82,9 @@ def plan_module(
 
     def place_pools(requests: Sequence[Request]) -> tuple[dict[Request, Place], int]:
         """Place what `main` needs, and note how much of each pool that is."""
-        places, sizes = _place(requests, used)
+        locations, sizes = _place(requests, used)
         used[:] = [replace(p, used=n) for p, n in zip(used, sizes, strict=True)]
-        return places, sum(sizes)
+        return locations, sum(sizes)
 
     routines.append(place_routine(readers[-1], frames, place_pools))
     helpers = (*kernels.helpers.externs.values(), *kernels.helpers.texts.values())
@@ -95,11 +104,13 @@ def plan_module(
 
 
 def _check_options() -> None:
-    asked = PassContext.current().option
-    if asked(PLANNER) not in ALGORITHMS:
+    option = PassContext.current().option
+    if option(PLANNER) not in ALGORITHMS:
         names = ", ".join(filter(None, ALGORITHMS))
-        raise CompileError(f"compile: {PLANNER!r}: one of {names} expected, got {asked(PLANNER)!r}")
-    if not asked(PLANS_MEMORY):
+        raise CompileError(
+            f"compile: {PLANNER!r}: one of {names} expected, got {option(PLANNER)!r}"
+        )
+    if not option(PLANS_MEMORY):
         never = "memory is always planned as a whole"
         raise CompileError(f"compile: runtime 'crt': {never}, got {PLANS_MEMORY!r}: False")
 
@@ -142,8 +153,8 @@ def _read(program: Program, module: IRModule) -> list[Reader]:
 
 
 def _place_frame(requests: Sequence[Request]) -> tuple[dict[Request, Place], int]:
-    places, (size,) = _place(requests, [Pool("frame")])
-    return places, size
+    locations, (size,) = _place(requests, [Pool("frame")])
+    return locations, size
 
 
 def _place(

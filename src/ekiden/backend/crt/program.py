@@ -1,4 +1,4 @@
-"""What the routines of a program share while they are read."""
+"""State that the routines of a program share while they are read."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ WHICH_FUNCTION = (
 
 @dataclass(slots=True)
 class Signature:
-    """What callers need to know of a function: its routine, its number in the group of that, and
-    the leaves of its parameters (whose first address is number `first` of the routine's inputs) and
-    of its result."""
+    """Calling convention of a function: its routine, its number in the group, and the leaves of its
+    parameters (the first is input `first` of the routine) and of its result.
+    """
 
     routine: str
     entry: int
@@ -39,7 +39,7 @@ class Signature:
 
 @dataclass(slots=True)
 class Program:
-    """What the routines of a program share."""
+    """Program state that the readers of routines share."""
 
     kernels: Kernels
     layouts: Layouts
@@ -61,8 +61,9 @@ class Program:
 
 @dataclass(slots=True)
 class Elements:
-    """The storage of a list: bytes of an element, the lists that have the same room, and where the
-    model makes it."""
+    """Storage of a list: bytes of an element, the lists that share its capacity, and the model node
+    that creates it.
+    """
 
     request: Request
     nbytes: int
@@ -72,7 +73,7 @@ class Elements:
 
 @dataclass(slots=True)
 class Frame:
-    """The memory that a call of a routine takes."""
+    """Stack frame of a routine's call."""
 
     request: Request
     routine: str

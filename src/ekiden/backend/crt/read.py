@@ -1,18 +1,5 @@
-"""From functions in A-normal form with explicit memory to statements, and to when each storage is
-alive.
-
-    def @f(%n, %x) { let %t = ..; invoke(greater, (%n,), (%t,));
-                     let %y = if (%t) { ..; @f(%m, %z) } else { %x }; %y }
-->  loop { greater(n, t)
-           if (t) { ..; n, x = m, z; again } else { result = x; return } }
-
-A call whose result is the function's own result is a jump where it calls the function itself, or
-one of those that call each other so: such functions are one routine. A choice in that place ends
-in each of its branches; any other one lets variables stand for the addresses of what its branches
-give. All other calls are calls in C: no function calls itself, so that each has one frame.
-
-Tuples, closures and data are resolved here: what is left of a value are its leaves (layout). What
-may be of any size is refused, with the function, the node and the size.
+"""Read functions in A-normal form with explicit memory to statements and storage live ranges. ...
+^^ src/ekiden/backend/crt/read.py = read_routine.py
 """
 
 from __future__ import annotations
@@ -37,7 +24,7 @@ from ekiden.runtime.errors import CompileError
 
 
 class Reader(ValueReader):
-    """Reads the functions of a group, which is one routine."""
+    """Reader of the functions of a group, which is one routine."""
 
     def read(self) -> None:
         """Read all functions of the group. Raises CompileError for what has no bound."""

@@ -1,4 +1,5 @@
-"""Values of a program as leaves: operators, data, references, calls; and the storages of a routine.
+"""Read values of a program as leaves; operators, data, references, calls; and the storages of a
+routine.
 
 let %o = Some(%t); let %l = Cons(%e, %k);    leaves (number 0, t); the list k with e behind it
 let %y = @f(%x)                              a call of a routine: its result and its frame are
@@ -45,7 +46,7 @@ LIFTED = "lifted_"
 
 
 class ValueReader:
-    """Reads the values of functions that are one routine: the part that knows no scopes."""
+    """Reader of the values of one routine, without its scopes."""
 
     def __init__(self, program: Program, names: Sequence[str], *, is_loop: bool) -> None:
         self.program = program
@@ -111,7 +112,7 @@ class ValueReader:
         return Leaf(Offset(request.storage), frozenset((request.storage,)), True, lists)
 
     def use(self, leaves: Sequence[Leaf]) -> None:
-        """Note that leaves are read, or written, at the position that is read."""
+        """Record that leaves are read or written at the current position."""
         for leaf in leaves:
             for storage in leaf.storages:
                 if storage in self.requests:
@@ -138,7 +139,7 @@ class ValueReader:
             case Constant(data=data):
                 return (self.program.constant(data),)
             case Tuple(fields=fields):
-                return tuple(leaf for part in fields for leaf in self.value(part))
+                return tuple(leaf for component in fields for leaf in self.value(component))
             case TupleGetItem(tuple_value=of, index=index):
                 row = self.program.layouts.fields(of.checked_type, None, self.where(expr))
                 return self.value(of)[row[index].start : row[index].end]
@@ -149,8 +150,8 @@ class ValueReader:
             case Call(op=Constructor() as constructor, args=args):
                 return self._construct(constructor, args, expr)
             case Call(op=GlobalVar(name_hint=name), args=args) if self._is_closure(name):
-                known = Known(name, tuple(self.value(a) for a in args))
-                return (Leaf(ABSENT.home, function=known),)
+                closure = Known(name, tuple(self.value(a) for a in args))
+                return (Leaf(ABSENT.home, function=closure),)
             case Call():
                 return self._call(expr)
             case RefCreate(value=held):
@@ -273,13 +274,13 @@ class ValueReader:
         self.put(step, *inputs, *outputs, *memory)
 
     def replace(self, inputs: Value, outputs: Value, allowed: Sequence[int]) -> None:
-        """Note that the one output may lie in the bytes of one of the inputs `allowed`."""
+        """Record that the output may share the bytes of one of the inputs `allowed`."""
         if not allowed:
             return
         (output,) = outputs
         operands = [Operand(leaf.storages, leaf.is_whole) for leaf in inputs]
-        whole = Operand(output.storages, output.is_whole)
-        self.replacements.append(Replacement(self.now - 1, operands, whole, allowed))
+        destination = Operand(output.storages, output.is_whole)
+        self.replacements.append(Replacement(self.now - 1, operands, destination, allowed))
 
     # data
 
@@ -291,8 +292,8 @@ class ValueReader:
             )
         leaves: list[Leaf] = [_number(constructor.tag), *(ABSENT for _ in kinds[1:])]
         row = self.program.layouts.fields(call.checked_type, constructor, self.where(call))
-        for part, arg in zip(row, args, strict=True):
-            leaves[part.start : part.end] = self.value(arg)
+        for field, arg in zip(row, args, strict=True):
+            leaves[field.start : field.end] = self.value(arg)
         return tuple(leaves)
 
     def _cons(self, args: Sequence[RelayExpr], kinds: Sequence[LeafType]) -> Value:

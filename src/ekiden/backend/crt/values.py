@@ -1,4 +1,4 @@
-"""Values of a program while it is read: leaves, whose storages have no places yet."""
+"""Values of a program while it is read; leaves, whose storages have no places yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Bytes of a storage from an offset on."""
+    """Byte offset into a storage."""
 
     storage: Var
     bytes: int = 0
@@ -22,14 +22,15 @@ class Offset:
 
 @dataclass(eq=False, slots=True)
 class Lists(Joined):
-    """Lists that have the same room, as one may be the other: at the root, for how many elements;
-    None where nothing says it."""
+    """Equivalence class of lists that share a capacity, as one may be the other; the root holds the
+    capacity in elements, None where it is unknown.
+    """
 
     capacity: int | None = None
 
-    def join(self, other: Lists) -> None:
-        """Let both have the same room."""
-        mine, its = self.root(), other.root()
+    def join(self, second: Lists) -> None:
+        """Merge two classes; the larger capacity holds for both."""
+        mine, its = self.root(), second.root()
         if mine is not its:
             capacities = [c for c in (mine.capacity, its.capacity) if c is not None]
             mine.capacity = max(capacities, default=None)
@@ -38,10 +39,8 @@ class Lists(Joined):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaf:
-    """An address of a value.
-
-    home: where that is. storages: those that it may be in; is_whole says whether it is then all of
-    one. lists: of the elements of a list. function: of a function, which it is.
+    """Leaf of a value: its location, the storages that it may be in (`is_whole`: all of one), the
+    class of a list, the closure of a function.
     """
 
     home: Offset | Place
@@ -60,22 +59,22 @@ ABSENT = Leaf(NOWHERE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """A function whose first parameters are bound."""
+    """Closure: a function whose first parameters are bound."""
 
     name: str
     captured: tuple[Value, ...] = ()
 
-    def is_same(self, other: Known | None) -> bool:
-        """Return whether another one does the same."""
-        if other is None or self.name != other.name:
+    def is_same(self, closure: Known | None) -> bool:
+        """Return whether another closure calls the same function with the same captured values."""
+        if closure is None or self.name != closure.name:
             return False
-        pairs = zip(self.captured, other.captured, strict=True)
+        pairs = zip(self.captured, closure.captured, strict=True)
         return all([leaf.home for leaf in a] == [leaf.home for leaf in b] for a, b in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A statement whose places are leaves."""
+    """Statement whose operands are still leaves."""
 
     statement: Statement
     leaves: Value
@@ -83,7 +82,7 @@ class Draft:
 
 @dataclass(slots=True)
 class Move:
-    """A copy of the bytes at a leaf into a parameter of a loop or a result, of a number."""
+    """Copy of a leaf's bytes into a numbered loop parameter or result."""
 
     number: int
     source: Leaf
@@ -93,8 +92,9 @@ class Move:
 
 @dataclass(slots=True)
 class Leave:
-    """The end of a turn or of the routine: moves that happen at once. `entry` is the function that
-    goes on; None where the routine ends."""
+    """End of an iteration or of the routine: parallel moves. `entry` is the function that
+    continues; None where the routine ends.
+    """
 
     block: Block
     index: int

@@ -1,4 +1,4 @@
-"""Graphs, and their JSON in TVM's form."""
+"""Graphs and their JSON in TVM's format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Entry = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a node gives: a tensor, and the number of the storage that it lies in."""
+    """Output of a node: a tensor and the number of its storage."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -39,7 +39,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An input or constant (`function` is empty), or a call of a kernel."""
+    """Graph node: an input or constant (`function` is empty), or a kernel call."""
 
     name: str
     function: str = ""
@@ -51,19 +51,19 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """Nodes in the order in which they run, and the entries that are its results."""
+    """Graph of nodes in execution order, and the entries that are its results."""
 
     nodes: list[Node] = field(default_factory=list)
     heads: list[Entry] = field(default_factory=list)
 
     @property
     def arguments(self) -> list[int]:
-        """The nodes that are set from outside."""
+        """Return the nodes that are set from outside."""
         return [i for i, node in enumerate(self.nodes) if not node.function]
 
     def first_entries(self) -> list[int]:
-        """For each node the number of its first output among those of all nodes, then how many
-        there are.
+        """Return for each node the index of its first output among those of all nodes, then their
+        total.
         """
         counts = [0]
         for node in self.nodes:
@@ -71,7 +71,7 @@ class Graph:
         return counts
 
     def to_json(self) -> str:
-        """The graph as TVM writes it."""
+        """Return the graph in TVM's JSON format."""
         outputs = [output for node in self.nodes for output in node.outputs]
         attrs = {
             "dltype": ["list_str", [output.dtype for output in outputs]],
@@ -90,7 +90,7 @@ class Graph:
 
     @staticmethod
     def from_json(text: str | bytes) -> Graph:
-        """The graph that JSON holds. Raises LoadError naming what is wrong with it."""
+        """Parse a graph in TVM's JSON format. Raises LoadError that names what is wrong with it."""
         try:
             return _read(json.loads(text))
         except _UNREADABLE as error:
@@ -130,7 +130,7 @@ def _read(document: Mapping[str, Any]) -> Graph:
         at += count
     if at != len(rows):
         raise LoadError(f"read graph: {len(rows)} outputs are described, nodes have {at}")
-    graph.heads = [_entry(graph, each) for each in document["heads"]]
+    graph.heads = [_entry(graph, head) for head in document["heads"]]
     return graph
 
 
@@ -149,7 +149,7 @@ def _read_node(entry: Mapping[str, Any], graph: Graph, outputs: Sequence[Output]
     name, kind = str(entry["name"]), entry["op"]
     if kind not in ("null", "tvm_op"):
         raise LoadError(f"read graph: node '{name}': 'null' or 'tvm_op' expected, got {kind!r}")
-    inputs = tuple(_entry(graph, each) for each in entry["inputs"])
+    inputs = tuple(_entry(graph, input_entry) for input_entry in entry["inputs"])
     attrs = entry.get("attrs", {})
     function = str(attrs["func_name"]) if kind == "tvm_op" else ""
     constant = int(attrs["constant"]) if "constant" in attrs else None
@@ -157,7 +157,7 @@ def _read_node(entry: Mapping[str, Any], graph: Graph, outputs: Sequence[Output]
 
 
 def _entry(graph: Graph, written: Sequence[int]) -> Entry:
-    """A reference to an output of a node that comes before."""
+    """Return a reference to an output of an earlier node. Raises LoadError where there is none."""
     number, output = written[0], written[1]
     if not 0 <= number < len(graph.nodes) or not 0 <= output < len(graph.nodes[number].outputs):
         raise LoadError(f"read graph: no node before has the output {list(written)}")

@@ -1,10 +1,4 @@
-"""From bytecode to a graph: instruction by instruction, what the registers hold.
-
-Abstract interpretation of straight code, in which a register holds an entry of a node, a storage, a
-tuple of such, or a number. A kernel's call is a node over what its argument registers hold;
-allocations and moves leave none. A jump, a call or a shape that data decide is refused by the
-instruction's name: graphs are straight lines of static shapes.
-"""
+"""Read bytecode as a graph. ... ^^ src/ekiden/backend/graph/read.py = read_bytecode.py"""
 
 from __future__ import annotations
 
@@ -24,7 +18,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(slots=True)
 class _Tensor:
-    """A tensor: an entry of the graph as soon as a node has made it."""
+    """Tensor; its graph entry is known once a node has computed it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -34,7 +28,7 @@ class _Tensor:
 
 @dataclass(slots=True)
 class _Constant:
-    """A constant, which becomes a node where a kernel reads it."""
+    """Constant, which becomes a node where a kernel reads it."""
 
     number: int
 
@@ -50,7 +44,7 @@ _Value = _Tensor | _Constant | _Tuple | int | None
 
 @dataclass(slots=True)
 class _Reader:
-    """The state between two instructions."""
+    """Reader state between two instructions."""
 
     executable: Executable
     constants: list[Tensor | None]
@@ -64,22 +58,22 @@ class _Reader:
     _allocated: int = 0
 
     def storage(self, owner: object, offset: int) -> int:
-        """The number of a place in memory."""
+        """Return the storage number of a memory location."""
         return self._storages.setdefault((owner, offset), len(self._storages))
 
-    def name(self, wanted: str) -> str:
-        """A name that no other node has."""
-        name = wanted
+    def name(self, hint: str) -> str:
+        """Return a node name that is not taken."""
+        name = hint
         while name in self._names:
-            self._names[wanted] += 1
-            name = f"{wanted}_{self._names[wanted]}"
+            self._names[hint] += 1
+            name = f"{hint}_{self._names[hint]}"
         self._names[name] = 0
         return name
 
     def argument(
         self, name: str, shape: tuple[int, ...], dtype: str, constant: int | None = None
     ) -> _Tensor:
-        """A node that is set from outside."""
+        """Add a node that is set from outside."""
         number = len(self.graph.nodes)
         storage = self.storage(("argument", number), 0)
         outputs = (Output(shape, dtype, storage),)
@@ -87,28 +81,30 @@ class _Reader:
         return _Tensor(shape, dtype, storage, (number, 0))
 
     def constant(self, number: int) -> Tensor:
-        """A constant of the executable, which must have its value."""
-        found = self.constants[number]
-        if found is None:
+        """Return a constant of the executable. Raises CompileError if it is bound late and has no
+        value yet.
+        """
+        value = self.constants[number]
+        if value is None:
             raise CompileError(f"graph: constant {number} is late-bound and has no value yet")
-        return found
+        return value
 
     def tensor(self, value: _Value) -> _Tensor:
-        """A value that must be a tensor of the graph."""
+        """Return a value as a tensor of the graph; a constant becomes a node."""
         if isinstance(value, _Constant):
             if value.number not in self._made:
                 data = self.constant(value.number)
                 name = f"p{len(self.params)}"
-                made = self.argument(name, data.shape, data.dtype, value.number)
+                node_tensor = self.argument(name, data.shape, data.dtype, value.number)
                 self.params[self.graph.nodes[-1].name] = data
-                self._made[value.number] = made
+                self._made[value.number] = node_tensor
             return self._made[value.number]
         if not isinstance(value, _Tensor):
             raise CompileError("graph: a result or argument of a kernel is not a tensor")
         return value
 
     def leaves(self, value: _Value) -> Iterator[_Tensor]:
-        """The tensors in a value, tuples taken apart."""
+        """Yield the tensors in a value, with tuples flattened."""
         stack = [value]
         while stack:
             at = stack.pop()
@@ -118,25 +114,25 @@ class _Reader:
                 yield self.tensor(at)
 
     def node(self, name: str, inputs: Sequence[_Tensor], outputs: Sequence[_Tensor]) -> None:
-        """A call of a function, which makes its outputs."""
+        """Add a function call that computes its outputs."""
         number = len(self.graph.nodes)
         for index, output in enumerate(outputs):
             output.entry = (number, index)
-        entries = tuple(each.entry for each in inputs if each.entry is not None)
+        entries = tuple(operand.entry for operand in inputs if operand.entry is not None)
         if len(entries) != len(inputs):
             raise CompileError(
                 f"graph: {name} reads a tensor that no node gives: several kernels write its parts;"
                 " relay.build makes executables without such tensors"
             )
-        made = tuple(Output(o.shape, o.dtype, o.storage) for o in outputs)
-        self.graph.nodes.append(Node(self.name(name), name, entries, made))
+        output_rows = tuple(Output(o.shape, o.dtype, o.storage) for o in outputs)
+        self.graph.nodes.append(Node(self.name(name), name, entries, output_rows))
 
     def value(self, operand: int) -> _Value:
-        """What a register holds; -1 - r is register r, whose last use this is."""
+        """Return a register's value; the operand -1 - r is register r at its last use."""
         return self.registers.get(operand if operand >= 0 else -1 - operand)
 
     def step(self, instruction: Instruction) -> None:
-        """One instruction."""
+        """Interpret one instruction."""
         name, at = instruction.name, instruction.operands
         registers = self.registers
         match name, at:
@@ -157,10 +153,10 @@ class _Reader:
             case "AllocADT", (int(dst), 0, tuple(fields)):
                 registers[dst] = _Tuple(tuple(map(self.value, fields)))
             case "GetField", (int(dst), int(of), int(index)):
-                whole = registers.get(of)
-                if not isinstance(whole, _Tuple):
+                aggregate = registers.get(of)
+                if not isinstance(aggregate, _Tuple):
                     raise CompileError("graph: a field of what is not a tuple made here")
-                registers[dst] = whole.fields[index]
+                registers[dst] = aggregate.fields[index]
             case _, (int(number), int(count), tuple(args), *_) if instruction.has("kernel"):
                 self.invoke(self.primitives[number], count, args)
             case "ReshapeTensor", (int(dst), int(of), int(shape_register), int(index), int(ndim)):
@@ -176,31 +172,33 @@ class _Reader:
                 raise CompileError(_reason(name))
 
     def invoke(self, name: str, count: int, args: Sequence[int]) -> None:
-        """InvokePacked."""
+        """Interpret InvokePacked."""
         inputs = [t for r in args[: len(args) - count] for t in self.leaves(self.registers.get(r))]
         outputs = [t for r in args[len(args) - count :] for t in self.leaves(self.registers.get(r))]
         self.node(name, inputs, outputs)
 
     def reshape(self, value: _Value, register: int, index: int, ndim: int) -> _Tensor:
-        """ReshapeTensor: a node that shares the storage of its input."""
+        """Interpret ReshapeTensor: a node that shares the storage of its input."""
         shape = self.registers.get(register)
         if not isinstance(shape, _Constant):
             raise CompileError(_reason("ReshapeTensor"))
         dims = np.asarray(self.constant(shape.number).numpy())[index : index + ndim]
         source = self.tensor(value)
-        made = _Tensor(tuple(int(d) for d in dims), source.dtype, source.storage)
-        self.node(RESHAPE, [source], [made])
-        return made
+        reshaped = _Tensor(tuple(int(d) for d in dims), source.dtype, source.storage)
+        self.node(RESHAPE, [source], [reshaped])
+        return reshaped
 
     def copy(self, source: _Tensor) -> _Tensor:
-        """DeviceCopy."""
-        made = _Tensor(source.shape, source.dtype, self.storage(("copy", len(self.graph.nodes)), 0))
-        self.node(COPY, [source], [made])
-        return made
+        """Interpret DeviceCopy."""
+        copied = _Tensor(
+            source.shape, source.dtype, self.storage(("copy", len(self.graph.nodes)), 0)
+        )
+        self.node(COPY, [source], [copied])
+        return copied
 
 
 def _leads_away(name: str) -> bool:
-    """Whether an instruction other than the last one goes, or names, somewhere else."""
+    """Return whether an instruction other than the last one jumps or names a function."""
     opcode = BY_NAME[name]
     has_function = not {*"fF"}.isdisjoint(opcode.format)
     goes = not {"ends", "frames"}.isdisjoint(opcode.properties)
@@ -208,7 +206,7 @@ def _leads_away(name: str) -> bool:
 
 
 def _reason(name: str) -> str:
-    """Why there is no graph for a program with an instruction."""
+    """Return why a program with an instruction has no graph."""
     if _leads_away(name):
         why = "it is not a straight line"
     elif name in ("AllocTensorReg", "ShapeOf", "ReshapeTensor"):
@@ -219,10 +217,9 @@ def _reason(name: str) -> str:
 
 
 def read_graph(executable: Executable) -> tuple[Graph, dict[str, Tensor]]:
-    """The graph of `main`, and the tensors of its constants under the names of their nodes.
-
-    Raises CompileError with the reason where a program has none: control flow, functions, shapes
-    that are computed, arguments that are not tensors of a known shape.
+    """Return the graph of `main`, and its constants under their nodes' names. Raises CompileError
+    for control flow, functions, computed shapes, and arguments that are not tensors of a known
+    shape.
     """
     _, words = executable.code("main")
     code = decode(words)
@@ -237,16 +234,16 @@ def read_graph(executable: Executable) -> tuple[Graph, dict[str, Tensor]]:
 
 
 def _inputs(executable: Executable) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Name, shape and dtype of the inputs of `main`."""
+    """Yield name, shape and dtype of the inputs of `main`."""
     inputs, _ = tensor_infos(executable.metadata, executable.source)
-    for each in inputs:
-        shape = tuple(d for d in each.shape if isinstance(d, int))
-        if each.dtype == ANY_OBJECT or shape != each.shape:
+    for tensor_info in inputs:
+        shape = tuple(d for d in tensor_info.shape if isinstance(d, int))
+        if tensor_info.dtype == ANY_OBJECT or shape != tensor_info.shape:
             raise CompileError(
-                f"graph: input '{each.name}' is no tensor of a known shape:"
-                f" {each.dtype}{list(each.shape)}; the virtual machine runs it"
+                f"graph: input '{tensor_info.name}' is no tensor of a known shape:"
+                f" {tensor_info.dtype}{list(tensor_info.shape)}; the virtual machine runs it"
             )
-        yield each.name, shape, each.dtype
+        yield tensor_info.name, shape, tensor_info.dtype
 
 
 __all__ = ["read_graph"]

@@ -1,8 +1,5 @@
-"""From a graph to an executable, whose arguments are all that is set from outside.
-
-The graph executor of TVM's interface is so the virtual machine over bytecode: set_input keeps
-tensors, run passes all of them. Entries of one storage_id share memory only where that is asked
-for, as inner results may be looked at otherwise.
+"""Write a graph as an executable whose arguments are all that is set from outside. ... ^^
+src/ekiden/backend/graph/write.py = write_bytecode.py
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ Library = TypeVar("Library", bound=Program)
 
 
 class _Writer:
-    """Emits `main`: registers of arguments first, then one for each entry and each storage."""
+    """Writer of `main`: registers of arguments first, then one for each entry and each storage."""
 
     def __init__(self, graph: Graph, results: Sequence[Entry], is_shared: bool) -> None:
         self.graph = graph
@@ -42,7 +39,7 @@ class _Writer:
         self.sizes = self._sizes()
 
     def _sizes(self) -> dict[object, int]:
-        """Bytes of each storage that nodes write to."""
+        """Return the size in bytes of each storage that nodes write."""
         sizes: dict[object, int] = {}
         for number, node in enumerate(self.graph.nodes):
             for index, output in enumerate(node.outputs):
@@ -54,7 +51,7 @@ class _Writer:
         return output.storage if self.is_shared else entry
 
     def function(self) -> VMFunction:
-        """The whole function."""
+        """Return the whole function."""
         for number, node in enumerate(self.graph.nodes):
             if node.function:
                 self._node(number, node)
@@ -118,10 +115,9 @@ class _Writer:
 
 
 def write_graph(graph: Graph, *, every_entry: bool = False) -> bytes:
-    """The bytes of an executable that runs a graph; kernels are found by name when it is linked.
-
-    It gives the graph's results, and with `every_entry` behind them what every node gives, each in
-    memory of its own.
+    """Return the bytes of an executable that runs a graph; kernels are looked up by name when it is
+    linked. It returns the graph's results, and with `every_entry` then every node's outputs,
+    each in memory of its own.
     """
     results = [*graph.heads]
     if every_entry:
@@ -145,19 +141,17 @@ def _describe(graph: Graph, entry: Entry) -> dict[str, object]:
 
 
 def new_module(graph: Graph, library: Library, *, every_entry: bool = False) -> Library:
-    """A graph executor over a graph whose kernels are in a library, with its constants set; on the
-    library's machine.
-
-    With `every_entry` its outputs are the graph's, then those of all nodes.
+    """Create a graph executor with its constants set, on the machine of the kernel library. With
+    `every_entry` its outputs are the graph's, then those of all nodes.
     """
     find = runtime.get_global_func if isinstance(library, Module) else library.get_global_func
     program = write_graph(graph, every_entry=every_entry)
-    made = cast("Library", find("ek.graph_executor.create")(program, library))
+    executor = cast("Library", find("ek.graph_executor.create")(program, library))
     for number in graph.arguments:
         node = graph.nodes[number]
         if node.constant is not None and library.implements_function("get_constant"):
-            made["set_input_zero_copy"](node.name, library["get_constant"](node.constant))
-    return made
+            executor["set_input_zero_copy"](node.name, library["get_constant"](node.constant))
+    return executor
 
 
 __all__ = ["new_module", "write_graph"]

@@ -1,4 +1,6 @@
-"""Kernels: fused functions lowered to loops, compiled to native code, cached on disk."""
+"""Kernels: lowering, canonical forms, compilation and facts; fused functions lowered to loops,
+compiled to native code, cached on disk.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,6 @@
-"""Say of quantised kernels that the model of kernels has for slower than the same of floats."""
+"""Warn of quantised kernels that the cost model predicts to be slower than their float form. ^^
+src/ekiden/backend/kernels/beside_floats.py = quantized_slowdown.py
+"""
 
 from __future__ import annotations
 

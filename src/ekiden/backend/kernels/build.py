@@ -1,5 +1,5 @@
-"""Compile the kernels of a module: once per distinct function, in parallel processes, through
-the disk cache.
+"""Compile the kernels of a module; once per distinct function, in parallel processes, through the
+disk cache.
 
 The key of a kernel (codegen/cache.py) says its canonical function, the target, and what decisions
 are fixed; the compiler's own sources are part of it, so that no kernel is of another version.
@@ -56,8 +56,8 @@ from ekiden.tir.stmt import PrimFunc
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Compiled kernels: the name, the canonical form and the facts of each function asked for, and
-    objects that export them all.
+    """Compiled kernels: the name, canonical form and facts of each requested function, and the
+    objects that export them.
     """
 
     names: list[str]
@@ -89,16 +89,17 @@ class Kernels:
     def link(
         self, target: Target, objects: Sequence[bytes] = (), exports: Sequence[str] = ()
     ) -> bytes:
-        """One image of them, and of other objects, which may call them; empty without any."""
-        parts = [*self.objects, *objects]
-        return llvm.link(parts, [*self.exports, *exports], target) if parts else b""
+        """Link the kernels and other objects, which may call them, into one image; return b""
+        without any.
+        """
+        all_objects = [*self.objects, *objects]
+        return llvm.link(all_objects, [*self.exports, *exports], target) if all_objects else b""
 
 
 def _compile_together(programs: Sequence[PrimFunc], target: Target) -> bytes:
-    """The object code of small programs that run on the host, through the cache: a process that
-    finds all of its kernels there brings no LLVM into memory, which has 69 MB.
-
-    They are told by the text that is emitted of them, as it has all names that messages show.
+    """Return the object code of small host programs, through the cache; a process that finds all of
+    its kernels there never loads LLVM (69 MB). The cache key is the emitted text, which contains
+    all names that messages show.
     """
     generator, cache = GENERATORS[target.kind.name], KernelCache.default()
     emitted = next(iter(generator.sources(target).values()))
@@ -113,28 +114,29 @@ def _compile_together(programs: Sequence[PrimFunc], target: Target) -> bytes:
 
 
 def flush_asked(target: Target) -> bool:
-    """Whether all kernels shall take subnormal numbers for 0. Raises CompileError for an option
-    that is not one, and for a target that cannot do so."""
-    asked = PassContext.current().option(DENORMALS)
-    if asked not in DENORMALS_KINDS:
+    """Return whether all kernels must flush subnormal numbers to zero. Raises CompileError for an
+    unknown option, and for a target that cannot.
+    """
+    option = PassContext.current().option(DENORMALS)
+    if option not in DENORMALS_KINDS:
         kinds = " or ".join(map(repr, DENORMALS_KINDS))
-        raise CompileError(f"compile: denormals {kinds} expected, got {asked!r}")
-    if asked == "flush" and not target.has("flush_subnormals"):
+        raise CompileError(f"compile: denormals {kinds} expected, got {option!r}")
+    if option == "flush" and not target.has("flush_subnormals"):
         machine = f"a processor of {target.architecture} has no mode for it"
         raise CompileError(f"compile: denormals 'flush': {machine}; target: {target}")
-    return asked == "flush"
+    return option == "flush"
 
 
 def _compile(
     function: Function, name: str, target: Target, ranges: Sequence[Range],
     attrs: Mapping[str, object],
 ) -> bytes:  # fmt: skip
-    """The facts and the object code of a function in canonical form, with more attributes."""
+    """Return the facts and object code of a canonical function with additional attributes."""
 
-    def scheduled(given: Given) -> PrimFunc:
-        """The loop program, whose arguments share no bytes but those that tir.in_place names."""
+    def scheduled(overrides: Given) -> PrimFunc:
+        """Return the loop program; its arguments alias only as tir.in_place says."""
         with phase("schedule", DEBUG):
-            func = lower_primitive(function, name, target, given)
+            func = lower_primitive(function, name, target, overrides)
         # the VM gives results memory that no argument has but those of tir.in_place
         return func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True, **attrs})
 
@@ -142,7 +144,9 @@ def _compile(
         if len(ranges) == 1:
             code = compile_function(scheduled(ranges[0].given), target)
         else:
-            lowered = joined(ranges, lambda given: tir_transform.lower(scheduled(given), target))
+            lowered = joined(
+                ranges, lambda overrides: tir_transform.lower(scheduled(overrides), target)
+            )
             code = Code(lowered, compile_lowered([lowered], target))
         return packed(facts_of(code.lowered, target), pack_code(code))
     except Exception as error:
@@ -152,19 +156,23 @@ def _compile(
 
 
 def _given(form: Function, decisions: Given, recorded: Recorded) -> list[Range]:
-    """What is said about a kernel: by records, for ranges of its sizes, and beyond them by the
-    user. A device has one kernel for all sizes, that of the first."""
+    """Return the schedule overrides of a kernel for ranges of its sizes: tuning records, and beyond
+    their ranges the user's. A device has one kernel for all sizes, that of the first range.
+    """
     names = names_of(form)
-    given = {n: fixed for n, fixed in decisions.items() if n in names or n in FAMILIES}
-    found = [
-        (points, {**given, family: {**fixed, **given.get(family, {})}} if family else given)
+    overrides = {n: fixed for n, fixed in decisions.items() if n in names or n in FAMILIES}
+    recorded_ranges = [
+        (
+            points,
+            {**overrides, family: {**fixed, **overrides.get(family, {})}} if family else overrides,
+        )
         for points, family, fixed in recorded.fixed_for(form)
     ]
-    if not found:
-        return [Range(None, given)]
+    if not recorded_ranges:
+        return [Range(None, overrides)]
     if recorded.target.kind.has_threads:
-        return [Range(None, found[0][1])]
-    return ranges_of(found)
+        return [Range(None, recorded_ranges[0][1])]
+    return ranges_of(recorded_ranges)
 
 
 def _task(
@@ -185,11 +193,12 @@ def _task(
 
 
 def _own_versions(function: Function) -> tuple[str, ...]:
-    """What tells kernels with a user's implementations from all others: they are those of this
-    process and of what is registered now."""
+    """Return the cache-key part of kernels with user implementations: they belong to this process
+    and its current registrations.
+    """
     names = {c.op.name for c in operator_calls(function) if isinstance(c.op, Op)}
-    found = {name: version_of(name) for name in sorted(names)}
-    own = {name: version for name, version in found.items() if version is not None}
+    versions = {name: version_of(name) for name in sorted(names)}
+    own = {name: version for name, version in versions.items() if version is not None}
     return (f"{PROCESS}:{own}",) if own else ()
 
 
@@ -200,13 +209,13 @@ PROCESS = os.urandom(16).hex()
 
 
 def check_decisions(functions: Sequence[Function], decisions: Given) -> None:
-    """Raises CompileError for a decision about what is neither a family nor one of the kernels."""
+    """Raise CompileError for a decision about an unknown family or kernel."""
     if set(decisions) <= set(FAMILIES):
         return
-    known = {name: None for function in functions for name in names_of(function)}
+    kernel_names = {name: None for function in functions for name in names_of(function)}
     for name in decisions:
-        if name not in FAMILIES and name not in known:
-            kernels = f"{', '.join(known)}; families: {', '.join(FAMILIES)}"
+        if name not in FAMILIES and name not in kernel_names:
+            kernels = f"{', '.join(kernel_names)}; families: {', '.join(FAMILIES)}"
             raise CompileError(f"decisions: no kernel is called '{name}'; there are: {kernels}")
 
 
@@ -231,14 +240,19 @@ def build_kernels(
     with phase("kernel keys", DEBUG):
         forms = [canonicalize(function) for function in functions]
     targets = [target] * len(forms) if isinstance(target, Target) else list(target)
-    attrs = {each: {FLUSH: 1} if flush_asked(each) else {} for each in dict.fromkeys(targets)}
-    recorded = {each: Recorded.current(each) for each in attrs}
+    attrs = {
+        unique_target: {FLUSH: 1} if flush_asked(unique_target) else {}
+        for unique_target in dict.fromkeys(targets)
+    }
+    recorded = {request_target: Recorded.current(request_target) for request_target in attrs}
     tasks = [
-        _task(f, each, _given(f, decisions, recorded[each]), attrs[each])
-        for f, each in zip(forms, targets, strict=True)
+        _task(f, key_target, _given(f, decisions, recorded[key_target]), attrs[key_target])
+        for f, key_target in zip(forms, targets, strict=True)
     ]
-    for each, found in recorded.items():
-        found.report(len({t.key for t, own in zip(tasks, targets, strict=True) if own == each}))
+    for kernel_target, records in recorded.items():
+        records.report(
+            len({t.key for t, own in zip(tasks, targets, strict=True) if own == kernel_target})
+        )
     cache = cache or KernelCache.default()
     if finishing is not None:
         tiered = TieredCode(compile_rest(finishing, tasks, forms, cache), {})
@@ -246,15 +260,17 @@ def build_kernels(
         tiered = compile_without_form(tasks, forms, targets, cache, progress)
     else:
         tiered = TieredCode(compile_tasks(tasks, cache, progress), {})
-    made = {key: unpacked(each) for key, each in tiered.code.items()}
+    compiled = {key: unpacked(code) for key, code in tiered.code.items()}
     facts = [
-        renamed(made[task.key][0], _symbols(form, function)) if task.key in made else GENERAL
+        renamed(compiled[task.key][0], _symbols(form, function))
+        if task.key in compiled
+        else GENERAL
         for task, form, function in zip(tasks, forms, functions, strict=True)
     ]
-    exports = list({t.key: t.name for t in tasks if t.key in made}.values())
-    codes = [unpack_code(code) for _, code in made.values()]
+    exports = list({t.key: t.name for t in tasks if t.key in compiled}.values())
+    codes = [unpack_code(code) for _, code in compiled.values()]
     objects = [code for code, _ in codes]
-    kernels = [kernel for _, each in codes for kernel in each]
+    kernels = [kernel for _, device_kernels in codes for kernel in device_kernels]
     return Kernels(
         [t.name for t in tasks], forms, facts, objects, exports, kernels,
         code=tiered.code if tiered.general else {}, general=tiered.general,
@@ -262,12 +278,12 @@ def build_kernels(
 
 
 def _symbols(form: Function, function: Function) -> dict[str, PrimExpr]:
-    """Symbol of the canonical form -> what it is in the function."""
+    """Return the map from symbols of the canonical form to dimensions of the function."""
     pairs = zip(_dims(form), _dims(function), strict=True)
     return {dim.name: own for dim, own in pairs if isinstance(dim, PrimVar)}
 
 
 def _dims(function: Function) -> list[PrimExpr]:
-    """The dimensions of all parameters, then of the results."""
+    """Return the dimensions of all parameters, then of the results."""
     kinds = [*(p.checked_type for p in function.params), function.body.checked_type]
-    return [d for kind in kinds for each in tensor_types(kind) for d in each.shape]
+    return [d for kind in kinds for tensor_type in tensor_types(kind) for d in tensor_type.shape]

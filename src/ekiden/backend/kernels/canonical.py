@@ -1,4 +1,4 @@
-"""One form for all fused functions that are the same kernel.
+"""Canonical form of fused functions, so that equal kernels are compiled once.
 
 Symbols are renamed in order of appearance (n0, n1, ...), so that layers that differ in names alone
 share a kernel. A dimension that is an expression on symbols the kernel cannot read off its
@@ -31,7 +31,7 @@ from ekiden.runtime.errors import CompileError, InternalError
 
 
 class _Renaming:
-    """Maps the dimensions of one function to canonical ones."""
+    """Renaming of one function's dimensions to canonical ones."""
 
     def __init__(self, function: Function) -> None:
         kinds = [t for p in function.params for t in tensor_types(p.checked_type)]
@@ -49,12 +49,13 @@ class _Renaming:
     def _fresh(self) -> SizeVar:
         return SizeVar(f"n{len(self.symbols) + len(getattr(self, 'compound', ()))}")
 
-    def learn(self, known: Type | None, inferred: Type | None) -> bool:
-        """Whether the type that an operator infers in canonical symbols says what a symbol of the
-        expression's known type is in earlier ones; that stands for it from now on."""
+    def learn(self, expected: Type | None, inferred: Type | None) -> bool:
+        """Learn from the type that an operator infers in canonical symbols that a symbol equals an
+        expression of earlier ones; return whether anything was learnt.
+        """
         if not self.compound:
             return False
-        pairs = zip(_dims(known), _dims(inferred), strict=False)
+        pairs = zip(_dims(expected), _dims(inferred), strict=False)
         return any(self._learn(dim, self._known(dim), value) for dim, value in pairs)
 
     def _learn(self, dim: PrimExpr, symbol: PrimExpr | None, value: PrimExpr) -> bool:
@@ -71,7 +72,7 @@ class _Renaming:
         return next((v for e, v in self.compound if prove_equal(e, expr)), None)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """A dimension or attribute in canonical symbols."""
+        """Return a dimension or attribute in canonical symbols."""
         if isinstance(expr, IntImm):
             return expr
         free = prim_vars(expr)
@@ -80,9 +81,9 @@ class _Renaming:
         return simplify(self._around_known(expr))
 
     def _around_known(self, expr: PrimExpr) -> PrimExpr:
-        """The expression with each part that is a known dimension replaced by its symbol."""
-        if (known := self._known(expr)) is not None:
-            return known
+        """Replace each subexpression that is a known dimension by its symbol."""
+        if (symbol := self._known(expr)) is not None:
+            return symbol
         if isinstance(expr, Var):
             if expr not in self.symbols:
                 raise InternalError(f"kernel: no argument has the dimension {expr.name}")
@@ -90,14 +91,14 @@ class _Renaming:
         return rebuild(expr, [self._around_known(e) for e in children(expr)])
 
     def type(self, kind: Type) -> Type:
-        """A type in canonical symbols."""
+        """Return a type in canonical symbols."""
         if isinstance(kind, TensorType):
             return TensorType(tuple(map(self.expr, kind.shape)), kind.dtype)
         assert isinstance(kind, TupleType)
         return TupleType(tuple(map(self.type, kind.fields)))
 
     def attrs(self, attrs: Attrs | None) -> Attrs | None:
-        """Attributes in canonical symbols; the same object if they hold none."""
+        """Return attributes in canonical symbols; the same object if they hold none."""
         if attrs is None or not any(isinstance(v, PrimExpr) for v in _leaves(attrs)):
             return attrs
         fields = {f.name: self._value(getattr(attrs, f.name)) for f in dataclasses.fields(attrs)}  # type: ignore[arg-type]
@@ -117,20 +118,18 @@ def _leaves(value: object) -> Iterator[object]:
     if isinstance(value, Attrs):
         value = tuple(getattr(value, f.name) for f in dataclasses.fields(value))  # type: ignore[arg-type]
     if isinstance(value, tuple):
-        for each in value:
-            yield from _leaves(each)
+        for item in value:
+            yield from _leaves(item)
     else:
         yield value
 
 
 def canonicalize(function: Function) -> Function:
-    """The canonical form of a primitive function; its parameters keep their order.
-
-    What operators say of the new symbols may be less than of the old ones, `min(n1, n0)` for n1.
-    Where a symbol would then be no dimension of anything, the result has the renamed type.
-
-    Raises InternalError, naming the node, if an attribute needs a symbol that no argument or result
-    has as a dimension.
+    """Return the canonical form of a primitive function; its parameters keep their order. Operators
+    may know less of the new symbols than of the old ones (`min(n1, n0)` for n1); where a symbol
+    would then be a dimension of nothing, the result has the renamed type. Raises InternalError,
+    naming the node, if an attribute needs a symbol that no argument or result has as a
+    dimension.
     """
     try:
         return _canonical(function)
@@ -142,27 +141,27 @@ def canonicalize(function: Function) -> Function:
 
 def _canonical(function: Function) -> Function:
     renaming = _Renaming(function)
-    while (made := _renamed(function, renaming)) is None:
+    while (renamed := _renamed(function, renaming)) is None:
         pass  # with one symbol less
-    return made
+    return renamed
 
 
 def _renamed(function: Function, renaming: _Renaming) -> Function | None:
-    """The function in canonical symbols; None if the renaming has learnt what one of them is."""
+    """Return the function in canonical symbols, or None if the renaming has learnt an equality."""
     new: dict[RelayExpr, RelayExpr] = {}
     params = []
     for index, param in enumerate(function.params):
         kind = renaming.type(param.checked_type)
-        made = RelayVar(f"p{index}", kind)
-        made.set_checked_type(kind)
-        new[param] = made
-        params.append(made)
+        parameter = RelayVar(f"p{index}", kind)
+        parameter.set_checked_type(kind)
+        new[param] = parameter
+        params.append(parameter)
     for expr in evaluation_order(function.body):
         inner = expr.op if isinstance(expr, Call) and not isinstance(expr.op, Op) else expr
         if not isinstance(inner, _PARTS):
-            got = type(inner).__name__
+            node_type = type(inner).__name__
             text = "expected calls of operators and tuples in a function marked Primitive"
-            raise CompileError(f"{text}, got a {got}")
+            raise CompileError(f"{text}, got a {node_type}")
         if expr not in new:
             new[expr] = _rebuild(expr, new, renaming)
             if renaming.learn(expr.checked_type, new[expr].checked_type):
@@ -181,10 +180,12 @@ _PARTS = (Call, Tuple, TupleGetItem, RelayVar, Constant)
 
 
 def _is_closed(params: Iterable[RelayVar], body: RelayExpr, exprs: Iterable[RelayExpr]) -> bool:
-    """Whether all symbols in attributes and the result are dimensions of parameters or result."""
+    """Return whether all symbols in attributes and the result are dimensions of parameters or
+    results.
+    """
     results = [d for t in tensor_types(body.checked_type) for d in t.shape]
-    given = [d for p in params for t in tensor_types(p.checked_type) for d in t.shape]
-    shown = {d for d in (*given, *results) if isinstance(d, Var)}
+    parameter_dims = [d for p in params for t in tensor_types(p.checked_type) for d in t.shape]
+    shown = {d for d in (*parameter_dims, *results) if isinstance(d, Var)}
     calls = [e for e in exprs if isinstance(e, Call) and e.attrs is not None]
     held = [v for c in calls for v in _leaves(c.attrs) if isinstance(v, PrimExpr)]
     return shown.issuperset(prim_vars(*results, *held))

@@ -1,6 +1,6 @@
-"""Conditions under which the arithmetic of sizes does not leave int64 in a run.
+"""Conditions under which size arithmetic does not overflow int64 at run time.
 
-    n * 4611686018427387904      needs  n as float64 * 4.6e18 < 2**53
+n * 4611686018427387904      needs  n as float64 * 4.6e18 < 2**53
     n * 4                        needs  n <= 2**40, once for all that is made of n
 
 Sizes are computed in machine integers, which wrap: of n = 4 the first is 0, and a kernel that takes
@@ -60,7 +60,7 @@ INT64: Interval = (-(2**63), 2**63 - 1)
 
 
 class _Intervals:
-    """What parts of expressions can be, by their identity: the parts are interned."""
+    """Value intervals of expressions, by identity: the expressions are interned."""
 
     def __init__(self, extents: Sequence[Buffer]) -> None:
         self.extents = {id(buffer) for buffer in extents}
@@ -71,54 +71,54 @@ class _Intervals:
         """Whether a part has an element of a buffer inside."""
         self._symbols: dict[int, tuple[Var, ...]] = {}
 
-    def add(self, parts: Iterable[PrimExpr]) -> None:
-        """Compute the intervals of parts, each behind its operands."""
-        for part in parts:
-            low, high = self.before_check(part)
-            operands = [id(child) for child in children(part)]
-            leaves = _is_arithmetic(part) and (low < INT64[0] or high > INT64[1])
+    def add(self, nodes: Iterable[PrimExpr]) -> None:
+        """Compute the intervals of expressions, operands before users."""
+        for node in nodes:
+            low, high = self.before_check(node)
+            operands = [id(child) for child in children(node)]
+            leaves = _is_arithmetic(node) and (low < INT64[0] or high > INT64[1])
             inside = any(map(self.risky.__getitem__, operands))
-            self.risky[id(part)] = inside or leaves or _compares_too_large(part)
-            self.reads_data[id(part)] = isinstance(part, BufferLoad) or any(
+            self.risky[id(node)] = inside or leaves or _compares_too_large(node)
+            self.reads_data[id(node)] = isinstance(node, BufferLoad) or any(
                 map(self.reads_data.__getitem__, operands)
             )
             if leaves:  # beyond, a check has failed
-                ends = (-MAX_PRODUCT, MAX_PRODUCT) if isinstance(part, Mul) else INT64
+                ends = (-MAX_PRODUCT, MAX_PRODUCT) if isinstance(node, Mul) else INT64
                 low, high = max(low, ends[0]), min(high, ends[1])
-            self.of[id(part)] = low, high
+            self.of[id(node)] = low, high
 
-    def leaves(self, part: PrimExpr) -> bool:
-        """Return whether a part by itself may leave int64."""
-        low, high = self.before_check(part)
-        return _is_arithmetic(part) and (low < INT64[0] or high > INT64[1])
+    def leaves(self, node: PrimExpr) -> bool:
+        """Return whether a node by itself may overflow int64."""
+        low, high = self.before_check(node)
+        return _is_arithmetic(node) and (low < INT64[0] or high > INT64[1])
 
-    def symbols(self, part: PrimExpr) -> tuple[Var, ...]:
-        """Return the first symbols inside a part, at most SHOWN."""
-        for inner in pending((part,), self._symbols):
+    def symbols(self, root: PrimExpr) -> tuple[Var, ...]:
+        """Return the first symbols inside an expression, at most MAX_SHOWN_SYMBOLS."""
+        for inner in pending((root,), self._symbols):
             within: tuple[Var, ...] = (inner,) if isinstance(inner, Var) else ()
             for child in children(inner):
                 within = tuple(dict.fromkeys(within + self._symbols[id(child)]))[:SHOWN]
             self._symbols[id(inner)] = within
-        return self._symbols[id(part)]
+        return self._symbols[id(root)]
 
-    def is_extent(self, part: PrimExpr) -> bool:
-        """Return whether a part is a dimension of a tensor."""
-        return isinstance(part, Var) or (
-            isinstance(part, BufferLoad) and id(part.buffer) in self.extents
+    def is_extent(self, node: PrimExpr) -> bool:
+        """Return whether a node is a dimension of a tensor."""
+        return isinstance(node, Var) or (
+            isinstance(node, BufferLoad) and id(node.buffer) in self.extents
         )
 
-    def before_check(self, part: PrimExpr) -> Interval:
-        """Return what a part can be, in whole numbers, of operands that have been checked."""
-        if isinstance(part, IntImm):
-            return part.value, part.value
-        if self.is_extent(part):
+    def before_check(self, node: PrimExpr) -> Interval:
+        """Return the interval of a node in unbounded integers, given checked operands."""
+        if isinstance(node, IntImm):
+            return node.value, node.value
+        if self.is_extent(node):
             return 0, MAX_EXTENT
-        inside = [self.of.get(id(child), INT64) for child in children(part)]
-        match part:
+        inside = [self.of.get(id(child), INT64) for child in children(node)]
+        match node:
             case Add() | Sub() | Mul():
-                return _arithmetic(part, inside[0], inside[1])
+                return _arithmetic(node, inside[0], inside[1])
             case Min() | Max():
-                choose = min if isinstance(part, Min) else max
+                choose = min if isinstance(node, Min) else max
                 return choose(inside[0][0], inside[1][0]), choose(inside[0][1], inside[1][1])
             case FloorDiv():
                 reach = max(abs(end) for end in inside[0])
@@ -129,31 +129,32 @@ class _Intervals:
             case Select() | Intrinsic(op="if_then_else"):
                 return min(i[0] for i in inside[1:]), max(i[1] for i in inside[1:])
             case Cast():
-                ends = int_range(part.value.dtype) or INT64
+                ends = int_range(node.value.dtype) or INT64
                 return max(inside[0][0], ends[0]), min(inside[0][1], ends[1])
-        return int_range(part.dtype) or INT64
+        return int_range(node.dtype) or INT64
 
 
-def _is_arithmetic(part: PrimExpr) -> bool:
-    return isinstance(part, (Add, Sub, Mul)) and part.dtype == "int64"
+def _is_arithmetic(node: PrimExpr) -> bool:
+    return isinstance(node, (Add, Sub, Mul)) and node.dtype == "int64"
 
 
-def _compares_too_large(part: PrimExpr) -> bool:
-    """Return whether a part that is no sum or product has a constant that no int64 is. Of a sum or
-    product the result tells."""
-    return not _is_arithmetic(part) and any(
+def _compares_too_large(node: PrimExpr) -> bool:
+    """Return whether a node that is no arithmetic has a constant that no int64 can represent; for
+    arithmetic the result decides.
+    """
+    return not _is_arithmetic(node) and any(
         isinstance(child, IntImm)
         and child.dtype == "int64"
         and not INT64[0] <= child.value <= INT64[1]
-        for child in children(part)
+        for child in children(node)
     )
 
 
-def _arithmetic(part: BinaryExpr, a: Interval, b: Interval) -> Interval:
-    """The interval of a sum, difference or product, in whole numbers."""
-    if isinstance(part, Add):
+def _arithmetic(node: BinaryExpr, a: Interval, b: Interval) -> Interval:
+    """Return the interval of a sum, difference or product in unbounded integers."""
+    if isinstance(node, Add):
         return a[0] + b[0], a[1] + b[1]
-    if isinstance(part, Sub):
+    if isinstance(node, Sub):
         return a[0] - b[1], a[1] - b[0]
     ends = [x * y for x in a for y in b]
     return min(ends), max(ends)
@@ -171,39 +172,39 @@ def size_conditions(
     """
     one, intervals = Interned(), _Intervals(extents)
     roots = [one(expr) for expr in exprs]
-    parts = post_order(*roots)
-    intervals.add(parts)
-    yield from _extent_conditions(parts, intervals)
+    nodes = post_order(*roots)
+    intervals.add(nodes)
+    yield from _extent_conditions(nodes, intervals)
     true = const(True, "bool")
     stack: list[tuple[PrimExpr, PrimExpr]] = [(root, true) for root in reversed(roots)]
     visited: set[tuple[int, int]] = set()
     rows: list[Condition] = []
     while stack:
-        part, guard = stack.pop()
-        always, here = (id(part), id(true)), (id(part), id(guard))
-        if not intervals.risky[id(part)] or always in visited or here in visited:
+        node, guard = stack.pop()
+        always, under_guard = (id(node), id(true)), (id(node), id(guard))
+        if not intervals.risky[id(node)] or always in visited or under_guard in visited:
             continue
-        visited.add(here)
-        if isinstance(part, Select) or getattr(part, "op", "") == "if_then_else":
-            chosen, if_true, if_false = children(part)
+        visited.add(under_guard)
+        if isinstance(node, Select) or getattr(node, "op", "") == "if_then_else":
+            chosen, if_true, if_false = children(node)
             stack.append((if_false, one(logical_and(guard, Not(chosen)))))
             stack += [(if_true, one(logical_and(guard, chosen))), (chosen, guard)]
             continue
-        stack.extend((child, guard) for child in children(part))
-        conditions: list[PrimExpr] = [Not(guard)] if _compares_too_large(part) else []
-        if intervals.leaves(part):
-            fits = _fits(part, intervals.before_check(part))
+        stack.extend((child, guard) for child in children(node))
+        conditions: list[PrimExpr] = [Not(guard)] if _compares_too_large(node) else []
+        if intervals.leaves(node):
+            fits = _fits(node, intervals.before_check(node))
             conditions.append(fits if guard is true else Not(logical_and(guard, Not(fits))))
         if conditions:
-            text = f"a size leaves int64: {_text(part, intervals)}"
-            shown = _shown(part, intervals)
+            text = f"a size leaves int64: {_text(node, intervals)}"
+            shown = _shown(node, intervals)
             rows.extend((condition, text, shown) for condition in conditions)
     yield from reversed(rows)  # what is inside of a part first: the part is made of it
 
 
-def _extent_conditions(parts: Sequence[PrimExpr], intervals: _Intervals) -> Iterator[Condition]:
+def _extent_conditions(nodes: Sequence[PrimExpr], intervals: _Intervals) -> Iterator[Condition]:
     """Yield conditions on the dimensions that arithmetic is done on."""
-    operands = {id(o): o for part in parts if _is_arithmetic(part) for o in children(part)}
+    operands = {id(o): o for node in nodes if _is_arithmetic(node) for o in children(node)}
     for operand in operands.values():
         if intervals.is_extent(operand):
             name = operand.name if isinstance(operand, Var) else "it"
@@ -211,31 +212,32 @@ def _extent_conditions(parts: Sequence[PrimExpr], intervals: _Intervals) -> Iter
             yield operand <= const(MAX_EXTENT), text, {name: operand}
 
 
-def _fits(part: PrimExpr, between: Interval) -> PrimExpr:
-    """Return whether a sum, difference or product of int64 is one, where whole numbers would be
-    between two ends."""
-    assert isinstance(part, BinaryExpr)
-    value = type(part)(cast(part.a, "float64"), cast(part.b, "float64"), "float64")
-    limit = float(MAX_PRODUCT if isinstance(part, Mul) else INT64[1] + 1)
+def _fits(node: PrimExpr, between: Interval) -> PrimExpr:
+    """Return the condition that a sum, difference or product fits int64, computed in float64."""
+    assert isinstance(node, BinaryExpr)
+    # float64 represents every integer up to 2**53, so the comparison is exact where products are
+    # checked.
+    value = type(node)(cast(node.a, "float64"), cast(node.b, "float64"), "float64")
+    limit = float(MAX_PRODUCT if isinstance(node, Mul) else INT64[1] + 1)
     low, high = (const(end, "float64") for end in (-limit, limit))
     conditions = [value > low] if between[0] < INT64[0] else []
     conditions += [value < high] if between[1] > INT64[1] else []
     return conditions[0] if len(conditions) == 1 else logical_and(*conditions)
 
 
-def _shown(part: PrimExpr, intervals: _Intervals) -> dict[str, PrimExpr]:
+def _shown(node: PrimExpr, intervals: _Intervals) -> dict[str, PrimExpr]:
     """Return the numbers that an error shows: the symbols of a part, else its operands."""
-    if intervals.reads_data[id(part)] and isinstance(part, BinaryExpr):
-        return {"one side": part.a, "the other": part.b}
-    return {symbol.name: symbol for symbol in intervals.symbols(part)}
+    if intervals.reads_data[id(node)] and isinstance(node, BinaryExpr):
+        return {"one side": node.a, "the other": node.b}
+    return {symbol.name: symbol for symbol in intervals.symbols(node)}
 
 
-def _text(part: PrimExpr, intervals: _Intervals) -> str:
+def _text(node: PrimExpr, intervals: _Intervals) -> str:
     """Return an expression of symbols as text; data have no names."""
-    if intervals.reads_data[id(part)]:
+    if intervals.reads_data[id(node)]:
         kinds: dict[type[PrimExpr], str] = {Add: "a sum", Sub: "a difference", Mul: "a product"}
-        return kinds.get(type(part), "a number")
-    return prim_text(part, max_chars=SHOWN_TEXT)
+        return kinds.get(type(node), "a number")
+    return prim_text(node, max_chars=SHOWN_TEXT)
 
 
 __all__ = ["MAX_EXTENT", "MAX_PRODUCT", "size_conditions"]

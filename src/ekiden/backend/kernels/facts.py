@@ -1,4 +1,4 @@
-"""What a plan of memory needs to know of a compiled kernel; kept beside its object code.
+"""Facts about a compiled kernel that memory planning needs; kept beside its object code.
 
 They are read off the loop program that is compiled, so that they hold for whatever schedule made
 it: how much it allocates at once (outside of parallel loops once, inside once a thread), which
@@ -28,24 +28,24 @@ LINE = 64
 
 
 def facts_of(lowered: PrimFunc, target: Target) -> KernelFacts:
-    """The facts of a kernel that is ready to be compiled; with a thread per core of the target."""
+    """Return the facts of a lowered kernel, assuming one thread per core of the target."""
     if DEVICE_TYPE in (lowered.attrs or {}):  # it takes what it needs from its device
         return KernelFacts(const(0), (), True)
-    alone, each = _needs(lowered.body, frozenset())
-    space = simplify(alone + each * target.cores)
+    alone, per_thread = _needs(lowered.body, frozenset())
+    space = simplify(alone + per_thread * target.cores)
     updates = bool((lowered.attrs or {}).get("tir.updates"))
     return KernelFacts(space, in_place(lowered), _has_vectors(lowered), updates)
 
 
 def _has_vectors(lowered: PrimFunc) -> bool:
-    """Whether any value of a kernel is a vector; what moves no elements needs none."""
-    found = contents(lowered.body)
-    return For not in found.statements or found.has_vectors
+    """Return whether any value of a kernel is a vector; code without loops needs none."""
+    summary = contents(lowered.body)
+    return For not in summary.statements or summary.has_vectors
 
 
 def renamed(facts: KernelFacts, symbols: Mapping[str, PrimExpr]) -> KernelFacts:
-    """The facts for a caller that calls the kernel's symbols so. Symbols that it has no name for
-    make the workspace unknown: 0.
+    """Return the facts in the caller's symbols. A symbol that the caller cannot name makes the
+    workspace unknown: 0.
     """
     free = free_vars(facts.workspace)
     if any(v.name not in symbols for v in free):
@@ -59,46 +59,48 @@ _Need = tuple[PrimExpr, PrimExpr]
 
 
 def _needs(stmt: Stmt, bound: frozenset[Var]) -> _Need:
-    """Recursive: statements nest as deep as loops do. Sizes that depend on loops count nothing: the
-    caller could not say them, so the kernel takes such memory from its thread. Of statements in a
-    row and of branches the greatest counts, as each gives back what it took."""
+    """Return the workspace need of a statement. Sizes that depend on loop variables count as 0: the
+    caller cannot compute them, so the kernel allocates them itself. Of sequential statements and
+    branches the largest counts, as each frees what it took. The recursion is as deep as loops
+    nest.
+    """
     match stmt:
         case Allocate(buffer=buffer, body=body):
-            alone, each = _needs(body, bound)
+            alone, per_thread = _needs(body, bound)
             size: PrimExpr = const(dt.itemsize(buffer.dtype))
             for extent in buffer.shape:
                 size = size * extent
             if buffer.scope != "global" or not bound.isdisjoint(free_vars(size)):
-                return alone, each
-            return alone + (size + (LINE - 1)) // LINE * LINE + LINE, each
+                return alone, per_thread
+            return alone + (size + (LINE - 1)) // LINE * LINE + LINE, per_thread
         case For(kind=kind, body=body, loop_var=var):
-            alone, each = _needs(body, bound | {var})
+            alone, per_thread = _needs(body, bound | {var})
             if kind is ForKind.PARALLEL:
-                return const(0), alone + each
-            return alone, each
+                return const(0), alone + per_thread
+            return alone, per_thread
         case LetStmt():
             names: set[Var] = set()
             while isinstance(stmt, LetStmt):
                 names.add(stmt.var)
                 stmt = stmt.body
             return _needs(stmt, bound | names)
-        case IfThenElse(then_case=then, else_case=other):
-            return _most([_needs(s, bound) for s in (then, other) if s is not None])
-        case SeqStmt(seq=parts):
-            return _most([_needs(s, bound) for s in parts])
+        case IfThenElse(then_case=then_case, else_case=else_case):
+            return _most([_needs(s, bound) for s in (then_case, else_case) if s is not None])
+        case SeqStmt(seq=statements):
+            return _most([_needs(s, bound) for s in statements])
         case _:
             return const(0), const(0)
 
 
 def _most(needs: list[_Need]) -> _Need:
-    alone, each = needs[0]
+    alone, per_thread = needs[0]
     for more, more_each in needs[1:]:
-        alone, each = maximum(alone, more), maximum(each, more_each)
-    return simplify(alone), simplify(each)
+        alone, per_thread = maximum(alone, more), maximum(per_thread, more_each)
+    return simplify(alone), simplify(per_thread)
 
 
 def packed(facts: KernelFacts, code: bytes) -> bytes:
-    """Facts and object code as the cache keeps them: a line of JSON, then the code."""
+    """Serialise facts and object code for the cache; a line of JSON, then the code."""
     head = {
         "workspace": save_json(facts.workspace),
         "in_place": facts.in_place,
@@ -108,14 +110,14 @@ def packed(facts: KernelFacts, code: bytes) -> bytes:
     return json.dumps(head).encode() + b"\n" + code
 
 
-def unpacked(kept: bytes) -> tuple[KernelFacts, bytes]:
-    """What `packed` has put together."""
-    head, _, code = kept.partition(b"\n")
-    found = json.loads(head)
-    workspace = load_json(found["workspace"])
+def unpacked(entry: bytes) -> tuple[KernelFacts, bytes]:
+    """Deserialise what `packed` returns."""
+    head, _, code = entry.partition(b"\n")
+    fields = json.loads(head)
+    workspace = load_json(fields["workspace"])
     assert isinstance(workspace, PrimExpr)
-    flags = bool(found["vectors"]), bool(found["updates"])
-    return KernelFacts(workspace, tuple(found["in_place"]), *flags), code
+    flags = bool(fields["vectors"]), bool(fields["updates"])
+    return KernelFacts(workspace, tuple(fields["in_place"]), *flags), code
 
 
 __all__ = ["facts_of", "packed", "renamed", "unpacked"]

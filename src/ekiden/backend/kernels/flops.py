@@ -1,4 +1,5 @@
-"""How much work a kernel is: floating point operations, as an expression of its dimensions.
+"""Count the floating-point operations of a kernel; floating point operations, as an expression of
+its dimensions.
 
 A product of matrices or a convolution counts a multiplication and an addition for each term, a
 reduction its input's elements, an elementwise operator its result's. What moves data counts
@@ -24,8 +25,8 @@ __all__ = ["count_flops", "describe_kernel"]
 
 
 def describe_kernel(function: Function) -> dict[str, object]:
-    """What a profile needs to know of a primitive function: its operators, the dimensions of its
-    parameters, and its operations, as text.
+    """Return what a profile shows of a primitive function: its operators, its parameters'
+    dimensions and its operation count, as text.
     """
     shapes = [
         [prim_text(dim) for dim in param.checked_type.shape]
@@ -33,36 +34,36 @@ def describe_kernel(function: Function) -> dict[str, object]:
         if isinstance(param.checked_type, TensorType)
     ]
     operators = [e.op.name for e in evaluation_order(function.body) if _is_operator(e)]  # type: ignore[attr-defined]
-    made: dict[str, object] = {"operators": operators, "params": shapes}
+    description: dict[str, object] = {"operators": operators, "params": shapes}
     reads = _reads(function)
     if any(reads):
-        made["reads"] = reads
-    return {**made, "flops": prim_text(count_flops(function))}
+        description["reads"] = reads
+    return {**description, "flops": prim_text(count_flops(function))}
 
 
 def _reads(function: Function) -> list[str]:
-    """For each parameter that is a tensor how many elements are read of it, empty for all: where
-    only injective operators take it, such as the rows of a table, each no more than it gives.
+    """Return for each tensor parameter the number of its elements that are read, "" for all. It is
+    smaller where only injective operators use it, such as a gather of table rows.
     """
-    taken: dict[Expr, list[Call]] = {}
-    for each in evaluation_order(function.body):
-        for argument in each.args if isinstance(each, Call) else ():
-            taken.setdefault(argument, []).append(cast(Call, each))
+    users: dict[Expr, list[Call]] = {}
+    for expr in evaluation_order(function.body):
+        for argument in expr.args if isinstance(expr, Call) else ():
+            users.setdefault(argument, []).append(cast(Call, expr))
     params = [p for p in function.params if isinstance(p.checked_type, TensorType)]
-    return [_read(param, taken.get(param, [])) for param in params]
+    return [_read(param, users.get(param, [])) for param in params]
 
 
 def _read(param: Expr, calls: Sequence[Call]) -> str:
-    given = [c.checked_type for c in calls if _is_injective(c)]
-    if len(given) != len(calls) or not given:
+    user_types = [c.checked_type for c in calls if _is_injective(c)]
+    if len(user_types) != len(calls) or not user_types:
         return ""
     total: PrimExpr = IntImm(0, "int64")
-    for kind in given:
+    for kind in user_types:
         if not isinstance(kind, TensorType):
             return ""
         total = total + product(kind.shape)
-    whole = product(_shape(param))
-    return "" if prove_equal(total, whole) else prim_text(simplify(total))
+    element_count = product(_shape(param))
+    return "" if prove_equal(total, element_count) else prim_text(simplify(total))
 
 
 def _is_injective(call: Call) -> bool:
@@ -71,11 +72,11 @@ def _is_injective(call: Call) -> bool:
 
 
 def count_flops(function: Function) -> PrimExpr:
-    """The operations of a primitive function whose types are known."""
+    """Return the operation count of a typed primitive function."""
     total: PrimExpr = IntImm(0, "int64")
-    for each in evaluation_order(function.body):
-        if isinstance(each, Call) and _is_operator(each):
-            total = total + _count(each)
+    for expr in evaluation_order(function.body):
+        if isinstance(expr, Call) and _is_operator(expr):
+            total = total + _count(expr)
     return simplify(total)
 
 

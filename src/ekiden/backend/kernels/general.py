@@ -1,5 +1,6 @@
-"""General forms of kernels: programs that a library interprets (runtime/general/general.h), made of
-the tensor expressions of a primitive function in a moment, without schedule and compiler.
+"""General forms of kernels: programs for the runtime's generic kernel interpreter; programs that a
+library interprets (runtime/general/general.h), made of the tensor expressions of a primitive
+function in a moment, without schedule and compiler.
 
 A sum of products whose factors split into rows and columns is a product of matrices, over weights
 as they are packed for the kernel's own code; Winograd's convolutions are taken apart into stages.
@@ -63,14 +64,14 @@ def _library() -> PackedFunc:
 
 
 def general_function(form: bytes) -> PackedFunc:
-    """The kernel that a general form is, a function over tensors."""
-    made = _library()(form)
-    assert isinstance(made, PackedFunc)
-    return made
+    """Return the function over tensors that a general form describes."""
+    kernel = _library()(form)
+    assert isinstance(kernel, PackedFunc)
+    return kernel
 
 
 def general_form(function: Function, target: Target) -> bytes | str:
-    """The general form of a primitive function (canonical form), or why it has none."""
+    """Return the general form of a canonical primitive function, or the reason why it has none."""
     try:
         _refuse_options(function, target)
         with te.without_statements():
@@ -78,16 +79,18 @@ def general_form(function: Function, target: Target) -> bytes | str:
         checks = list(dict.fromkeys(
             check for tensor in te.post_order_tensors(outputs) for check in checks_of(tensor.op)
         ))  # fmt: skip
-        outputs, kept = staged(outputs)
+        outputs, staged_ops = staged(outputs)
         checked = [_checked(check) for check in checks]
-        found = te.inline_injective([*(t for group in checked for t in group), *outputs], kept)
-        return Form(inputs, found[-len(outputs) :], found[: -len(outputs)], checks).words()
+        inlined = te.inline_injective(
+            [*(t for group in checked for t in group), *outputs], staged_ops
+        )
+        return Form(inputs, inlined[-len(outputs) :], inlined[: -len(outputs)], checks).words()
     except NoGeneralFormError as error:
         return str(error)
 
 
 def _refuse_options(function: Function, target: Target) -> None:
-    """What is asked for of code that general kernels do not do."""
+    """Raise NoGeneralFormError for options that general kernels do not implement."""
     if target.kind.has_threads:
         raise NoGeneralFormError(f"a kernel of {target.kind.name}")
     if target.bounds:
@@ -100,7 +103,9 @@ def _refuse_options(function: Function, target: Target) -> None:
 
 
 def _checked(check: RangeCheck) -> tuple[te.Tensor, ...]:
-    """What a check computes for each element: whether it holds, and what its message shows."""
+    """Return the tensors that a check computes for each element: whether it holds, and the values
+    of its message.
+    """
 
     def body(*at: Var) -> tuple[PrimExpr, ...]:
         assertion = check.assertion(check.values[at], at)
@@ -110,8 +115,9 @@ def _checked(check: RangeCheck) -> tuple[te.Tensor, ...]:
 
 
 class Form:
-    """A program as it is put together; who makes one may add to its stages. `checked` are the
-    results of `_checked` of all checks, which come before anything else."""
+    """Program under construction. `checked` are the results of `_checked` of all checks, which come
+    first.
+    """
 
     def __init__(
         self,
@@ -145,7 +151,7 @@ class Form:
         self.owners = owners(groups, self.temporaries)
 
     def _add(self, group: Sequence[te.Tensor]) -> None:
-        """The stages of an operation."""
+        """Add the stages of an operation."""
         op = group[0].op
         if isinstance(op, te.PlaceholderOp):
             if group[0] not in self.buffers:
@@ -162,7 +168,7 @@ class Form:
             self._repeat(region)
 
     def _check(self, group: Sequence[te.Tensor], check: RangeCheck) -> list[int]:
-        """A stage that fails where a check does not hold."""
+        """Return a stage that fails where a check does not hold."""
         op = group[0].op
         assert isinstance(op, te.ComputeOp)
         spatial = [a.var for a in op.axis]
@@ -174,38 +180,38 @@ class Form:
                 *text_words(text.format)]  # fmt: skip
 
     def _hold(self, tensor: te.Tensor) -> None:
-        """Let a tensor have memory."""
+        """Allocate memory for a tensor."""
         if tensor not in self.buffers:
             self.buffers[tensor] = len(self.params) + len(self.temporaries)
             self.temporaries.append(tensor)
 
     def _repeat(self, region: Region) -> None:
-        """The stages of a region, behind what repeats them."""
-        turns = self.sizes.of(region.turns)
+        """Add the stages of a region after their repeat stage."""
+        iterations = self.sizes.of(region.turns)
         self.sizes.bind(region.turn)
         symbol = len(self.symbols) // 2
         self.symbols += [-1, 0]
         steps = [s for step in region.steps for s in self._stages(step.made, self._places(step))]
-        self.stages += [[REPEAT, turns, symbol, len(steps)], *steps]
+        self.stages += [[REPEAT, iterations, symbol, len(steps)], *steps]
 
     def _places(self, step: Step) -> list[list[int]]:
         for tensor in step.made:
             for read in tensor.op.input_tensors:
                 self._hold(read)
-        return [self._place(place) for place in step.places]
+        return [self._place(destination) for destination in step.places]
 
-    def _place(self, place: Place) -> list[int]:
-        """The words of where a result lies."""
-        self._hold(place.tensor)
-        strides = [self.sizes.of(stride) for stride in place.strides]
-        return [self.buffers[place.tensor], *strides, self.sizes.of(place.offset)]
+    def _place(self, destination: Place) -> list[int]:
+        """Return the words of a result's destination."""
+        self._hold(destination.tensor)
+        strides = [self.sizes.of(stride) for stride in destination.strides]
+        return [self.buffers[destination.tensor], *strides, self.sizes.of(destination.offset)]
 
     def _whole(self, tensor: te.Tensor) -> list[int]:
         strides = self.sizes.strides(tensor.whole_shape)
         return [self.buffers[tensor], *strides, self.sizes.number(0)]
 
     def words(self) -> bytes:
-        """The whole program."""
+        """Encode the whole program."""
         params = [len(self.params)]
         for tensor in self.params:
             dims = [self.sizes.of(d) for d in tensor.whole_shape]
@@ -213,8 +219,12 @@ class Form:
         buffers = [len(self.buffers)]
         for tensor in (*self.params, *self.temporaries):
             owner = self.owners.get(tensor)
-            place = 0 if owner is None else -1 - self.buffers[owner]
-            buffers += [element_of(tensor.dtype), self.sizes.product(tensor.whole_shape), place]
+            owner_word = 0 if owner is None else -1 - self.buffers[owner]
+            buffers += [
+                element_of(tensor.dtype),
+                self.sizes.product(tensor.whole_shape),
+                owner_word,
+            ]
         stages = [word for stage in self.stages for word in stage]
         words = [
             MAGIC, VERSION, *params, len(self.symbols) // 2, *self.symbols, *self.sizes.words(),
@@ -223,14 +233,16 @@ class Form:
         return np.array(words, np.int64).tobytes()
 
     def _stages(
-        self, group: Sequence[te.Tensor], places: Sequence[Sequence[int]]
+        self, group: Sequence[te.Tensor], destinations: Sequence[Sequence[int]]
     ) -> list[list[int]]:
-        """An operation: a stage, or one for each box of what is chosen by conditions on axes."""
+        """Return the stages of an operation: one, or one for each box of a value that depends on
+        axis conditions.
+        """
         op = group[0].op
         assert isinstance(op, te.ComputeOp)
         if len(group) > 1 or op.reduce_axis:
-            return [self._stage(group, places)]
-        ((buffer, *strides, offset),) = places
+            return [self._stage(group, destinations)]
+        ((buffer, *strides, offset),) = destinations
         axes = [a.var for a in op.axis]
         boxes = boxes_of(op.body[group[0].value_index], axes, [a.extent for a in op.axis])
         stages = []
@@ -244,7 +256,9 @@ class Form:
             stages.append([MAP, len(axes), 0, *extents, 0, 1, buffer, *strides, at, *body])
         return stages
 
-    def _stage(self, group: Sequence[te.Tensor], places: Sequence[Sequence[int]]) -> list[int]:
+    def _stage(
+        self, group: Sequence[te.Tensor], destinations: Sequence[Sequence[int]]
+    ) -> list[int]:
         op = group[0].op
         assert isinstance(op, te.ComputeOp)
         first = op.body[0]
@@ -252,7 +266,7 @@ class Form:
         axes = [*spatial, *op.reduce_axis]
         extents = [self.sizes.of(e) for e in (*(a.extent for a in op.axis),
                                               *(r.extent for r in op.reduce_axis))]  # fmt: skip
-        results = [len(group), *(word for place in places for word in place)]
+        results = [len(group), *(word for destination in destinations for word in destination)]
         head = [len(spatial), len(op.reduce_axis), *extents]
         if not isinstance(first, Reduce):
             code = CodeBuilder(axes, self.sizes, self.buffers)
@@ -271,36 +285,39 @@ class Form:
     # Products ------------------------------------------------------------------------------------
 
     def _factors(self, op: te.ComputeOp, sum_of: Reduce) -> _Factors | None:
-        """The factors of a product of matrices; None for what is no sum of products of float32 or
-        int32, or of few terms or one column that no weights in panels make worth it."""
+        """Return the factors of a matrix product, or None for what is no sum of products of float32
+        or int32, or has too few terms or a single column to pay off without packed weights.
+        """
         if sum_of.kind != "sum" or sum_of.dtype not in FACTORS or not op.axis:
             return None
         depth = 1
         for axis in sum_of.axis:
             depth *= axis.extent.value if isinstance(axis.extent, IntImm) else SHORT
-        factors = [(each, set(free_vars(each))) for each in _product_of(sum_of.source)]
+        factors = [(factor, set(free_vars(factor))) for factor in _product_of(sum_of.source)]
         split = (_split(factors, n, op.axis, sum_of.axis) for n in reversed(range(len(op.axis))))
-        found = [each for each in split if each is not None]
-        for each in found:
-            if each.panels is not None:
-                return each
+        candidates = [option for option in split if option is not None]
+        for candidate in candidates:
+            if candidate.panels is not None:
+                return candidate
         if depth < SHORT:
             return None
         wide = [n for n, a in enumerate(op.axis) if not _is_one(a.extent)]
-        return next((each for each in found if [each.column] == wide[-1:]), None)
+        return next((matching for matching in candidates if [matching.column] == wide[-1:]), None)
 
     def _product(
         self, axes: Sequence[Var], domain: Sequence[IterVar], factors: _Factors
     ) -> list[int] | None:
-        """The words of a product; None where each right factor would be made for one row."""
-        column, left, right, panels = factors
-        used = set(free_vars(right))
+        """Return the words of a product, or None where each right factor would be computed for a
+        single row.
+        """
+        column, left_factor, right_factor, panels = factors
+        used = set(free_vars(right_factor))
         roles = [
             COLUMNS if n == column else BATCH if a.var in used else ROWS
             for n, a in enumerate(domain)
         ]
-        first = CodeBuilder(axes, self.sizes, self.buffers).words([left])
-        second = CodeBuilder(axes, self.sizes, self.buffers).words([right])
+        first = CodeBuilder(axes, self.sizes, self.buffers).words([left_factor])
+        second = CodeBuilder(axes, self.sizes, self.buffers).words([right_factor])
         weights = self._panels(axes, len(domain), column, panels)
         # of the first axis, the batch, most calls have one
         shared = (
@@ -313,15 +330,19 @@ class Form:
     def _panels(
         self, axes: Sequence[Var], n_spatial: int, column: int, lies: _Panels | None
     ) -> list[int]:
-        """How weights lie that are packed in panels of columns; all 0 where they do not."""
+        """Return how weights packed in column panels are stored; all 0 where they are not
+        packed.
+        """
         none = [0] * (4 + len(axes) + 1)
         if lies is None or lies.weight.producer not in self.buffers:
             return none
         code = CodeBuilder([*axes, lies.panel, lies.step], self.sizes, self.buffers)
-        steps, offset, rest = code.address(lies.indices, lies.weight.producer.whole_shape)
+        steps, offset, remaining_terms = code.address(
+            lies.indices, lies.weight.producer.whole_shape
+        )
         *along, of_panel, of_step = steps
         zero = self.sizes.number(0)
-        if rest or along[column] != zero or (lies.word > 1 and along[-1] != zero):
+        if remaining_terms or along[column] != zero or (lies.word > 1 and along[-1] != zero):
             return none
         if lies.word > 1:
             along[-1] = of_step
@@ -332,14 +353,14 @@ class Form:
 def owners(
     groups: Sequence[Sequence[te.Tensor]], temporaries: Sequence[te.Tensor]
 ) -> dict[te.Tensor, te.Tensor]:
-    """Tensor -> the one before it whose memory it has, as nobody reads that one's any more: a
-    convolution in stages would hold all of them otherwise. Of computations alone: who reads what in
-    regions of statements is not known here.
+    """Return the memory owner of each tensor: an earlier tensor that nobody reads any more; a
+    staged convolution would hold all of its stages otherwise. Programs with statement regions
+    are excluded: their reads are not known here.
     """
     if any(isinstance(group[0].op, te.ExternOp) for group in groups):
         return {}
     last = {t: at for at, group in enumerate(groups) for t in group[0].op.input_tensors}
-    held, found = set(temporaries), {}
+    held, owner_of = set(temporaries), {}
     free: list[te.Tensor] = []
     busy: dict[te.Tensor, int] = {}  # an owner -> the last place where its memory is read
     for at, group in enumerate(groups):
@@ -350,14 +371,15 @@ def owners(
         for tensor in (t for t in group if t in held):
             owner = free.pop() if free else tensor
             if owner is not tensor:
-                found[tensor] = owner
+                owner_of[tensor] = owner
             busy[owner] = last.get(tensor, at)
-    return found
+    return owner_of
 
 
 class _Panels(NamedTuple):
-    """Weights in panels of columns: the load of one, and the indices of a panel's first column at
-    the first element of a word."""
+    """Weights packed in column panels: the load of one, and the indices of a panel's first column
+    at the first element of a word.
+    """
 
     weight: te.ProducerLoad
     indices: Sequence[PrimExpr]
@@ -370,42 +392,58 @@ class _Panels(NamedTuple):
     """The number of a word, in the indices."""
 
     @staticmethod
-    def of(last: ReduceAxis, column: IterVar, left: PrimExpr, right: PrimExpr) -> _Panels | None:
-        """What a right factor reads; None of one that is not such a weight. `last` is the last
-        reduced axis."""
+    def of(
+        last: ReduceAxis, column: IterVar, left_factor: PrimExpr, right_factor: PrimExpr
+    ) -> _Panels | None:
+        """Return the packed weight that a right factor reads, or None. `last` is the last reduction
+        axis.
+        """
         word = 1
-        if _is_byte(left) and isinstance(right, Cast) and right.value.dtype == "int8":
-            right, word = right.value, WORD
+        if (
+            _is_byte(left_factor)
+            and isinstance(right_factor, Cast)
+            and right_factor.value.dtype == "int8"
+        ):
+            right_factor, word = right_factor.value, WORD
             if not isinstance(last.extent, IntImm) or last.extent.value % word:
                 return None  # words of which a part is beyond the sum
-        if not isinstance(right, te.ProducerLoad) or len(right.indices) < word // WORD + 1:
+        if (
+            not isinstance(right_factor, te.ProducerLoad)
+            or len(right_factor.indices) < word // WORD + 1
+        ):
             return None
-        indices, shape = list(right.indices), list(right.producer.whole_shape)
+        indices, shape = list(right_factor.indices), list(right_factor.producer.whole_shape)
         if word > 1:
-            part, shape = indices.pop(), shape[:-1]
-            if not _is_rest(part, last, word):
+            word_element, shape = indices.pop(), shape[:-1]
+            if not _is_rest(word_element, last, word):
                 return None
-        tile, place = shape[-1], indices.pop()
-        if not isinstance(tile, IntImm) or tile.value % LANES or right.dtype not in PANELS[word]:
+        tile, column_index = shape[-1], indices.pop()
+        if (
+            not isinstance(tile, IntImm)
+            or tile.value % LANES
+            or right_factor.dtype not in PANELS[word]
+        ):
             return None
-        is_one = place is column.var and is_const(column.extent, tile.value)
-        if not is_one and not _is_rest(place, column.var, tile.value):
+        is_one = column_index is column.var and is_const(column.extent, tile.value)
+        if not is_one and not _is_rest(column_index, column.var, tile.value):
             return None
         panel, step = Var("panel"), Var("step")
 
         def change(e: PrimExpr) -> PrimExpr:
-            """A panel's number and a word's are variables of their own."""
+            """Replace the panel's and the word's quotient by variables of their own."""
             if _is_quotient(e, column.var, tile.value):
                 return panel
             return step if word > 1 and _is_quotient(e, last, word) else e
 
         indices = [rewrite(i, change) for i in indices]
         zeros = [IntImm(0)] * (1 + word // WORD)
-        return _Panels(right, [*indices, *zeros], tile.value, word, panel, step)
+        return _Panels(right_factor, [*indices, *zeros], tile.value, word, panel, step)
 
 
 class _Factors(NamedTuple):
-    """The axis of columns, what does not depend on it and what does, and how that lies."""
+    """Factors of a product: the axis of columns, the factor without and with it, and the packing of
+    the latter.
+    """
 
     column: int
     left: PrimExpr
@@ -419,18 +457,24 @@ def _split(
     domain: Sequence[IterVar],
     reduced: Sequence[ReduceAxis],
 ) -> _Factors | None:
-    """Factors by whether they depend on an axis; None where a part has none, or is no sum."""
+    """Split factors by whether they depend on the column axis; None where a side is empty, or is
+    not summed.
+    """
     axis = domain[column]
-    parts: tuple[list[PrimExpr], list[PrimExpr]] = ([], [])
+    by_side: tuple[list[PrimExpr], list[PrimExpr]] = ([], [])
     used: tuple[set[Var], set[Var]] = (set(), set())
     for factor, variables in factors:
         side = axis.var in variables
-        parts[side].append(factor)
+        by_side[side].append(factor)
         used[side].update(variables)
-    if not all(parts) or any(each.isdisjoint(reduced) for each in used):
+    if not all(by_side) or any(variables.isdisjoint(reduced) for variables in used):
         return None
-    left, right = (functools.reduce(lambda a, b: a * b, part) for part in parts)
-    return _Factors(column, left, right, _Panels.of(reduced[-1], axis, left, right))
+    left_factor, right_factor = (
+        functools.reduce(lambda a, b: a * b, side_factors) for side_factors in by_side
+    )
+    return _Factors(
+        column, left_factor, right_factor, _Panels.of(reduced[-1], axis, left_factor, right_factor)
+    )
 
 
 def _is_rest(e: PrimExpr, of: Var, by: int) -> bool:
@@ -442,17 +486,17 @@ def _is_quotient(e: PrimExpr, of: Var, by: int) -> bool:
 
 
 def _is_byte(e: PrimExpr) -> bool:
-    """Whether a factor is a byte, made an integer."""
+    """Return whether a factor is a byte cast to int32."""
     return isinstance(e, Cast) and e.dtype == "int32" and e.value.dtype in BYTES
 
 
 def _first_of_each(tensors: Sequence[te.Tensor]) -> list[te.Tensor]:
-    """The first result of each operation."""
+    """Return the first result of each operation."""
     return list({tensor.op: tensor for tensor in reversed(tensors)}.values())[::-1]
 
 
 def text_words(text: str) -> list[int]:
-    """Words that hold a text, which ends with a zero, behind their number."""
+    """Encode a zero-terminated text as words, after their count."""
     data = text.encode()
     data += bytes(8 - len(data) % 8)
     return [len(data) // 8, *np.frombuffer(data, np.int64).tolist()]
@@ -463,16 +507,16 @@ def _is_one(extent: PrimExpr) -> bool:
 
 
 def _product_of(expr: PrimExpr) -> list[PrimExpr]:
-    """The factors of a product."""
-    found: list[PrimExpr] = []
-    left = [expr]
-    while left:
-        each = left.pop()
-        if isinstance(each, Mul):
-            left += [each.b, each.a]
+    """Return the factors of a product."""
+    factors: list[PrimExpr] = []
+    pending_exprs = [expr]
+    while pending_exprs:
+        node = pending_exprs.pop()
+        if isinstance(node, Mul):
+            pending_exprs += [node.b, node.a]
         else:
-            found.append(each)
-    return found
+            factors.append(node)
+    return factors
 
 
 __all__ = ["CHECK", "MAP", "Form", "general_form", "general_function", "text_words"]

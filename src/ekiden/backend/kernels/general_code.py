@@ -1,5 +1,5 @@
-"""The parts of a general form: sizes that are known when a kernel is called, and the code of a
-stage, whose instructions work on strips of elements (runtime/general/general.h).
+"""Instruction encoding of general forms; sizes that are known when a kernel is called, and the code
+of a stage, whose instructions work on strips of elements (runtime/general/general.h).
 
     c[i, j] = a[i, j] * 2 + 1, over n x 4
 
@@ -50,7 +50,7 @@ from ekiden.ir.prim_visitor import children, pending, post_order
 
 
 class NoGeneralFormError(Exception):
-    """Why a kernel has no general form."""
+    """Exception: the reason why a kernel has no general form."""
 
 
 # In the order of the enumerations of general.h.
@@ -95,21 +95,24 @@ MAX_SHIFT = 63
 
 
 def element_of(dtype: str) -> int:
-    """The number of an element type. Raises NoGeneralFormError where there is no loop for it."""
+    """Return the number of an element type. Raises NoGeneralFormError if the interpreter
+    lacks it.
+    """
     if dtype not in ELEMENTS:
         raise NoGeneralFormError(f"elements of {dtype}")
     return ELEMENTS.index(dtype)
 
 
 def kind_of(dtype: str) -> int:
-    """What a register of a type holds."""
+    """Return the register kind of a dtype."""
     number = element_of(dtype)
     return F32 if dtype in HALVES else min(number, INT)
 
 
 class Sizes:
-    """Integers that are computed once per call, of the dimensions of the arguments. Equal ones are
-    one."""
+    """Integers that are computed once per call from the arguments' dimensions, without
+    duplicates.
+    """
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int]] = []
@@ -131,51 +134,51 @@ class Sizes:
         return True
 
     def number(self, value: int) -> int:
-        """A constant."""
+        """Return a constant."""
         return self._row(S_CONST, value)
 
     def add(self, a: int, b: int) -> int:
-        """A sum of sizes."""
+        """Return a sum of sizes."""
         return self._folded(SIZE_OPS[Add], a, b, lambda x, y: x + y)
 
     def mul(self, a: int, b: int) -> int:
-        """A product of sizes."""
+        """Return a product of sizes."""
         return self._folded(SIZE_OPS[Mul], a, b, lambda x, y: x * y)
 
     def product(self, shape: Sequence[PrimExpr]) -> int:
-        """How many elements a shape has."""
+        """Return the number of elements of a shape."""
         total = self.number(1)
         for dim in shape:
             total = self.mul(total, self.of(dim))
         return total
 
     def strides(self, shape: Sequence[PrimExpr]) -> list[int]:
-        """The steps of dimensions that lie in row-major order."""
-        found = [self.number(1)]
+        """Return the row-major strides of a shape."""
+        strides = [self.number(1)]
         for dim in reversed(shape[1:]):
-            found.append(self.mul(found[-1], self.of(dim)))
-        return found[: len(shape)][::-1]
+            strides.append(self.mul(strides[-1], self.of(dim)))
+        return strides[: len(shape)][::-1]
 
     def has(self, expr: PrimExpr) -> bool:
-        """Whether an expression is of symbols and numbers alone."""
-        known = self._are_sizes
-        for each in pending((expr,), known):
-            if isinstance(each, Var):
-                is_size = each in self._symbols
+        """Return whether an expression consists of symbols and numbers alone."""
+        is_size_of = self._are_sizes
+        for node in pending((expr,), is_size_of):
+            if isinstance(node, Var):
+                is_size = node in self._symbols
             else:
-                is_size = isinstance(each, (IntImm, Not, Select)) or type(each) in SIZE_OPS
-            known[id(each)] = is_size and all(known[id(c)] for c in children(each))
-            self._alive.append(each)
-        return known[id(expr)]
+                is_size = isinstance(node, (IntImm, Not, Select)) or type(node) in SIZE_OPS
+            is_size_of[id(node)] = is_size and all(is_size_of[id(c)] for c in children(node))
+            self._alive.append(node)
+        return is_size_of[id(expr)]
 
     def of(self, expr: PrimExpr) -> int:
-        """The number of a size. Raises NoGeneralFormError for what is none."""
+        """Return the number of a size. Raises NoGeneralFormError for another expression."""
         if isinstance(expr, (IntImm, Var)):
             return self._one(expr, ())
-        known: dict[int, int] = {}
-        for each in post_order(expr):
-            known[id(each)] = self._one(each, [known[id(c)] for c in children(each)])
-        return known[id(expr)]
+        numbers: dict[int, int] = {}
+        for node in post_order(expr):
+            numbers[id(node)] = self._one(node, [numbers[id(c)] for c in children(node)])
+        return numbers[id(expr)]
 
     def _one(self, expr: PrimExpr, inside: Sequence[int]) -> int:
         match expr:
@@ -198,9 +201,9 @@ class Sizes:
         return self._row(SIZE_OPS[type(expr)], *inside)
 
     def _folded(self, op: int, a: int, b: int, by: Callable[[int, int], int]) -> int:
-        left, right = self.rows[a], self.rows[b]
-        if left[0] == right[0] == S_CONST:
-            return self.number(by(left[1], right[1]))
+        lhs, rhs = self.rows[a], self.rows[b]
+        if lhs[0] == rhs[0] == S_CONST:
+            return self.number(by(lhs[1], rhs[1]))
         return self._row(op, a, b)
 
     def _row(self, op: int, a: int, b: int = 0, c: int = 0) -> int:
@@ -211,7 +214,7 @@ class Sizes:
         return self._known[row]
 
     def words(self) -> list[int]:
-        """The rows, behind their number."""
+        """Return the rows after their count."""
         return [len(self.rows), *(word for row in self.rows for word in row)]
 
 
@@ -221,7 +224,7 @@ Address = tuple[list[int], int, list[tuple[PrimExpr, int]]]
 
 
 class CodeBuilder:
-    """The code of a stage over some axes. Registers are numbered in the end."""
+    """Builder of the code of a stage over some axes. Registers are assigned last."""
 
     def __init__(self, axes: Sequence[Var], sizes: Sizes, buffers: Mapping[te.Tensor, int]) -> None:
         self.axes = {axis: n for n, axis in enumerate(axes)}
@@ -239,13 +242,14 @@ class CodeBuilder:
         self._alive: list[PrimExpr] = []
 
     def words(self, results: Sequence[PrimExpr]) -> list[int]:
-        """The code that computes some values. Raises NoGeneralFormError for more of
-        anything than MOST has."""
-        made = [self.value(each) for each in results]
-        registers, count = self._registers(made)
-        found = {"axes": len(self.axes), "loads": len(self.loads), "results": len(results),
+        """Encode the code that computes some values. Raises NoGeneralFormError beyond
+        STAGE_LIMITS.
+        """
+        instructions = [self.value(result) for result in results]
+        registers, count = self._registers(instructions)
+        counts = {"axes": len(self.axes), "loads": len(self.loads), "results": len(results),
                  "instructions": len(self.rows), "registers": count}  # fmt: skip
-        for what, number in found.items():
+        for what, number in counts.items():
             if number > MOST[what]:
                 raise NoGeneralFormError(f"{number} {what}")
         loads = [word for load in self.loads for word in load]
@@ -253,37 +257,39 @@ class CodeBuilder:
         return [len(self.loads), *loads, count, len(self.rows), *rows, *registers]
 
     def value(self, expr: PrimExpr) -> int:
-        """The instruction that computes an expression; those that it needs come first."""
+        """Emit an expression, operands first, and return its instruction."""
         stack = [(expr, False)]
         while stack:
-            each, is_ready = stack.pop()
-            if id(each) in self._made:
+            node, is_ready = stack.pop()
+            if id(node) in self._made:
                 continue
             if is_ready:
-                self._made[id(each)] = self._emit(each)
+                self._made[id(node)] = self._emit(node)
                 continue
-            self._alive.append(each)
-            stack.append((each, True))
+            self._alive.append(node)
+            stack.append((node, True))
             # what needs most registers comes first, while few others are held
-            needs = sorted(self._needs(each), key=self._depth)
+            # Deepest operand first: registers needed stay at the Sethi-Ullman bound rather than
+            # growing with the expression.
+            needs = sorted(self._needs(node), key=self._depth)
             stack += [(inner, False) for inner in needs]
         return self._made[id(expr)]
 
     def _depth(self, expr: PrimExpr) -> int:
-        """How deep an expression is."""
+        """Return the depth of an expression."""
         if id(expr) not in self._depths:
-            for each in pending((expr,), self._depths):
-                inside = [self._depths[id(c)] for c in children(each)]
-                self._depths[id(each)] = 1 + max(inside, default=0)
+            for node in pending((expr,), self._depths):
+                inside = [self._depths[id(c)] for c in children(node)]
+                self._depths[id(node)] = 1 + max(inside, default=0)
             self._alive.append(expr)
         return self._depths[id(expr)]
 
     def _needs(self, expr: PrimExpr) -> list[PrimExpr]:
-        """What must be computed before an expression."""
+        """Return what must be computed before an expression."""
         if isinstance(expr, te.ProducerLoad):
-            found = self.address(expr.indices, expr.producer.whole_shape)
-            self._addresses[id(expr)] = found
-            return [each for each, _ in found[2]]
+            address = self.address(expr.indices, expr.producer.whole_shape)
+            self._addresses[id(expr)] = address
+            return [term for term, _ in address[2]]
         if self._is_size(expr):
             return []
         return list(children(expr))
@@ -293,7 +299,7 @@ class CodeBuilder:
         return is_whole and self.sizes.has(expr)
 
     def address(self, indices: Sequence[PrimExpr], shape: Sequence[PrimExpr]) -> Address:
-        """Where an element lies in a buffer of a shape."""
+        """Return the address of an element in a buffer of a shape."""
         steps = [self.sizes.number(0)] * len(self.axes)
         offset = self.sizes.number(0)
         more: list[tuple[PrimExpr, int]] = []
@@ -319,33 +325,35 @@ class CodeBuilder:
         return steps, offset, more
 
     def _joined(self, terms: list[tuple[PrimExpr, int]]) -> list[tuple[PrimExpr, int]]:
-        """Terms of an address, with a quotient and its rest that lie as the whole number does in
-        the place of both: x // 8 * 8 + x % 8 is x."""
-        found: list[tuple[PrimExpr, int]] = []
+        """Merge the address terms of a quotient and its remainder where they are contiguous: x // 8
+        * 8 + x % 8 is x.
+        """
+        merged: list[tuple[PrimExpr, int]] = []
         for expr, scale in terms:
-            if isinstance(expr, FloorMod) and found and self._are_one(*found[-1], expr, scale):
-                found[-1] = (expr.a, scale)
+            if isinstance(expr, FloorMod) and merged and self._are_one(*merged[-1], expr, scale):
+                merged[-1] = (expr.a, scale)
             else:
-                found.append((expr, scale))
-        return found
+                merged.append((expr, scale))
+        return merged
 
-    def _are_one(self, outer: PrimExpr, wide: int, rest: FloorMod, scale: int) -> bool:
-        """Whether a quotient, times one size, and a rest, times another, are a number times that of
-        the rest."""
-        if not isinstance(outer, FloorDiv) or outer.a is not rest.a:
+    def _are_one(self, outer: PrimExpr, wide: int, remainder: FloorMod, scale: int) -> bool:
+        """Return whether a scaled quotient and a scaled remainder add up to one scaled number."""
+        if not isinstance(outer, FloorDiv) or outer.a is not remainder.a:
             return False
-        if outer.b is not rest.b and not (isinstance(rest.b, IntImm) and rest.b == outer.b):
+        if outer.b is not remainder.b and not (
+            isinstance(remainder.b, IntImm) and remainder.b == outer.b
+        ):
             return False
-        is_size = self.sizes.has(rest.b)
-        return is_size and self.sizes.mul(scale, self.sizes.of(rest.b)) == wide
+        is_size = self.sizes.has(remainder.b)
+        return is_size and self.sizes.mul(scale, self.sizes.of(remainder.b)) == wide
 
     # Instructions --------------------------------------------------------------------------------
 
     def _put(self, op: str, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-        made = self._known.setdefault((OP[op], kind, a, b, c), len(self.rows))
-        if made == len(self.rows):
-            self.rows.append([OP[op], kind, made, a, b, c])
-        return made
+        row_index = self._known.setdefault((OP[op], kind, a, b, c), len(self.rows))
+        if row_index == len(self.rows):
+            self.rows.append([OP[op], kind, row_index, a, b, c])
+        return row_index
 
     def _emit(self, expr: PrimExpr) -> int:
         match expr:
@@ -355,8 +363,8 @@ class CodeBuilder:
                 element_of(expr.dtype)
                 return self._put("const", INT, int(value))
             case FloatImm(value=value):
-                made = self._put("const", kind_of(expr.dtype), _bits(value))
-                return self._narrow("const", made, expr.dtype)
+                row_index = self._put("const", kind_of(expr.dtype), _bits(value))
+                return self._narrow("const", row_index, expr.dtype)
             case Var() if expr in self.axes:
                 return self._put("axis", INT, self.axes[expr])
             case _ if self._is_size(expr):
@@ -383,8 +391,8 @@ class CodeBuilder:
         number, by = self._known.setdefault((-1, *load), len(self.loads)), -1
         if number == len(self.loads):
             self.loads.append(load)
-        for each, scale in more:
-            term = self._put("mul", INT, self._made[id(each)], self._put("size", INT, scale))
+        for term_expr, scale in more:
+            term = self._put("mul", INT, self._made[id(term_expr)], self._put("size", INT, scale))
             by = term if by < 0 else self._put("add", INT, by, term)
         return self._put("load", kind_of(expr.dtype), number, by)
 
@@ -394,27 +402,27 @@ class CodeBuilder:
         op, kind = BINARY[type(expr)], kind_of(expr.a.dtype)
         if op in ("floordiv", "floormod") and kind != INT:
             raise NoGeneralFormError("a floor division of floats")
-        made = self._put(op, kind, self._made[id(expr.a)], self._made[id(expr.b)])
-        return self._narrow(op, made, expr.dtype)
+        row_index = self._put(op, kind, self._made[id(expr.a)], self._made[id(expr.b)])
+        return self._narrow(op, row_index, expr.dtype)
 
-    def _narrow(self, op: str, made: int, dtype: str) -> int:
-        """A number as one of its type: an integer in its range, a half float rounded."""
+    def _narrow(self, op: str, row_index: int, dtype: str) -> int:
+        """Wrap a number to its dtype: an integer to its range, a half float rounded."""
         if dtype in HALVES and op not in EXACT:
-            return self._put("wrap", F32, made, element_of(dtype))
+            return self._put("wrap", F32, row_index, element_of(dtype))
         if op in GROWS and kind_of(dtype) == INT and dtype != "int64":
-            return self._put("wrap", INT, made, element_of(dtype))
-        return made
+            return self._put("wrap", INT, row_index, element_of(dtype))
+        return row_index
 
-    def _cast(self, made: int, source: str, target: str) -> int:
+    def _cast(self, row_index: int, source: str, target: str) -> int:
         before, after = kind_of(source), kind_of(target)
         if before == after:
             if source == target or (after != INT and target not in HALVES):
-                return made
-            return self._put("wrap", after, made, element_of(target))
+                return row_index
+            return self._put("wrap", after, row_index, element_of(target))
         if after == INT:
-            return self._put("to_int", before, made, element_of(target))
-        made = self._put("to_f32" if after == F32 else "to_f64", before, made)
-        return self._narrow("cast", made, target) if target in HALVES else made
+            return self._put("to_int", before, row_index, element_of(target))
+        row_index = self._put("to_f32" if after == F32 else "to_f64", before, row_index)
+        return self._narrow("cast", row_index, target) if target in HALVES else row_index
 
     def _intrinsic(self, expr: Intrinsic) -> int:
         name = SAME.get(expr.op, expr.op)
@@ -439,14 +447,14 @@ class CodeBuilder:
     # Registers -----------------------------------------------------------------------------------
 
     def _registers(self, results: Sequence[int]) -> tuple[list[int], int]:
-        """Numbers of registers in the instructions, those of the results, and how many there are.
-        No instruction writes what it reads, and none but theirs the registers of constants: these
-        are written once for all strips.
+        """Assign registers by linear scan; return those of the results and the count. No
+        instruction writes a register that it reads, and constants keep theirs: they are written
+        once for all strips.
         """
-        last = {made: len(self.rows) for made in results}
+        last = {row_index: len(self.rows) for row_index in results}
         for at, row in enumerate(self.rows):
-            for place in _operands(row):
-                last[row[place]] = max(last.get(row[place], 0), at)
+            for operand_column in _operands(row):
+                last[row[operand_column]] = max(last.get(row[operand_column], 0), at)
         free: list[int] = []
         home: dict[int, int] = {}
         constant = {at for at, row in enumerate(self.rows) if OPS[row[0]] in CONSTANTS}
@@ -456,18 +464,18 @@ class CodeBuilder:
                 home[at] = free.pop()
             else:
                 home[at], count = count, count + 1
-            operands = {row[place] for place in _operands(row)}
-            for place in _operands(row):
-                row[place] = home[row[place]]
+            operands = {row[column] for column in _operands(row)}
+            for operand_column in _operands(row):
+                row[operand_column] = home[row[operand_column]]
             row[2] = home[at]
             free += [home[o] for o in operands if last[o] == at and o not in constant]
             if at not in last and at not in constant:
                 free.append(home[at])
-        return [home[made] for made in results], count
+        return [home[result_row] for result_row in results], count
 
 
 def _operands(row: Sequence[int]) -> tuple[int, ...]:
-    """Where an instruction names what it reads."""
+    """Return the columns of an instruction that name its operands."""
     name = OPS[row[0]]
     if name in CONSTANTS or name == "axis":
         return ()
@@ -481,7 +489,7 @@ def _operands(row: Sequence[int]) -> tuple[int, ...]:
 
 
 def _bits(value: float) -> int:
-    """The bits of a double."""
+    """Return the bits of a double."""
     return int(struct.unpack("<q", struct.pack("<d", float(value)))[0])
 
 

@@ -1,9 +1,5 @@
-"""Boxes of a computation in which conditions on its axes are known: elements of a padded tensor, or
-of one of many that are joined, are computed without those that they are chosen from.
-
-    if 2 <= y and y < n + 2 then x[y - 2] else 0, for y < n + 4
-
-is 0 everywhere, and then x[y] from y = 2 on, n times. Later boxes are written over earlier ones.
+"""Split a computation into boxes in which the conditions on its axes are known. ... ^^
+src/ekiden/backend/kernels/general_parts.py = general_boxes.py
 """
 
 from __future__ import annotations
@@ -39,8 +35,7 @@ Range = tuple[PrimExpr, PrimExpr]
 
 
 class Box(NamedTuple):
-    """What is computed, over axes that begin at 0 again, and where those begin and how long they
-    are."""
+    """Part of a computation over axes that begin at 0, with the box's origin and extents."""
 
     value: PrimExpr
     begins: Sequence[PrimExpr]
@@ -48,31 +43,40 @@ class Box(NamedTuple):
 
 
 def boxes_of(value: PrimExpr, axes: Sequence[Var], extents: Sequence[PrimExpr]) -> list[Box]:
-    """The boxes that together give a value for all axes, in the order of writing. Loads of general
-    kernels may be asked for what is not there, so that a value may be computed where another one is
-    written over it."""
-    found: list[Box] = []
+    """Return the boxes that together compute a value for all axes, in write order. Loads of general
+    kernels tolerate any index, so a value may be computed where another one overwrites it.
+    """
+    boxes: list[Box] = []
     choices = _Choices()
     waiting: list[tuple[PrimExpr, Mapping[Var, Range]]] = [
         (value, {a: (const(0), e) for a, e in zip(axes, extents, strict=True)})
     ]
     while waiting:
-        value, whole = waiting.pop()
-        choice = choices.of(value) if len(found) + len(waiting) < MOST_BOXES else None
-        inner = None if choice is None else _restricted(choice[0], whole)
+        value, ranges = waiting.pop()
+        choice = choices.of(value) if len(boxes) + len(waiting) < MOST_BOXES else None
+        inner = None if choice is None else _restricted(choice[0], ranges)
         if choice is None or inner is None:
-            found.append(_box(value, whole))
+            boxes.append(_box(value, ranges))
             continue
-        _, then, otherwise = choice
-        changed = [a for a in axes if inner[a] is not whole[a]]
-        rest = _behind(whole[changed[0]], inner[changed[0]]) if len(changed) == 1 else None
-        waiting.append((then, inner))
-        waiting.append((otherwise, {**whole, changed[0]: rest} if rest is not None else whole))
-    return found
+        _, then_value, otherwise = choice
+        changed = [a for a in axes if inner[a] is not ranges[a]]
+        remaining_range = (
+            _behind(ranges[changed[0]], inner[changed[0]]) if len(changed) == 1 else None
+        )
+        waiting.append((then_value, inner))
+        waiting.append(
+            (
+                otherwise,
+                {**ranges, changed[0]: remaining_range} if remaining_range is not None else ranges,
+            )
+        )
+    return boxes
 
 
 class _Choices:
-    """What is one of two values by a condition, alone in an expression or in one operand of it."""
+    """Finder of values that are one of two by a condition, alone in an expression or in one operand
+    of it.
+    """
 
     def __init__(self) -> None:
         self.within: dict[int, bool] = {}
@@ -80,41 +84,43 @@ class _Choices:
         self.alive: list[PrimExpr] = []
 
     def of(self, value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
-        """(condition, then, else): the whole value in both cases."""
+        """Return (condition, then, else), with the whole value in both cases, or None."""
         path: list[tuple[PrimExpr, int]] = []
         while (choice := _choice(value)) is None:
             inside = _operands(value)
-            having = [n for n, each in enumerate(inside) if self._has(each)]
+            having = [n for n, operand in enumerate(inside) if self._has(operand)]
             if len(having) != 1:
                 return None
             path.append((value, having[0]))
             value = inside[having[0]]
         condition, *cases = choice
         for outer, n in reversed(path):
-            cases = [_with_operand(outer, n, each) for each in cases]
-        then, otherwise = cases
-        return condition, then, otherwise
+            cases = [_with_operand(outer, n, case) for case in cases]
+        then_value, otherwise = cases
+        return condition, then_value, otherwise
 
     def _has(self, value: PrimExpr) -> bool:
-        for each in pending((value,), self.within):
-            inside = any(self.within[id(c)] for c in _operands(each))
-            self.within[id(each)] = inside or _choice(each) is not None
-            self.alive.append(each)
+        for node in pending((value,), self.within):
+            inside = any(self.within[id(c)] for c in _operands(node))
+            self.within[id(node)] = inside or _choice(node) is not None
+            self.alive.append(node)
         return self.within[id(value)]
 
 
 def _choice(value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
-    """(condition, then, else) of a value that is one of two."""
+    """Return (condition, then, else) of a Select or if_then_else, else None."""
     if isinstance(value, Select):
         return value.condition, value.true_value, value.false_value
     if isinstance(value, Intrinsic) and value.op == "if_then_else":
-        condition, then, otherwise = value.args
-        return condition, then, otherwise
+        condition, then_value, otherwise = value.args
+        return condition, then_value, otherwise
     return None
 
 
 def _operands(value: PrimExpr) -> Sequence[PrimExpr]:
-    """What an operation of elements works on; of a choice the values, not the condition."""
+    """Return the elementwise operands of an operation; of a choice the values, not the
+    condition.
+    """
     choice = _choice(value)
     if choice is not None:
         return choice[1:]
@@ -126,7 +132,7 @@ def _operands(value: PrimExpr) -> Sequence[PrimExpr]:
 
 
 def _with_operand(value: PrimExpr, n: int, operand: PrimExpr) -> PrimExpr:
-    """The same operation of something else."""
+    """Return the same operation with its n-th operand replaced."""
     if isinstance(value, BinaryExpr):
         return value.with_fields(**{"ab"[n]: operand})
     if isinstance(value, Cast):
@@ -142,48 +148,50 @@ def _box(value: PrimExpr, ranges: Mapping[Var, Range]) -> Box:
     return Box(substitute(value, moved) if moved else value, begins, extents)
 
 
-def _restricted(condition: PrimExpr, whole: Mapping[Var, Range]) -> dict[Var, Range] | None:
-    """The part of the ranges in which a condition holds; None if it is no box."""
-    found = dict(whole)
+def _restricted(condition: PrimExpr, ranges: Mapping[Var, Range]) -> dict[Var, Range] | None:
+    """Return the ranges in which a condition holds, or None if they are no box."""
+    inner = dict(ranges)
     waiting = [condition]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, And):
-            waiting += [each.a, each.b]
+        conjunct = waiting.pop()
+        if isinstance(conjunct, And):
+            waiting += [conjunct.a, conjunct.b]
             continue
-        bound = _bound(each, whole)
+        bound = _bound(conjunct, ranges)
         if bound is None:
             return None
         axis, is_begin, at = bound
-        begin, end = found[axis]
-        low, high = whole[axis]
+        begin, end = inner[axis]
+        low, high = ranges[axis]
         if is_begin:
-            found[axis] = _not_below(_not_above(at, high), begin), end
+            inner[axis] = _not_below(_not_above(at, high), begin), end
         else:
-            found[axis] = begin, _not_above(_not_below(at, low), end)
-    return found
+            inner[axis] = begin, _not_above(_not_below(at, low), end)
+    return inner
 
 
-def _not_below(value: PrimExpr, least: PrimExpr) -> PrimExpr:
-    if is_const(value) and is_const(least):
-        return value if value.value >= least.value else least  # type: ignore[attr-defined]
-    return value if value is least else Max(value, least, value.dtype)
+def _not_below(value: PrimExpr, lower_bound: PrimExpr) -> PrimExpr:
+    if is_const(value) and is_const(lower_bound):
+        return value if value.value >= lower_bound.value else lower_bound  # type: ignore[attr-defined]
+    return value if value is lower_bound else Max(value, lower_bound, value.dtype)
 
 
-def _not_above(value: PrimExpr, most: PrimExpr) -> PrimExpr:
-    if is_const(value) and is_const(most):
-        return value if value.value <= most.value else most  # type: ignore[attr-defined]
-    return value if value is most else Min(value, most, value.dtype)
+def _not_above(value: PrimExpr, upper_bound: PrimExpr) -> PrimExpr:
+    if is_const(value) and is_const(upper_bound):
+        return value if value.value <= upper_bound.value else upper_bound  # type: ignore[attr-defined]
+    return value if value is upper_bound else Min(value, upper_bound, value.dtype)
 
 
 def _bound(condition: PrimExpr, axes: Mapping[Var, Range]) -> tuple[Var, bool, PrimExpr] | None:
-    """(axis, whether it is where it begins, where) of a comparison of an axis with a size."""
+    """Return (axis, whether it is a lower bound, the bound) of a comparison of an axis with a size,
+    or None.
+    """
     if not isinstance(condition, (LT, LE, GT, GE)):
         return None
-    place = _axis_and_more(condition.a, axes)
-    if place is None or _names(condition.b, axes):
+    axis_term = _axis_and_more(condition.a, axes)
+    if axis_term is None or _names(condition.b, axes):
         return None
-    axis, more = place
+    axis, more = axis_term
     at: PrimExpr = condition.b if is_const(more, 0) else condition.b - more
     if isinstance(condition, (GT, LE)):
         at = at + 1
@@ -191,11 +199,11 @@ def _bound(condition: PrimExpr, axes: Mapping[Var, Range]) -> tuple[Var, bool, P
 
 
 def _names(value: PrimExpr, axes: Mapping[Var, Range]) -> bool:
-    return any(each in axes for each in free_vars(value))
+    return any(variable in axes for variable in free_vars(value))
 
 
 def _axis_and_more(value: PrimExpr, axes: Mapping[Var, Range]) -> tuple[Var, PrimExpr] | None:
-    """(axis, what is added to it) of a sum that has one axis."""
+    """Return (axis, the added term) of a sum that has one axis, or None."""
     more: PrimExpr = const(0)
     while not isinstance(value, Var):
         if not isinstance(value, (Add, Sub)) or not isinstance(value, BinaryExpr):
@@ -210,9 +218,9 @@ def _axis_and_more(value: PrimExpr, axes: Mapping[Var, Range]) -> tuple[Var, Pri
     return (value, more) if value in axes else None
 
 
-def _behind(whole: Range, inner: Range) -> Range | None:
-    """What follows a part that begins where the whole does."""
-    return (inner[1], whole[1]) if inner[0] is whole[0] else None
+def _behind(outer: Range, inner: Range) -> Range | None:
+    """Return the range after an inner range that begins where the outer one does, or None."""
+    return (inner[1], outer[1]) if inner[0] is outer[0] else None
 
 
 __all__ = ["Box", "boxes_of"]

@@ -1,5 +1,6 @@
-"""What general kernels do of computations that are written as statements: the layers of recurrent
-networks and attention, as stages of tensor expressions that are repeated, for each step or head.
+"""General forms of computations that are written as statements (extern operations); the layers of
+recurrent networks and attention, as stages of tensor expressions that are repeated, for each
+step or head.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ Body = Callable[..., PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the elements of a computation are written: in a tensor, which has these strides for
-    their axes, from an offset on."""
+    """Destination of a computation's elements: a tensor, the strides of the axes in it, and an
+    offset.
+    """
 
     tensor: te.Tensor
     strides: Indices
@@ -49,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A computation, and the place of each of its results."""
+    """Computation and the destination of each of its results."""
 
     made: Sequence[te.Tensor]
     places: Sequence[Place]
@@ -57,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Steps in order, repeated so many times; `turn` is the number of the time."""
+    """Steps in order, repeated `iterations` times; `iteration` is the current number."""
 
     turn: Var
     turns: PrimExpr
@@ -66,34 +68,34 @@ class Region:
 
 @dataclass(eq=False, slots=True)
 class _Regions:
-    """Regions as they are put together, and the memory that they work in."""
+    """Regions under construction, and the memory that they use."""
 
     found: list[Region] = field(default_factory=list)
 
     def once(self, *steps: Step) -> None:
-        """Steps that are not repeated."""
+        """Add steps that are not repeated."""
         self.found.append(Region(Var("once"), const(1), steps))
 
 
 def regions_of(op: te.ExternOp, outputs: Sequence[te.Tensor]) -> list[Region]:
-    """The regions that write all outputs of an operation. Raises NoGeneralFormError."""
+    """Return the regions that write all outputs of an operation. Raises NoGeneralFormError."""
     row = ROWS.get(op.tag)
     if row is None:
         raise NoGeneralFormError(f"{op.name} is made of statements")
-    made = _Regions()
-    row(made, op, outputs)
-    return made.found
+    builder = _Regions()
+    row(builder, op, outputs)
+    return builder.found
 
 
 def _strides(shape: Indices) -> list[PrimExpr]:
-    found: list[PrimExpr] = [const(1)]
+    strides: list[PrimExpr] = [const(1)]
     for dim in reversed(shape[1:]):
-        found.append(simplify(found[-1] * dim))
-    return found[: len(shape)][::-1]
+        strides.append(simplify(strides[-1] * dim))
+    return strides[: len(shape)][::-1]
 
 
 def _into(tensor: te.Tensor, leading: Indices = ()) -> Place:
-    """All of a tensor behind some first indices."""
+    """Return the destination of a whole tensor at some leading indices."""
     strides = _strides(tensor.whole_shape)
     offset: PrimExpr = const(0)
     for index, stride in zip(leading, strides, strict=False):
@@ -101,8 +103,8 @@ def _into(tensor: te.Tensor, leading: Indices = ()) -> Place:
     return Place(tensor, strides[len(leading) :], offset)
 
 
-def _step(shape: Indices, body: Body, *places: Place, name: str) -> Step:
-    return Step([te.compute(tuple(shape), body, name=name)], places)
+def _step(shape: Indices, body: Body, *layouts: Place, name: str) -> Step:
+    return Step([te.compute(tuple(shape), body, name=name)], layouts)
 
 
 def _memory(shape: Indices, name: str, dtype: str = "float32") -> te.Tensor:
@@ -132,7 +134,7 @@ class _ScalarMaths:
 
 
 class _Layer:
-    """A layer: inputs and outputs are those of ekiden.topi.nn.recurrent."""
+    """Recurrent layer; inputs and outputs are those of ekiden.topi.nn.recurrent."""
 
     def __init__(self, op: te.ExternOp, outputs: Sequence[te.Tensor]) -> None:
         cell = op.attrs["cell"]
@@ -176,33 +178,33 @@ class _Layer:
 
     @property
     def shape(self) -> Indices:
-        """That of a state."""
+        """Return the shape of a state."""
         return self.h.whole_shape
 
     def first(self, name: str) -> Step:
-        """A state before the first step."""
-        given = self.extras.get(f"initial_{name}")
+        """Return the step that initialises a state."""
+        initial_state = self.extras.get(f"initial_{name}")
 
         def body(b: Var, u: Var) -> PrimExpr:
-            return const(0.0, "float32") if given is None else given[b, u]
+            return const(0.0, "float32") if initial_state is None else initial_state[b, u]
 
         return _step(self.shape, body, _into(self.states[name]), name=f"first_{name}")
 
     def last(self, name: str) -> Step:
-        """A state after the last one."""
+        """Return the step that copies a final state to its output."""
         output = self.outputs[1 + list(self.states).index(name)]
         state = self.states[name]
         return _step(self.shape, lambda b, u: state[b, u], _into(output), name=f"last_{name}")
 
     def panels(self) -> list[Step]:
-        """The weight as products read it, if it does not lie so."""
+        """Return the step that packs the weight into column panels, if it is not packed."""
         if self.weight is self.given:
             return []
         zero = const(0, self.given.dtype)
 
         def body(p: Var, k: Var, i: Var) -> PrimExpr:
-            """Element i of panel p at step k; rows behind the last column are zeros, so that a
-            product may take whole panels.
+            """Return element i of panel p at step k; rows behind the last column are zeros, so that
+            a product may take whole panels.
             """
             row = p * self.width + i
             value = if_then_else(row < self.columns, self.given[row, k], zero)
@@ -211,32 +213,34 @@ class _Layer:
         return [_step(self.weight.whole_shape, body, _into(self.weight), name="panels")]
 
     def multiply(self, state: te.Tensor) -> list[Step]:
-        """The products of a state with the weight, as the weight's rows lie."""
+        """Return the steps that multiply a state by the weight, in the weight's row order."""
         k, width = te.reduce_axis((0, self.hidden), "k"), self.width
         steps = self.quantize(state) if self.is_bytes else []
-        left = self.bytes if self.is_bytes else state
+        operand = self.bytes if self.is_bytes else state
 
         def body(b: Var, column: Var) -> PrimExpr:
             factor = self.factor(column // width, k, column % width)
-            return te.sum(cast(left[b, k], self.dtype) * factor, k)
+            return te.sum(cast(operand[b, k], self.dtype) * factor, k)
 
         shape = self.products.whole_shape
         steps.append(_step(shape, body, _into(self.products), name="products"))
         return steps if self.places is None else [*steps, *self.multiply_listed(self.places)]
 
     def factor(self, panel: PrimExpr, k: PrimExpr, column: PrimExpr) -> PrimExpr:
-        """An element of a panel of the weight."""
+        """Return an element of a panel of the weight."""
         if self.is_bytes and self.is_packed:
             return cast(self.weight[panel, k // WORD, column, k % WORD], self.dtype)
         return self.weight[panel, k, column]
 
-    def multiply_listed(self, places: te.Tensor) -> list[Step]:
-        """The products of the words that panels list, behind the others (quantized.words)."""
+    def multiply_listed(self, word_indices: te.Tensor) -> list[Step]:
+        """Return the products of the words that panels list, after the dense ones
+        (quantized.words).
+        """
         shape = self.listed.whole_shape
         j = te.reduce_axis((0, shape[2]), "j")
 
         def word(b: Var, p: Var, at: Var) -> PrimExpr:
-            return self.bytes[b, cast(places[p, at // WORD], "int64") * WORD + at % WORD]
+            return self.bytes[b, cast(word_indices[p, at // WORD], "int64") * WORD + at % WORD]
 
         def body(b: Var, p: Var, column: Var) -> PrimExpr:
             factor = self.given[p, j // WORD + self.hidden // WORD, column, j % WORD]
@@ -248,18 +252,22 @@ class _Layer:
         ]
 
     def quantize(self, state: te.Tensor) -> list[Step]:
-        """A state as bytes of the least range that holds it and 0."""
+        """Return the steps that quantise a state to uint8 with the smallest range that contains it
+        and 0.
+        """
         zero = const(0.0, "float32")
 
         def extreme(reduce: Callable[..., PrimExpr], to: te.Tensor) -> Step:
-            """A step that leaves the least or greatest element of a state in a scalar."""
+            """Return a step that reduces a state to its minimum or maximum."""
             b = te.reduce_axis((0, self.batch), "b")
             u = te.reduce_axis((0, self.hidden), "u")
             body = state[b, u]
             return _step((), lambda: reduce(body, (b, u)), _into(to), name=to.op.name)
 
         def byte(b: Var, u: Var) -> PrimExpr:
-            """round(x / scale) + zero point, held to 0..255: ONNX DynamicQuantizeLinear."""
+            """Return round(x / scale) + zero point, clamped to 0..255. ONNX
+            DynamicQuantizeLinear.
+            """
             step, point = self.spread()
             level = call_intrin("round", state[b, u] / step) + cast(point, "float32")
             top = const(255.0, "float32")
@@ -272,14 +280,14 @@ class _Layer:
         ]
 
     def spread(self) -> tuple[PrimExpr, PrimExpr]:
-        """(scale, zero point) of the bytes."""
+        """Return (scale, zero point) of the bytes."""
         zero, one = const(0.0, "float32"), const(1.0, "float32")
         low, high = Min(self.low[()], zero, "float32"), Max(self.high[()], zero, "float32")
         step = if_then_else(high > low, (high - low) / const(255.0, "float32"), one)
         return step, cast(call_intrin("round", (zero - low) / step), "int32")
 
     def product(self, b: Var, u: Var, gate: int) -> PrimExpr:
-        """That of a unit's gate, in float32."""
+        """Return the float32 product of a unit's gate."""
         at: PrimExpr = u + gate * self.hidden
         row = at
         if self.is_packed:
@@ -294,66 +302,70 @@ class _Layer:
         return total * (step * self.extras["scale"][row])
 
     def time(self, t: PrimExpr, b: Var) -> tuple[PrimExpr, PrimExpr | None]:
-        """As of kernels.recurrent.layers.Layer: the row of the data, whether there is one."""
+        """Return the row of the data at a step, and whether it exists, as
+        kernels.recurrent.layers.Layer does.
+        """
         lengths = self.extras.get("lengths")
         if lengths is None:
             return (self.steps - 1 - t if self.cell.reverse else t), None
         length = lengths[b]
-        there = t < length
-        return (if_then_else(there, length - 1 - t, t) if self.cell.reverse else t), there
+        is_valid = t < length
+        return (if_then_else(is_valid, length - 1 - t, t) if self.cell.reverse else t), is_valid
 
     def cells(self, t: Var, phase: int) -> Step:
-        """What a phase makes of all units of a step."""
+        """Return the step that computes one phase of all units."""
         names: list[str] = []
 
         def body(b: Var, u: Var) -> tuple[PrimExpr, ...]:
-            """All values that a unit changes, at once: the names say in which order they came."""
-            made = self.unit(t, phase, b, u)
-            names.extend(made)
-            return tuple(made.values())
+            """Return all values that a unit changes, in the order of `names`."""
+            changes = self.unit(t, phase, b, u)
+            names.extend(changes)
+            return tuple(changes.values())
 
         shape = self.shape
-        made = te.compute_op(tuple(shape), body, name=f"cells_{phase}")
+        results = te.compute_op(tuple(shape), body, name=f"cells_{phase}")
         memory = {"h": self.h, "c": self.c, "reset": self.reset, "update": self.update}
-        places = [
+        layouts = [
             _into(self.outputs[0], (self.shown_at(t),)) if name == "shown" else _into(memory[name])
             for name in names
         ]
-        return Step(made, places)
+        return Step(results, layouts)
 
     def shown_at(self, t: Var) -> PrimExpr:
-        """The row of the result that a step writes."""
+        """Return the row of the output that a step writes."""
         return self.steps - 1 - t if self.cell.reverse else t
 
     def unit(self, t: Var, phase: int, b: Var, u: Var) -> dict[str, PrimExpr]:
-        """New values of a unit, by what keeps them."""
+        """Return the new values of a unit, by the state that stores them."""
         chosen = self.cell.phases[phase]
-        when, there = self.time(t, b)
+        when, is_valid = self.time(t, b)
         x = [self.data[when, b, u + g * self.hidden] for g in chosen]
         r = [self.product(b, u, g) for g in chosen]
         if "bias" in self.extras:
             bias = self.extras["bias"]
             r = [value + bias[u + g * self.hidden] for g, value in zip(chosen, r, strict=True)]
         old = {name: state[b, u] for name, state in self.states.items()}
-        known = dict(old)
+        cell_inputs = dict(old)
         if "peephole" in self.extras:
             weight = self.extras["peephole"]
-            known |= {name: weight[u + n * self.hidden] for n, name in enumerate(PEEPHOLES)}
+            cell_inputs |= {name: weight[u + n * self.hidden] for n, name in enumerate(PEEPHOLES)}
         if phase:
-            known["update"] = self.update[b, u]
-        made = dict(self.cell.step(_ScalarMaths(), phase, x, r, known))
-        if "h" in made:
-            shown = made["h"]
-            made["shown"] = (
-                shown if there is None else if_then_else(there, shown, const(0.0, "float32"))
+            cell_inputs["update"] = self.update[b, u]
+        changes = dict(self.cell.step(_ScalarMaths(), phase, x, r, cell_inputs))
+        if "h" in changes:
+            shown = changes["h"]
+            changes["shown"] = (
+                shown if is_valid is None else if_then_else(is_valid, shown, const(0.0, "float32"))
             )
-        if there is not None:
-            made |= {n: Select(there, made[n], old[n], "float32") for n in old if n in made}
-        return made
+        if is_valid is not None:
+            changes |= {
+                n: Select(is_valid, changes[n], old[n], "float32") for n in old if n in changes
+            }
+        return changes
 
 
 def _recurrent(regions: _Regions, op: te.ExternOp, outputs: Sequence[te.Tensor]) -> None:
-    """The loop over time."""
+    """Add the loop over time."""
     layer, t = _Layer(op, outputs), Var("t")
     if layer.cell.reverse and "lengths" in layer.extras:
         raise NoGeneralFormError("sequences of their own lengths are read backwards")
@@ -374,9 +386,9 @@ MOST_ROWS = 256
 
 
 class _Head:
-    """A block of queries of one head of one text; the number of all is `turn`."""
+    """Block of queries of one head of one batch element, numbered by `iteration`."""
 
-    def __init__(self, op: te.ExternOp, output: te.Tensor, turn: Var) -> None:
+    def __init__(self, op: te.ExternOp, output: te.Tensor, iteration: Var) -> None:
         heads = op.attrs["heads"]
         assert isinstance(heads, Heads)
         self.heads, self.output = heads, output
@@ -388,11 +400,11 @@ class _Head:
         )
         blocks = simplify((self.q["s"] + (MOST_ROWS - 1)) // MOST_ROWS)
         self.turns = simplify(self.q["b"] * self.q["h"] * blocks)
-        number: PrimExpr = turn
+        number: PrimExpr = iteration
         self.start: PrimExpr = const(0)
         self.rows = self.q["s"]
         if not is_const(blocks, 1):
-            number, self.start = turn // blocks, turn % blocks * MOST_ROWS
+            number, self.start = iteration // blocks, iteration % blocks * MOST_ROWS
             self.rows = minimum(self.q["s"] - self.start, const(MOST_ROWS))
         self.b, self.head = number // self.q["h"], number % self.q["h"]
         groups = k["h"]
@@ -404,18 +416,18 @@ class _Head:
         self.mixed = _memory((self.rows, self.v["d"]), "mixed")
 
     def at(self, tensor: te.Tensor, n: int, s: PrimExpr, d: PrimExpr) -> PrimExpr:
-        """An element of the n-th operand."""
+        """Return an element of the n-th operand."""
         head = self.shared if n in (1, 2) else self.head
         index = {"b": self.b, "h": head, "s": s, "d": d}
         return tensor[tuple(index[axis] for axis in self.heads.layouts[n])]
 
     def seen(self, row: PrimExpr) -> PrimExpr:
-        """How many keys a query sees, of those from the first."""
+        """Return the number of keys, from the first, that a query attends to."""
         shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
         return row + shift + 1
 
     def score(self, s: Var, key: Var) -> PrimExpr:
-        """What a product becomes before the softmax."""
+        """Return a scaled, capped and biased score, before the softmax."""
         scale = self.heads.scale
         if scale is None:
             if not isinstance(self.depth, IntImm):
@@ -425,31 +437,31 @@ class _Head:
         if cap := self.heads.softcap:
             value = call_intrin("tanh", value * const(1 / cap, "float32")) * const(cap, "float32")
         if self.bias is not None:
-            place = (self.b, self.head, self.start + s, key)
+            bias_index = (self.b, self.head, self.start + s, key)
             dims = self.bias.whole_shape
             value = value + self.bias[tuple(
-                const(0) if is_const(d, 1) else i for i, d in zip(place, dims, strict=True)
+                const(0) if is_const(d, 1) else i for i, d in zip(bias_index, dims, strict=True)
             )]  # fmt: skip
         if not self.heads.causal:
             return value
         return if_then_else(key < self.seen(self.start + s), value, const(-math.inf, "float32"))
 
     def share(self, s: Var, d: Var) -> PrimExpr:
-        """An element of the result."""
+        """Return an element of the result: the weighted sum over the softmax denominator."""
         value = self.mixed[s, d] / self.total[s]
         if not self.heads.nan_as_zero:
             return value
         return if_then_else(call_intrin("isnan", self.total[s]), const(0.0, "float32"), value)
 
     def steps(self) -> list[Step]:
-        """The whole block."""
+        """Return the steps of the block."""
         d, j, n, m = (te.reduce_axis((0, extent), name) for extent, name in (
             (self.depth, "d"), (self.keys, "j"), (self.keys, "n"), (self.keys, "m")))  # fmt: skip
         scores, rows = _into(self.scores), self.scores.whole_shape
         width = self.mixed.whole_shape
         layout = self.heads.layouts[3]
         strides = dict(zip(layout, _strides(self.output.whole_shape), strict=True))
-        place = Place(
+        destination = Place(
             self.output,
             (strides["s"], strides["d"]),
             self.b * strides["b"] + self.head * strides["h"] + self.start * strides["s"],
@@ -466,15 +478,15 @@ class _Head:
                   name="total"),
             _step(width, lambda s, d: te.sum(self.scores[s, m] * self.at(self.value, 2, m, d), m),
                   _into(self.mixed), name="mixed"),
-            _step(width, self.share, place, name="share"),
+            _step(width, self.share, destination, name="share"),
         ]  # fmt: skip
 
 
 def _attention(regions: _Regions, op: te.ExternOp, outputs: Sequence[te.Tensor]) -> None:
-    """The loop over blocks of heads."""
-    turn = Var("head")
-    head = _Head(op, outputs[0], turn)
-    regions.found.append(Region(turn, head.turns, head.steps()))
+    """Add the loop over query blocks of heads."""
+    iteration = Var("head")
+    head = _Head(op, outputs[0], iteration)
+    regions.found.append(Region(iteration, head.turns, head.steps()))
 
 
 ROWS: dict[str, Callable[[_Regions, te.ExternOp, Sequence[te.Tensor]], None]] = {

@@ -1,4 +1,4 @@
-"""General forms of the kernels that compute sizes: loop programs without loops, which store
+"""General forms of the kernels that compute sizes; loop programs without loops, which store
 integers at known places and fail where a condition does not hold (see lower.shape_function).
 """
 
@@ -17,30 +17,30 @@ from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, SeqStmt, Stmt
 
 
 def general_shapes(func: PrimFunc, target: Target) -> bytes | str:
-    """The general form of a kernel that computes sizes, or why it has none. Its arguments have the
-    shapes that the kernel reads, whatever numbers or repeated names stand there.
+    """Return the general form of a size kernel, or the reason why it has none. Its arguments have
+    the shapes that the kernel reads, whatever constants or repeated names they contain.
     """
     if target.bounds:
         return "bounds are checked"
     body = func.body.seq if isinstance(func.body, SeqStmt) else (func.body,)
     try:
-        made = _Shapes([p for p in func.params if isinstance(p, Buffer)])
+        builder = _Shapes([p for p in func.params if isinstance(p, Buffer)])
         for statement in body:
-            made.add(statement)
-        made.flush()
-        return made.form.words()
+            builder.add(statement)
+        builder.flush()
+        return builder.form.words()
     except NoGeneralFormError as error:
         return str(error)
 
 
 class _Shapes:
-    """The form of statements, as it grows: stores that follow each other and read nothing that one
-    of them writes are one stage.
+    """General form under construction: consecutive stores that read nothing another one of them
+    writes become one stage.
     """
 
     def __init__(self, params: Sequence[Buffer]) -> None:
-        known: set[Var] = set()
-        self.tensors = {each: _tensor(each, known) for each in params}
+        named_dims: set[Var] = set()
+        self.tensors = {param: _tensor(param, named_dims) for param in params}
         *inputs, output = self.tensors.values()
         self.form = Form(inputs, [output])
         self.waiting: list[tuple[te.Tensor, int, PrimExpr]] = []
@@ -51,17 +51,19 @@ class _Shapes:
     def add(self, statement: Stmt) -> None:
         """Add a statement. Raises NoGeneralFormError for what is neither a store nor a check."""
         match statement:
-            case BufferStore(buffer=buffer, value=value, indices=(IntImm(value=place),)):
+            case BufferStore(buffer=buffer, value=value, indices=(IntImm(value=index),)):
                 written = {tensor for tensor, _, _ in self.waiting}
                 read = {e.buffer for e in post_order(value) if isinstance(e, BufferLoad)}
                 is_full = len(self.waiting) == MOST["results"]
-                if is_full or not written.isdisjoint(self.tensors[each] for each in read):
+                if is_full or not written.isdisjoint(
+                    self.tensors[buffer_read] for buffer_read in read
+                ):
                     self.flush()
-                self.waiting.append((self.tensors[buffer], int(place), self._over_tensors(value)))
+                self.waiting.append((self.tensors[buffer], int(index), self._over_tensors(value)))
             case AssertStmt():
                 self.flush()
                 values = [statement.condition, *statement.values]
-                code = self._code([self._over_tensors(each) for each in values])
+                code = self._code([self._over_tensors(shown_value) for shown_value in values])
                 texts = text_words(statement.kind), text_words(statement.format)
                 stage = [CHECK, 0, 0, 0, len(values), *code, *texts[0], *texts[1]]
                 self.form.stages.append(stage)
@@ -69,39 +71,39 @@ class _Shapes:
                 raise NoGeneralFormError(f"a kernel with {type(statement).__name__}")
 
     def flush(self) -> None:
-        """Make a stage of the stores that wait."""
+        """Emit a stage of the pending stores."""
         if not self.waiting:
             return
         sizes, buffers = self.form.sizes, self.form.buffers
-        places = [word for t, at, _ in self.waiting for word in (buffers[t], sizes.number(at))]
+        destination_words = [
+            word for t, at, _ in self.waiting for word in (buffers[t], sizes.number(at))
+        ]
         code = self._code([value for _, _, value in self.waiting])
-        self.form.stages.append([MAP, 0, 0, 0, len(self.waiting), *places, *code])
+        self.form.stages.append([MAP, 0, 0, 0, len(self.waiting), *destination_words, *code])
         self.waiting = []
 
     def _code(self, values: Sequence[PrimExpr]) -> list[int]:
         return CodeBuilder([], self.form.sizes, self.form.buffers).words(values)
 
     def _over_tensors(self, value: PrimExpr) -> PrimExpr:
-        """An expression that reads the tensors in the places of buffers."""
+        """Return an expression with buffer loads replaced by tensor loads."""
 
-        def change(each: PrimExpr) -> PrimExpr:
-            """An element of the tensor, for a load."""
-            if not isinstance(each, BufferLoad):
-                return each
-            return self.tensors[each.buffer][each.indices]
+        def change(node: PrimExpr) -> PrimExpr:
+            """Replace a buffer load."""
+            if not isinstance(node, BufferLoad):
+                return node
+            return self.tensors[node.buffer][node.indices]
 
         return rewrite(value, change, self.changed)
 
 
-def _tensor(buffer: Buffer, known: set[Var]) -> te.Tensor:
-    """The tensor of a buffer, whose dimensions are the buffer's where these are new names: nothing
-    is said of the others.
-    """
+def _tensor(buffer: Buffer, named_dims: set[Var]) -> te.Tensor:
+    """Return the tensor of a buffer; a dimension that is not a new symbol gets a fresh one."""
     dims: list[Var] = []
     for dim in buffer.shape:
-        is_named = isinstance(dim, Var) and dim not in known
+        is_named = isinstance(dim, Var) and dim not in named_dims
         dims.append(dim if isinstance(dim, Var) and is_named else SizeVar("any"))
-        known.add(dims[-1])
+        named_dims.add(dims[-1])
     return te.placeholder(dims, buffer.dtype, buffer.name)
 
 

@@ -1,8 +1,9 @@
-"""Convolutions and products as stages that general kernels run well: padded first, so that what is
-summed is elements at even steps; transposed ones for each remainder by the stride, whose sums are
-such; those in groups a group at a time; weights that list rows as two products; and Winograd's a
-transform at a time, as one sum over everything, which is what they mean, would take as many times
-longer."""
+"""Split convolutions and products into stages that general kernels execute well; padded first, so
+that what is summed is elements at even steps; transposed ones for each remainder by the stride,
+whose sums are such; those in groups a group at a time; weights that list rows as two products;
+and Winograd's a transform at a time, as one sum over everything, which is what they mean, would
+take as many times longer.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +34,19 @@ Made = tuple[te.Tensor, list[te.Tensor]]
 
 
 def staged(outputs: list[te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
-    """The outputs with convolutions taken apart, and the computations that must be stored. Of one
-    convolution at most: the others of a kernel stay as they are."""
+    """Return the outputs with the first convolution split into stages, and the computations that
+    must be stored. Further convolutions of a kernel stay as they are.
+    """
     for tensor in te.post_order_tensors(outputs):
         for is_such, made_of in FORMS:
             if is_such(tensor):
-                made, kept = made_of(tensor)
-                return replaced(outputs, tensor, made), kept
+                replacement, stored = made_of(tensor)
+                return replaced(outputs, tensor, replacement), stored
     return outputs, []
 
 
 def _is_padded(tensor: te.Tensor) -> bool:
-    """Whether this is a convolution (of topi.nn.conv) of data with padding."""
+    """Return whether a tensor is a convolution (of topi.nn.conv) with padding."""
     attrs = tensor.op.attrs
     layout = str(attrs.get("data_layout", ""))
     is_conv = {"kernel_layout", "padding", "dilation", "out_layout"} <= set(attrs)
@@ -53,7 +55,7 @@ def _is_padded(tensor: te.Tensor) -> bool:
 
 
 def _padded(tensor: te.Tensor) -> Made:
-    """out = conv(pad(data)), which reads nothing outside."""
+    """Return out = conv(pad(data)), which reads nothing out of bounds."""
     attrs = tensor.op.attrs
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
     layout, padding = str(attrs["data_layout"]), cast("Sequence[int]", attrs["padding"])
@@ -63,14 +65,14 @@ def _padded(tensor: te.Tensor) -> Made:
     shape = [d + (before.get(n, 0) + after.get(n, 0)) for n, d in enumerate(data.shape)]
 
     def pad(*at: Var) -> PrimExpr:
-        """The data at a place of the padded tensor; 0 in the border."""
+        """Return an element of the padded data; 0 in the border."""
         indices = [i - before.get(n, 0) for n, i in enumerate(at)]
         held = [c for n in before for c in inside(indices[n], data.shape[n], True, True)]
         return guarded(data, indices, held, const(0, data.dtype))
 
     padded = te.compute(shape, pad, name="padded")
     kernel_layout = str(attrs["kernel_layout"])
-    made = conv(
+    convolution = conv(
         padded,
         weight,
         cast("Sequence[int]", attrs["strides"]),
@@ -83,51 +85,52 @@ def _padded(tensor: te.Tensor) -> Made:
         None if kernel_layout.isalpha() else cast(int, attrs["channels"]),
         str(attrs["out_layout"]),
     )
-    return made, [padded]
+    return convolution, [padded]
 
 
 def _is_pooled(tensor: te.Tensor) -> bool:
-    """Whether this is a pooling (of topi.nn.pool) over windows of one size."""
+    """Return whether a tensor is a pooling (of topi.nn.pool) over windows of one size."""
     window = tensor.op.attrs.get("window")
     return window is not None and isinstance(window, pool.Window)
 
 
 def _pooled(tensor: te.Tensor) -> Made:
-    """The same as a reduction of data around which there are what changes no result."""
+    """Return the pooling as a reduction of data padded with the reduction's identity."""
     window, reducer = (tensor.op.attrs[name] for name in ("window", "reducer"))
     assert isinstance(window, pool.Window)
     reduced = cast("Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr]", reducer)
-    given, dtype = window.data, tensor.dtype
-    neutral = te.identity(reduced.__name__, given.dtype)
+    unpadded, dtype = window.data, tensor.dtype
+    neutral = te.identity(reduced.__name__, unpadded.dtype)
     ranges, data = window.around(), window.data
 
     def pad(*at: Var) -> PrimExpr:
-        """The data, and what changes no result around them."""
-        places = [i - begin for i, (begin, _) in zip(at, ranges, strict=True)]
-        held = [h for n in window.axes for h in inside(places[n], given.shape[n], True, True)]
-        return guarded(given, places, held, neutral)
+        """Return an element of the data padded with the identity."""
+        indices = [i - begin for i, (begin, _) in zip(at, ranges, strict=True)]
+        held = [h for n in window.axes for h in inside(indices[n], unpadded.shape[n], True, True)]
+        return guarded(unpadded, indices, held, neutral)
 
-    kept = []
+    stored = []
     if any(window.before) or any(
         window.reaches(n, data.shape[a]) for n, a in enumerate(window.axes)
     ):
         data = te.compute([extent for _, extent in ranges], pad, name="around")
-        kept = [data]
+        stored = [data]
     taps = window.taps()
 
     def body(*at: Var) -> PrimExpr:
-        """The taps of a window, all of which are there."""
-        places: list[PrimExpr] = list(at)
+        """Return the reduction over a window's taps, all of which exist."""
+        indices: list[PrimExpr] = list(at)
         for n, axis in enumerate(window.axes):
-            places[axis] = at[axis] * window.strides[n] + taps[n] * window.dilation[n]
-        return reduced(cast_to(data[tuple(places)], dtype), taps)
+            indices[axis] = at[axis] * window.strides[n] + taps[n] * window.dilation[n]
+        return reduced(cast_to(data[tuple(indices)], dtype), taps)
 
-    return te.compute(tensor.shape, body, name="pooled"), kept
+    return te.compute(tensor.shape, body, name="pooled"), stored
 
 
 def _is_transposed(tensor: te.Tensor) -> bool:
-    """Whether this is a transposed convolution (of topi.nn.conv_transpose) of one group, every tap
-    of which reaches each result of one remainder."""
+    """Return whether a tensor is a transposed convolution (of topi.nn.conv_transpose) with one
+    group and no dilation, so that every tap contributes to one residue.
+    """
     attrs = tensor.op.attrs
     if "output_padding" not in attrs or attrs["groups"] != 1:
         return False
@@ -138,8 +141,10 @@ def _is_transposed(tensor: te.Tensor) -> bool:
 
 
 def _transposed(tensor: te.Tensor) -> Made:
-    """out[p * s + r] = sum of data[p - j] * weight[r + j * s] over j, for each remainder r by the
-    stride s: as the sum over i of padded[p + i] * weight[r + (taps - 1 - i) * s]."""
+    """Return out[p * s + r] = sum over j of data[p - j] * weight[r + j * s], one convolution for
+    each residue r modulo the stride s; as the sum over i of padded[p + i] * weight[r + (taps - 1
+    - i) * s].
+    """
     attrs = tensor.op.attrs
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
     layout, result = str(attrs["data_layout"]), str(attrs["out_layout"])
@@ -154,22 +159,22 @@ def _transposed(tensor: te.Tensor) -> Made:
     steps = [(e + b + (s - 1)) // s for e, b, s in zip(extents, before, strides, strict=True)]
 
     def pad(image: Var, *at: Var) -> PrimExpr:
-        """The data in the order (image, places, channel), with one tap less than the window has of
-        zeros before it, so that no tap reads outside.
+        """Return the data in NHWC order with t - 1 zeros before it (t taps), so that no tap reads
+        out of bounds.
         """
-        places = [i - (t - 1) for i, t in zip(at[:-1], taps, strict=True)]
-        held = [h for i, s in zip(places, sizes, strict=True) for h in inside(i, s, True, True)]
-        indices = permute((image, at[-1], *places), plain, layout)
+        positions = [i - (t - 1) for i, t in zip(at[:-1], taps, strict=True)]
+        held = [h for i, s in zip(positions, sizes, strict=True) for h in inside(i, s, True, True)]
+        indices = permute((image, at[-1], *positions), plain, layout)
         return guarded(data, list(indices), held, const(0, data.dtype))
 
     around = [step + (t - 1) for step, t in zip(steps, taps, strict=True)]
     padded = te.compute((n, *around, c), pad, name="padded")
 
     def phase(image: Var, *at: Var) -> PrimExpr:
-        """The results of one remainder by the strides, as a convolution without strides. A
-        remainder with a tap fewer than others has a factor 0 in its place: all are sums of as many.
+        """Return the results of one residue as a convolution without strides. A residue with one
+        tap fewer has a factor 0 there, so that all sums have the same length.
         """
-        rests, places, o = at[:rank], at[rank:-1], at[-1]
+        rests, positions, o = at[:rank], at[rank:-1], at[-1]
         window = [te.reduce_axis((0, t), f"k{a.lower()}") for t, a in zip(taps, axes, strict=True)]
         ci = te.reduce_axis((0, c), "ci")
         tap = [r + (t - 1 - j) * s for r, t, j, s in zip(rests, taps, window, strides, strict=True)]
@@ -177,9 +182,9 @@ def _transposed(tensor: te.Tensor) -> Made:
             _transposed_weight(weight, kernel_layout, (o, ci), tap, channels), tensor.dtype
         )
         held = [k < size for k, size, s in zip(tap, kernel, strides, strict=True) if size % s != 0]
-        for each in held:
-            factor = if_then_else(each, factor, const(0, tensor.dtype))
-        value = padded[(image, *(p + j for p, j in zip(places, window, strict=True)), ci)]
+        for is_tap in held:
+            factor = if_then_else(is_tap, factor, const(0, tensor.dtype))
+        value = padded[(image, *(p + j for p, j in zip(positions, window, strict=True)), ci)]
         return te.sum(cast_to(value, tensor.dtype) * factor, (*window, ci))
 
     phases = te.compute(
@@ -187,27 +192,31 @@ def _transposed(tensor: te.Tensor) -> Made:
     )
 
     def out(*at: Var) -> PrimExpr:
-        """The result at a place: its remainder says in which phase, its quotient where there."""
-        image, o, *places = permute(at, result, plain)
-        whole = [p + b for p, b in zip(places, before, strict=True)]
-        rests = [w % s for w, s in zip(whole, strides, strict=True)]
-        return phases[(image, *rests, *(w // s for w, s in zip(whole, strides, strict=True)), o)]
+        """Return a result: its residue selects the phase, its quotient the position."""
+        image, o, *positions = permute(at, result, plain)
+        shifted = [p + b for p, b in zip(positions, before, strict=True)]
+        rests = [w % s for w, s in zip(shifted, strides, strict=True)]
+        return phases[(image, *rests, *(w // s for w, s in zip(shifted, strides, strict=True)), o)]
 
     return te.compute(tensor.shape, out, name="transposed"), [padded]
 
 
 def _lists_rows(tensor: te.Tensor) -> bool:
-    """Whether this is a product (of topi.nn.dense) whose weight lists words of data."""
-    places = tensor.op.attrs.get("places")
-    return isinstance(places, te.Tensor) and not is_const(places.shape[1], 0)
+    """Return whether a tensor is a product (of topi.nn.dense) whose weight lists words of
+    the data.
+    """
+    word_indices = tensor.op.attrs.get("places")
+    return isinstance(word_indices, te.Tensor) and not is_const(word_indices.shape[1], 0)
 
 
 def _listed(tensor: te.Tensor) -> Made:
-    """out = data * weight + listed * rest: words of data are brought together for each panel."""
+    """Return out = data * weight + listed * rest: the listed words of the data are gathered for
+    each panel.
+    """
     attrs = tensor.op.attrs
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
-    places, tile = cast(te.Tensor, attrs["places"]), cast(int, attrs["tile"])
-    panels, listed = places.shape
+    word_indices, tile = cast(te.Tensor, attrs["places"]), cast(int, attrs["tile"])
+    panels, listed = word_indices.shape
     *rows, units = tensor.shape
     word, words = weight.shape[3], data.shape[-1] // weight.shape[3]
     k, j = te.reduce_axis((0, data.shape[-1]), "k"), te.reduce_axis((0, listed * word), "j")
@@ -220,27 +229,29 @@ def _listed(tensor: te.Tensor) -> Made:
         return te.sum(product(data[(*at[:-1], k)], factor), k)
 
     def gather(*at: Var) -> PrimExpr:
-        place = cast_to(places[at[-2], at[-1] // word], "int64")
-        return data[(*at[:-2], place * word + at[-1] % word)]
+        word_index = cast_to(word_indices[at[-2], at[-1] // word], "int64")
+        return data[(*at[:-2], word_index * word + at[-1] % word)]
 
-    def rest(*at: Var) -> PrimExpr:
-        """The words that a panel lists, behind its others."""
+    def listed_product(*at: Var) -> PrimExpr:
+        """Return the product of the words that a panel lists."""
         *_, panel, column = at
         factor = weight[panel, j // word + words, column, j % word]
         return te.sum(product(gathered[(*at[:-1], j)], factor), j)
 
-    most = te.compute((*rows, units), plain, name="most")
+    dense_product = te.compute((*rows, units), plain, name="most")
     gathered = te.compute((*rows, panels, j.extent), gather, name="gathered")
-    more = te.compute((*rows, panels, as_dim(tile)), rest, name="rest")
+    more = te.compute((*rows, panels, as_dim(tile)), listed_product, name="rest")
 
     def out(*at: Var) -> PrimExpr:
-        return most[at] + more[(*at[:-1], at[-1] // tile, at[-1] % tile)]
+        return dense_product[at] + more[(*at[:-1], at[-1] // tile, at[-1] % tile)]
 
     return te.compute(tensor.shape, out, name="listed"), [gathered]
 
 
 def _is_grouped(tensor: te.Tensor) -> bool:
-    """Whether this is a convolution (of topi.nn.conv) in groups of more than one result."""
+    """Return whether a tensor is a convolution (of topi.nn.conv) in groups of more than one output
+    channel.
+    """
     attrs = tensor.op.attrs
     layout, groups = str(attrs.get("out_layout", "")), attrs.get("groups", 1)
     if groups == 1 or not layout.isalpha() or "output_padding" in attrs:
@@ -249,39 +260,41 @@ def _is_grouped(tensor: te.Tensor) -> bool:
 
 
 def _grouped(tensor: te.Tensor) -> Made:
-    """out[o] = part[o / n, o % n] with n channels in a group, so that a group is a product."""
+    """Return out[o] = part[o / n, o % n] with n channels in a group, so that each group is a
+    product.
+    """
     attrs = tensor.op.attrs
     layout, groups = str(attrs["out_layout"]), cast(int, attrs["groups"])
-    padded, kept = _padded(tensor) if _is_padded(tensor) else (tensor, [])
+    padded, stored = _padded(tensor) if _is_padded(tensor) else (tensor, [])
     op = padded.op
     assert isinstance(op, te.ComputeOp)
     channel = layout.index("C")
     per_group = simplify(tensor.shape[channel] // groups)
 
-    def part(*at: Var) -> tuple[PrimExpr, ...]:
-        """The same sum, with a group and a channel of it in the place of the channel."""
-        *others, group, within = at
-        given = [a.var for a in op.axis]
-        before: list[PrimExpr] = list(others)
+    def group_body(*at: Var) -> tuple[PrimExpr, ...]:
+        """Return the same sum with (group, channel within it) in place of the channel."""
+        *other_axes, group, within = at
+        axes = [a.var for a in op.axis]
+        before: list[PrimExpr] = list(other_axes)
         before.insert(channel, group * per_group + within)
 
         def change(e: PrimExpr) -> PrimExpr:
-            """The group of a channel and its number in it are axes."""
-            if isinstance(e, (FloorDiv, FloorMod)) and e.a is given[channel]:
+            """Replace a channel's quotient and remainder by the axes."""
+            if isinstance(e, (FloorDiv, FloorMod)) and e.a is axes[channel]:
                 return group if isinstance(e, FloorDiv) else within
             return e
 
         bodies = (rewrite(b, change) for b in op.body)
-        return tuple(substitute(b, dict(zip(given, before, strict=True))) for b in bodies)
+        return tuple(substitute(b, dict(zip(axes, before, strict=True))) for b in bodies)
 
     outer = [d for n, d in enumerate(tensor.shape) if n != channel]
-    (parts,) = te.compute_op((*outer, as_dim(groups), per_group), part, name="groups")
+    (by_group,) = te.compute_op((*outer, as_dim(groups), per_group), group_body, name="groups")
 
     def out(*at: Var) -> PrimExpr:
         before = [i for n, i in enumerate(at) if n != channel]
-        return parts[(*before, at[channel] // per_group, at[channel] % per_group)]
+        return by_group[(*before, at[channel] // per_group, at[channel] % per_group)]
 
-    return te.compute(tensor.shape, out, name="grouped"), kept
+    return te.compute(tensor.shape, out, name="grouped"), stored
 
 
 def _transposed_weight(
@@ -291,7 +304,7 @@ def _transposed_weight(
     tap: Sequence[PrimExpr],
     channels: PrimExpr,
 ) -> PrimExpr:
-    """The weight of a tap and of an output and an input channel, of one group."""
+    """Return the weight of a tap, an output and an input channel, of one group."""
     o, ci = channel
     if packed_tile(layout):
         return weight_element(weight, layout, o, ci, tap, channels)
@@ -308,11 +321,13 @@ def _matrix(values: object, name: str, dtype: str) -> te.Tensor:
 
 
 def _winograd(tensor: te.Tensor) -> Made:
-    """out = A (U * (B d B')) A', a factor of each transform at a time."""
+    """Return out = A (U * (B d B')) A', with one factor of each transform per stage (Lavin and Gray
+    2016).
+    """
     attrs = tensor.op.attrs
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
     m = cast(int, attrs["m"])
-    top, left = cast("Sequence[int]", attrs["padding"])[:2]
+    top, pad_left = cast("Sequence[int]", attrs["padding"])[:2]
     a_values, b_values, _ = winograd.matrices(m, is_integer=weight.dtype == "int16")
     a = _matrix(a_values, "winograd_a", tensor.dtype)
     b = _matrix(b_values, "winograd_b", tensor.dtype)
@@ -322,8 +337,8 @@ def _winograd(tensor: te.Tensor) -> Made:
     down, across = (rows + (m - 1)) // m, (columns + (m - 1)) // m
 
     def pad(image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
-        held = inside(y - top, height, True, True) + inside(x - left, width, True, True)
-        value = guarded(data, (image, y - top, x - left, c), held, const(0, data.dtype))
+        held = inside(y - top, height, True, True) + inside(x - pad_left, width, True, True)
+        value = guarded(data, (image, y - top, x - pad_left, c), held, const(0, data.dtype))
         return cast_to(value, tensor.dtype)
 
     around = (n, down * m + (winograd.TAPS - 1), across * m + (winograd.TAPS - 1), depth)
@@ -336,11 +351,11 @@ def _winograd(tensor: te.Tensor) -> Made:
     shape = (as_dim(size), as_dim(size), n, down, across, depth)
     rows_done = te.compute(shape, half, name="winograd_rows")
 
-    def whole(u: Var, v: Var, image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
+    def body(u: Var, v: Var, image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
         j = te.reduce_axis((0, size), "j")
         return te.sum(b[v, j] * rows_done[u, j, image, y, x, c], j)
 
-    inner = te.compute(shape, whole, name="winograd_inner")
+    inner = te.compute(shape, body, name="winograd_inner")
 
     def multiply(u: Var, v: Var, image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
         """Products of the transformed data with the transformed weight, for each of the places (u,

@@ -1,4 +1,4 @@
-"""From a fused function to a loop program: operators become tensor expressions, a schedule rule
+"""Lower a fused function to a loop program; operators become tensor expressions, a schedule rule
 makes the loops.
 
     fn (%p0, %p1, Primitive=1) { nn.relu(add(%p0, %p1)) }
@@ -51,7 +51,7 @@ Tensors = list[te.Tensor]
 
 
 def _scalar(constant: Constant) -> te.Tensor:
-    """A constant of one element as a computation, which inlines to an immediate."""
+    """Return a one-element constant as a computation, which inlines to an immediate."""
     dtype = str(constant.data.dtype)
     if constant.data.size != 1:
         raise CompileError(
@@ -69,7 +69,7 @@ def _scalar(constant: Constant) -> te.Tensor:
 
 @contextmanager
 def _naming(operator: str) -> Iterator[None]:
-    """Name the operator whose own computation is refused."""
+    """Prefix errors with the operator whose user computation is invalid."""
     try:
         yield
     except CompileError as error:
@@ -77,10 +77,10 @@ def _naming(operator: str) -> Iterator[None]:
 
 
 def _lower_call(
-    call: Call, known: dict[RelayExpr, Tensors], site: int | None, target: Target | None
+    call: Call, tensors_of: dict[RelayExpr, Tensors], site: int | None, target: Target | None
 ) -> Tensors:
     assert isinstance(call.op, Op)
-    inputs = [t for a in call.args for t in known[a]]
+    inputs = [t for a in call.args for t in tensors_of[a]]
     own = implementation_of(call.op.name, call.attrs, inputs, call.checked_type, target)
     if own is not None:
         with check_site(site), _naming(call.op.name):
@@ -89,13 +89,13 @@ def _lower_call(
     if lowering is None:
         raise CompileError(f"{call.op.name}: the operator has no kernel")
     with check_site(site):
-        made = list(lowering(call.attrs, inputs, call.checked_type))
-    return [t for t in made if isinstance(t, te.Tensor)]
+        results = list(lowering(call.attrs, inputs, call.checked_type))
+    return [t for t in results if isinstance(t, te.Tensor)]
 
 
 def check_names(function: Function) -> tuple[str, ...]:
-    """What each operator of a primitive function is called that may refuse an index, in the order
-    of their sites; empty for one that the program has no name for.
+    """Return what messages call each operator that may reject an index, in the order of their
+    sites; "" for one without a source.
     """
     return tuple(c.span.naming(c.op.name) if c.span else "" for c in _refusing(function))  # type: ignore[attr-defined]
 
@@ -107,37 +107,38 @@ def _refusing(function: Function) -> list[Call]:
 
 
 def te_graph(function: Function, target: Target | None = None) -> tuple[Tensors, Tensors]:
-    """(inputs, outputs) of a primitive function as tensor expressions, for a target."""
-    known: dict[RelayExpr, Tensors] = {}
+    """Return the inputs and outputs of a primitive function as tensor expressions for a target."""
+    tensors_of: dict[RelayExpr, Tensors] = {}
     inputs: Tensors = []
     for param in function.params:
         kinds = tensor_types(param.checked_type)
-        made = [
+        placeholders = [
             te.placeholder(k.shape, k.dtype, f"p{len(inputs) + i}") for i, k in enumerate(kinds)
         ]
-        known[param] = made
-        inputs.extend(made)
+        tensors_of[param] = placeholders
+        inputs.extend(placeholders)
     sites = {call: n for n, call in enumerate(_refusing(function))}
     for expr in evaluation_order(function.body):
         match expr:
             case Call():
-                known[expr] = _lower_call(expr, known, sites.get(expr), target)
+                tensors_of[expr] = _lower_call(expr, tensors_of, sites.get(expr), target)
             case Constant():
-                known[expr] = [_scalar(expr)]
+                tensors_of[expr] = [_scalar(expr)]
             case Tuple(fields=fields):
-                known[expr] = [t for f in fields for t in known[f]]
+                tensors_of[expr] = [t for f in fields for t in tensors_of[f]]
             case TupleGetItem(tuple_value=value, index=index):
-                known[expr] = [known[value][index]]
-    results = known[function.body]
+                tensors_of[expr] = [tensors_of[value][index]]
+    results = tensors_of[function.body]
     if function.ret_type is None:
         return inputs, results
     return inputs, list(map(_shaped, results, tensor_types(function.ret_type)))
 
 
 def _shaped(result: te.Tensor, kind: TensorType) -> te.Tensor:
-    """A result under the shape that its function says, where that is written in another way. A part
-    of a larger tensor stays as it is: its operator says that tensor's shape, and a computation of
-    all of it would write what other kernels have written beside the part."""
+    """Return a result in the shape that its function declares. A part of a larger tensor stays as
+    it is: a computation of the whole would overwrite what other kernels have written beside the
+    part.
+    """
     if result.is_part:
         return result
     pairs = zip(result.shape, kind.shape, strict=True)
@@ -147,7 +148,7 @@ def _shaped(result: te.Tensor, kind: TensorType) -> te.Tensor:
 
 
 def described(function: Function, name: str) -> str:
-    """The name of a kernel and the model node it comes from."""
+    """Return the name of a kernel and the model node that it comes from."""
     return f"the kernel {name} of {function.span}" if function.span else f"the kernel {name}"
 
 
@@ -158,7 +159,7 @@ MAX_NAME = 80
 
 
 def display_name(function: Function) -> str:
-    """What a kernel is called after: its operators."""
+    """Return the kernel's display name, which lists its operators."""
     ops = [
         e.attrs.func.name if isinstance(e.attrs, CallLoweredAttrs) else e.op.name
         for e in evaluation_order(function.body)
@@ -168,40 +169,51 @@ def display_name(function: Function) -> str:
 
 
 def names_of(function: Function) -> tuple[str, ...]:
-    """What a kernel goes by where decisions are given: its operators, the node it comes from."""
+    """Return the names by which decisions refer to a kernel: its operators and its model node."""
     return (display_name(function), *((str(function.span),) if function.span else ()))
 
 
-def choose_primitive(function: Function, target: Target, given: Given = NOTHING) -> kernels.Chosen:
-    """The family of a primitive function's kernel, and the decision. Raises CompileError for a
-    decision that cannot be."""
+def choose_primitive(
+    function: Function, target: Target, overrides: Given = NOTHING
+) -> kernels.Chosen:
+    """Return the family of a primitive function's kernel, and its decision. Raises CompileError for
+    an invalid override.
+    """
     _, outputs = te_graph(function, target)
-    return kernels.choose(outputs, target, given, names_of(function))
+    return kernels.choose(outputs, target, overrides, names_of(function))
 
 
 def _own_schedule(
     function: Function, inputs: Tensors, outputs: Tensors, name: str, target: Target
 ) -> kernels.Scheduled | None:
-    """The program that a user's schedule of one of the operators gives; None if there is none."""
+    """Return the program of a user's schedule of one of the operators, or None."""
     for call in reversed(operator_calls(function)):
         kinds = [t for a in call.args for t in tensor_types(a.checked_type)]
         tensors = [te.placeholder(k.shape, k.dtype, f"x{i}") for i, k in enumerate(kinds)]
         assert isinstance(call.op, Op)
         own = implementation_of(call.op.name, call.attrs, tensors, call.checked_type, target)
-        made = own.schedule(call.attrs, outputs, target) if own is not None else None
-        if made is not None:
-            func = _checked_program(made, call.op.name, len(inputs), len(outputs), name)
-            trace = made.trace if isinstance(made, schedule.Schedule) else None
+        user_program = own.schedule(call.attrs, outputs, target) if own is not None else None
+        if user_program is not None:
+            func = _checked_program(user_program, call.op.name, len(inputs), len(outputs), name)
+            trace = user_program.trace if isinstance(user_program, schedule.Schedule) else None
             why = f"{call.op.name} has a schedule of its own"
             return kernels.Scheduled(func, trace=trace, why=why)
     return None
 
 
-def _checked_program(made: object, op_name: str, inputs: int, outputs: int, name: str) -> PrimFunc:
-    """The program of a user's schedule, as a kernel. Raises CompileError for anything else."""
-    func = made if isinstance(made, PrimFunc) else getattr(made, "func", None)
+def _checked_program(
+    user_program: object, op_name: str, inputs: int, outputs: int, name: str
+) -> PrimFunc:
+    """Return the program of a user's schedule as a kernel. Raises CompileError for
+    anything else.
+    """
+    func = (
+        user_program if isinstance(user_program, PrimFunc) else getattr(user_program, "func", None)
+    )
     if not isinstance(func, PrimFunc):
-        raise CompileError(f"{op_name}: its schedule gave {made!r}, expected a tir.Schedule")
+        raise CompileError(
+            f"{op_name}: its schedule gave {user_program!r}, expected a tir.Schedule"
+        )
     if len(func.params) != inputs + outputs:
         raise CompileError(
             f"{op_name}: its schedule has {len(func.params)} parameters, expected {inputs} inputs"
@@ -212,25 +224,35 @@ def _checked_program(made: object, op_name: str, inputs: int, outputs: int, name
 
 
 def operator_calls(function: Function) -> list[Call]:
-    """The calls of operators in a primitive function, in the order of evaluation."""
+    """Return the operator calls of a primitive function in evaluation order."""
     exprs = evaluation_order(function.body)
     return [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
 
 
 def lower_primitive(
-    function: Function, name: str, target: Target, given: Given = NOTHING
+    function: Function, name: str, target: Target, overrides: Given = NOTHING
 ) -> PrimFunc:
-    """The loop program of a primitive function: see `schedule_primitive`."""
-    return schedule_primitive(function, name, target, given).func
+    """Return the loop program of a primitive function; see `schedule_primitive`."""
+    return schedule_primitive(function, name, target, overrides).func
 
 
 def schedule_primitive(
-    function: Function, name: str, target: Target, given: Given = NOTHING
+    function: Function, name: str, target: Target, overrides: Given = NOTHING
 ) -> kernels.Scheduled:
-    """The scheduled loop program of a primitive function (canonical form), outputs after inputs,
-    and its trace. `given` holds what is fixed about it, by family or by one of its names.
+    """Return the scheduled loop program of a canonical primitive function, outputs after inputs,
+    and its trace.
 
-    Raises CompileError naming the operators of the function and where they come from.
+    Args:
+        function: the function.
+        name: the kernel's name.
+        target: the target.
+        given: schedule overrides, by family or by one of the kernel's names.
+
+    Returns:
+        The program and its trace.
+
+    Raises:
+        CompileError: naming the operators of the function and their source.
     """
     try:
         inputs, outputs = te_graph(function, target)
@@ -240,7 +262,7 @@ def schedule_primitive(
         if own is not None:
             show_product("schedule.txt", own.why, lambda: kernels.schedule_text(own))
             return own
-        return kernels.scheduled(inputs, outputs, target, name, given, names_of(function))
+        return kernels.scheduled(inputs, outputs, target, name, overrides, names_of(function))
     except Exception as error:
         error.add_note(f"while lowering {described(function, name)}")
         raise
@@ -254,8 +276,9 @@ Constraint = tuple[PrimExpr, str]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A condition that a run must meet, what it says otherwise, and integers that it then shows, by
-    name."""
+    """Condition that a run must meet, the error message otherwise, and the named integers that the
+    message shows.
+    """
 
     condition: PrimExpr
     message: str
@@ -263,18 +286,18 @@ class Check:
 
     @staticmethod
     def of(constraint: Constraint) -> Check:
-        """That of a constraint; it shows the values of its symbols."""
+        """Return the check of a constraint; its message shows the values of its symbols."""
         condition, where = constraint
         shown = {v.name: v for v in free_vars(condition)[:SHOWN]}
         return Check(condition, f"run: {where} needs {prim_text(condition)}", shown)
 
     def map(self, change: Callable[[PrimExpr], PrimExpr]) -> Check:
-        """The same about other expressions."""
+        """Return the check with its expressions mapped."""
         shown = {name: change(value) for name, value in self.shown.items()}
         return Check(change(self.condition), self.message, shown)
 
     def stmt(self) -> AssertStmt:
-        """What fails a kernel."""
+        """Return the statement that fails a kernel."""
         if not self.shown:
             return AssertStmt(self.condition, self.message, "InputError")
         shown = ", ".join(f"{_literal(name)} is {{}}" for name in self.shown)
@@ -284,7 +307,7 @@ class Check:
 
 
 def _literal(text: str) -> str:
-    """Text as part of a format."""
+    """Escape text for a format string."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
@@ -296,34 +319,42 @@ def shape_function(
     result: Buffer | None = None,
     first: int = 0,
 ) -> PrimFunc:
-    """A kernel that fails with the message of a check that does not hold, and writes the values of
-    `exprs` (int64) to `result`.
+    """Return a kernel that verifies checks and writes the values of `exprs` (int64) to `result`.
 
-    All may use the shapes and elements of params. The first `first` values are written before the
-    checks, so that they and the rest may read them.
+    Args:
+        params: buffers whose shapes and elements the expressions may use.
+        exprs: the values.
+        checks: conditions; the first that fails ends the run with its message.
+        name: the kernel's name.
+        result: the output buffer; a new one by default.
+        first: number of values written before the checks, so that checks and later values may read them.
+
+    Returns:
+        The kernel.
     """
     dims = result or Buffer("dims", (const(len(exprs)),), "int64")
     asserts = [check.stmt() for check in checks]
-    made: dict[int, PrimExpr] = {}
-    stores = [BufferStore(dims, _total(e, made), (const(i),)) for i, e in enumerate(exprs)]
+    rewritten: dict[int, PrimExpr] = {}
+    stores = [BufferStore(dims, _total(e, rewritten), (const(i),)) for i, e in enumerate(exprs)]
     body = seq(*stores[:first], *asserts, *stores[first:])
     return PrimFunc((*params, dims), body, {"global_symbol": name, "num_outputs": 1})
 
 
-def _total(expr: PrimExpr, made: dict[int, PrimExpr] | None = None) -> PrimExpr:
-    """An expression that has a value even for sizes that do not fit, which a later check refuses:
-    a division by zero would end the process. `made` keeps what expressions share, as in `rewrite`.
+def _total(expr: PrimExpr, rewritten: dict[int, PrimExpr] | None = None) -> PrimExpr:
+    """Make an expression total: divisors that may be 0 are replaced by 1, since a later check
+    rejects such sizes, while a division by zero would kill the process. `made` memoises shared
+    expressions, as in `rewrite`.
     """
 
-    def guard(each: PrimExpr) -> PrimExpr:
-        """A quotient or remainder whose divisor may be 0 has 1 in its place then."""
-        if isinstance(each, BinaryExpr) and divides_by_unknown(each):
-            return type(each)(
-                each.a, Select(each.b.equal(0), const(1), each.b, each.dtype), each.dtype
+    def guard(node: PrimExpr) -> PrimExpr:
+        """Replace a divisor that may be 0."""
+        if isinstance(node, BinaryExpr) and divides_by_unknown(node):
+            return type(node)(
+                node.a, Select(node.b.equal(0), const(1), node.b, node.dtype), node.dtype
             )
-        return each
+        return node
 
-    return rewrite(expr, guard, made)
+    return rewrite(expr, guard, rewritten)
 
 
 __all__ = [

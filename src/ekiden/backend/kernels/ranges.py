@@ -1,4 +1,4 @@
-"""A kernel of dynamic sizes that was tuned for several: the loops of the nearest run.
+"""Kernels of dynamic sizes that were tuned for several sizes; the loops of the nearest run.
 
     records:   n = 1: rows=1;  n = 64: nothing better than the default
     kernel:    if n <= 8: loops of rows=1 else: those of the default
@@ -24,46 +24,48 @@ Points = Sequence[Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What is said of a kernel whose symbols have a product up to `most`; None for all others."""
+    """Overrides of a kernel whose symbols' product is at most `upper`; None is no bound."""
 
     most: int | None
     given: Given
 
 
-def ranges_of(found: Sequence[tuple[Points, Given]]) -> list[Range]:
-    """The ranges of what is said for some sizes each, the smallest first. Of one size said twice
-    the first counts."""
+def ranges_of(tuned: Sequence[tuple[Points, Given]]) -> list[Range]:
+    """Return the ranges of overrides that were tuned for some sizes each, smallest first; the first
+    record of a size wins. Boundaries are geometric means of neighbouring sizes.
+    """
     at: dict[int, Given] = {}
-    for points, given in found:
+    for points, overrides in tuned:
         for point in points:
-            at.setdefault(math.prod(point.values()), given)
+            at.setdefault(math.prod(point.values()), overrides)
     if not at:
-        return [Range(None, found[0][1])]
-    made: list[Range] = []
+        return [Range(None, tuned[0][1])]
+    ranges: list[Range] = []
     sizes = sorted(at)
-    for here, following in zip(sizes, [*sizes[1:], None], strict=True):
-        most = None if following is None else math.isqrt(here * following)
-        if made and made[-1].given == at[here]:
-            made.pop()
-        made.append(Range(most, at[here]))
-    return made
+    for size, following in zip(sizes, [*sizes[1:], None], strict=True):
+        upper = None if following is None else math.isqrt(size * following)
+        if ranges and ranges[-1].given == at[size]:
+            ranges.pop()
+        ranges.append(Range(upper, at[size]))
+    return ranges
 
 
 def joined(ranges: Sequence[Range], lower: Callable[[Given], PrimFunc]) -> PrimFunc:
-    """The lowered function that runs the loops of the range it is called with; `lower` gives those
-    of each. What its loops promise is what all of them do."""
-    made = [lower(each.given) for each in ranges]
-    last = made[-1]
+    """Return a lowered function that dispatches to the loops of the range that its sizes are in;
+    its attributes are those common to all ranges.
+    """
+    lowered = [lower(row.given) for row in ranges]
+    last = lowered[-1]
     size = _product(last)
     body = last.body
-    for each, func in zip(ranges[-2::-1], made[-2::-1], strict=True):
-        assert each.most is not None
+    for size_range, func in zip(ranges[-2::-1], lowered[-2::-1], strict=True):
+        assert size_range.most is not None
         buffers = dict(zip(func.buffers, last.buffers, strict=True))
         values = dict(zip(_symbols(func), _symbols(last), strict=True))
-        body = IfThenElse(size <= each.most, rename(func.body, values, buffers), body)
-    attrs = [f.attrs or {} for f in made]
-    kept = {k: v for k, v in attrs[0].items() if all(k in a and a[k] == v for a in attrs)}
-    return last.with_fields(body=body, attrs=kept)
+        body = IfThenElse(size <= size_range.most, rename(func.body, values, buffers), body)
+    attrs = [f.attrs or {} for f in lowered]
+    common = {k: v for k, v in attrs[0].items() if all(k in a and a[k] == v for a in attrs)}
+    return last.with_fields(body=body, attrs=common)
 
 
 def _symbols(func: PrimFunc) -> list[Var]:
@@ -72,8 +74,8 @@ def _symbols(func: PrimFunc) -> list[Var]:
 
 def _product(func: PrimFunc) -> PrimExpr:
     total: PrimExpr = const(1)
-    for each in _symbols(func):
-        total = total * each
+    for symbol in _symbols(func):
+        total = total * symbol
     return total
 
 

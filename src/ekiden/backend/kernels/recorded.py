@@ -1,4 +1,4 @@
-"""What records of tuning say of kernels: found by what a kernel computes and the target.
+"""Tuning records of kernels; found by what a kernel computes and the target.
 
 A record is of one compiler's choices. Where the kernel is of another family now, or a value cannot
 be any more, the record is named in a warning and the default is taken.
@@ -28,7 +28,7 @@ Said: TypeAlias = tuple[Points, str, str]
 
 @dataclass(slots=True)
 class Recorded:
-    """The records of the current PassContext for a target, and how many were of use."""
+    """Tuning records of the current PassContext for a target, and counts of their use."""
 
     target: Target
     records: Mapping[str, Sequence[Said]]
@@ -40,14 +40,15 @@ class Recorded:
 
     @staticmethod
     def current(target: Target) -> Recorded:
-        """Those of the context. Raises CompileError for what is none."""
-        found = PassContext.current().option(RECORDS)
-        assert isinstance(found, dict)
-        return Recorded(target, {str(key): _said(key, value) for key, value in found.items()})
+        """Return the records of the context. Raises CompileError for an invalid one."""
+        option = PassContext.current().option(RECORDS)
+        assert isinstance(option, dict)
+        return Recorded(target, {str(key): _said(key, value) for key, value in option.items()})
 
     def fixed_for(self, form: Function) -> list[tuple[Points, str, Fixed]]:
-        """(sizes, family, decision) for a function in canonical form, of those that apply; an empty
-        family stands for the default, and no sizes for all."""
+        """Return the applicable (sizes, family, decision) of a canonical function; an empty family
+        is the default, no sizes are all sizes.
+        """
         if not self.records:
             return []
         workload = structural_digest(form)
@@ -55,16 +56,16 @@ class Recorded:
         if records is None:
             self.foreign += any(key.startswith(f"{workload} ") for key in self.records)
             return []
-        found = [
+        applicable = [
             (points, rule if fixed is not None else "", fixed or {})
             for points, rule, choice in records
             for fixed in [self._checked(form, rule, choice) if rule else {}]
         ]
-        self.used += any(rule for _, rule, _ in found)
-        return found if any(rule for _, rule, _ in found) else []
+        self.used += any(rule for _, rule, _ in applicable)
+        return applicable if any(rule for _, rule, _ in applicable) else []
 
     def _checked(self, form: Function, rule: str, choice: str) -> Fixed | None:
-        """The decision of a record; None, with a warning, for one that does not apply."""
+        """Return the decision of a record; None, with a warning, if it does not apply."""
         try:
             fixed = Decision.parse(choice)
             chosen = choose_primitive(form, self.target)
@@ -83,7 +84,7 @@ class Recorded:
         return fixed
 
     def report(self, kernels: int) -> None:
-        """Say how many were of use; a warning where none was."""
+        """Log how many records were used; a warning where none was."""
         if not self.records:
             return
         if not self.used and not self.refused:
@@ -96,15 +97,15 @@ class Recorded:
 
 
 def _said(key: object, value: object) -> list[Said]:
-    """What a context says for a key. Raises CompileError for what is none."""
+    """Parse the records of a key. Raises CompileError for an invalid one."""
     rows = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    found: list[Said] = []
+    records: list[Said] = []
     for row in rows:
         match row:
             case [list() as points, str() as rule, str() as choice]:
-                found.append((points, rule, choice))
+                records.append((points, rule, choice))
             case _:
                 raise CompileError(
                     f"records: sizes, a rule and a choice expected for '{key}', got {row!r}"
                 )
-    return found
+    return records

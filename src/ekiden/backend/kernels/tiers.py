@@ -1,11 +1,5 @@
-"""Which kernels are general at first, and how their own code is made while the program answers.
-
-A compilation of tier "quick" decides for each kernel that the cache has not: it has a general form,
-which needs no compiler, or it is compiled at once. When the program with the general forms is
-whole it answers; then, in a thread of the same process, worker processes compile these kernels,
-each is handed over as soon as it is compiled, and what follows gives the program that a compilation
-of tier "full" gives. The lowering and LLVM's work, nearly all of it, happen in the workers; the
-thread plans memory and writes bytecode.
+"""Tiered compilation: kernels that start in general form, and the compilation of their own code
+while the program runs.
 """
 
 from __future__ import annotations
@@ -90,8 +84,8 @@ def compile_rest(
     by it, and handed over one by one. Raises what compiling raises, and CancelledError."""
     rows = {t.key: (t, form) for t, form in zip(tasks, forms, strict=True)}
     counts = Counter(t.key for t in tasks)
-    rest = [key for key in rows if key not in finishing.code]
-    rest.sort(key=lambda key: -counts[key] * work_of(rows[key][1]))
+    pending = [key for key in rows if key not in finishing.code]
+    pending.sort(key=lambda key: -counts[key] * work_of(rows[key][1]))
 
     def hand_over(task: Task, code: bytes) -> None:
         """Give a kernel to the program that runs; a general form runs on the host alone."""
@@ -103,7 +97,7 @@ def compile_rest(
     code = {
         **finishing.code,
         **compile_tasks(
-            [rows[key][0] for key in rest], cache, None, hand_over, finishing.cancellation
+            [rows[key][0] for key in pending], cache, None, hand_over, finishing.cancellation
         ),
     }
     finishing.cancellation.check()
@@ -111,28 +105,31 @@ def compile_rest(
 
 
 def general_shape_forms(programs: Sequence[PrimFunc], target: Target) -> dict[str, bytes]:
-    """Return the general forms of kernels of sizes by name, of those that have one. These stay
-    general until the whole program is there."""
+    """Return the general forms of size kernels by name, where they have one; they stay general
+    until the whole program is compiled.
+    """
     general: dict[str, bytes] = {}
-    for each in programs:
-        made_of = general_shapes(each, target)
+    for program in programs:
+        made_of = general_shapes(program, target)
         if isinstance(made_of, bytes):
-            general[each.name] = made_of
+            general[program.name] = made_of
         else:
-            LOG.debug("kernel %s is compiled at once: %s", each.name, made_of)
+            LOG.debug("kernel %s is compiled at once: %s", program.name, made_of)
     return general
 
 
 def work_of(function: Function) -> int:
-    """How much a kernel does, roughly: what its general form loses grows with it."""
+    """Return an estimate of a kernel's work, by which the loss of its general form grows."""
     elements = [d for t in tensor_types(function.body.checked_type) for d in t.shape]
     total: PrimExpr = count_flops(function)
     size: PrimExpr = IntImm(1, "int64")
-    for each in elements:
-        size = size * each
-    whole = total + size
-    found = simplify(substitute(whole, {v: IntImm(USUAL, v.dtype) for v in free_vars(whole)}))
-    return found.value if isinstance(found, IntImm) else 0
+    for dim in elements:
+        size = size * dim
+    total_work = total + size
+    estimate = simplify(
+        substitute(total_work, {v: IntImm(USUAL, v.dtype) for v in free_vars(total_work)})
+    )
+    return estimate.value if isinstance(estimate, IntImm) else 0
 
 
 __all__ = [

@@ -1,1 +1,1 @@
-"""The VM compiler's output: instructions, executables' bytes, and their printed form."""
+"""Backend of the virtual machine; instructions, executables' bytes, and their printed form."""

@@ -1,4 +1,4 @@
-"""Emitting choices: `If` and `Match`."""
+"""Emit matches and branches. `If` and `Match`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_CASES = 256
 
 @dataclass(slots=True)
 class _Ends:
-    """Where a match ends for the values that no clause fits: a Fatal for each look of them."""
+    """Failure exits of a match: a Fatal for each look of the values that no clause matches."""
 
     tuples: Mapping[Path, int]
     """Places of tuples in the value -> number of their fields."""
@@ -47,7 +47,7 @@ class _Ends:
 
 
 class Choices(Emitter):
-    """The part of a function's compiler that emits its choices."""
+    """Emitter of a function's choices."""
 
     registers: dict[RelayExpr, int]
     """Where the values of variables are."""
@@ -59,7 +59,7 @@ class Choices(Emitter):
         raise NotImplementedError
 
     def _atom(self, expr: RelayExpr) -> int:
-        """The register of an argument."""
+        """Return the register of an argument."""
         raise NotImplementedError
 
     def _if(self, expr: If, to: int | None) -> Scope:
@@ -81,15 +81,15 @@ class Choices(Emitter):
         value = self._atom(expr.data)
         waiting: list[_Waiting] = [(0, self.label(), {(): value}, {})] if nodes else []
         while waiting:
-            number, label, parts, heads = waiting.pop()
+            number, label, registers, heads = waiting.pop()
             node = nodes[number]
             self.place(label)
             if isinstance(node, Test):
-                waiting.extend(reversed(self._test(node, parts, heads, ends)))
+                waiting.extend(reversed(self._test(node, registers, heads, ends)))
             elif leaves[node.clause] > 1:
-                self._join(node, parts, shared)
+                self._join(node, registers, shared)
             else:
-                self.registers |= {v: self._part(path, parts) for v, path in node.variables}
+                self.registers |= {v: self._part(path, registers) for v, path in node.variables}
                 yield self._scope(expr.clauses[node.clause].rhs, to)
                 self._leave(after, to)
         for clause, label in shared.items():
@@ -100,18 +100,18 @@ class Choices(Emitter):
         self.place(after)
 
     def _end(self, match: Match, ends: _Ends) -> None:
-        """The errors of values that no clause fits."""
+        """Emit the errors for values that no clause matches."""
         before, where = self.source, f" of the match at {match.span}" if match.span else ""
-        other = f"no clause{where} is for it"
+        message = f"no clause{where} is for it"
         if not match.clauses and match.span:  # none was meant to fit: it says why the program ends
-            other = str(match.span)
+            message = str(match.span)
         for label, heads in ends.looks:
             self.place(label)
             shown = matches.pattern_text(look(heads, ends.tuples))
             self.source = f"no clause{where} is for {shown}"
             self.emit("Fatal")
         self.place(ends.other)
-        self.source = other
+        self.source = message
         self.emit("Fatal")
         self.source = before
 
@@ -119,56 +119,62 @@ class Choices(Emitter):
         if to is not None:
             self.goto(after)
 
-    def _test(self, test: Test, parts: Parts, heads: _Heads, ends: _Ends) -> list[_Waiting]:
-        """Emit a test; what is to be emitted for its outcomes."""
-        value = self._part(test.path, parts)
-        known = {c.tag: {**heads, test.path: c} for c in self._constructors(test)}
-        found = {node: self.label() for node in test.cases.values()}
-        labels = {tag: found[node] for tag, node in test.cases.items()}
+    def _test(self, test: Test, registers: Parts, heads: _Heads, ends: _Ends) -> list[_Waiting]:
+        """Emit a test and return the nodes for its outcomes."""
+        value = self._part(test.path, registers)
+        heads_by_tag = {c.tag: {**heads, test.path: c} for c in self._constructors(test)}
+        node_labels = {node: self.label() for node in test.cases.values()}
+        labels = {tag: node_labels[node] for tag, node in test.cases.items()}
         waiting = [
-            (node, found[node], dict(parts), known.get(tag, heads))
+            (node, node_labels[node], dict(registers), heads_by_tag.get(tag, heads))
             for tag, node in test.cases.items()
         ]
-        other = ends.other
+        fallback_label = ends.other
         if test.other is not None:
-            other = self.label()
-            waiting.append((test.other, other, dict(parts), heads))
+            fallback_label = self.label()
+            waiting.append((test.other, fallback_label, dict(registers), heads))
         else:
-            missing = {tag: self.label() for tag in known if tag not in labels}
-            ends.looks.extend((label, known[tag]) for tag, label in missing.items())
+            missing = {tag: self.label() for tag in heads_by_tag if tag not in labels}
+            ends.looks.extend((label, heads_by_tag[tag]) for tag, label in missing.items())
             labels |= missing
         if max(labels) < MAX_CASES:
-            cases = (labels.get(tag, other) for tag in range(max(labels) + 1))
-            self.emit("Switch", value=value, offsets=(*cases, other))
+            cases = (labels.get(tag, fallback_label) for tag in range(max(labels) + 1))
+            self.emit("Switch", value=value, offsets=(*cases, fallback_label))
         else:
-            self._test_each(self.into("GetTag", object=value), labels, other)
+            self._test_each(self.into("GetTag", object=value), labels, fallback_label)
         return waiting
 
     def _constructors(self, test: Test) -> tuple[Constructor, ...]:
-        """All that a value can be made by where a test is made."""
+        """Return all constructors of the tested data type."""
         data = self.types.get(test.data)
         return data.constructors if isinstance(data, TypeData) else ()
 
-    def _test_each(self, found: int, labels: dict[int, int], other: int) -> None:
+    def _test_each(self, tag_register: int, labels: dict[int, int], fallback_label: int) -> None:
         for tag, label in labels.items():
-            further, wanted = self.label(), self.into("LoadConsti", value=tag)
-            self.emit("If", test=found, target=wanted, true_offset=label, false_offset=further)
+            further, constant_register = self.label(), self.into("LoadConsti", value=tag)
+            self.emit(
+                "If",
+                test=tag_register,
+                target=constant_register,
+                true_offset=label,
+                false_offset=further,
+            )
             self.place(further)
-        self.goto(other)
+        self.goto(fallback_label)
 
-    def _join(self, leaf: Leaf, parts: Parts, shared: dict[int, int]) -> None:
-        """One of several ways to a clause: they all leave its variables in the same registers."""
+    def _join(self, leaf: Leaf, registers: Parts, shared: dict[int, int]) -> None:
+        """Emit one of several paths to a clause; all leave its variables in the same registers."""
         if leaf.clause not in shared:
             shared[leaf.clause] = self.label()
             self.registers |= {variable: self.new() for variable, _ in leaf.variables}
         for variable, path in leaf.variables:
-            self.emit("Move", dst=self.registers[variable], src=self._part(path, parts))
+            self.emit("Move", dst=self.registers[variable], src=self._part(path, registers))
         self.goto(shared[leaf.clause])
 
-    def _part(self, path: Path, parts: Parts) -> int:
-        """The register of a part of the value that is matched; `parts` are those that have one."""
-        known = next(n for n in range(len(path), -1, -1) if path[:n] in parts)
-        for n in range(known, len(path)):
-            held = parts[path[:n]]
-            parts[path[: n + 1]] = self.into("GetField", object=held, index=path[n])
-        return parts[path]
+    def _part(self, path: Path, registers: Parts) -> int:
+        """Return the register of a component of the matched value."""
+        prefix_length = next(n for n in range(len(path), -1, -1) if path[:n] in registers)
+        for n in range(prefix_length, len(path)):
+            held = registers[path[:n]]
+            registers[path[: n + 1]] = self.into("GetField", object=held, index=path[n])
+        return registers[path]

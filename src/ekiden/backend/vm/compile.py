@@ -1,4 +1,4 @@
-"""The VM compiler: from A-normal form with explicit memory to bytecode.
+"""VM compiler; from A-normal form with explicit memory to bytecode.
 
 let %y = nn.relu(add(%x, %x)); (%y, exp(%y)) for %x: Tensor[(2, 4), float32] becomes
 
@@ -75,15 +75,15 @@ else:
 
 
 def _with_input_names(main: VMFunction, metadata: Mapping[str, object]) -> VMFunction:
-    """`main` with the names that the model has for its inputs: variables may have got others."""
+    """Return `main` with the model's names for its inputs; variables may have been renamed."""
     described = cast("Mapping[str, list[dict[str, str]]]", metadata.get("main", {}))
-    names = tuple(each["name"] for each in described.get("inputs", ()))
+    names = tuple(input_info["name"] for input_info in described.get("inputs", ()))
     return replace(main, params=names) if len(names) == len(main.params) else main
 
 
 def _closure_calls(main: Function) -> list[VMFunction]:
-    """A function for each number of arguments that functions in the result of `main` take: it calls
-    its first argument with the others.
+    """Return a trampoline for each arity of the functions in the result of `main`: it calls its
+    first argument with the others.
     """
     kinds = type_post_order(main.body.checked_type)
     counts = sorted({len(kind.arg_types) for kind in kinds if isinstance(kind, FuncType)})
@@ -99,62 +99,70 @@ def _closure_calls(main: Function) -> list[VMFunction]:
 
 
 def host_functions(module: IRModule) -> list[str]:
-    """The registered functions that the operators of a module call, each once, sorted."""
-    found: set[str] = set()
+    """Return the registered host functions that a module's operators call, sorted and unique."""
+    names: set[str] = set()
     for function in module.functions.values():
         exprs = evaluation_order(function.body) if isinstance(function, Function) else []
         calls = [e.op.name for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
-        found.update(OPS[name].host for name in calls)
-    return sorted(found - {""})
+        names.update(OPS[name].host for name in calls)
+    return sorted(names - {""})
 
 
 def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
-    """What a frontend says every run of `main` must meet."""
-    found = module.attrs.get("constraints", ()) if name == "main" else ()
-    assert isinstance(found, Sequence)
-    return found
+    """Return the conditions that every run of `main` must meet, as the frontend declares them."""
+    conditions = module.attrs.get("constraints", ()) if name == "main" else ()
+    assert isinstance(conditions, Sequence)
+    return conditions
 
 
 def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
-    """Function -> number of each instruction that may fail, and what it was made from."""
+    """Return, by function, the index of each instruction that may fail and its model node."""
     return {
         f.name: [
-            [at, each.source] for at, each in enumerate(f.code) if each.has("fails") and each.source
+            [at, instruction.source]
+            for at, instruction in enumerate(f.code)
+            if instruction.has("fails") and instruction.source
         ]
         for f in functions
     }
 
 
 def _checks(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
-    """Function -> number of each instruction that may refuse an index, and what its operators that
-    do so are called.
+    """Return, by function, the index of each instruction that may reject an index, and the names of
+    its operators that do so.
     """
-    found: dict[str, list[list[object]]] = {
-        f.name: [[at, list(each.checks)] for at, each in enumerate(f.code) if any(each.checks)]
+    rows_by_function: dict[str, list[list[object]]] = {
+        f.name: [
+            [at, list(instruction.checks)]
+            for at, instruction in enumerate(f.code)
+            if any(instruction.checks)
+        ]
         for f in functions
     }
-    return {name: rows for name, rows in found.items() if rows}
+    return {name: rows for name, rows in rows_by_function.items() if rows}
 
 
 def _marks(facts: KernelFacts) -> dict[str, object]:
-    """What a profile marks of a kernel."""
+    """Return the profile annotations of a kernel."""
     return {} if facts.vectors else {"vectors": False}
 
 
-def _nodes(made: ModuleKernels) -> list[tuple[str, str]]:
-    """The names of kernels, each with a node of the model that it is of."""
-    functions = zip(made.kernels.names, (f for f, _ in made.functions), strict=False)
+def _nodes(module_kernels: ModuleKernels) -> list[tuple[str, str]]:
+    """Return the names of kernels, each with a model node of it."""
+    functions = zip(
+        module_kernels.kernels.names, (f for f, _ in module_kernels.functions), strict=False
+    )
     return [(name, str(f.span)) for name, f in functions if f.span]
 
 
 def _origins(functions: Sequence[VMFunction], metadata: Mapping[str, object]) -> dict[str, object]:
-    """What instructions were made from, and the tensors of the model that some of them give."""
-    found = _sources(functions)
-    nodes = {text for rows in found.values() for _, text in rows}
+    """Return the model nodes of instructions, and the model tensors that some of them compute."""
+    sources = _sources(functions)
+    nodes = {text for rows in sources.values() for _, text in rows}
     tensors = metadata.get("tensors", {})
     assert isinstance(tensors, dict)
-    kept = {name: row for name, row in tensors.items() if row[0] in nodes}
-    return {"sources": found, "tensors": kept}
+    tensor_rows = {name: row for name, row in tensors.items() if row[0] in nodes}
+    return {"sources": sources, "tensors": tensor_rows}
 
 
 def compile_module(
@@ -168,20 +176,20 @@ def compile_module(
     """Return the bytes of the executable of a module whose kernels are not compiled, as
     `compile_variants` has it."""
     kernels = compile_kernels(module, target, progress=progress)
-    given = [(Lowered(module, kernels, None), metadata)]
-    return compile_variants(given, is_native=is_native).file.joined()
+    variants = [(Lowered(module, kernels, None), metadata)]
+    return compile_variants(variants, is_native=is_native).file.joined()
 
 
 def check_module(module: IRModule) -> None:
-    """Raise what `compile_module` would for a module that the VM pipeline has prepared, as far as
-    it is known without making its kernels: dimensions that nothing shows, and the like.
+    """Raise the errors of `compile_module` for a module that the VM pipeline has prepared, as far
+    as they are known without compiling kernels, such as unbound dimensions.
     """
     for function, _ in primitive_functions(module):
         if not is_external(function):
             canonicalize(function)
-    for variable, each in module.functions.items():
-        if isinstance(each, Function):
-            plan = Plan(variable.name_hint, flatten_closure(each))
+    for variable, definition in module.functions.items():
+        if isinstance(definition, Function):
+            plan = Plan(variable.name_hint, flatten_closure(definition))
             for stage in plan.stages:
                 if stage.dims.exprs:
                     stage_kernel(plan, stage)
@@ -189,7 +197,9 @@ def check_module(module: IRModule) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Linked:
-    """An executable file, and what it is loaded with where it is loaded at once."""
+    """Executable file, with the constants and general kernels that stay outside of it when it is
+    loaded at once.
+    """
 
     file: Assembly
     apart: Mapping[int, Array]
@@ -212,8 +222,10 @@ def compile_variants(
         _compile_variant(lowered, metadata, pool, is_native=is_native)
         for lowered, metadata in variants
     ]
-    for each in programs:
-        assert each.places.devices == programs[0].places.devices, "devices do not depend on targets"
+    for program in programs:
+        assert program.places.devices == programs[0].places.devices, (
+            "devices do not depend on targets"
+        )
     placed = [replace(p, places=replace(p.places, constants=tuple(pool.places))) for p in programs]
     general = programs[0].general
     apart: dict[int, Array] = {}
@@ -235,8 +247,8 @@ def _compile_variant(
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
-    module, made = lowered.module, lowered.kernels
-    target, kernels = made.target, made.kernels
+    module, module_kernels = lowered.module, lowered.kernels
+    target, kernels = module_kernels.target, module_kernels.kernels
     if (peak := predict_peak(module)) is not None:
         metadata = {**metadata, "memory": {"peak": peak}}
     functions = {
@@ -255,54 +267,53 @@ def _compile_variant(
     hosts = host_functions(module)
     if hosts:
         metadata = {**metadata, "host_functions": hosts}
-    if made.symbols:
-        metadata = {**metadata, "external": made.kept}
+    if module_kernels.symbols:
+        metadata = {**metadata, "external": module_kernels.kept}
     table = device_table(module)
-    devices = {each.device: at for at, each in enumerate(table)}
-    primitives = Primitives(module, made, [*(s.name for s in shapes.values()), *hosts])
+    devices = {entry.device: at for at, entry in enumerate(table)}
+    primitives = Primitives(module, module_kernels, [*(s.name for s in shapes.values()), *hosts])
     own_numbers = {n: i for i, n in enumerate(functions)}
     types = {**STANDARD_TYPES, **module.type_definitions}
     program = ProgramTables(own_numbers, closures, types, devices, constants)
-    program.primitives = {(f, at): primitives.kernel(f, at) for f, at in made.calls}
-    program.loads = {array: primitives.load(f) for array, f in made.loads.items()}
+    program.primitives = {(f, at): primitives.kernel(f, at) for f, at in module_kernels.calls}
+    program.loads = {array: primitives.load(f) for array, f in module_kernels.loads.items()}
     program.host_functions = {n: primitives.anywhere(n) for n in hosts}
     program.shape_functions = {stage: primitives.anywhere(s.name) for stage, s in shapes.items()}
     compiled = [FunctionCompiler(program, plan).compile() for plan in plans]
     compiled = [_with_input_names(f, metadata) if f.name == "main" else f for f in compiled]
     rows = zip(kernels.names, kernels.forms, kernels.facts, strict=True)
     about = {
-        n: describe_kernel(f) | _marks(found) | slower_than_floats(f, target)
-        for n, f, found in rows
+        n: describe_kernel(f) | _marks(form) | slower_than_floats(f, target) for n, f, form in rows
     }
-    warn_of_slower(about, _nodes(made), target)
+    warn_of_slower(about, _nodes(module_kernels), target)
     metadata = {**metadata, "kernels": about, **_origins(compiled, metadata)}
     if checks := _checks(compiled):
         metadata = {**metadata, "checks": checks}
     several = len(table) > 1
     if several:
-        counts = Counter(at for _, at in made.calls)
-        by_device = {str(each.device): counts[at] for at, each in enumerate(table)}
+        counts = Counter(at for _, at in module_kernels.calls)
+        by_device = {str(table_entry.device): counts[at] for at, table_entry in enumerate(table)}
         work = module.attrs.get(HOST_WORK, [])
         metadata = {**metadata, "placement": {"kernels": by_device, "host": work}}
     native: tuple[Sequence[bytes], Sequence[str]] = ((), ())
     if is_native:
-        found = aot.native_code(
+        general_forms = aot.native_code(
             compiled, primitives.names, kernels.exports, target, is_checked=several
         )
-        native = found.objects, found.exports
+        native = general_forms.objects, general_forms.exports
     image = kernels.link(target, *native)
     compiled += _closure_calls(functions["main"])
     what = f"the bytecode of the virtual machine for {target}"
     show_product(
         "bytecode.txt", what, lambda: disassembler.disassemble_functions(compiled, primitives.names)
     )
-    places = Places(
-        devices=tuple(each.device for each in table),
+    placement = Places(
+        devices=tuple(row.device for row in table),
         primitives=primitives.devices,
         params=tuple(param_places(functions.get(f.name), len(f.params), devices) for f in compiled),
     )
     derived = [(made_one, by, of) for made_one, (by, of) in program.derived.items()]
     code = pack_kernels(kernels.device) if kernels.device else b""
     return Program(
-        compiled, primitives.names, image, metadata, places, derived, code, kernels.general
+        compiled, primitives.names, image, metadata, placement, derived, code, kernels.general
     )

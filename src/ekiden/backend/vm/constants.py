@@ -1,4 +1,4 @@
-"""The constants of an executable: equal arrays are stored once."""
+"""Constants of an executable; equal arrays are stored once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ SAMPLE = 64
 
 @dataclass(slots=True)
 class ConstantPool:
-    """Numbers of constants, in the order in which they are first used.
-
-    `arrays` has each one once. Equal means the same dtype, shape and bytes: zeros of both signs
-    are two constants, and a NaN is one.
+    """Pool that numbers constants in the order of first use and stores each once. Equality is of
+    dtype, shape and bytes: zeros of both signs are two constants, and a NaN is one.
     """
 
     arrays: list[Array] = field(default_factory=list)
@@ -35,8 +33,9 @@ class ConstantPool:
     """Those that are made of others when an executable is loaded."""
 
     def number(self, data: Array, device: int = 0, is_made: bool = False) -> int:
-        """The number of an array on a device; it must not change from now on. `is_made`: when an
-        executable is loaded, of others."""
+        """Return the number of an array on a device; the array must not change from now on.
+        `is_made`: it is computed from others when the executable is loaded.
+        """
         key = id(data), device, is_made
         if key not in self._known:
             self._known[key] = self._find(data, device, is_made), data

@@ -1,4 +1,4 @@
-"""The sizes, offsets and shapes of a function that depend on symbols.
+"""Symbolic sizes, offsets and shapes of a function.
 
 They stand in int64 vectors. The first is computed at entry, from the shapes of the parameters; a
 further one wherever a binding names dimensions that were not known before: from its tensors' shapes
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 
 
 def is_static(exprs: Sequence[PrimExpr]) -> bool:
-    """Whether all are constants."""
+    """Return whether all expressions are constants."""
     return all(isinstance(e, IntImm) for e in exprs)
 
 
 def values(exprs: Sequence[PrimExpr]) -> tuple[int, ...]:
-    """The numbers of constants."""
+    """Return the values of constants."""
     return tuple(e.value for e in exprs if isinstance(e, IntImm))
 
 
 class Dims:
-    """Places of expressions in a vector: equal sequences share a place; conditions on the symbols
-    are checked with them.
+    """Vector of size expressions: equal sequences share a slot; conditions on the symbols are
+    checked with them.
     """
 
     def __init__(self, constraints: Sequence[Constraint] = ()) -> None:
@@ -60,11 +60,11 @@ class Dims:
         self._places: dict[tuple[int, ...], int] = {}
         self._checked: set[int] = set()
         self._one = Interned()
-        for each in constraints:
-            self.check(each)
+        for constraint in constraints:
+            self.check(constraint)
 
     def place(self, exprs: Sequence[PrimExpr]) -> int:
-        """Where the values of `exprs` stand, one after the other."""
+        """Return the slot of the first of `exprs`, whose values are stored consecutively."""
         shared = [*map(self._one, exprs)]
         key = tuple(map(id, shared))
         if key not in self._places:
@@ -85,13 +85,13 @@ class Dims:
             self.place((const(0),))
 
     def checks(self, constraint: Constraint) -> bool:
-        """Whether a condition is among them."""
+        """Return whether a condition is checked."""
         return id(self._one(constraint[0])) in self._checked
 
 
 @dataclass(eq=False, slots=True)
 class Stage:
-    """A place in a function where a vector is computed: at entry, or after bindings that name
+    """Point of a function where a size vector is computed: at entry, or after bindings that name
     dimensions.
     """
 
@@ -111,7 +111,7 @@ class Stage:
 
 
 class Plan:
-    """The stages of one function, and where each symbolic size, offset and shape stands."""
+    """Stages of one function, and the slot of each symbolic size, offset and shape."""
 
     def __init__(
         self, name: str, function: Function, constraints: Sequence[Constraint] = ()
@@ -128,8 +128,10 @@ class Plan:
         self.before: dict[RelayExpr, Stage] = {}
         """Chain inside of the function -> the stage that is computed at its beginning."""
         kinds = [t for p in function.params for t in type_post_order(p.checked_type)]
-        given = free_vars(*(d for t in kinds if isinstance(t, TensorType) for d in t.shape))
-        self._bound_at: dict[Var, Stage] = dict.fromkeys(given, self.entry)
+        parameter_symbols = free_vars(
+            *(d for t in kinds if isinstance(t, TensorType) for d in t.shape)
+        )
+        self._bound_at: dict[Var, Stage] = dict.fromkeys(parameter_symbols, self.entry)
         self._is_checked = bool(constraints)
         stack: list[tuple[RelayExpr, Stage]] = [(function.body, self.entry)]
         while stack:
@@ -143,31 +145,33 @@ class Plan:
     def place(
         self, exprs: Sequence[PrimExpr], beside: Sequence[PrimExpr] = ()
     ) -> tuple[Stage, int]:
-        """The stage that computes expressions, and where they stand in its vector; constants stand
-        in that of what they are `beside`.
+        """Return the stage that computes expressions, and their slot in its vector; constants are
+        stored in the stage of `beside`.
         """
         stage = self._stage_of(beside if is_static(exprs) else exprs)
         return stage, stage.dims.place(exprs)
 
     def _stage_of(self, exprs: Sequence[PrimExpr]) -> Stage:
-        found = (self._bound_at.get(v, self.entry) for e in exprs for v in self._symbols(e))
-        return max(found, key=lambda stage: stage.depth, default=self.entry)
+        stages = (self._bound_at.get(v, self.entry) for e in exprs for v in self._symbols(e))
+        return max(stages, key=lambda stage: stage.depth, default=self.entry)
 
     def _symbols(self, expr: PrimExpr) -> list[Var]:
-        """Those inside of an expression, which is asked about again and again."""
-        known = self._inside.get(id(expr))
-        if known is None:
-            known = self._inside[id(expr)] = expr, free_vars(expr)
-        return known[1]
+        """Return the symbols of an expression, cached."""
+        cached = self._inside.get(id(expr))
+        if cached is None:
+            cached = self._inside[id(expr)] = expr, free_vars(expr)
+        return cached[1]
 
     def _new_stage(self, parent: Stage, chain: RelayExpr) -> Stage:
         name = f"{self.name}__stage{len(self.stages)}"  # not that of another function
-        made = Stage(name, parent, chain, Dims(), depth=parent.depth + 1)
-        self.stages.append(made)
-        return made
+        stage = Stage(name, parent, chain, Dims(), depth=parent.depth + 1)
+        self.stages.append(stage)
+        return stage
 
     def _walk(self, body: RelayExpr, stage: Stage) -> list[tuple[RelayExpr, Stage]]:
-        """Place what a chain needs; the chains inside it, with the stage that each begins in."""
+        """Assign slots for what a chain needs; return the inner chains with the stage in which each
+        begins.
+        """
         inner: list[tuple[RelayExpr, Stage]] = []
         chain = unchain(body)
         bindings, open_stage = chain.bindings, None
@@ -183,9 +187,9 @@ class Plan:
             if call is not None:
                 self._place_call(call)
                 self._check_call(call, stage, body)
-            inner.extend((each, stage) for each in bodies(value))
+            inner.extend((inner_body, stage) for inner_body in bodies(value))
         if chain.result is not None:
-            inner.extend((each, stage) for each in bodies(chain.result))
+            inner.extend((inner_body, stage) for inner_body in bodies(chain.result))
         return inner
 
     def _bind(self, stage: Stage, call: Call) -> None:
@@ -195,9 +199,9 @@ class Plan:
             named: Sequence[PrimExpr] = [s for s in attrs.symbols if isinstance(s, Var)]
         else:
             assert isinstance(attrs, MatchShapeAttrs)
-            known = call.args[0].checked_type
-            assert isinstance(known, TensorType)
-            named = [d for d in attrs.shape if isinstance(d, Var) and not _stands(d, known)]
+            tensor_type = call.args[0].checked_type
+            assert isinstance(tensor_type, TensorType)
+            named = [d for d in attrs.shape if isinstance(d, Var) and not _stands(d, tensor_type)]
         for symbol in named:
             assert isinstance(symbol, Var)
             if symbol not in self._bound_at:
@@ -216,7 +220,7 @@ class Plan:
                 self.place(shape)
 
     def _check_call(self, call: Call, stage: Stage, body: RelayExpr) -> None:
-        """Check what a kernel takes for granted of its arguments before it runs."""
+        """Add checks of what a kernel assumes about its arguments."""
         if not (isinstance(call.op, Op) and call.op.name == "vm.invoke_tvm_op"):
             return
         is_known = self._is_checked and stage is self.entry and body is self.function.body
@@ -238,7 +242,7 @@ class Plan:
         chosen.dims.check(constraint)
 
     def _gather(self, stage: Stage) -> None:
-        """Note the symbols that a stage reads from others, which place them."""
+        """Record the symbols that a stage reads from earlier ones."""
         exprs = [*stage.dims.exprs, *(c for c, _ in stage.dims.constraints)]
         exprs += [d for c in stage.calls if isinstance(c.attrs, MatchShapeAttrs)
                   for d in c.attrs.shape]  # fmt: skip
@@ -252,5 +256,5 @@ class Plan:
 
 
 def _stands(symbol: PrimExpr, kind: TensorType) -> bool:
-    """Whether a symbol occurs in a type."""
+    """Return whether a symbol occurs in a type."""
     return any(symbol in free_vars(d) for d in kind.shape)

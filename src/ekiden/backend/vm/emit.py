@@ -1,4 +1,4 @@
-"""Writing instructions: a register for each value, jumps to labels, scopes inside scopes."""
+"""Instruction emitter; a register for each value, jumps to labels, scopes inside scopes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Scope = Iterator["Scope"]
 
 
 class Emitter:
-    """The instructions of one function while they are written; registers.py comes after it."""
+    """Emitter of one function's instructions over virtual registers; registers.py assigns real
+    ones.
+    """
 
     def __init__(self, n_params: int) -> None:
         self.count = n_params
@@ -26,31 +28,31 @@ class Emitter:
         """Label -> position."""
 
     def emit(self, name: str, **operands: Operand | str) -> None:
-        """An instruction."""
+        """Append an instruction."""
         self._code.append(replace(make(name, **operands), source=self.source))
 
     def name_checks(self, names: tuple[str, ...]) -> None:
-        """Say what the operators are called that may refuse an index in the last instruction."""
+        """Record the names of the operators that may reject an index in the last instruction."""
         self._code[-1] = replace(self._code[-1], checks=names)
 
     def new(self) -> int:
-        """A register of its own."""
+        """Return a new virtual register."""
         self.count += 1
         return self.count - 1
 
     def into(self, name: str, **operands: Operand | str) -> int:
-        """An instruction whose result is in a new register: that one."""
+        """Append an instruction whose result is a new register, and return it."""
         target = self.new()
         self.emit(name, dst=target, **operands)
         return target
 
     def label(self) -> int:
-        """A name for a place that `place` will say."""
+        """Return a new label, to be bound later."""
         self._labels.append(-1)
         return len(self._labels) - 1
 
     def place(self, label: int) -> None:
-        """The label stands for the next instruction."""
+        """Bind a label to the next instruction."""
         self._labels[label] = len(self._code)
 
     def goto(self, label: int) -> None:
@@ -62,15 +64,15 @@ class Emitter:
         self.emit("Switch", value=value, offsets=labels)
 
     def code(self) -> list[Instruction]:
-        """The instructions, with offsets where labels were."""
+        """Return the instructions with labels resolved to offsets."""
         return [
-            with_jumps(each, [self._labels[label] - at for label in jumps(each)])
-            for at, each in enumerate(self._code)
+            with_jumps(instruction, [self._labels[label] - at for label in jumps(instruction)])
+            for at, instruction in enumerate(self._code)
         ]
 
 
 def emit_scope(scope: Scope) -> None:
-    """Emit a scope and those inside, however deep they are."""
+    """Emit a scope and its inner scopes iteratively, however deep."""
     stack = [scope]
     while stack:
         inner = next(stack[-1], None)

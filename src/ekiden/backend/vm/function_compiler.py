@@ -126,11 +126,13 @@ class FunctionCompiler(Choices):
         """Stage -> the register of the vector that it computes."""
 
     def compile(self) -> VMFunction:
-        """The whole function."""
+        """Compile the whole function."""
         if self.plan.entry.dims.exprs:
-            found = entry_sources(self.plan).tensors
+            entry_tensors = entry_sources(self.plan).tensors
             held: Parts = {(i,): i for i in range(len(self.function.params))}
-            self._compute(self.plan.entry, [self._part(each.path, held) for each in found])
+            self._compute(
+                self.plan.entry, [self._part(source.path, held) for source in entry_tensors]
+            )
         emit_scope(self._scope(self.function.body, None))
         params = tuple(p.name_hint for p in self.function.params)
         count, code = allocate(self.code(), len(params))
@@ -139,7 +141,7 @@ class FunctionCompiler(Choices):
         return VMFunction(self.name, params, count, code, types)
 
     def _compute(self, stage: Stage, tensors: Sequence[int]) -> None:
-        """Compute the vector of a stage from tensors and the vectors before it."""
+        """Emit the computation of a stage's size vector from tensors and earlier vectors."""
         length = len(stage.dims.exprs)
         size = self._load_int(8 * length)
         storage = self.into("AllocStorage", size=size, size_index=0, alignment=64, device=HOST)
@@ -150,11 +152,14 @@ class FunctionCompiler(Choices):
         self.vectors[stage] = vector
 
     def _compute_later(self, stage: Stage | None) -> None:
-        """Compute the vector of a stage after the entry, if there is one and it has a use."""
+        """Emit the size vector of a stage after the entry, if it is used."""
         if stage is None or not stage.dims.exprs:
             return
-        found = arguments(stage)
-        tensors = [self._part((0, *each.path), {(0,): self._atom(each.value)}) for each in found]
+        stage_arguments = arguments(stage)
+        tensors = [
+            self._part((0, *argument.path), {(0,): self._atom(argument.value)})
+            for argument in stage_arguments
+        ]
         self._compute(stage, tensors)
 
     def _scope(self, body: RelayExpr, to: int | None) -> Scope:
@@ -185,9 +190,9 @@ class FunctionCompiler(Choices):
         return self._if(choice, to) if isinstance(choice, If) else self._match(choice, to)
 
     def _give(self, value: RelayExpr, to: int | None) -> None:
-        """The end of a scope: its result goes where it belongs. A call whose result is that of the
-        function is a tail call: it takes the frame over, so that recursion of any depth needs
-        one."""
+        """Emit the end of a scope: store or return its result. A call in tail position reuses the
+        frame, so that recursion of any depth needs one.
+        """
         if to is None and self._is_call(value):
             assert isinstance(value, Call)
             self._call_function(value, None)
@@ -199,7 +204,7 @@ class FunctionCompiler(Choices):
             self.emit("Move", dst=to, src=register)
 
     def _is_call(self, value: RelayExpr) -> bool:
-        """Whether a value is what a function of the program gives."""
+        """Return whether a value is the result of a function of the program."""
         is_call = isinstance(value, Call) and not isinstance(value.op, (Op, Constructor))
         return is_call and self._made(value) is None
 
@@ -282,12 +287,14 @@ class FunctionCompiler(Choices):
                 return None
 
     def _call_function(self, call: Call, to: int | None) -> None:
-        """A call of a function of the program; without a closure where it is known which."""
+        """Emit a call of a function of the program, without a closure object where the function is
+        known.
+        """
         dst = {} if to is None else {"dst": to}
         tail = "Tail" if to is None else ""
         args = self._atoms(call.args)
-        if (made := self._made(call.op)) is not None:
-            self.emit(f"Invoke{tail}", **dst, func=made[0], args=(*made[1], *args))
+        if (closure := self._made(call.op)) is not None:
+            self.emit(f"Invoke{tail}", **dst, func=closure[0], args=(*closure[1], *args))
         else:
             self.emit(f"InvokeClosure{tail}", **dst, closure=self._atom(call.op), args=args)
 
@@ -333,7 +340,7 @@ class FunctionCompiler(Choices):
                 )
 
     def _copy(self, value: RelayExpr, attrs: DeviceCopyAttrs) -> int:
-        """A copy on another device; of a constant, the constant there."""
+        """Emit a copy to another device; of a constant, load it there."""
         source, target = attrs.src_virtual_device.device, attrs.dst_virtual_device.device
         to = self.program.devices[target]
         if isinstance(value, Constant):
@@ -346,7 +353,7 @@ class FunctionCompiler(Choices):
         )
 
     def _integer(self, value: PrimExpr) -> tuple[int, int]:
-        """(register, element) of an integer."""
+        """Return (register, element) of an integer."""
         if isinstance(value, IntImm):
             return self._load_int(value.value), 0
         return self._place((value,))
@@ -396,13 +403,13 @@ class FunctionCompiler(Choices):
         )
         assert isinstance(call.attrs, InvokeAttrs)
         device = call.attrs.device
-        given = tuple(
-            self._load_constant(each.data, device)
-            if isinstance(each, Constant)
-            else self._atom(each)
-            for each in inputs.fields
+        input_registers = tuple(
+            self._load_constant(operand.data, device)
+            if isinstance(operand, Constant)
+            else self._atom(operand)
+            for operand in inputs.fields
         )
-        args = given + self._atoms(outputs.fields)
+        args = input_registers + self._atoms(outputs.fields)
         index = self.program.primitives[function, device]
         lent = {"scratch": self._atom(scratch[0])} if scratch else {}
         name = "InvokePackedScratch" if scratch else "InvokePacked"
@@ -412,10 +419,10 @@ class FunctionCompiler(Choices):
         return -1
 
     def _call_host(self, function: str, call: Call) -> int:
-        """A registered function: the arguments, then the attributes that are numbers."""
+        """Emit a call of a registered host function: the arguments, then the numeric attributes."""
         fields = fields_of(call.attrs) if call.attrs is not None else ()
-        given = [getattr(call.attrs, f.name) for f in fields if f.type in ("int", "bool")]
-        numbers = [self._load_int(int(v)) for v in given]
+        attr_values = [getattr(call.attrs, f.name) for f in fields if f.type in ("int", "bool")]
+        numbers = [self._load_int(int(v)) for v in attr_values]
         args = (*self._atoms(call.args), *numbers)
         index = self.program.host_functions[function]
         return self.into("InvokePackedValue", packed_index=index, args=args)
@@ -424,10 +431,10 @@ class FunctionCompiler(Choices):
 def param_places(
     function: Function | None, count: int, devices: Mapping[Device, int]
 ) -> tuple[int, ...]:
-    """The numbers of the devices that the parameters of a function are on."""
-    found = function.attr(PARAM_PLACES) if function is not None else None
-    if not isinstance(found, tuple):
+    """Return the device numbers of a function's parameters."""
+    attribute = function.attr(PARAM_PLACES) if function is not None else None
+    if not isinstance(attribute, tuple):
         return (HOST,) * count
-    captured = (HOST,) * (count - len(found))  # nobody passes these from outside
-    places = (p.device if isinstance(p, VirtualDevice) else None for p in found)
-    return captured + tuple(HOST if p is None else devices[p] for p in places)
+    captured = (HOST,) * (count - len(attribute))  # nobody passes these from outside
+    devices_of_params = (p.device if isinstance(p, VirtualDevice) else None for p in attribute)
+    return captured + tuple(HOST if p is None else devices[p] for p in devices_of_params)

@@ -1,15 +1,4 @@
-"""Matches as decision trees: no part of a value is tested twice on the way to a clause.
-
-    match (%l) { Cons(%x, Cons(_, _)) => a, Cons(%x, _) => b, Nil => c }
-->  test ():  Cons -> test (1,):  Cons -> a where %x = (0,)
-                                  else -> b where %x = (0,)
-              Nil  -> c
-              else -> nothing fits
-
-A place is the fields that lead to it, from the value outward. Of what the first clause left needs
-tested, the place that most clauses ask about is tested first; a clause that does not ask goes on in
-every case. Tuples, variables and wildcards need no test.
-"""
+"""Compile matches to decision trees. ... ^^ src/ekiden/backend/vm/match.py = decision_tree.py"""
 
 from __future__ import annotations
 
@@ -37,7 +26,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A clause that fits, and the places of its variables."""
+    """Decision leaf: the clause that matches, and the paths of its variables."""
 
     clause: int
     variables: tuple[tuple[Var, Path], ...]
@@ -45,7 +34,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """Go on at the node for the tag of the constructor at `path`."""
+    """Decision node: branches on the tag of the constructor at `path`."""
 
     path: Path
     cases: dict[int, int]
@@ -58,20 +47,20 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What is left to test of a clause."""
+    """Remaining tests of a clause."""
 
     clause: int
     tests: dict[Path, PatternConstructor]
     variables: tuple[tuple[Var, Path], ...]
 
     def found(self, path: Path) -> _Row:
-        """The row where the constructor that it asks for is at `path`."""
+        """Return the row after its constructor has matched at `path`."""
         if path not in self.tests:
             return self
         inside = self.tests[path].patterns
         below = _row(self.clause, [(p, (*path, i)) for i, p in enumerate(inside)])
-        left = {p: c for p, c in self.tests.items() if p != path}
-        return _Row(self.clause, left | below.tests, self.variables + below.variables)
+        remaining = {p: c for p, c in self.tests.items() if p != path}
+        return _Row(self.clause, remaining | below.tests, self.variables + below.variables)
 
 
 def _row(clause: int, patterns: Sequence[tuple[Pattern, Path]]) -> _Row:
@@ -92,31 +81,33 @@ def _row(clause: int, patterns: Sequence[tuple[Pattern, Path]]) -> _Row:
 
 @dataclass(slots=True)
 class _Builder:
-    """Nodes, each before those it leads to, and the rows of those not made yet."""
+    """Builder of the tree: nodes in breadth-first order, and the rows of pending ones."""
 
     nodes: list[Leaf | Test] = field(default_factory=list)
     waiting: list[list[_Row]] = field(default_factory=list)
 
     def number(self, rows: list[_Row]) -> int:
-        """The number that the node of these rows will have."""
+        """Return the number that the node of these rows will get."""
         self.waiting.append(rows)
         return len(self.waiting) - 1
 
     def node(self, rows: list[_Row]) -> Leaf | Test:
-        """The node that decides among rows, the first that fits."""
+        """Return the node that decides among rows; the first that matches wins. It tests the path
+        that most rows test (Maranget 2008, the heuristic of necessity).
+        """
         first = rows[0]
         if not first.tests:
             return Leaf(first.clause, first.variables)
-        asked = Counter(path for row in rows for path in row.tests)
-        path = max(first.tests, key=asked.__getitem__)
+        test_counts = Counter(path for row in rows for path in row.tests)
+        path = max(first.tests, key=test_counts.__getitem__)
         tags = dict.fromkeys(r.tests[path].constructor.tag for r in rows if path in r.tests)
         cases = {
             tag: self.number([r.found(path) for r in rows if tag == _tag(r, path, tag)])
             for tag in tags
         }
-        rest = [row for row in rows if path not in row.tests]
+        untested = [row for row in rows if path not in row.tests]
         data = first.tests[path].constructor.belong_to
-        return Test(path, cases, self.number(rest) if rest else None, data)
+        return Test(path, cases, self.number(untested) if untested else None, data)
 
 
 def _tag(row: _Row, path: Path, otherwise: int) -> int:
@@ -124,7 +115,7 @@ def _tag(row: _Row, path: Path, otherwise: int) -> int:
 
 
 def decision_tree(clauses: Sequence[Clause]) -> list[Leaf | Test]:
-    """The nodes of the tree for the clauses of a match, from number 0; none if there are no
+    """Return the nodes of the decision tree of a match, from number 0; none if there are no
     clauses.
     """
     builder = _Builder()
@@ -136,16 +127,16 @@ def decision_tree(clauses: Sequence[Clause]) -> list[Leaf | Test]:
 
 
 def tuple_places(clauses: Sequence[Clause]) -> dict[Path, int]:
-    """The places of the tuples that clauses take apart, and how many fields each has."""
-    found: dict[Path, int] = {}
+    """Return the paths of the tuples that clauses destructure, and their number of fields."""
+    field_counts: dict[Path, int] = {}
     work: list[tuple[Pattern, Path]] = [(c.lhs, ()) for c in clauses]
     while work:
         pattern, path = work.pop()
         if isinstance(pattern, PatternTuple):
-            found[path] = len(pattern.patterns)
+            field_counts[path] = len(pattern.patterns)
         if isinstance(pattern, (PatternTuple, PatternConstructor)):
             work.extend((p, (*path, i)) for i, p in enumerate(pattern.patterns))
-    return found
+    return field_counts
 
 
 MAX_SHOWN = 4
@@ -153,15 +144,15 @@ MAX_SHOWN = 4
 
 
 def look(heads: Mapping[Path, Constructor], tuples: Mapping[Path, int], path: Path = ()) -> Pattern:
-    """The pattern of a value of which it is known what some places are made by; no deeper than an
+    """Return the pattern of a value whose constructors are known at some paths, no deeper than an
     error shows.
     """
     if len(path) < MAX_SHOWN:
-        made = heads.get(path)
-        count = tuples.get(path, 0) if made is None else len(made.inputs)
+        constructor = heads.get(path)
+        count = tuples.get(path, 0) if constructor is None else len(constructor.inputs)
         inner = tuple(look(heads, tuples, (*path, i)) for i in range(count))
-        if made is not None:
-            return PatternConstructor(made, inner)
+        if constructor is not None:
+            return PatternConstructor(constructor, inner)
         if inner:
             return PatternTuple(inner)
     return PatternWildcard()

@@ -1,4 +1,6 @@
-"""The kernels of a module: which functions they are, and what is known of them once compiled."""
+"""Compile the kernels of a module; which functions they are, and what is known of them once
+compiled.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ _NO_DEVICES: Mapping[int, Target] = {}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ModuleKernels:
-    """The compiled kernels of a module for a target."""
+    """Compiled kernels of a module for a target."""
 
     target: Target
     devices: Mapping[int, Target]
@@ -65,39 +67,52 @@ def compile_kernels(
     tier: str = "full",
     finishing: Finishing | None = None,
 ) -> ModuleKernels:
-    """Compile the fused functions of a module with explicit memory; of functions that are equal,
-    and for one target, one kernel is made. `tier` and `finishing` as in `build_kernels`.
+    """Compile the fused functions of a module with explicit memory; equal functions for one target
+    share a kernel. External compilers run first, in this process.
 
-    Those of external compilers are built first, and take no part in the processes that compile.
-    Raises CompileError with the model node of the function that failed.
+    Args:
+        module: the module.
+        target: the default target.
+        devices: target of each further device, by its number.
+        progress: called after each kernel.
+        tier: as in `build_kernels`.
+        finishing: as in `build_kernels`.
+
+    Returns:
+        The kernels.
+
+    Raises:
+        CompileError: with the model node of the function that failed.
     """
     calls, loads = primitive_functions(module), load_functions(module)
     called = [(f, _target_of(module, at, target, devices)) for f, at in calls]
     called += [(f, target) for f in loads.values()]
     fused = list(dict.fromkeys(called))
     symbols: dict[Function, str] = {}
-    kept: dict[str, list[str]] = {}
+    external: dict[str, list[str]] = {}
     for f in dict.fromkeys(f for f, _ in fused):
         if is_external(f):
             symbols[f], held = build_external(f)
-            kept[symbols[f]] = held
+            external[symbols[f]] = held
     functions = [(f, to) for f, to in fused if f not in symbols]
     kernels = build_kernels(
         [f for f, _ in functions], [to for _, to in functions], progress,
         tier=tier, finishing=finishing,
     )  # fmt: skip
     facts: dict[RelayExpr, KernelFacts] = {}
-    for (f, to), known in zip(functions, kernels.facts, strict=True):
+    for (f, to), kernel_facts in zip(functions, kernels.facts, strict=True):
         if to.kind.has_threads or f not in facts:  # what holds wherever it runs
-            facts[f] = known
-    return ModuleKernels(target, devices, calls, functions, symbols, kept, loads, facts, kernels)
+            facts[f] = kernel_facts
+    return ModuleKernels(
+        target, devices, calls, functions, symbols, external, loads, facts, kernels
+    )
 
 
 def primitive_functions(module: IRModule) -> list[tuple[Function, int]]:
-    """The fused functions that a module with explicit memory calls, each once on each device, in
+    """Return the fused functions that a module with explicit memory calls, each once per device, in
     order.
     """
-    found: dict[tuple[Function, int], None] = {}
+    calls: dict[tuple[Function, int], None] = {}
     for function in module.functions.values():
         assert isinstance(function, Function)
         for expr in evaluation_order(function.body):
@@ -108,35 +123,35 @@ def primitive_functions(module: IRModule) -> list[tuple[Function, int]]:
             ):
                 kernel = expr.args[0]
                 assert isinstance(kernel, Function) and isinstance(expr.attrs, InvokeAttrs)
-                found[kernel, expr.attrs.device] = None
-    return list(found)
+                calls[kernel, expr.attrs.device] = None
+    return list(calls)
 
 
 def load_functions(module: IRModule) -> dict[int, Function]:
-    """The functions that make constants of others when an executable is loaded, by the identity of
-    the array that each gives.
+    """Return the functions that compute constants from others at load time, by the identity of the
+    result's array.
     """
-    found: dict[int, Function] = {}
+    functions: dict[int, Function] = {}
     for function in module.functions.values():
         assert isinstance(function, Function)
         waiting = [e for e in evaluation_order(function.body) if isinstance(e, Constant)]
         while waiting:
             data = waiting.pop().data
             source = data.source if isinstance(data, ConstantData) else None
-            if isinstance(source, Call) and id(data) not in found:
-                found[id(data)] = _load_function(source)
+            if isinstance(source, Call) and id(data) not in functions:
+                functions[id(data)] = _load_function(source)
                 waiting.extend(a for a in source.args if isinstance(a, Constant))
-    return found
+    return functions
 
 
 def _load_function(source: Call) -> Function:
-    """A call of constants as a fused function of them."""
+    """Return a call on constants as a fused function of them."""
     kinds = [(a.data.shape, str(a.data.dtype)) for a in source.args if isinstance(a, Constant)]
     params = tuple(var(f"p{i}", shape=s, dtype=t) for i, (s, t) in enumerate(kinds))
     body = Call(source.op, params, source.attrs, span=source.span)
-    made = InferType()(IRModule.from_expr(Function(params, body)))["main"]
-    assert isinstance(made, Function)
-    return made.with_attr("Primitive", 1)
+    typed = InferType()(IRModule.from_expr(Function(params, body)))["main"]
+    assert isinstance(typed, Function)
+    return typed.with_attr("Primitive", 1)
 
 
 __all__ = ["ModuleKernels", "compile_kernels", "load_functions", "primitive_functions"]

@@ -1,4 +1,6 @@
-"""What an instruction reads, writes and jumps to, as the table of instructions says it."""
+"""Registers that an instruction reads and writes, and its jump targets, from the
+instruction table.
+"""
 
 from __future__ import annotations
 
@@ -28,76 +30,76 @@ class _Form(NamedTuple):
 @cache
 def _form(name: str) -> _Form:
     letters = BY_NAME[name].format.replace("n", "")
-    places = (
+    positions = (
         tuple(i for i, letter in enumerate(letters) if letter in kinds)
         for kinds in ("w", "reEuvRV", "reER", "uvV", "jJ")
     )
-    return _Form(*places)
+    return _Form(*positions)
 
 
-def _values(instruction: Instruction, places: Sequence[int]) -> list[int]:
-    found: list[int] = []
-    for i in places:
+def _values(instruction: Instruction, positions: Sequence[int]) -> list[int]:
+    registers: list[int] = []
+    for i in positions:
         operand = instruction.operands[i]
-        found.extend(operand if isinstance(operand, tuple) else (operand,))
-    return found
+        registers.extend(operand if isinstance(operand, tuple) else (operand,))
+    return registers
 
 
 def reads(instruction: Instruction) -> list[int]:
-    """The registers that are read, in order."""
+    """Return the registers that are read, in order."""
     return _values(instruction, _form(instruction.name).reads)
 
 
 def writes(instruction: Instruction) -> list[int]:
-    """The registers that are written."""
+    """Return the registers that are written."""
     return _values(instruction, _form(instruction.name).writes)
 
 
 def jumps(instruction: Instruction) -> list[int]:
-    """The offsets of jumps, in order."""
+    """Return the jump offsets, in order."""
     return _values(instruction, _form(instruction.name).jumps)
 
 
 def may_move(instruction: Instruction) -> list[int]:
-    """Registers that an instruction can read and forget at once."""
+    """Return the registers that an instruction can read and clear at once."""
     return _values(instruction, _form(instruction.name).movable)
 
 
 def with_jumps(instruction: Instruction, offsets: Sequence[int]) -> Instruction:
-    """The instruction with other offsets."""
-    left = iter(offsets)
-    return _changed(instruction, _form(instruction.name).jumps, lambda _: next(left))
+    """Return the instruction with other jump offsets."""
+    remaining = iter(offsets)
+    return _changed(instruction, _form(instruction.name).jumps, lambda _: next(remaining))
 
 
 def rename(
     instruction: Instruction, read: dict[int, int], write: dict[int, int], moved: set[int]
 ) -> Instruction:
-    """The instruction over other registers. Those of `moved` are forgotten where they are read
-    last.
+    """Return the instruction over other registers. Those of `moved` are cleared at their
+    last read.
     """
     form = _form(instruction.name)
     renamed = _changed(instruction, form.writes, write.__getitem__)
     renamed = _changed(renamed, form.plain, read.__getitem__)
-    left = may_move(instruction)
+    remaining = may_move(instruction)
 
     def give(register: int) -> int:
-        """The new number of a register that is read; as -1 - number in the last of its reads by
-        this instruction, where it moves: one that is read twice is still there for the second.
+        """Return the new number of a read register; -1 - number at the last read of a moved one, so
+        that a register read twice is still valid for the second read.
         """
-        left.remove(register)
-        is_moved = register in moved and register not in left
+        remaining.remove(register)
+        is_moved = register in moved and register not in remaining
         return -1 - read[register] if is_moved else read[register]
 
     return _changed(renamed, form.movable, give)
 
 
 def _changed(
-    instruction: Instruction, places: Sequence[int], change: Callable[[int], int]
+    instruction: Instruction, positions: Sequence[int], change: Callable[[int], int]
 ) -> Instruction:
-    if not places:
+    if not positions:
         return instruction
     operands: list[Operand] = list(instruction.operands)
-    for i in places:
+    for i in positions:
         operand = operands[i]
         operands[i] = tuple(map(change, operand)) if isinstance(operand, tuple) else change(operand)
     return replace(instruction, operands=tuple(operands))

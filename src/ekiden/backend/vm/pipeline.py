@@ -1,4 +1,5 @@
-"""What turns an imported module into one the VM compiler takes: a literal list, in order.
+"""Pass pipeline from an imported module to one that the VM compiler accepts; a literal list, in
+order.
 
     language   constructors, inlining, the quantised dialect: what later passes need not know
     graph      values rewritten into cheaper ones, layouts, weights packed: nothing has a place
@@ -92,14 +93,13 @@ def pipeline(
     concurrent: bool = False,
     plans_memory: bool = True,
 ) -> Sequential:
-    """The passes of the virtual machine for a target; `config` says on which devices.
+    """Return the passes of the virtual machine for a target. `config` says on which devices.
 
     `in_place`: whether tensors may be parts of others: several kernels then write the parts of a
     concatenation, and slices lie in what they are cut from. Graphs cannot say so, and kernels that
-    may run at the same time would wait for each other, or not know that they have to.
-    `concurrent`: as in MemoryPlan. Without `plans_memory` each tensor keeps a storage of its own,
-    for who gives them places later (`lower`, once kernels have said what memory they need) or by
-    other means.
+    may run at the same time would wait for each other, or not know that they have to. `concurrent`:
+    as in MemoryPlan. Without `plans_memory` each tensor keeps a storage of its own, for who gives
+    them places later (`lower`, once kernels have said what memory they need) or by other means.
     """
     layout = config.layout_target if config is not None else None
     layout = layout or target
@@ -204,7 +204,7 @@ def optimize(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Lowered:
-    """A module ready for `compile_variants`: its memory is planned, its kernels are compiled."""
+    """Module ready for `compile_variants`: its memory is planned and its kernels are compiled."""
 
     module: IRModule
     kernels: ModuleKernels
@@ -237,8 +237,10 @@ def lower(
 def lower_again(general: Lowered, finishing: Finishing, concurrent: bool) -> Lowered:
     """Return what was lowered with general kernels, with the kernels' own code."""
     assert general.unplanned is not None, "it has general kernels"
-    made = general.kernels
-    kernels = compile_kernels(general.unplanned, made.target, made.devices, finishing=finishing)
+    general_kernels = general.kernels
+    kernels = compile_kernels(
+        general.unplanned, general_kernels.target, general_kernels.devices, finishing=finishing
+    )
     return Lowered(_planned(general.unplanned, kernels, concurrent), kernels, None)
 
 

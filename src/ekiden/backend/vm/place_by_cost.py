@@ -1,4 +1,5 @@
-"""Place each operator on the host or on a device, so that work and copies together cost least.
+"""Place each operator on the host or on a device by minimum cut, minimising the cost of work and
+copies.
 
 compiled for [cpu(0), opencl(0)], with what both were measured to do:
     softmax(dense(%x, %w))  ->  on_device(softmax(on_device(dense(%x, %w), opencl(0))), cpu(0))
@@ -64,9 +65,9 @@ TICKS = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What was measured of the host and of a device, in this order, and of copies: operations and
-    bytes in a second, seconds until a kernel is done, and of the whole program where all of it is
-    there (0: not known); bytes in a second there and back, seconds of the smallest copy.
+    """Measured costs of the host and a device, in this order, and of copies: operations and bytes
+    per second, launch time in seconds, and the time of the whole program on each (0: not
+    measured).
     """
 
     flops: tuple[float, float]
@@ -78,54 +79,64 @@ class Costs:
     latency: float
 
     def of(self, where: int, work: float, nbytes: float) -> float:
-        """Seconds of an operator."""
+        """Return the estimated seconds of an operator."""
         return self.launch[where] + max(work / self.flops[where], nbytes / self.bandwidth[where])
 
 
 def PlaceByCost(config: CompilationConfig | None) -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return the pass described in the module docstring."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """The module with `on_device` around what is faster on the one device that is not the host;
-        unchanged without measured costs (pass option COSTS) or without devices.
+        """Annotate with `on_device` the operators that are faster on the one device that is not the
+        host; the module is unchanged without measured costs (pass option COSTS) or devices.
         """
-        given = context.config.get(COSTS)
-        if not given or config is None:
+        measured = context.config.get(COSTS)
+        if not measured or config is None:
             return module
-        assert isinstance(given, Mapping)
-        (device,) = (each for each in config.devices if not each.is_host)
+        assert isinstance(measured, Mapping)
+        (device,) = (
+            virtual_device for virtual_device in config.devices if not virtual_device.is_host
+        )
         refuses = Refusals(config.by_kind[device.device_type_int])
-        costs = Costs(**given)
+        costs = Costs(**measured)
         scale = _scales(module, costs)
 
-        def place(function: Function) -> Function:
-            """One function, placed by itself: in `main` parameters and results are the host's."""
-            found = _Places(costs, scale, refuses, device)
-            there = found.on_device(function, module["main"] is function)
-            return on_body(lambda body: _marked(body, there, found.said, device))(function)
+        def place_function(function: Function) -> Function:
+            """Place one function by itself: in `main` parameters and results are the host's."""
+            network = _Places(costs, scale, refuses, device)
+            on_device_calls = network.on_device(function, module["main"] is function)
+            return on_body(lambda body: _marked(body, on_device_calls, network.said, device))(
+                function
+            )
 
-        return InferType()(map_functions(module, place))
+        return InferType()(map_functions(module, place_function))
 
     return Pass("PlaceByCost", transform, 0, (InferType(),))
 
 
 def _marked(
-    body: RelayExpr, there: set[RelayExpr], said: set[RelayExpr], device: VirtualDevice
+    body: RelayExpr,
+    on_device_calls: set[RelayExpr],
+    annotated: set[RelayExpr],
+    device: VirtualDevice,
 ) -> RelayExpr:
-    """A body whose operators say where they are."""
+    """Return a body whose operators are annotated with their device."""
 
     def mark(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """An operator's call under the place that was found for it; what is no operator stays, and
-        what the program has said of."""
-        if not is_primitive_call(old) or old in said:
+        """Annotate an operator call with its device; other expressions and the program's own
+        annotations stay.
+        """
+        if not is_primitive_call(old) or old in annotated:
             return new
-        return on_device(new, device if old in there else HOST, constrain_result=True)
+        return on_device(new, device if old in on_device_calls else HOST, constrain_result=True)
 
     return rewrite_graph(body, mark)
 
 
 def _scales(module: IRModule, costs: Costs) -> tuple[float, float]:
-    """By how much all operators of host and device take longer than their figures say."""
+    """Return by what factor all operators of host and device take longer than their figures
+    predict.
+    """
     calls = [
         call
         for function in module.functions.values()
@@ -143,7 +154,7 @@ def _scales(module: IRModule, costs: Costs) -> tuple[float, float]:
 
 @dataclass(slots=True)
 class _Places:
-    """The places of the expressions of one function, as a network: the source is the host."""
+    """Flow network of one function's expressions: the source is the host, the sink the device."""
 
     costs: Costs
     scale: tuple[float, float]
@@ -157,19 +168,19 @@ class _Places:
     """Where each value is used."""
 
     def on_device(self, function: Function, is_main: bool) -> set[RelayExpr]:
-        """The operators that run on the device."""
+        """Return the operators that run on the device."""
         order = evaluation_order(function.body)
         for param in function.params:
             self._fix(param)
-        for each in order:
-            self._add(each)
+        for expr in order:
+            self._add(expr)
         if is_main:
             self._use(function.body, Network.SOURCE)
         for value, users in self.uses.items():
             self._copies(value, users)
         host = self.network.with_source()
-        calls = (each for each in order if is_primitive_call(each))
-        return {each for each in calls if self.nodes[each] not in host}
+        calls = (candidate for candidate in order if is_primitive_call(candidate))
+        return {operator_call for operator_call in calls if self.nodes[operator_call] not in host}
 
     def _node(self, expr: RelayExpr) -> int:
         if expr not in self.nodes:
@@ -177,12 +188,13 @@ class _Places:
         return self.nodes[expr]
 
     def _fix(self, expr: RelayExpr) -> None:
-        """It is of the host."""
+        """Fix an expression to the host."""
         self.network.edge(Network.SOURCE, self._node(expr), NEVER)
 
     def _place(self, expr: RelayExpr, where: VirtualDevice) -> None:
-        """It is where the program says; on another device than the two it costs what it does on
-        the host: that one copies to and from it."""
+        """Fix an expression to the device that the program declares; a third device is costed like
+        the host, which copies to and from it.
+        """
         self.said.add(expr)
         if where.device == self.device.device:
             self.network.edge(self._node(expr), Network.SINK, NEVER)
@@ -190,7 +202,7 @@ class _Places:
             self._fix(expr)
 
     def _said(self, call: Call) -> None:
-        """What a mark or a copy of the program says of places."""
+        """Record the devices that an annotation or copy of the program declares."""
         (value,), attrs = call.args, call.attrs
         if isinstance(attrs, DeviceCopyAttrs):
             self._place(value, attrs.src_virtual_device)
@@ -208,9 +220,9 @@ class _Places:
         self.uses.setdefault(value, []).append(user)
 
     def _add(self, expr: RelayExpr) -> None:
-        """An expression, by its kind: what it costs where, and what it uses."""
+        """Add an expression: its costs, and what it uses."""
         node = self._node(expr)
-        parts: Sequence[RelayExpr] = children(expr)
+        operands: Sequence[RelayExpr] = children(expr)
         match expr:
             case Call() if is_primitive_call(expr):
                 self._price(expr, node)
@@ -218,19 +230,19 @@ class _Places:
                 self._said(expr)
             case If():
                 self._use(expr.cond, Network.SOURCE)
-                parts = (expr.true_branch, expr.false_branch)
+                operands = (expr.true_branch, expr.false_branch)
             case Let():
                 self._same(expr.var, expr.value)
-                parts = (expr.body,)
+                operands = (expr.body,)
             case Tuple() | TupleGetItem() | Var() | Constant():
                 pass
             case _:
                 self._fix(expr)
-        for part in parts:
-            self._use(part, node)
+        for operand in operands:
+            self._use(operand, node)
 
-    def _same(self, one: RelayExpr, other: RelayExpr) -> None:
-        a, b = self._node(one), self._node(other)
+    def _same(self, one: RelayExpr, second: RelayExpr) -> None:
+        a, b = self._node(one), self._node(second)
         self.network.edge(a, b, NEVER)
         self.network.edge(b, a, NEVER)
 
@@ -243,23 +255,28 @@ class _Places:
         self.network.edge(Network.SOURCE, node, int(device * TICKS))
 
     def _copies(self, value: RelayExpr, users: Sequence[int]) -> None:
-        """One copy there where any user is there and the value is not, and one back."""
+        """Add one copy to the device for any user there of a value on the host, and one
+        copy back.
+        """
         node, size = self._node(value), _nbytes(value.checked_type)
-        there, back = self.network.node(), self.network.node()
-        self.network.edge(node, there, int((self.costs.latency + size / self.costs.there) * TICKS))
+        to_device, back = self.network.node(), self.network.node()
+        self.network.edge(
+            node, to_device, int((self.costs.latency + size / self.costs.there) * TICKS)
+        )
         self.network.edge(back, node, int((self.costs.latency + size / self.costs.back) * TICKS))
+        # One auxiliary node per direction makes all users on a side share a single copy.
         for user in users:
-            self.network.edge(there, user, NEVER)
+            self.network.edge(to_device, user, NEVER)
             self.network.edge(user, back, NEVER)
 
 
 def _work(call: RelayExpr) -> tuple[float, float]:
-    """The operations of an operator, and the bytes that it takes and gives."""
+    """Return an operator's operation count, and the bytes that it reads and writes."""
     assert isinstance(call, Call)
     flops = count_flops(alone(call))
-    known = flops.value if isinstance(flops, IntImm) else 0
+    flop_count = flops.value if isinstance(flops, IntImm) else 0
     nbytes = sum(_nbytes(a.checked_type) for a in call.args) + _nbytes(call.checked_type)
-    return known, nbytes
+    return flop_count, nbytes
 
 
 def _nbytes(kind: Type) -> float:

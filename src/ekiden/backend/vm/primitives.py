@@ -1,4 +1,4 @@
-"""What `InvokePacked` calls: kernels and functions of the host, numbered.
+"""Primitives that `InvokePacked` calls; kernels and functions of the host, numbered.
 
 A primitive is a name on a device, as one function may have a kernel for each of several devices:
 
@@ -26,22 +26,25 @@ ANYWHERE = -1
 
 
 class Primitives:
-    """The primitives of a module whose kernels are made; `anywhere` are the names of those that
-    have no device."""
+    """Primitives of a module whose kernels are compiled; `anywhere` are the names of those without
+    a device.
+    """
 
-    def __init__(self, module: IRModule, made: ModuleKernels, anywhere: Iterable[str]) -> None:
-        names = made.kernels.names
-        self._module, self._made = module, made
-        self._placed = dict(zip(made.functions, names, strict=True))
-        own = {f: name for (f, _), name in zip(made.functions, names, strict=True)}
-        self._named = {**own, **made.symbols}
-        called = [(self._name(f, device), _place(f, device)) for f, device in made.calls]
-        called += [(self._named[f], HOST) for f in made.loads.values()]
+    def __init__(
+        self, module: IRModule, module_kernels: ModuleKernels, anywhere: Iterable[str]
+    ) -> None:
+        names = module_kernels.kernels.names
+        self._module, self._made = module, module_kernels
+        self._placed = dict(zip(module_kernels.functions, names, strict=True))
+        own = {f: name for (f, _), name in zip(module_kernels.functions, names, strict=True)}
+        self._named = {**own, **module_kernels.symbols}
+        called = [(self._name(f, device), _place(f, device)) for f, device in module_kernels.calls]
+        called += [(self._named[f], HOST) for f in module_kernels.loads.values()]
         called += [(name, ANYWHERE) for name in anywhere]
-        self._numbers = {each: at for at, each in enumerate(dict.fromkeys(called))}
+        self._numbers = {primitive: at for at, primitive in enumerate(dict.fromkeys(called))}
 
     def _name(self, f: Function, device: int) -> str:
-        """That of the kernel of a function on a device; of external code it is one for all."""
+        """Return the name of a function's kernel on a device; external code has one for all."""
         return self._placed.get((f, self._made.target_of(self._module, device)), self._named[f])
 
     @property
@@ -51,22 +54,22 @@ class Primitives:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The device of each, in order."""
+        """Return the device of each primitive, in order."""
         return tuple(device for _, device in self._numbers)
 
     def kernel(self, f: Function, device: int) -> int:
-        """The number of the kernel of a function on a device."""
+        """Return the number of a function's kernel on a device."""
         return self._numbers[self._name(f, device), _place(f, device)]
 
     def load(self, f: Function) -> int:
-        """The number of what makes a constant at loading, which the host does."""
+        """Return the number of the primitive that computes a constant at load time, on the host."""
         return self._numbers[self._named[f], HOST]
 
     def anywhere(self, name: str) -> int:
-        """The number of a primitive without a device."""
+        """Return the number of a primitive without a device."""
         return self._numbers[name, ANYWHERE]
 
 
 def _place(f: Function, device: int) -> int:
-    """Where the arguments of a kernel have to be."""
+    """Return the device that a kernel's arguments must be on."""
     return ANYWHERE if reads_shapes_alone(f) else device

@@ -1,4 +1,4 @@
-"""Operators that a device has no code for: its language lacks a type or an instruction they need.
+"""Operators for which a device has no code; its language lacks a type or an instruction they need.
 
 Whoever compiles for the host beside a default device has these run on the host (PlanDevices) rather
 than be an error. Each operator is lowered and printed alone, once for each of its forms.
@@ -19,7 +19,7 @@ __all__ = ["Refusals", "refusals_of"]
 
 
 class Refusals:
-    """Which operators a target has no code for."""
+    """Set of operators for which a target has no code."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -44,7 +44,7 @@ class Refusals:
 def refusals_of(config: CompilationConfig | None) -> Refusals | None:
     """Return what the default device of a compilation refuses; None where the program has no
     choice: the default is the host, or the host is not among its devices."""
-    if config is None or not any(place.is_host for place in config.devices):
+    if config is None or not any(virtual_device.is_host for virtual_device in config.devices):
         return None
     target = config.layout_target
     return None if target is None else Refusals(target)

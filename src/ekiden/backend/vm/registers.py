@@ -1,4 +1,5 @@
-"""From a register for each value to few: the last step of compiling a function to bytecode.
+"""Register allocation: from one virtual register per value to few; the last step of compiling a
+function to bytecode.
 
     0: alloc_data $1 tag(0) [$0]        0: alloc_data $0 tag(0) [$0]
     1: move $2 $1                 ->    1: ret $0
@@ -39,7 +40,9 @@ VIEW, OWNER = 1, 2
 
 
 def _targets(instruction: Instruction, at: int) -> list[int]:
-    """Where an instruction jumps, as positions."""
+    """Return an instruction's jump targets as positions. Raises InternalError for a
+    backward jump.
+    """
     targets = [at + offset for offset in jumps(instruction)]
     if any(target <= at for target in targets):
         raise InternalError(f"registers: {instruction.name} at {at} jumps back")
@@ -47,7 +50,7 @@ def _targets(instruction: Instruction, at: int) -> list[int]:
 
 
 class _Liveness:
-    """Which values are needed where, found from the last instruction to the first."""
+    """Liveness of values, computed from the last instruction to the first."""
 
     def __init__(self, code: Sequence[Instruction], n_params: int) -> None:
         self.at: dict[int, frozenset[int]] = {}
@@ -60,19 +63,19 @@ class _Liveness:
         places; and back.
         """
         count: dict[int, int] = dict.fromkeys(range(n_params), 1)
-        for each in code:
-            for register in writes(each):
+        for instruction in code:
+            for register in writes(instruction):
                 count[register] = count.get(register, 0) + 1
         self._scan(code, {register for register, n in count.items() if n > 1})
 
     def _scan(self, code: Sequence[Instruction], joined: set[int]) -> None:
-        """One pass backwards is enough: jumps only lead forward, so what a target needs is known
-        when the jump to it is met. `joined` are the values that are written in several places, as
-        the result of a choice is on each of its paths.
+        """Compute liveness in one backward pass: jumps only lead forward, so a target's live set is
+        known when the jump is met. `joined` are the values that several instructions write, such
+        as the result of a choice.
         """
-        targets = [_targets(each, at) for at, each in enumerate(code)]
-        leaders = {target for each in targets for target in each}
-        leaders |= {at + 1 for at, each in enumerate(code) if _never_goes_on(each)}
+        targets = [_targets(instruction, at) for at, instruction in enumerate(code)]
+        leaders = {target for target_list in targets for target in target_list}
+        leaders |= {at + 1 for at, instruction in enumerate(code) if _never_goes_on(instruction)}
         after: dict[int, list[frozenset[int]]] = {}
         live: set[int] = set()
         for at in range(len(code) - 1, -1, -1):
@@ -91,7 +94,7 @@ class _Liveness:
         self._find_rivals(after)
 
     def _visit(self, at: int, instruction: Instruction, live: set[int]) -> None:
-        """`live` is what is needed after the instruction."""
+        """Process an instruction; `live` is the live set after it."""
         written = writes(instruction)
         if instruction.has("pure") and live.isdisjoint(written):
             self.is_needed[at] = False
@@ -100,23 +103,24 @@ class _Liveness:
         self.dying[at] = [register for register in mine if register not in live]
 
     def _find_rivals(self, after: dict[int, list[frozenset[int]]]) -> None:
-        """A value's register is taken at the first of its writes. What lives at a later one may not
-        be there yet, and would seem to leave its own free: the two never share one.
+        """Record interference of values written in several places: their register is taken at the
+        first write, and values live at a later write may not exist yet, so the two must never
+        share one.
         """
-        for register, (*others, first) in after.items():
-            for other in frozenset().union(*others) - first:
-                self.rivals.setdefault(register, set()).add(other)
-                self.rivals.setdefault(other, set()).add(register)
+        for register, (*later_sets, first) in after.items():
+            for rival in frozenset().union(*later_sets) - first:
+                self.rivals.setdefault(register, set()).add(rival)
+                self.rivals.setdefault(rival, set()).add(register)
 
 
 def _reachable(code: Sequence[Instruction]) -> list[bool]:
-    """Whether something leads to each instruction."""
+    """Return whether each instruction is reachable."""
     reached = [at == 0 for at in range(len(code))]
-    for at, each in enumerate(code):
+    for at, instruction in enumerate(code):
         if reached[at]:
-            for target in _targets(each, at):
+            for target in _targets(instruction, at):
                 reached[target] = True
-            if not _never_goes_on(each):
+            if not _never_goes_on(instruction):
                 reached[at + 1] = True
     return reached
 
@@ -127,7 +131,7 @@ def _never_goes_on(instruction: Instruction) -> bool:
 
 @dataclass(slots=True)
 class _Places:
-    """The registers of a function: which value has which, and which are taken at the moment."""
+    """Register file of a function: the register of each value, and which registers are occupied."""
 
     liveness: _Liveness
     of: dict[int, int]
@@ -139,21 +143,23 @@ class _Places:
     count: int = 0
 
     def enter(self, live: Iterable[int]) -> None:
-        """Begin where exactly these values are needed: at the target of a jump, whatever the code
-        before it in the file had taken."""
+        """Enter a jump target, where exactly these values are live, whatever the code before it had
+        occupied.
+        """
         self.taken = {self.of[value] for value in live}
-        self.free = [place for place in range(self.count) if place not in self.taken]
+        self.free = [register for register in range(self.count) if register not in self.taken]
 
     def leave(self, value: int) -> None:
-        """The value is not needed any more."""
-        place = self.of[value]
-        if place in self.taken:
-            self.taken.remove(place)
-            heapq.heappush(self.free, place)
+        """Free the register of a dead value."""
+        register = self.of[value]
+        if register in self.taken:
+            self.taken.remove(register)
+            heapq.heappush(self.free, register)
 
     def give(self, value: int, near: int | None = None) -> int:
-        """A register for a value; best that of the dead value `near`. One that is written on
-        several paths gets its register at the first of them and keeps it."""
+        """Return a register for a value, preferably that of the dead value `near`. A value written
+        on several paths gets its register at the first write and keeps it.
+        """
         if value not in self.of:
             self.of[value] = self._pick(value, near)
         self.taken.add(self.of[value])
@@ -163,35 +169,39 @@ class _Places:
         rivals = self.liveness.rivals.get(value, ())
         barred = {self.of[rival] for rival in rivals if rival in self.of}
         wish = self.wishes.get(value)
-        for other in (near, wish):
-            place = self.of.get(other) if other is not None else None
-            if place is not None and place not in self.taken and place not in barred:
-                return place
+        for preferred in (near, wish):
+            register = self.of.get(preferred) if preferred is not None else None
+            if register is not None and register not in self.taken and register not in barred:
+                return register
         return self._lowest(barred)
 
     def _lowest(self, barred: set[int]) -> int:
         passed: list[int] = []
-        found = None
-        while self.free and found is None:
-            place = heapq.heappop(self.free)
-            if place in barred:
-                passed.append(place)
-            elif place not in self.taken:
-                found = place
-        for place in passed:
-            heapq.heappush(self.free, place)
-        if found is None:
-            found, self.count = self.count, self.count + 1
-        return found
+        chosen = None
+        while self.free and chosen is None:
+            register = heapq.heappop(self.free)
+            if register in barred:
+                passed.append(register)
+            elif register not in self.taken:
+                chosen = register
+        for register in passed:
+            heapq.heappush(self.free, register)
+        if chosen is None:
+            chosen, self.count = self.count, self.count + 1
+        return chosen
 
 
 class _Allocator:
-    """Rewrites one function, first instruction to last."""
+    """Linear-scan allocator that rewrites one function from first to last instruction."""
 
     def __init__(self, code: Sequence[Instruction], n_params: int) -> None:
         self.code = code
         self.liveness = _Liveness(code, n_params)
-        moves = [(each["src"], each["dst"]) for each in code if each.name == "Move"]
+        moves = [
+            (instruction["src"], instruction["dst"])
+            for instruction in code
+            if instruction.name == "Move"
+        ]
         wishes = {src: dst for src, dst in moves if isinstance(src, int) and isinstance(dst, int)}
         self.places = _Places(self.liveness, {i: i for i in range(n_params)}, wishes)
         self.places.count = n_params
@@ -205,7 +215,7 @@ class _Allocator:
         self.made: list[list[Instruction]] = []
 
     def run(self) -> tuple[int, tuple[Instruction, ...]]:
-        """The number of registers, and the instructions."""
+        """Return the number of registers, and the instructions."""
         self._drop_unread()
         for at, instruction in enumerate(self.code):
             if at in self.liveness.at:
@@ -221,8 +231,8 @@ class _Allocator:
         return self.places.count, _layout(self.code, self.made)
 
     def _drop_unread(self) -> None:
-        """Parameters that nothing reads are dead from the beginning."""
-        used = {register for each in self.code for register in reads(each)}
+        """Free parameters that nothing reads at entry."""
+        used = {register for instruction in self.code for register in reads(instruction)}
         for param in [p for p in self.places.of if p not in used]:
             self._die(param)
 
@@ -240,7 +250,7 @@ class _Allocator:
 
     def _instruction(self, at: int, instruction: Instruction) -> list[Instruction]:
         dying = self.liveness.dying[at]
-        made = self._kills(instruction)
+        rewritten = self._kills(instruction)
         read = {value: self.places.of[value] for value in reads(instruction)}
         kind = self._kind(instruction, dying)
         written = writes(instruction)
@@ -253,20 +263,20 @@ class _Allocator:
         write = {value: self.places.give(value, near) for value in written}
         self._write(write, kind, dying)
         if instruction.name != "Move" or list(write.values()) != list(read.values()):
-            made.append(rename(instruction, read, write, moved))
-        return made
+            rewritten.append(rename(instruction, read, write, moved))
+        return rewritten
 
     def _write(self, write: dict[int, int], kind: int, dying: Sequence[int]) -> None:
-        for value, place in write.items():
-            self.dead.discard(place)
-            self.holds.pop(place, None)
+        for value, register in write.items():
+            self.dead.discard(register)
+            self.holds.pop(register, None)
             if kind:
-                self.holds[place] = kind
+                self.holds[register] = kind
             if value in dying:
                 self._die(value)
 
     def _kind(self, instruction: Instruction, dying: Sequence[int]) -> int:
-        """What the result of an instruction holds."""
+        """Return the kind of value that an instruction's result holds."""
         if instruction.has("plain"):
             return 0
         if instruction.name in ("AllocTensor", "AllocTensorReg"):
@@ -276,33 +286,34 @@ class _Allocator:
         return OWNER
 
     def _kills(self, instruction: Instruction) -> list[Instruction]:
-        """What forgets dead values before an instruction that needs memory or runs long.
-
-        Before memory is asked for only owners matter, whose memory then can be given out; before a
-        call views too, as the callee may keep what is left alive by them for long. A register that
-        something else was written to has let go of its value by that.
+        """Return KillRegister instructions for dead values before an instruction that allocates or
+        runs long. Before an allocation only owners matter, whose memory it can reuse; before a
+        call views too, since the callee may keep their memory alive for long. A register that
+        has been overwritten has released its value already.
         """
         if not instruction.has("long") and not instruction.has("allocates"):
             return []
-        least = VIEW if instruction.has("long") else OWNER
-        found = sorted(place for place in self.dead if self.holds[place] >= least)
-        for place in found:
-            self.dead.remove(place)
-            del self.holds[place]
-        return [make("KillRegister", dst=place) for place in found]
+        lowest_kind = VIEW if instruction.has("long") else OWNER
+        dead_registers = sorted(
+            candidate for candidate in self.dead if self.holds[candidate] >= lowest_kind
+        )
+        for register in dead_registers:
+            self.dead.remove(register)
+            del self.holds[register]
+        return [make("KillRegister", dst=dead_register) for dead_register in dead_registers]
 
 
 def _join(into: dict[int, int], holds: dict[int, int]) -> None:
-    """Add what registers may hold on another way here."""
-    for place, kind in holds.items():
-        into[place] = max(kind, into.get(place, 0))
+    """Merge what registers may hold on another path."""
+    for register, kind in holds.items():
+        into[register] = max(kind, into.get(register, 0))
 
 
 def _layout(
-    code: Sequence[Instruction], made: Sequence[list[Instruction]]
+    code: Sequence[Instruction], rewritten: Sequence[list[Instruction]]
 ) -> tuple[Instruction, ...]:
-    """The instructions made for each of the old ones, one after the other, with jumps to the next
-    left out and jumps to jumps led on.
+    """Return the rewritten instructions in order; jumps to the next instruction are removed and
+    jumps to jumps threaded.
     """
     resolved: list[int] = [len(code)] * (len(code) + 1)
     """For each old position, the first one at or after it that something stands at; through
@@ -310,28 +321,26 @@ def _layout(
     """
     standing = list(resolved)
     for at in range(len(code) - 1, -1, -1):
-        is_jump = len(made[at]) == 1 and made[at][0].name == "Goto"
+        is_jump = len(rewritten[at]) == 1 and rewritten[at][0].name == "Goto"
         to = resolved[_targets(code[at], at)[0]] if is_jump else at
         if is_jump and standing[to] == standing[at + 1]:
-            made[at].clear()
-        standing[at] = at if made[at] else standing[at + 1]
-        resolved[at] = to if is_jump else at if made[at] else resolved[at + 1]
+            rewritten[at].clear()
+        standing[at] = at if rewritten[at] else standing[at + 1]
+        resolved[at] = to if is_jump else at if rewritten[at] else resolved[at + 1]
     start: list[int] = [0]
-    for each in made:
-        start.append(start[-1] + len(each))
+    for instructions in rewritten:
+        start.append(start[-1] + len(instructions))
     out: list[Instruction] = []
-    for at, each in enumerate(made):
-        for instruction in each:
-            places = _targets(code[at], at) if jumps(instruction) else []
-            targets = [start[resolved[place]] - len(out) for place in places]
+    for at, instructions in enumerate(rewritten):
+        for instruction in instructions:
+            old_targets = _targets(code[at], at) if jumps(instruction) else []
+            targets = [start[resolved[old_target]] - len(out) for old_target in old_targets]
             out.append(with_jumps(instruction, targets))
     return tuple(out)
 
 
 def allocate(code: Sequence[Instruction], n_params: int) -> tuple[int, tuple[Instruction, ...]]:
-    """The number of registers that a function needs, and its instructions over them.
-
-    Parameters arrive in registers 0 to n_params - 1. Raises InternalError for a jump that leads
-    back.
+    """Return the number of registers that a function needs, and its instructions over them.
+    Parameters arrive in registers 0 to n_params - 1. Raises InternalError for a backward jump.
     """
     return _Allocator(code, n_params).run()

@@ -1,5 +1,5 @@
-"""The types of functions' parameters as words of the section TYPES: what the machine holds
-arguments against. docs/artifact-format.md and runtime/src/ek_signature.h have the words.
+"""Parameter types of functions as words of the section TYPES; what the machine holds arguments
+against. docs/artifact-format.md and runtime/src/ek_signature.h have the words.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OPERATIONS: dict[type[PrimExpr], int] = {
 
 @dataclass(slots=True)
 class _Symbol:
-    """A name of sizes."""
+    """Symbolic size: its name, upper bound and defining words."""
 
     name: str
     most: int
@@ -47,8 +47,8 @@ class _Symbol:
 
 @dataclass(slots=True)
 class _Symbols:
-    """The symbols of all functions; those of one function are told apart by what they are, those of
-    two share a place where they look the same.
+    """Symbols of all functions; within a function by identity, across functions by equal
+    description.
     """
 
     table: list[_Symbol] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _Symbols:
     """Of the function being written."""
 
     def number(self, dim: PrimExpr) -> int:
-        """The number of a dimension that is no constant."""
+        """Return the number of a dimension that is not constant."""
         text = prim_text(dim)
         key = dim if isinstance(dim, Var) else text
         if key not in self.own:
@@ -66,16 +66,16 @@ class _Symbols:
         return self.own[key]
 
     def _place(self, symbol: _Symbol) -> int:
-        taken = set(self.own.values())
-        for number, each in enumerate(self.table):
-            if number not in taken and each == symbol:
+        used_numbers = set(self.own.values())
+        for number, row in enumerate(self.table):
+            if number not in used_numbers and row == symbol:
                 return number
         self.table.append(symbol)
         return len(self.table) - 1
 
     def definition(self, dim: PrimExpr) -> tuple[int, ...]:
-        """The words of an expression in other symbols; none for a symbol, and for what cannot be
-        said.
+        """Return the words of an expression in other symbols; none for a symbol, and for what has
+        no encoding.
         """
         words: list[int] = []
         stack: list[tuple[PrimExpr, bool]] = [(dim, False)] if not isinstance(dim, Var) else []
@@ -99,14 +99,14 @@ class _Symbols:
 
 
 def _type_words(kind: Type, symbols: _Symbols, depth: int) -> list[int]:
-    """Recursive: deeper than the limit of nesting, anything is taken."""
+    """Encode a type. The recursion ends at TypeLimit.NESTING: deeper components are unchecked."""
     match kind:
         case TensorType(shape=shape, dtype=dtype):
             code, bits, _ = dtype_code(dtype)
             dims = [_dim_word(dim, symbols) for dim in shape]
             return [TypeWord.TENSOR, code | bits << 8, len(dims), *dims]
         case TupleType(fields=fields) if depth + 1 < TypeLimit.NESTING:
-            inner = [_type_words(each, symbols, depth + 1) for each in fields]
+            inner = [_type_words(field, symbols, depth + 1) for field in fields]
             return [TypeWord.TUPLE, len(inner), *(word for words in inner for word in words)]
         case _:
             return [TypeWord.ANY]
@@ -123,7 +123,7 @@ def _dim_word(dim: PrimExpr, symbols: _Symbols) -> int:
 
 
 def signatures(functions: Sequence[Sequence[Type]]) -> bytes:
-    """The section TYPES: of functions in order, the types of their parameters; none where nothing
+    """Encode the section TYPES: the parameter types of each function in order; none where nothing
     is declared.
     """
     symbols, rows = _Symbols(), []
@@ -132,8 +132,8 @@ def signatures(functions: Sequence[Sequence[Type]]) -> bytes:
         words = [word for kind in types for word in _type_words(kind, symbols, 0)]
         rows.append(_words(words))
     heads = [
-        _string(each.name) + struct.pack("<Q", each.most) + _words(each.definition)
-        for each in symbols.table
+        _string(symbol.name) + struct.pack("<Q", symbol.most) + _words(symbol.definition)
+        for symbol in symbols.table
     ]
     return b"".join([struct.pack("<I", len(heads)), *heads, *rows])
 

@@ -1,5 +1,4 @@
-"""The kernels that compute the vectors of a function's stages (see dims), and what they are called
-with.
+"""Kernels that compute the size vectors of a function's stages (see dims), and their arguments.
 
 At entry symbols are read from the shapes of parameters. One that stands alone is that dimension;
 one inside of a linear expression is solved for: `n = dim // 2` where a dimension is `n * 2`.
@@ -32,9 +31,7 @@ from ekiden.tir.stmt import PrimFunc
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor from whose shape symbols are read: the number of a parameter, then of the fields of
-    the tuples it is in.
-    """
+    """Tensor whose shape binds symbols: a parameter's number, then tuple field indices."""
 
     path: tuple[int, ...]
     kind: TensorType
@@ -43,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where a function reads what its dims and their constraints need."""
+    """Shape sources of a function: what its dims and their constraints read."""
 
     tensors: tuple[Source, ...]
     exprs: tuple[PrimExpr, ...]
@@ -52,30 +49,30 @@ class Sources:
 
 
 def sources(function: Function, dims: Dims) -> Sources:
-    """The parameters whose shapes give the symbols that dims and their constraints need. A symbol
-    that stands in a dimension like `n * 2 + 1` alone is computed from it.
-
-    Raises CompileError naming a symbol that no parameter shows.
+    """Return the parameters whose shapes bind the symbols that dims and their constraints need. A
+    symbol that occurs only in a dimension like `n * 2 + 1` is solved for. Raises CompileError
+    naming a symbol that no parameter binds.
     """
     tensors = [t for n, p in enumerate(function.params) for t in _tensors((n,), p.checked_type)]
     shown: dict[Var, PrimExpr] = {}
-    found = [Source(path, _with_names(kind, shown)) for path, kind in tensors]
-    plain = {d for t in found for d in t.kind.shape if isinstance(d, Var) and d not in shown}
+    all_sources = [Source(path, _with_names(kind, shown)) for path, kind in tensors]
+    plain = {d for t in all_sources for d in t.kind.shape if isinstance(d, Var) and d not in shown}
     solved = _solve(shown, plain)
     simplest = Analyzer().simplify  # one for all, which have much in common
     moved = [replace(e, solved) for e in dims.exprs]  # what is not, is as simple as it was made
     exprs = tuple(e if e is old else simplest(e) for e, old in zip(moved, dims.exprs, strict=True))
     checks = tuple(
-        Check.of(each).map(lambda e: simplest(replace(e, solved))) for each in dims.constraints
+        Check.of(constraint).map(lambda e: simplest(replace(e, solved)))
+        for constraint in dims.constraints
     )
-    checks = (*_divisions(function, found, shown, solved), *checks)
+    checks = (*_divisions(function, all_sources, shown, solved), *checks)
     needed = set(free_vars(*exprs, *(c.condition for c in checks)))  # parts that they share once
     used: list[Source] = []
-    for each in found:
-        given = needed & {d for d in each.kind.shape if isinstance(d, Var)}
-        if given:
-            used.append(each)
-            needed -= given
+    for source in all_sources:
+        bound_here = needed & {d for d in source.kind.shape if isinstance(d, Var)}
+        if bound_here:
+            used.append(source)
+            needed -= bound_here
     if needed:
         names = ", ".join(sorted(v.name for v in needed))
         raise CompileError(
@@ -86,15 +83,15 @@ def sources(function: Function, dims: Dims) -> Sources:
 
 def _divisions(
     function: Function,
-    found: Sequence[Source],
+    all_sources: Sequence[Source],
     shown: Mapping[Var, PrimExpr],
     solved: Mapping[Var, PrimExpr],
 ) -> list[Check]:
-    """That dimensions which symbols are computed from are what these make of them: of 5 elements
-    along n * 2 there is no n.
+    """Return the checks that dimensions from which symbols are solved are consistent: 5 elements
+    along n * 2 have no n.
     """
-    made: list[Check] = []
-    for source in found:
+    consistency_checks: list[Check] = []
+    for source in all_sources:
         for axis, name in enumerate(source.kind.shape):
             dim = shown.get(name) if isinstance(name, Var) else None
             if dim is None or solved.keys().isdisjoint(free_vars(dim)):
@@ -103,12 +100,12 @@ def _divisions(
             if not prove_equal(value, name):
                 where = f"dimension {axis} of '{function.params[source.path[0]].name_hint}'"
                 text = f"run: expected {where} to be {prim_text(dim)}"
-                made.append(Check(name.equal(value), text, {"it": name}))
-    return made
+                consistency_checks.append(Check(name.equal(value), text, {"it": name}))
+    return consistency_checks
 
 
 def _tensors(path: tuple[int, ...], kind: Type) -> list[tuple[tuple[int, ...], TensorType]]:
-    """The tensors in a parameter, through tuples."""
+    """Return the tensors in a parameter, through tuples, with their paths."""
     if isinstance(kind, TensorType):
         return [(path, kind)]
     if isinstance(kind, TupleType):
@@ -117,7 +114,7 @@ def _tensors(path: tuple[int, ...], kind: Type) -> list[tuple[tuple[int, ...], T
 
 
 def _with_names(kind: TensorType, shown: dict[Var, PrimExpr]) -> TensorType:
-    """A type whose compound dimensions are new symbols; `shown` says what each stands for."""
+    """Return a type whose compound dimensions are new symbols, recorded in `shown`."""
     shape: list[PrimExpr] = []
     for dim in kind.shape:
         if not isinstance(dim, (IntImm, Var)):
@@ -128,14 +125,14 @@ def _with_names(kind: TensorType, shown: dict[Var, PrimExpr]) -> TensorType:
     return TensorType(tuple(shape), kind.dtype)
 
 
-def _solve(shown: dict[Var, PrimExpr], known: set[Var]) -> dict[Var, PrimExpr]:
-    """Symbols, by what compound dimensions are: n = dim0 // 2 where dim0 is n * 2."""
+def _solve(shown: dict[Var, PrimExpr], bound: set[Var]) -> dict[Var, PrimExpr]:
+    """Solve compound dimensions for their symbols: n = dim0 // 2 where dim0 is n * 2."""
     solved: dict[Var, PrimExpr] = {}
     waiting = [(name, dim) for name, dim in shown.items() if not isinstance(dim, AnyDim)]
     while waiting:
         later = []
         for name, dim in waiting:
-            open_ = [v for v in free_vars(dim) if v not in known and v not in solved]
+            open_ = [v for v in free_vars(dim) if v not in bound and v not in solved]
             value = _inverse(name, dim, open_[0]) if len(open_) == 1 else None
             if value is not None:
                 solved[open_[0]] = simplify(substitute(value, solved))
@@ -148,7 +145,9 @@ def _solve(shown: dict[Var, PrimExpr], known: set[Var]) -> dict[Var, PrimExpr]:
 
 
 def _inverse(name: Var, dim: PrimExpr, symbol: Var) -> PrimExpr | None:
-    """What a symbol is where `dim`, linear in it, is `name`; None if it is not linear."""
+    """Return the symbol's value where `dim`, linear in it, equals `name`; None if it is
+    not linear.
+    """
     base = simplify(substitute(dim, {symbol: const(0)}))
     slope = simplify(substitute(dim, {symbol: const(1)}) - base)
     if not isinstance(slope, IntImm) or slope.value == 0:
@@ -158,14 +157,14 @@ def _inverse(name: Var, dim: PrimExpr, symbol: Var) -> PrimExpr | None:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A tensor that a stage reads: an expression of the chain, then fields of tuples."""
+    """Tensor that a stage reads: an expression of the chain, then tuple field indices."""
 
     value: RelayExpr
     path: tuple[int, ...]
 
 
 def arguments(stage: Stage) -> list[Argument]:
-    """The tensors whose shapes or elements a stage after the entry reads."""
+    """Return the tensors whose shapes or elements a stage after the entry reads."""
     return [Argument(value, path) for value, path, _ in _read(stage)]
 
 
@@ -177,29 +176,32 @@ def _read(stage: Stage) -> Iterator[tuple[RelayExpr, tuple[int, ...], TensorType
 
 
 def entry_sources(plan: Plan) -> Sources:
-    """The sources of what is computed at the entry of a function, looked for once: a plan's
-    dimensions stay as they are."""
+    """Return the sources of a function's entry stage, computed once: a plan's dimensions do not
+    change.
+    """
     if plan.sources is None:
         plan.sources = sources(plan.function, plan.entry.dims)
     return plan.sources
 
 
 def stage_kernel(plan: Plan, stage: Stage) -> PrimFunc:
-    """The kernel of a stage. Its arguments are the parameters that `sources` names at entry, or
-    `arguments` and then the vectors of `stage.earlier`; the last one is what it writes.
+    """Return the kernel of a stage. Its arguments are the parameters of `sources` at entry, or
+    `arguments` and then the vectors of `stage.earlier`; the last one is its output.
     """
     name = f"shape_func_{stage.name}"
     if stage is plan.entry:
-        found = entry_sources(plan)
-        params = [Buffer(f"p{i}", t.kind.shape, t.kind.dtype) for i, t in enumerate(found.tensors)]
-        conditions = [check.condition for check in found.checks]
-        checks = (*_size_checks((*found.exprs, *conditions)), *found.checks)
-        return shape_function(params, found.exprs, checks, name)
+        entry_inputs = entry_sources(plan)
+        params = [
+            Buffer(f"p{i}", t.kind.shape, t.kind.dtype) for i, t in enumerate(entry_inputs.tensors)
+        ]
+        conditions = [check.condition for check in entry_inputs.checks]
+        checks = (*_size_checks((*entry_inputs.exprs, *conditions)), *entry_inputs.checks)
+        return shape_function(params, entry_inputs.exprs, checks, name)
     return _StageKernel(stage).build(name)
 
 
 class _StageKernel:
-    """Makes the kernel of one stage after the entry."""
+    """Builder of the kernel of one stage after the entry."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -216,23 +218,29 @@ class _StageKernel:
         self.checks: list[Check] = []
 
     def build(self, name: str) -> PrimFunc:
-        """The whole kernel."""
-        left = list(self.buffers)
+        """Build the whole kernel."""
+        remaining_buffers = list(self.buffers)
         for call in self.stage.calls:
             value = call.args[0 if isinstance(call.attrs, MatchShapeAttrs) else 1]
             number = len(_tensors((), value.checked_type))
-            self._define(call, left[:number])
-            del left[:number]
-        known: dict[Var, PrimExpr] = {s: self.result[at] for s, at in self.stage.symbols.items()}
-        for vector, (other, symbols) in zip(self.vectors, self.stage.earlier.items(), strict=True):
-            known |= {s: vector[other.dims.place((s,))] for s in symbols}
+            self._define(call, remaining_buffers[:number])
+            del remaining_buffers[:number]
+        symbol_values: dict[Var, PrimExpr] = {
+            s: self.result[at] for s, at in self.stage.symbols.items()
+        }
+        for vector, (earlier_stage, symbols) in zip(
+            self.vectors, self.stage.earlier.items(), strict=True
+        ):
+            symbol_values |= {s: vector[earlier_stage.dims.place((s,))] for s in symbols}
         dims = self.stage.dims
         exprs = tuple(
-            self.defined[e] if isinstance(e, Var) and e in self.defined else substitute(e, known)
+            self.defined[e]
+            if isinstance(e, Var) and e in self.defined
+            else substitute(e, symbol_values)
             for e in dims.exprs
         )
-        wanted = [*self.checks, *map(Check.of, dims.constraints)]
-        checks = [check.map(lambda e: substitute(e, known)) for check in wanted]
+        all_checks = [*self.checks, *map(Check.of, dims.constraints)]
+        checks = [check.map(lambda e: substitute(e, symbol_values)) for check in all_checks]
         conditions = [check.condition for check in checks[len(self.checks) :]]
         computed = [e for e, dim in zip(exprs, dims.exprs, strict=True) if dim not in self.defined]
         extents = (*self.vectors, self.result)
@@ -243,14 +251,14 @@ class _StageKernel:
         return shape_function(params, exprs, checks, name, self.result, first)
 
     def _define(self, call: Call, buffers: Sequence[Buffer]) -> None:
-        """What one binding says of symbols."""
+        """Define and check the symbols of one binding."""
         where = f" ({call.span})" if call.span else ""
         if isinstance(call.attrs, MatchShapeAttrs):
             (buffer,) = buffers
-            for axis, wanted in enumerate(call.attrs.shape):
+            for axis, expected in enumerate(call.attrs.shape):
                 what = f"dimension {axis} of {call.attrs.place or 'a tensor'}{where}"
-                text = f"run: expected {what} to be {prim_text(wanted)}"
-                self._match(wanted, buffer.shape[axis], text)
+                text = f"run: expected {what} to be {prim_text(expected)}"
+                self._match(expected, buffer.shape[axis], text)
             return
         attrs = call.attrs
         assert isinstance(attrs, BindDimsAttrs)
@@ -272,12 +280,16 @@ class _StageKernel:
                 text = f"run: {attrs.operator}{where}: a dimension of the result is too large"
                 self.checks.append(Check(symbol <= MAX_EXTENT, text, {"it": value}))
 
-    def _match(self, wanted: PrimExpr, dim: PrimExpr, text: str) -> None:
-        if isinstance(wanted, Var) and wanted in self.stage.symbols and wanted not in self.defined:
-            self.defined[wanted] = dim
-        elif not isinstance(wanted, AnyDim) and wanted is not dim:
-            shown = {v.name: v for v in free_vars(wanted)}
-            self.checks.append(Check(dim.equal(wanted), text, {**shown, "it": dim}))
+    def _match(self, expected: PrimExpr, dim: PrimExpr, text: str) -> None:
+        if (
+            isinstance(expected, Var)
+            and expected in self.stage.symbols
+            and expected not in self.defined
+        ):
+            self.defined[expected] = dim
+        elif not isinstance(expected, AnyDim) and expected is not dim:
+            shown = {v.name: v for v in free_vars(expected)}
+            self.checks.append(Check(dim.equal(expected), text, {**shown, "it": dim}))
 
 
 def _size_checks(
@@ -289,7 +301,7 @@ def _size_checks(
 
 
 def _own_shape(kind: TensorType, number: int) -> tuple[PrimExpr, ...]:
-    """A shape with a symbol for each dimension that is not a number."""
+    """Return a shape with a new symbol for each dimension that is not constant."""
     return tuple(
         d if isinstance(d, IntImm) else SizeVar(f"p{number}_{axis}")
         for axis, d in enumerate(kind.shape)

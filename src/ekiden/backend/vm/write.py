@@ -1,4 +1,4 @@
-"""Write an executable: the bytes of an .eki file. docs/artifact-format.md is the specification."""
+"""Executable writer; the bytes of an .eki file. docs/artifact-format.md is the specification."""
 
 import json
 import struct
@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class VMFunction:
-    """A function of bytecode. Arguments arrive in registers 0, 1, ...; there are `n_registers`."""
+    """Bytecode function. Arguments arrive in registers 0, 1, ..."""
 
     name: str
     params: tuple[str, ...]
@@ -39,8 +39,8 @@ class VMFunction:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The devices of an executable, DLPack's (type, id), the host first; and which of them, by
-    number, each constant, primitive (-1 for any) and parameter of a function is on.
+    """Device table of an executable: DLPack (type, id) pairs, the host first, and the device number
+    of each constant, primitive (-1: any) and function parameter.
     """
 
     devices: tuple[tuple[int, int], ...] = ((1, 0),)
@@ -51,8 +51,8 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What an executable has for one target. Primitives are named by their position, functions too.
-    An empty `image` leaves its section out, and so do `places` on the host alone.
+    """Contents of an executable for one target. Primitives and functions are named by their
+    position. An empty `image` and a table with the host alone leave their sections out.
     """
 
     functions: Sequence[VMFunction]
@@ -75,21 +75,22 @@ def write_executable(
     primitives: Sequence[str],
     image: bytes,
     metadata: dict[str, object],
-    places: Places | None = None,
+    device_table: Places | None = None,
 ) -> bytes:
-    """The bytes of a file for one target; as `write_programs` has it."""
-    program = Program(functions, primitives, image, metadata, places or Places())
+    """Return the bytes of a file for one target; see `write_programs`."""
+    program = Program(functions, primitives, image, metadata, device_table or Places())
     return bytes(write_programs([program], constants).joined())
 
 
 def write_programs(
     programs: Sequence[Program],
     constants: Sequence[np.ndarray],
-    made: Collection[int] = (),
+    load_time: Collection[int] = (),
     apart: Collection[int] = (),
 ) -> Assembly:
-    """The file: of several programs, variants of one, the loader takes the first whose
-    image its machine can run. The same arguments always give the same bytes.
+    """Write an executable file; the same arguments always give the same bytes; of several programs,
+    variants of one, the loader takes the first whose image its machine can run. The same
+    arguments always give the same bytes.
 
     Constants are those of all; they may be of any layout, and are stored contiguous and
     little-endian. Where there is no native code, one program serves all. Of those numbered in
@@ -97,38 +98,38 @@ def write_programs(
     be given when it is loaded.
     """
     arrays = [_little_endian(constant) for constant in constants]
-    records = [_constant(a, n in made, n in apart) for n, a in enumerate(arrays)]
-    several = programs if all(each.image for each in programs) else programs[:1]
-    written = [_sections(each) for each in several]
+    records = [_constant(a, n in load_time, n in apart) for n, a in enumerate(arrays)]
+    several = programs if all(program.image for program in programs) else programs[:1]
+    written = [_sections(program) for program in several]
     kinds = dict.fromkeys(kind for sections in written for kind in sections)
     common = {k for k in kinds if all(s.get(k) == written[0].get(k) for s in written)}
-    parts = [Part(Section.CONSTANTS, lambda at: write_constants(records, at))]
-    parts += [Part(kind, _at_once(written[0][kind])) for kind in kinds if kind in common]
+    file_parts = [Part(Section.CONSTANTS, lambda at: write_constants(records, at))]
+    file_parts += [Part(kind, _at_once(written[0][kind])) for kind in kinds if kind in common]
     for number, sections in enumerate(written, start=1):
         own = {kind: payload for kind, payload in sections.items() if kind not in common}
-        parts += [Part(kind, _at_once(payload), number) for kind, payload in own.items()]
-    return assemble(parts)
+        file_parts += [Part(kind, _at_once(payload), number) for kind, payload in own.items()]
+    return assemble(file_parts)
 
 
 def _sections(program: Program) -> dict[Section, bytes]:
-    """The bytes of all sections but CONSTANTS."""
-    found = {
+    """Return the bytes of all sections but CONSTANTS."""
+    payloads = {
         Section.GLOBALS: _globals(program.functions),
         Section.PRIMITIVES: _strings(program.primitives),
         Section.CODE: _code(program.functions),
         Section.METADATA: _json(program.metadata),
     }
     if program.image:
-        found[Section.IMAGE] = program.image
+        payloads[Section.IMAGE] = program.image
     if any(function.types for function in program.functions):
-        found[Section.TYPES] = signatures([f.types for f in program.functions])
+        payloads[Section.TYPES] = signatures([f.types for f in program.functions])
     if program.derived:
-        found[Section.DERIVED] = _derived(program.derived)
+        payloads[Section.DERIVED] = _derived(program.derived)
     if len(program.places.devices) > 1:
-        found[Section.DEVICES] = _places(program.places)
+        payloads[Section.DEVICES] = _places(program.places)
     if program.device_code:
-        found[Section.DEVICE_CODE] = program.device_code
-    return found
+        payloads[Section.DEVICE_CODE] = program.device_code
+    return payloads
 
 
 def _at_once(payload: bytes) -> Callable[[int], Pieces]:
@@ -149,15 +150,15 @@ def _globals(functions: Sequence[VMFunction]) -> bytes:
     return struct.pack("<I", len(functions)) + b"".join(names)
 
 
-def _places(places: Places) -> bytes:
-    devices = [number for device in places.devices for number in device]
-    numbers = [*places.constants, *(p + 1 for p in places.primitives)]
-    numbers += [p for params in places.params for p in params]
-    return struct.pack(f"<I{len(devices)}i{len(numbers)}I", len(places.devices), *devices, *numbers)
+def _places(table: Places) -> bytes:
+    devices = [number for device in table.devices for number in device]
+    numbers = [*table.constants, *(p + 1 for p in table.primitives)]
+    numbers += [p for params in table.params for p in params]
+    return struct.pack(f"<I{len(devices)}i{len(numbers)}I", len(table.devices), *devices, *numbers)
 
 
 def _derived(rows: Sequence[tuple[int, int, tuple[int, ...]]]) -> bytes:
-    numbers = [n for made, by, of in rows for n in (made, by, len(of), *of)]
+    numbers = [n for constant_index, by, of in rows for n in (constant_index, by, len(of), *of)]
     return struct.pack(f"<{1 + len(numbers)}I", len(rows), *numbers)
 
 
@@ -196,7 +197,9 @@ def _packed(array: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _little_endian(constant: np.ndarray) -> np.ndarray:
-    """The array in the file's byte order, copied only where it has another."""
+    """Return the array in the file's byte order, copied only where it differs. Raises InternalError
+    for arrays that are not numeric.
+    """
     array = np.asarray(constant)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
