@@ -1,4 +1,5 @@
-"""The runtime: tensors, functions, modules, executables and the virtual machine.
+"""Runtime: run compiled programs from Python; tensors, functions, modules, executables and the
+virtual machine.
 
 This is the deployment package: it loads and runs what Ekiden compiled, and imports neither the
 compiler nor anything the compiler needs. What running a model does not need is loaded when it is

@@ -1,4 +1,4 @@
-"""Properties that are computed once."""
+"""Cached properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way from what runs programs to the compiler, which a deployment may be without.
+"""Access from the runtime to the compiler, which a deployment may lack.
 
 The package `ekiden` has both; `ekiden-runtime` has the files that the table `ekiden-runtime` of
 pyproject.toml names, and no other.
@@ -15,10 +15,9 @@ __all__ = ["compiler_module"]
 
 
 def compiler_module(name: str, doing: str) -> ModuleType:
-    """A module of Ekiden that is not in the deployment package.
-
-    Raises MissingCompilerError, which begins with `doing`, where only that package is installed. A
-    module of another package that is missing is a ModuleNotFoundError as ever.
+    """Import a compiler module. Raises MissingCompilerError, which begins with `doing`, if only the
+    deployment package is installed. A missing module of another package is a
+    ModuleNotFoundError.
     """
     try:
         return load_module(name)

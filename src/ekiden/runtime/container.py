@@ -1,4 +1,4 @@
-"""Values with fields, under the module that TVM has them in."""
+"""Algebraic data values, under TVM's module name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ekiden.runtime.binding._core import Shape as ShapeTuple
 
 
 class _TupleClass(type):
-    """The class of `ADT`, to which tuples belong."""
+    """Metaclass of `ADT`, to which tuples belong."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, tuple)
@@ -30,7 +30,7 @@ String = str
 
 
 def tuple_object(fields: Iterable[object]) -> tuple[object, ...]:
-    """A tuple as an argument of the virtual machine."""
+    """Return a tuple as an argument of the virtual machine."""
     return tuple(fields)
 
 

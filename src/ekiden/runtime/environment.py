@@ -1,4 +1,4 @@
-"""The environment variables that Ekiden reads, all of them, in one place.
+"""Environment variables that Ekiden reads, all in one place.
 
 EKIDEN_CACHE_DIR     folder of what was compiled: `kernels`, `artifacts`, `device`; empty turns the
                      caches off (default: the user's cache folder). Several, with ':' between them,
@@ -45,41 +45,48 @@ DEFAULT_KERNEL_TIMEOUT_S = 600.0
 
 
 def cache_folders() -> tuple[str | None, tuple[str, ...]] | None:
-    """The folder that what is compiled is written to, None where it is not kept, and those that are
-    read after it; None where nothing is said."""
+    """Return the folder that compiled models are written to (None: none) and the folders that are
+    read after it; None if the variable is unset.
+    """
     chosen = os.environ.get("EKIDEN_CACHE_DIR")
     if chosen is None:
         return None
-    first, *others = chosen.split(os.pathsep)
-    return first or None, tuple(filter(None, others))
+    first, *fallbacks = chosen.split(os.pathsep)
+    return first or None, tuple(filter(None, fallbacks))
 
 
 def cache_limit() -> int:
-    """How many bytes of compiled models are kept. Raises InputError for what is no number."""
+    """Return the size limit of compiled models in bytes. Raises InputError for an invalid
+    number.
+    """
     return _bytes("EKIDEN_CACHE_LIMIT", DEFAULT_CACHE_LIMIT)
 
 
 def kernel_limit() -> int:
-    """How many bytes of compiled kernels are kept. Raises InputError for what is no number."""
+    """Return the size limit of compiled kernels in bytes. Raises InputError for an invalid
+    number.
+    """
     return _bytes("EKIDEN_KERNEL_LIMIT", DEFAULT_KERNEL_LIMIT)
 
 
 def _bytes(name: str, default: int) -> int:
     chosen = os.environ.get(name, "")
-    found = parse_bytes(chosen) if chosen else default
-    if found is None:
+    size = parse_bytes(chosen) if chosen else default
+    if size is None:
         raise _wrong(name, "bytes, such as 500M", chosen)
-    return found
+    return size
 
 
 def parse_bytes(text: str) -> int | None:
-    """A number of bytes: 500M, 64K, 2G, 1000; None for what is none."""
-    found = re.fullmatch(r"(\d+)([KMG]?)", text)
-    return int(found[1]) << 10 * " KMG".index(found[2] or " ") if found else None
+    """Parse a number of bytes: 500M, 64K, 2G, 1000; None if it is invalid."""
+    match = re.fullmatch(r"(\d+)([KMG]?)", text)
+    return int(match[1]) << 10 * " KMG".index(match[2] or " ") if match else None
 
 
 def compile_jobs() -> int:
-    """How many processes compile kernels. Raises InputError for what is no number above 0."""
+    """Return the number of processes that compile kernels. Raises InputError for an
+    invalid number.
+    """
     chosen = os.environ.get("EKIDEN_COMPILE_JOBS", "")
     if not chosen:
         return len(os.sched_getaffinity(0))
@@ -109,24 +116,24 @@ def _seconds(name: str) -> float | None:
     return float(text)
 
 
-def _wrong(name: str, wanted: str, got: str) -> InputError:
-    return InputError(f"the variable {name}: expected {wanted}, got '{got}'")
+def _wrong(name: str, expected: str, value: str) -> InputError:
+    return InputError(f"the variable {name}: expected {expected}, got '{value}'")
 
 
 def records() -> list[pathlib.Path]:
-    """The files of records of tuning."""
+    """Return the files of tuning records."""
     chosen = os.environ.get("EKIDEN_RECORDS", "")
-    return [pathlib.Path(each) for each in chosen.split(os.pathsep) if each]
+    return [pathlib.Path(path) for path in chosen.split(os.pathsep) if path]
 
 
 def debug_dir() -> pathlib.Path | None:
-    """The folder of libraries to debug, or None if none are made."""
+    """Return the folder of debug libraries, or None."""
     chosen = os.environ.get("EKIDEN_DEBUG_DIR")
     return pathlib.Path(chosen).absolute() if chosen else None
 
 
 class Dump(NamedTuple):
-    """What EKIDEN_DUMP asks for: a folder, and the names of functions and passes that it is for."""
+    """Dump request of EKIDEN_DUMP: a folder, and patterns of function and pass names."""
 
     folder: str
     function: str = "*"

@@ -1,6 +1,6 @@
-"""Every error a user of Ekiden can see.
+"""All errors that users of Ekiden can see.
 
-    EkidenError
+EkidenError
     ├── LoadError            a file or byte string is not a valid artifact
     │   └── MissingSymbolError     code calls a C function that is not loaded
     ├── RunError             a compiled program failed while running
@@ -36,70 +36,78 @@ name, or RunError.
 
 
 class EkidenError(RuntimeError):
-    """Base of all errors that Ekiden raises on purpose."""
+    """Base class of all errors that Ekiden raises deliberately."""
 
 
 class LoadError(EkidenError):
-    """An artifact is truncated, corrupted, foreign, or of another format version."""
+    """Error of an artifact that is truncated, corrupted, foreign, or of another format version."""
 
 
 class MissingSymbolError(LoadError):
-    """Compiled code calls a C function (`tir.call_extern`) that neither its library nor the process
-    has."""
+    """Error of compiled code that calls a C function (`tir.call_extern`) that neither its library
+    nor the process has.
+    """
 
 
 class RunError(EkidenError):
-    """A compiled program failed while running."""
+    """Error of a compiled program while running."""
 
 
 class InputError(RunError, ValueError):
-    """An argument of a run has the wrong name, dtype, rank or dimension."""
+    """Error of a run's argument: wrong name, dtype, rank or dimension."""
 
 
 class IndexRangeError(RunError, IndexError):
-    """Data that says where to read or write lies outside: an index, a coordinate, a length. The
-    message names the node, the value, its position and what is valid."""
+    """Error of data that addresses elements out of range: an index, a coordinate, a length. The
+    message names the node, the value, its position and what is valid.
+    """
 
 
 class LinAlgError(RunError, ValueError):
-    """A matrix of the data has no inverse or no such decomposition. The message names the node, the
-    pivot or minor, and the matrix of a batch."""
+    """Error of a matrix without an inverse or decomposition. The message names the node, the pivot
+    or minor, and the matrix of a batch.
+    """
 
 
 class BoundsError(RunError, IndexError):
-    """A kernel compiled with `bounds="check"` was about to access a buffer outside its extent. The
-    message names kernel, buffer, index and extent."""
+    """Error of an out-of-bounds access in a kernel compiled with `bounds="check"`. The message
+    names kernel, buffer, index and extent.
+    """
 
 
 class MemoryLimitError(RunError, MemoryError):
-    """More memory was asked for than the limit allows; the message names the bytes of all three."""
+    """Error of an allocation beyond the memory limit; the message names the requested, used and
+    allowed bytes.
+    """
 
 
 class RunLimitError(RunError, TimeoutError):
-    """A run was stopped at its limit of steps or time; the message names the limit and the function
-    it was in. The program can be run again.
+    """Error of a run that was stopped at its limit of steps or time; the message names the limit
+    and the function. The program can be run again.
     """
 
 
 class DeviceError(RunError):
-    """A device is not there, its driver is missing, refuses code or fails; the message names the
-    device, and the kernel or what is to be installed. Other devices go on."""
+    """Error of a device that is missing, or whose driver is missing, rejects code or fails; the
+    message names the device, and the kernel or what to install. Other devices continue.
+    """
 
 
 class CompileError(EkidenError):
-    """A program cannot be compiled; the message names the node of the model."""
+    """Error of a program that cannot be compiled; the message names the model node."""
 
 
 class CompileLimitError(CompileError, TimeoutError):
-    """A compilation was stopped at its limit of time; the message names the limit."""
+    """Error of a compilation that was stopped at its time limit; the message names the limit."""
 
 
 class ImportModelError(CompileError):
-    """A model file cannot be imported: broken file, cycle, missing initializer."""
+    """Error of a model file that cannot be imported: broken file, cycle, missing initializer."""
 
 
 class UnsupportedError(ImportModelError):
-    """A model uses operators, opsets or attributes that Ekiden lacks; lists every such node.
+    """Error of a model with operators, opsets or attributes that Ekiden lacks; it lists every such
+    node; lists every such node.
 
     inputs: the model's inputs that would have to be constants, where that is what is missing.
     nodes: a line for each node.
@@ -114,7 +122,7 @@ class UnsupportedError(ImportModelError):
 
 
 class UnrankedInputError(ImportModelError):
-    """Inputs of a model have no rank, and the import was given none.
+    """Error of model inputs without a rank, if the import was given none.
 
     model_inputs: (name, dtype, shape) of each input of the model; the shape is None for those
         without a rank.
@@ -133,7 +141,7 @@ class UnrankedInputError(ImportModelError):
 
 
 class TypeInferenceError(CompileError):
-    """The types of a program do not agree. `span` is the place, where it is known."""
+    """Error of a program whose types do not agree. `span` is the source location, if known."""
 
     def __init__(self, message: str, span: object = None) -> None:
         super().__init__(message)
@@ -141,58 +149,65 @@ class TypeInferenceError(CompileError):
 
 
 class ParseError(CompileError):
-    """Relay text cannot be parsed; the message points at line and column."""
+    """Error of Relay text that cannot be parsed; the message shows line and column."""
 
 
 class ExpressionError(CompileError, ValueError, TypeError):
-    """A scalar expression cannot be made: a number that its dtype has not, lanes of no vector."""
+    """Error of an invalid scalar expression: a number that its dtype cannot represent, lanes of no
+    vector.
+    """
 
 
 class ScheduleError(CompileError):
-    """A schedule primitive refuses because the program would change meaning."""
+    """Error of a schedule primitive that would change the program's meaning."""
 
 
 class ExportError(EkidenError):
-    """A shared library could not be made of an executable."""
+    """Error of an export to a shared library."""
 
 
 class DifferentiationError(CompileError):
-    """A program cannot be differentiated; the message names the operator or expression."""
+    """Error of a program that cannot be differentiated; the message names the operator or
+    expression.
+    """
 
 
 class VerifyError(CompileError):
-    """A loop program is not well formed; the message names the line of its text."""
+    """Error of a loop program that is not well formed; the message names the line of its text."""
 
 
 class PassError(CompileError):
-    """A pass, a pass context or an option of one is used wrongly."""
+    """Error of a pass, a pass context or one of its options that is used incorrectly."""
 
 
 class MissingCompilerError(CompileError, ImportError):
-    """The package ekiden-runtime, which only runs compiled models, is asked for more."""
+    """Error of a deployment package (ekiden-runtime) that is asked to compile."""
 
 
 class RPCError(EkidenError):
-    """A session cannot be had, has ended, or what was called there failed. In the last case it is
-    also of the class that was raised there, and a note has the remote traceback."""
+    """Error of a session that cannot be opened or has ended, or of a remote call. A remote error is
+    also an instance of the class raised there, with the remote traceback as a note.
+    """
 
 
 class RPCSessionTimeoutError(RPCError, TimeoutError):
-    """A session, or an answer, took longer than it may; the session is over."""
+    """Error of a session, or an answer, beyond its time limit; the session is over."""
 
 
 class FrameError(RPCError):
-    """The other side sent what is no message; the session is over."""
+    """Error of a peer that sent an invalid message; the session is over."""
 
 
 class ServeError(EkidenError):
-    """A server cannot start or stop as asked; the message names the file, option or model."""
+    """Error of a server that cannot start or stop as requested; the message names the file, option
+    or model.
+    """
 
 
 class RequestError(ServeError):
-    """A server refuses a request. `reason` is a row of `ekiden.serve.reasons`, which has the
-    status of each protocol; `retry_after` in seconds is when to come again, 0 where that is not
-    said."""
+    """Error of a request that a server rejects. `reason` is a row of `ekiden.serve.reasons`, which
+    has each protocol's status; `retry_after` is the number of seconds to wait, 0 if unspecified.
+    """
 
     def __init__(self, message: str, reason: str = "malformed", retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -201,4 +216,4 @@ class RequestError(ServeError):
 
 
 class InternalError(EkidenError):
-    """Ekiden broke one of its own rules; the message names the pass."""
+    """Error of a violated invariant of Ekiden; the message names the pass."""

@@ -1,10 +1,7 @@
-"""What runs a program by functions that set inputs, run, and give outputs (TVM's executors).
+"""Executors with TVM's interface: set inputs, run, get outputs.
 
-lib = ekiden.runtime.load_module("net.so")
-m = executor.AotModule(lib["default"](ekiden.cpu()))
-m.set_input("data", x)
-m.run()
-y = m.get_output(0).numpy()
+lib = ekiden.runtime.load_module("net.so") m = executor.AotModule(lib["default"](ekiden.cpu()))
+m.set_input("data", x) m.run() y = m.get_output(0).numpy()
 
 It is a face over the virtual machine: `lib["default"]` gives a Module, in which C and C++ find the
 same functions by name.
@@ -43,24 +40,24 @@ Devices = Device | Sequence[Device]
 
 
 class FarProgram(Protocol):
-    """A module of another machine (ekiden.rpc)."""
+    """Module of another machine (ekiden.rpc)."""
 
     def __getitem__(self, name: str) -> Any: ...  # noqa: ANN401 - a function of the other side
 
-    def sent(self, given: Tensor) -> object:
-        """A tensor on the machine of the module."""
+    def sent(self, tensor_here: Tensor) -> object:
+        """Copy a tensor to the module's machine."""
 
     def get_global_func(self, name: str) -> Any:  # noqa: ANN401
-        """A global function of that machine."""
+        """Return a global function of that machine."""
 
     def is_beside(self, device: object) -> bool:
-        """Whether a device is of that machine."""
+        """Return whether a device is of that machine."""
 
     def implements_function(self, name: str) -> bool:
-        """Whether the module has a function of that name."""
+        """Return whether the module has a function of that name."""
 
     def time_evaluator(self, *args: Any) -> Any:  # noqa: ANN401
-        """As of a module."""
+        """Measure a function, as a local module does."""
 
 
 Program = Module | FarProgram
@@ -78,7 +75,7 @@ class AotModule:
         self.module = module
         metadata = read_metadata(str(module["get_metadata"]()), "executor", None)
         self._inputs, self._outputs = tensor_infos(metadata, "executor")
-        self._names = [each.name for each in self._inputs]
+        self._names = [info.name for info in self._inputs]
         self._results: dict[int, Tensor] = {}
         self._sites: Sequence[int | None] = ()
         self._unset = set(range(len(self._names)))
@@ -96,28 +93,30 @@ class AotModule:
         if key is not None:
             self._set_input(index := self._index(key), self._sent(self._checked(index, value)))
             self._unset.discard(index)
-        for name, each in params.items():
-            self.set_input(name, each)
+        for name, param in params.items():
+            self.set_input(name, param)
 
     def set_input_zero_copy(
         self, key: str | int | None = None, value: object = None, **params: object
     ) -> None:
-        """As `set_input`, but what is given is read at each run, not copied now."""
+        """Set inputs as `set_input`, but read the arrays at each run instead of copying
+        them now.
+        """
         if key is not None:
             index = self._index(key)
-            given = self._checked(index, value, may_convert=False)
-            self._share_input(index, self._sent(given))
+            source = self._checked(index, value, may_convert=False)
+            self._share_input(index, self._sent(source))
             self._unset.discard(index)
-        for name, each in params.items():
-            self.set_input_zero_copy(name, each)
+        for name, param in params.items():
+            self.set_input_zero_copy(name, param)
 
     def set_output_zero_copy(self, key: int, value: object) -> None:
-        """A tensor that each run writes an output to: kernels do it themselves in a program of this
-        process without branches, where the tensor is contiguous, on the host and apart from all
-        that the run reads; else the output is copied in the end. Raises InputError.
+        """Set the tensor that each run writes an output to. Kernels write it directly in a local
+        program without branches, if the tensor is contiguous, on the host and disjoint from all
+        that the run reads; else the output is copied. Raises InputError.
         """
-        given = tensor_of(value)  # type: ignore[arg-type]  # whatever a user gives
-        self._results[self._output_index(key)] = given
+        destination = tensor_of(value)  # type: ignore[arg-type]  # whatever a user gives
+        self._results[self._output_index(key)] = destination
         self._sites = self._result_sites()
 
     def run(self, **input_dict: object) -> None:
@@ -130,35 +129,35 @@ class AotModule:
             return
         self._run_into(self._direct_places())
         for index, tensor in self._results.items():
-            found = self._get_output(index)
-            if not (isinstance(found, Tensor) and placing.is_same(found, tensor)):
+            result = self._get_output(index)
+            if not (isinstance(result, Tensor) and placing.is_same(result, tensor)):
                 self._get_output(index, tensor)
 
     def get_num_outputs(self) -> int:
-        """How many outputs there are; tuples in tuples count by their fields, after a run."""
-        if any(each.dtype == ANY_OBJECT for each in self._outputs):
-            found = self.module["get_num_outputs"]()
-            assert isinstance(found, int)
-            return found
+        """Return the number of outputs; nested tuples count by their fields, after a run."""
+        if any(info.dtype == ANY_OBJECT for info in self._outputs):
+            count = self.module["get_num_outputs"]()
+            assert isinstance(count, int)
+            return count
         return len(self._outputs)
 
     def get_num_inputs(self) -> int:
-        """How many inputs there are."""
+        """Return the number of inputs."""
         return len(self._inputs)
 
     def get_input(self, index: str | int, out: Tensor | None = None) -> Tensor:
-        """What an input holds; copied to `out` if that is given."""
+        """Return an input's value; copied to `out` if it is given."""
         number = self._index(index)
         self._fill_unset(number)
-        found = self.module["get_input"](number)
-        return _copied(cast(Tensor, found), out)
+        current = self.module["get_input"](number)
+        return _copied(cast(Tensor, current), out)
 
     def get_input_index(self, name: str) -> int:
-        """The number of an input. Raises InputError for a name that there is not."""
+        """Return the index of an input. Raises InputError for an unknown name."""
         return self._index(name)
 
     def get_input_name(self, index: int) -> str:
-        """The name of an input. Raises InputError for a number that there is not."""
+        """Return the name of an input. Raises InputError for an invalid index."""
         return self._names[self._index(index)]
 
     def get_input_info(self) -> tuple[dict[str, Shape], dict[str, str]]:
@@ -167,14 +166,16 @@ class AotModule:
         return shapes, {n: self._inputs[i].dtype for i, n in enumerate(self._names)}
 
     def get_output(self, index: int, out: Tensor | None = None) -> Tensor:
-        """What the last run gave; copied to `out` if that is given. Raises RunError before one."""
+        """Return an output of the last run; copied to `out` if it is given. Raises RunError before
+        a run.
+        """
         if index in self._results:
             return _copied(self._results[index], out)
-        found = self._get_output(index)
-        return _copied(cast(Tensor, found), out)
+        result = self._get_output(index)
+        return _copied(cast(Tensor, result), out)
 
     def _run_into(self, direct: Sequence[object]) -> None:
-        """A run with pairs of `direct_places`, which hold for this one only."""
+        """Run with pairs of `direct_places`, for this run only."""
         if not direct:
             self._run()
             return
@@ -188,16 +189,18 @@ class AotModule:
     # Found anew for each run, as inputs may have moved: a result must not lie where a kernel still
     # reads (see `placing`).
     def _direct_places(self) -> Sequence[object]:
-        """What kernels can write themselves, with the inputs as they are now."""
+        """Return the output buffers that kernels can write directly, with the current inputs."""
         if not any(site is not None for site in self._sites):
             return ()
-        wanted = [self._results.get(i) for i in range(len(self._sites))]
-        places = [t if t is not None and t.device == cpu() else None for t in wanted]
+        destinations = [self._results.get(i) for i in range(len(self._sites))]
+        host_destinations = [
+            t if t is not None and t.device == cpu() else None for t in destinations
+        ]
         values = [self.module["get_input"](i) for i in range(len(self._names))]
-        return placing.direct_places(self._sites, places, values)
+        return placing.direct_places(self._sites, host_destinations, values)
 
     def _result_sites(self) -> Sequence[int | None]:
-        """The instructions that ask for the memory of the outputs, none on another machine."""
+        """Return the instructions that allocate the outputs; none on another machine."""
         if not isinstance(self.module, Module) or "get_machine" not in self.module:
             return ()
         exe = self.module["get_executable"]()
@@ -205,7 +208,7 @@ class AotModule:
         return placing.result_sites(exe, self.get_num_outputs())
 
     def __getitem__(self, key: str) -> object:
-        """A function of the module."""
+        """Return a function of the module."""
         return self.module[key]
 
     def benchmark(
@@ -221,12 +224,12 @@ class AotModule:
         repeats_to_cooldown: int = 1,
         **kwargs: object,
     ) -> BenchmarkResult:
-        """The seconds of `func_name`, by default a run; `kwargs` are inputs. `end_to_end` changes
-        nothing: inputs are on the host already.
+        """Measure `func_name`, by default a run, in seconds; `kwargs` are inputs. `end_to_end` has
+        no effect: inputs are on the host.
         """
         self.run(**kwargs)
         dev = device if isinstance(device, Device) else device[0]
-        found = self.module.time_evaluator(
+        times = self.module.time_evaluator(
             func_name,
             dev,
             number,
@@ -236,27 +239,29 @@ class AotModule:
             cooldown_interval_ms,
             repeats_to_cooldown,
         )()
-        assert isinstance(found, BenchmarkResult)
-        return found
+        assert isinstance(times, BenchmarkResult)
+        return times
 
     def _index(self, key: str | int) -> int:
         if isinstance(key, str):
-            if (found := self._find(key)) is None:
-                there = ", ".join(self._names)
+            if (number := self._find(key)) is None:
+                input_names = ", ".join(self._names)
                 raise InputError(
-                    f"Invalid input name: no input is named {key!r}; there are {there}"
+                    f"Invalid input name: no input is named {key!r}; there are {input_names}"
                 )
-            return found
+            return number
         if not 0 <= key < len(self._names):
             raise InputError(f"input: a number below {len(self._names)} expected, got {key}")
         return key
 
     def _find(self, name: str) -> int | None:
-        """The number of the input of a name, if there is one."""
+        """Return the index of the input of a name, or None."""
         if name in self._names:
             return self._names.index(name)
-        found = [i for i, each in enumerate(self._names) if sanitize_name(each) == name]
-        return found[0] if len(found) == 1 else None
+        matches = [
+            i for i, input_name in enumerate(self._names) if sanitize_name(input_name) == name
+        ]
+        return matches[0] if len(matches) == 1 else None
 
     def _output_index(self, key: int) -> int:
         if not 0 <= key < self.get_num_outputs():
@@ -269,7 +274,7 @@ class AotModule:
     # Not at once when the module is made: a model of many inputs would take memory for zeros that
     # are replaced before the first run.
     def _fill_unset(self, index: int) -> None:
-        """Zeros for an input that nobody has set, by this face or by the module's functions."""
+        """Set an input to zeros that neither this class nor the module's functions have set."""
         if index not in self._unset:
             return
         if self.module["get_input"](index) is None:
@@ -281,36 +286,36 @@ class AotModule:
         if -1 in shape:
             raise InputError(f"run: input '{self._names[index]}' is not set")
         dtype = self._inputs[index].dtype
-        made = empty(tuple(shape), dtype)
-        made.numpy().fill(0)
-        self._share_input(index, self._sent(made))
+        zeros = empty(tuple(shape), dtype)
+        zeros.numpy().fill(0)
+        self._share_input(index, self._sent(zeros))
 
-    def _sent(self, given: Tensor) -> object:
-        """A tensor where the module is."""
-        return given if isinstance(self.module, Module) else self.module.sent(given)
+    def _sent(self, tensor_here: Tensor) -> object:
+        """Return a tensor on the module's machine."""
+        return tensor_here if isinstance(self.module, Module) else self.module.sent(tensor_here)
 
     def _checked(self, index: int, value: object, *, may_convert: bool = True) -> Tensor:
-        """The value as a tensor of the declared dtype and shape."""
-        dtype, wanted = self._inputs[index].dtype, self._shape(index)
+        """Return the value as a tensor of the declared dtype and shape."""
+        dtype, expected = self._inputs[index].dtype, self._shape(index)
         is_foreign = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
         if may_convert and not is_foreign:
             array = np.asarray(value, dtype)
             value = np.ascontiguousarray(array).reshape(array.shape)
         tensor = tensor_of(value)  # type: ignore[arg-type]  # whatever a user gives
-        fits = len(tensor.shape) == len(wanted)
-        fits = fits and all(w in (-1, d) for d, w in zip(tensor.shape, wanted, strict=True))
+        fits = len(tensor.shape) == len(expected)
+        fits = fits and all(w in (-1, d) for d, w in zip(tensor.shape, expected, strict=True))
         if tensor.dtype != dtype or not fits:
             raise InputError(
-                f"set_input '{self._names[index]}': {dtype}{wanted} expected,"
+                f"set_input '{self._names[index]}': {dtype}{expected} expected,"
                 f" got {tensor.dtype}{list(tensor.shape)}"
             )
         return tensor
 
 
-def _copied(found: Tensor, out: Tensor | None) -> Tensor:
+def _copied(source: Tensor, out: Tensor | None) -> Tensor:
     if out is None:
-        return found
-    found.copyto(out)
+        return source
+    source.copyto(out)
     return out
 
 

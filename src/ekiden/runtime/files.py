@@ -1,4 +1,4 @@
-"""Writing files so that they appear whole or not at all.
+"""Atomic file writes.
 
 What stands at the path already stays what it is: a link leads to the file that is replaced, and a
 device, a pipe or a socket is written to. Errors name the path as the caller wrote it.
@@ -48,20 +48,20 @@ PathName: TypeAlias = str | os.PathLike[str]
 
 
 class Writer(Protocol):
-    """What `write_whole` needs of a file."""
+    """Stream that `write_whole` writes to."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> object:
-        """Take all of these bytes."""
+        """Write all of these bytes."""
 
 
 @runtime_checkable
 class Written(Protocol):
-    """A content that need not be in memory as a whole: its bytes, and what writes them."""
+    """Content that need not be in memory as a whole: its size, and the method that writes it."""
 
     def __len__(self) -> int: ...
 
     def write(self, file: Writer, /) -> object:
-        """All of them into a file that has none."""
+        """Write the content to an empty file."""
 
 
 File: TypeAlias = PathName | Writer
@@ -69,13 +69,13 @@ File: TypeAlias = PathName | Writer
 
 
 def reason(error: OSError) -> str:
-    """What the system says, without the number and whatever file it was about."""
+    """Return the system's error message, without the number and the file."""
     return (error.strerror or str(error)).lower()
 
 
 def check_folder(path: PathName) -> Path:
-    """The path of a file to be written. Raises FileNotFoundError if its folder does not exist,
-    IsADirectoryError if it is a folder itself, PermissionError if it may not be written.
+    """Return the path of a file to be written. Raises FileNotFoundError if its folder does not
+    exist, IsADirectoryError if it is a folder, PermissionError if it may not be written.
     """
     target = pathlib.Path(path)
     if os.path.isdir(target):  # unlike Path.is_dir, it raises nothing
@@ -90,15 +90,13 @@ def check_folder(path: PathName) -> Path:
 
 
 def write_to(file: File, write: Callable[[Writer], object]) -> None:
-    """`write_whole` for a path; a file that is open is given to `write` as it is. Raises TypeError
-    for what is neither, or open for text.
-    """
+    """Write to a path atomically, or to an open binary file. Raises TypeError for anything else."""
     kind: type = type(file)
     if isinstance(file, (str, os.PathLike)):
         write_whole(file, write)
     elif issubclass(kind, io.TextIOBase) or getattr(file, "write", None) is None:
-        wanted = "a path or a file open for bytes"
-        raise TypeError(f"write: expected {wanted}, got {kind.__name__}")
+        expected = "a path or a file open for bytes"
+        raise TypeError(f"write: expected {expected}, got {kind.__name__}")
     elif isinstance(file, io.RawIOBase):
         write(_Stream(file.write))
     else:
@@ -112,18 +110,24 @@ def write_whole(
     *,
     is_owners: bool = False,
 ) -> None:
-    """Give `write` a file beside `path` that takes its place when all is written.
+    """Write a file atomically: `write` gets a file beside `path` that replaces it when it is
+    complete. On any error `path` is unchanged and nothing is left behind. A target that is no
+    regular file (/dev/null, a named pipe) is written directly.
 
-    Whatever goes wrong, `path` is as it was and nothing is left behind. What is there and is no
-    regular file (/dev/null, a named pipe) is written to directly. `is_program` lets it be executed.
-    A new file cannot be written by all users, whatever the umask says; one that `is_owners` by its
-    owner alone. Raises OSError that names `path`.
+    Args:
+        path: the target.
+        write: writes the contents to the open file.
+        is_program: make the file executable.
+        is_owners: only the owner may write a new file; otherwise not all users, whatever the umask.
+
+    Raises:
+        OSError: naming the path.
     """
     target = check_folder(path)
     with named("write", target):
-        found = _status(target)
-        if found is None or stat.S_ISREG(found.st_mode):
-            _replace(pathlib.Path(os.path.realpath(target)), found, write, is_program, is_owners)
+        status = _status(target)
+        if status is None or stat.S_ISREG(status.st_mode):
+            _replace(pathlib.Path(os.path.realpath(target)), status, write, is_program, is_owners)
         else:
             _write_through(target, write)
 
@@ -133,25 +137,24 @@ WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_own_folder(folder: PathName) -> None:
-    """Make a folder and those above it, which others than their owner cannot write. Raises OSError.
-
-    What exists already stays as it is.
+    """Create a folder and its parents, writable by their owner only. Existing folders stay as they
+    are. Raises OSError.
     """
     missing = []
     path = os.path.abspath(folder)
     while not os.path.isdir(path):
         missing.append(path)
         path = os.path.dirname(path)
-    for each in reversed(missing):
+    for parent in reversed(missing):
         with suppress(FileExistsError):
-            os.mkdir(each, 0o777 & ~WRITABLE)
+            os.mkdir(parent, 0o777 & ~WRITABLE)
 
 
 def expect_trusted(path: PathName, layer: PathName | None = None) -> None:
-    """Look at a file of a cache before code in it is run. Raises PermissionError where another user
-    may have written it: where it or its folder belongs to neither this user nor root, or others
-    than the owner may write it. `layer` is a folder that a user named to be read, whose owner is
-    trusted, too.
+    """Check the owner and permissions of a cache file before its code is run. Raises
+    PermissionError where another user may have written it: where it or its folder belongs to
+    neither this user nor root, or others than the owner may write it. `layer` is a folder that a
+    user named to be read, whose owner is trusted, too.
 
     In a folder that all may write and none may remove from (/tmp), the file alone counts.
     """
@@ -171,7 +174,7 @@ _LOGGED: set[str] = set()
 
 
 def log_once(error: OSError) -> None:
-    """Log a file of a cache that is passed over, the first of each folder."""
+    """Log a cache file that is skipped, once per folder."""
     folder = os.path.dirname(str(error).partition("'")[2].partition("'")[0])
     if folder not in _LOGGED:
         _LOGGED.add(folder)
@@ -179,25 +182,27 @@ def log_once(error: OSError) -> None:
 
 
 def write_text(path: PathName, text: str) -> None:
-    """`write_whole` for text, as UTF-8."""
+    """Write text atomically, as UTF-8."""
     write_whole(path, lambda file: file.write(text.encode()))
 
 
 def shrink(folder: PathName, limit: int) -> tuple[int, int]:
-    """Remove the files below a folder that were used longest ago until the others have at most
-    `limit` bytes; gives how many were removed and how many bytes they had. What another process
-    removes or writes meanwhile is left to it; what one was ended in the middle of goes as well.
+    """Remove the least recently used files below a folder until the others have at most `limit`
+    bytes. Concurrent processes are tolerated; leftovers of interrupted writes are removed too.
     Raises OSError where the folder cannot be read.
+
+    Returns:
+        The number of removed files and their bytes.
     """
     _remove_unfinished(folder)
-    found = []
+    files = []
     for path in files_below(folder):
         with suppress(OSError):
             state = path.stat()
-            found.append((state.st_mtime_ns, state.st_size, path))
-    excess = sum(size for _, size, _ in found) - limit
+            files.append((state.st_mtime_ns, state.st_size, path))
+    excess = sum(size for _, size, _ in files) - limit
     count = freed = 0
-    for _, size, path in sorted(found):
+    for _, size, path in sorted(files):
         if excess <= freed:
             break
         with suppress(OSError):
@@ -213,7 +218,7 @@ GIVEN_UP = 3600.0
 
 
 def _remove_unfinished(folder: PathName) -> None:
-    """What processes left that were ended while they wrote (SIGKILL, a machine that went down)."""
+    """Remove the partial files of interrupted processes (SIGKILL, power loss)."""
     before = time.time() - GIVEN_UP
     for at, _, names in os.walk(folder):
         for path in (os.path.join(at, n) for n in names if UNFINISHED.fullmatch(n)):
@@ -223,25 +228,26 @@ def _remove_unfinished(folder: PathName) -> None:
 
 
 def files_below(folder: PathName) -> list[Path]:
-    """The files below a folder, in order, without what `write_whole` has not finished. None where
-    there is no folder."""
+    """Return the files below a folder, sorted, without partial files; [] where there is no
+    folder.
+    """
     walked = os.walk(folder)
-    found = [pathlib.Path(at, name) for at, _, names in walked for name in names if name[0] != "."]
-    return sorted(found)
+    paths = [pathlib.Path(at, name) for at, _, names in walked for name in names if name[0] != "."]
+    return sorted(paths)
 
 
 def states_below(folder: str, endings: tuple[str, ...]) -> tuple[bytes, int]:
-    """Of all files below a folder whose names have one of these endings: the path from there, a 0
-    byte, and 40 bytes of what tells the file from any other and from itself before it was written;
-    and when the last of them changed, in nanoseconds. It takes a third of the time of asking by
-    Python. Links to folders are not followed, hidden folders and Python's caches left out. Raises
+    """Return a fingerprint of the files below a folder with one of these suffixes, and the last
+    modification time in nanoseconds. The fingerprint has for each the relative path, a 0 byte,
+    and 40 bytes that identify the file and its state. Links to folders are not followed, hidden
+    folders and Python's caches are skipped. It takes a third of the time of os.walk. Raises
     OSError for a folder that cannot be read.
     """
     return _states_below(folder, endings)
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """What stands at a path, links followed; None for nothing."""
+    """Return a path's status, following links; None if nothing exists."""
     try:
         return path.stat()
     except FileNotFoundError:
@@ -250,12 +256,12 @@ def _status(path: Path) -> os.stat_result | None:
 
 def _replace(
     target: Path,
-    found: os.stat_result | None,
+    previous: os.stat_result | None,
     write: Callable[[Writer], object],
     is_program: bool,
     is_owners: bool,
 ) -> None:
-    """Write a file that takes the place of `found`, with its permissions."""
+    """Write a file that replaces `previous`, with its permissions."""
     allowed = ~WRITABLE if is_owners else ~stat.S_IWOTH
 
     def create(name: str, flags: int) -> int:
@@ -266,7 +272,7 @@ def _replace(
     try:
         with open(partial, "xb", opener=create) as file:  # nobody else may open it meanwhile
             write(file)
-            mode = stat.S_IMODE((os.fstat(file.fileno()) if found is None else found).st_mode)
+            mode = stat.S_IMODE((os.fstat(file.fileno()) if previous is None else previous).st_mode)
             if is_owners:
                 mode &= allowed
             if is_program:
@@ -280,17 +286,17 @@ def _replace(
 
 
 class _Stream:
-    """A file that can only be written to: others ask for the position, which a pipe has not."""
+    """Write-only stream: callers that ask for the position would fail on a pipe."""
 
     def __init__(self, write: Callable[[memoryview], int | None]) -> None:
         self._write = write
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """All of these bytes; a pipe may take them in parts."""
-        left = memoryview(data).cast("B")
-        size = len(left)
-        while left:
-            left = left[self._write(left) or 0 :]
+        """Write all of these bytes; a pipe may take them in parts."""
+        remaining = memoryview(data).cast("B")
+        size = len(remaining)
+        while remaining:
+            remaining = remaining[self._write(remaining) or 0 :]
         return size
 
 
@@ -302,12 +308,12 @@ def _write_through(target: Path, write: Callable[[Writer], object]) -> None:
 
 @contextmanager
 def named(doing: str, path: PathName) -> Iterator[None]:
-    """Errors of the system say what was being done, and name the path that the user gave, not a
-    file beside it.
+    """Rewrite system errors to say what was being done and name the user's path instead of the
+    temporary file.
     """
     try:
         yield
     except OSError as error:
-        made = type(error)(f"{doing} '{os.fspath(path)}': {reason(error)}")
-        made.errno = error.errno
-        raise made from error
+        renamed = type(error)(f"{doing} '{os.fspath(path)}': {reason(error)}")
+        renamed.errno = error.errno
+        raise renamed from error

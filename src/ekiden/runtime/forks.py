@@ -1,4 +1,5 @@
-"""Forks that a program makes of a process with threads. Ekiden itself makes none.
+"""Fork safety: locks and imports when a program forks a process with threads. Ekiden itself makes
+none.
 
 The child of a fork has one thread. What others held stays closed in it for ever: each lock of ours
 is renewed in the child (`Lock`) or is held by who forks. Those of importlib cannot be renewed, as
@@ -38,8 +39,8 @@ _holder: int | None = None
 
 
 class Lock:
-    """A lock that the child of a fork has free, unless who forks holds it: any other holder is not
-    there. A thread may take it again.
+    """Lock that is free in the child of a fork unless the forking thread holds it: any other holder
+    does not exist there. It is reentrant.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Lock:
         self._lock.release()
 
     def renew(self) -> None:
-        """In the child of a fork: be free, where another thread may hold it."""
+        """Release the lock in the child of a fork, where another thread may have held it."""
         if not self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
             self._lock = threading.RLock()
 
@@ -68,19 +69,21 @@ def _imported_elsewhere() -> list[str]:
 
 
 def _hold() -> None:
-    """Wait until no other thread imports a module of Ekiden's or for Ekiden, and let none begin to
-    import any. Raises BlockingIOError where others still do after PATIENCE, with their modules."""
+    """Wait until no other thread imports one of Ekiden's modules or for Ekiden, and block new
+    imports. Raises BlockingIOError with their names if imports make no progress for
+    MAX_IDLE_POLLS.
+    """
     global _holder
-    seen: list[tuple[str, int]] = []
-    left = PATIENCE
+    last_owners: list[tuple[str, int]] = []
+    remaining_polls = PATIENCE
     imp.acquire_lock()
-    while others := _imported_elsewhere():
-        now = module_owners()
+    while foreign_imports := _imported_elsewhere():
+        owners = module_owners()
         imp.release_lock()  # which they need to end
-        if now != seen:
-            seen, left = now, PATIENCE
-        elif (left := left - 1) < 0:
-            names = ", ".join(others)
+        if owners != last_owners:
+            last_owners, remaining_polls = owners, PATIENCE
+        elif (remaining_polls := remaining_polls - 1) < 0:
+            names = ", ".join(foreign_imports)
             raise BlockingIOError(errno.EAGAIN, f"no fork while another thread imports {names}")
         time.sleep(_PAUSE)
         imp.acquire_lock()
@@ -132,8 +135,8 @@ def _in_child() -> None:
     _in_parent()
     _FORKS.clear()
     _release()
-    for each in list(_LOCKS):
-        each.renew()
+    for lock in list(_LOCKS):
+        lock.renew()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,8 +1,4 @@
-"""The command of a fresh Python process that has this program's modules.
-
-A process that is started so shares nothing with the program: not its threads and their locks, not
-the exit handlers of its libraries, not its memory. It does not run the program's main module.
-"""
+"""Command line of a fresh Python process with this program's module path."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Dataclasses whose fields and methods are made when they are first asked for.
+"""Dataclasses whose methods are compiled at their first call.
 
-    from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.runtime.lazy_dataclass import dataclass
 
     @dataclass(frozen=True, slots=True)
     class Row:
@@ -192,7 +192,7 @@ def decorate(
     slots: bool = False,
     kw_only: bool = False,
 ) -> type[_T]:
-    """Return the class as `dataclasses.dataclass` of the same arguments makes it; it knows no
+    """Return the class as `dataclasses.dataclass` of the same arguments would; it knows no
     `InitVar`.
     """
     own = frozenset(vars(cls))
@@ -233,33 +233,33 @@ else:
 
 
 def _is_frozen(kind: type, name: str) -> bool:
-    """Whether an attribute may not be assigned: any of a frozen class, its fields in a class made
-    of one.
+    """Return whether an attribute is read-only: any of a frozen class, the fields in a subclass of
+    one.
     """
     return "__dataclass_fields__" in vars(kind) or name in getattr(kind, "__dataclass_fields__", ())
 
 
 def set_attribute(self: object, name: str, value: object) -> None:
-    """`__setattr__` of frozen classes. Raises FrozenInstanceError."""
+    """Implement `__setattr__` of frozen classes. Raises FrozenInstanceError."""
     if _is_frozen(type(self), name):
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
     object.__setattr__(self, name, value)
 
 
 def delete_attribute(self: object, name: str) -> None:
-    """`__delattr__` of frozen classes. Raises FrozenInstanceError."""
+    """Implement `__delattr__` of frozen classes. Raises FrozenInstanceError."""
     if _is_frozen(type(self), name):
         raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
     object.__delattr__(self, name)
 
 
 def field_values(self: Any) -> list[object]:  # noqa: ANN401
-    """`__getstate__` of frozen classes: what copies and pickles have."""
+    """Implement `__getstate__` of frozen classes: the state of copies and pickles."""
     return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
 
 def set_field_values(self: Any, state: Iterable[object]) -> None:  # noqa: ANN401
-    """`__setstate__` of frozen classes: take the values of the fields."""
+    """Implement `__setstate__` of frozen classes: set the fields' values."""
     for field, value in zip(dataclasses.fields(self), state, strict=True):
         object.__setattr__(self, field.name, value)
 
@@ -274,25 +274,29 @@ _FROZEN: Mapping[str, _Method] = {
 
 @reprlib.recursive_repr()
 def repr_of(self: Any) -> str:  # noqa: ANN401
-    """As dataclasses write it: `Conv2DAttrs(strides=(1, 1), ...)`."""
+    """Return the representation of dataclasses: `Conv2DAttrs(strides=(1, 1), ...)`."""
     shown = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
     return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
 def _initializer(cls: Any, frozen: bool = False) -> FunctionType:  # noqa: ANN401
-    """The constructor. Raises TypeError where a field without a default follows one that has it."""
+    """Return the constructor. Raises TypeError where a field without a default follows one with a
+    default.
+    """
     fields = _fields(cls)
     values: dict[str, object] = {"_LATER": _LATER, "_set": object.__setattr__}
     body = [_setting(i, field, cls, frozen, values) for i, field in enumerate(fields)]
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
-    given = [field for field in fields if field.init]
-    plain, named = ([f for f in given if bool(f.kw_only) is is_named] for is_named in (False, True))
-    place = {field.name: f"_{i}" for i, field in enumerate(fields)}
-    parameters = ["self", *(place[f.name] for f in plain)]
-    parameters += ["*", *(place[f.name] for f in named)] if named else []
+    parameters_fields = [field for field in fields if field.init]
+    plain, named = (
+        [f for f in parameters_fields if bool(f.kw_only) is is_named] for is_named in (False, True)
+    )
+    parameter_name = {field.name: f"_{i}" for i, field in enumerate(fields)}
+    parameters = ["self", *(parameter_name[f.name] for f in plain)]
+    parameters += ["*", *(parameter_name[f.name] for f in named)] if named else []
     text = f"def method({', '.join(parameters)}): {'; '.join(filter(None, body)) or 'pass'}"
-    initializer = _method(cls, "__init__", text, tuple(place), values)
+    initializer = _method(cls, "__init__", text, tuple(parameter_name), values)
     optional = [field for field in plain if _has_default(field)]
     if optional != plain[len(plain) - len(optional) :]:
         raise TypeError(f"{cls.__qualname__}: a field without a default follows one that has it")
@@ -307,8 +311,8 @@ def _frozen_initializer(cls: type) -> FunctionType:
 
 
 def _setting(i: int, field: _Field, cls: type, frozen: bool, values: dict[str, object]) -> str:
-    """The statement that sets the field in a place; what it names is put into `values`. Empty where
-    nothing gives the field a value.
+    """Return the statement that sets the i-th field, "" if it has no value; the objects that it
+    names are added to `values`.
     """
     if not field.init and not _has_default(field):
         return ""
@@ -333,7 +337,7 @@ def _has_default(field: _Field) -> bool:
 
 
 class _Later:
-    """What a parameter has until a factory makes its value."""
+    """Default of a parameter whose value a factory creates."""
 
     def __repr__(self) -> str:
         return "<factory>"
@@ -347,7 +351,7 @@ def _default(field: _Field) -> object:
 
 
 def _equality(cls: Any) -> FunctionType:  # noqa: ANN401
-    """`__eq__`: of one class, by the fields that are compared."""
+    """Return `__eq__`: same class and equal compared fields."""
     names = [field.name for field in _fields(cls) if field.compare]
     text = (
         f"def method(self, other):\n"
@@ -358,7 +362,7 @@ def _equality(cls: Any) -> FunctionType:  # noqa: ANN401
 
 
 def _hash(cls: Any) -> FunctionType:  # noqa: ANN401
-    """`__hash__`: by the fields that are compared, or that say that they take part."""
+    """Return `__hash__` over the hashed fields."""
     fields = _fields(cls)
     names = [f.name for f in fields if (f.compare if f.hash is None else f.hash)]
     text = f"def method(self): return hash({_values_of('self', names)})"
@@ -366,7 +370,7 @@ def _hash(cls: Any) -> FunctionType:  # noqa: ANN401
 
 
 def _values_of(owner: str, names: Sequence[str]) -> str:
-    """The tuple of the fields in these places."""
+    """Return the source of a tuple of the first fields of an object."""
     return f"({''.join(f'{owner}._{i}, ' for i in range(len(names)))})"
 
 
@@ -389,7 +393,7 @@ def _method(
 
 @cache
 def _code(text: str) -> CodeType:
-    """Compile the text of a function `method`."""
+    """Return the compiled code of the function `made`."""
     scope: dict[str, Any] = {}
     exec(compile(text, "<fields>", "exec"), scope)
     code: CodeType = scope["method"].__code__

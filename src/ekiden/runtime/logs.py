@@ -1,4 +1,4 @@
-"""Loggers that import `logging` when there is something to say."""
+"""Loggers that import `logging` when they have something to log."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _WARNING = 30
 
 
 class LazyLogger:
-    """The logger of a name. A program that has not imported `logging` has no handlers for levels
-    below warnings; the import takes a tenth of an answer from the cache.
+    """Logger of a name. A program that has not imported `logging` has no handlers for levels below
+    warnings; the import takes a tenth of a cache hit.
     """
 
     __slots__ = ("_name",)

@@ -1,5 +1,5 @@
-"""TVM's module of modules: what its programs import as `runtime.module.BenchmarkResult` and the
-like stands elsewhere here.
+"""TVM's module `runtime.module`; what its programs import as `runtime.module.BenchmarkResult` and
+the like stands elsewhere here.
 """
 
 from ekiden.runtime import Module, enabled, load_module, num_threads

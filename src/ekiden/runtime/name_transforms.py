@@ -1,4 +1,4 @@
-"""Names that other languages can take, from any text (TVM's names)."""
+"""Identifiers for other languages from any text (TVM's names)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ekiden.runtime.errors import InputError
 
 
 def sanitize_name(original_name: str) -> str:
-    """The name with `_` for each character that no C identifier has. Raises InputError for an
-    empty one.
+    """Return the name with `_` for each character that is invalid in a C identifier. Raises
+    InputError for an empty one.
     """
     if not original_name:
         raise InputError("sanitize_name: Name is empty")

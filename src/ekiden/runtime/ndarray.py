@@ -1,4 +1,4 @@
-"""Arrays under TVM's names: `ekiden.nd.array`, `nd.empty`, `nd.NDArray`."""
+"""Arrays under TVM's names. `ekiden.nd.array`, `nd.empty`, `nd.NDArray`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ def array(
     device: Device | None = None,
     mem_scope: str | None = None,
 ) -> Tensor:
-    """A new tensor with the elements of an array, on the host unless a device is given; on one of
-    another machine (`rpc`) it is a remote tensor, which has the face of this one.
-
-    Always a copy; `ekiden.tensor` shares the array's memory instead. Raises ValueError for a scope
-    of memory other than "global".
+    """Copy an array to a new tensor, on the host unless a device is given; a device of another
+    machine (`rpc`) gives a remote tensor with the same interface. `ekiden.tensor` shares the
+    array's memory instead. Raises ValueError for a memory scope other than "global".
     """
     _check_scope("array", mem_scope)
     if isinstance(device, FarDevice):
@@ -42,7 +40,7 @@ def empty(
     device: Device | None = None,
     mem_scope: str | None = None,
 ) -> Tensor:
-    """A new tensor whose elements are not set. Raises ValueError for a scope of memory other than
+    """Return a new tensor with undefined elements. Raises ValueError for a memory scope other than
     "global".
     """
     _check_scope("empty", mem_scope)
@@ -52,6 +50,6 @@ def empty(
 
 
 def _check_scope(what: str, scope: str | None) -> None:
-    """Raises ValueError for memory that no driver makes, such as textures."""
+    """Raise ValueError for a memory scope that no driver allocates, such as textures."""
     if scope not in (None, "", "global"):
         raise ValueError(f"{what}: memory of scope 'global' expected, got {scope!r}")

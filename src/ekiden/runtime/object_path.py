@@ -1,4 +1,4 @@
-"""Where something stands inside something else: the steps that lead there from a root.
+"""Paths to parts of nested objects; the steps that lead there from a root.
 
     ObjectPath.root().attr("body").attr("args").array_index(0)    prints <root>.body.args[0]
 
@@ -15,7 +15,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectPath:
-    """A path; begin one with `root`. Equal if all steps are."""
+    """Path to a part of an object; begin one with `root`. Paths are equal if all their
+    steps are.
+    """
 
     parent: ObjectPath | None
     key: object = None
@@ -25,33 +27,35 @@ class ObjectPath:
 
     @staticmethod
     def root(root_name: str | None = None) -> RootPath:
-        """The path to the thing itself."""
+        """Return the path to the object itself."""
         return RootPath(None, root_name)
 
     def attr(self, attr_key: str | None) -> ObjectPath:
-        """A field; None: one whose name is not known."""
+        """Return the path to a field; None: a field of unknown name."""
         if attr_key is None:
             return UnknownAttributeAccessPath(self)
         return AttributeAccessPath(self, attr_key)
 
     def array_index(self, index: int | str) -> ObjectPath:
-        """An item of a sequence; of an array of several axes, by the text of its indices."""
+        """Return the path to an item of a sequence; of a multi-dimensional array, by the text of
+        its indices.
+        """
         return ArrayIndexPath(self, index)
 
     def missing_array_element(self, index: int) -> ObjectPath:
-        """Where a sequence has no such item, and another has."""
+        """Return the path to an item that a sequence lacks, and another has."""
         return MissingArrayElementPath(self, index)
 
     def map_value(self, key: object) -> ObjectPath:
-        """The value of a key."""
+        """Return the path to the value of a key."""
         return MapValuePath(self, key)
 
     def missing_map_entry(self) -> ObjectPath:
-        """Where a mapping lacks a key that another has."""
+        """Return the path to a key that a mapping lacks, and another has."""
         return MissingMapEntryPath(self)
 
     def steps(self) -> Iterator[ObjectPath]:
-        """The paths from here up to the root."""
+        """Yield the paths from here up to the root."""
         at: ObjectPath | None = self
         while at is not None:
             yield at
@@ -61,14 +65,14 @@ class ObjectPath:
         return sum(1 for _ in self.steps())
 
     def get_prefix(self, length: int) -> ObjectPath:
-        """The path of the first steps. Raises IndexError unless it has as many."""
+        """Return the path of the first `length` steps. Raises IndexError unless it has as many."""
         if not 1 <= length <= len(self):
             raise IndexError(f"path: expected a length from 1 to {len(self)}, got {length}")
         return list(self.steps())[-length]
 
-    def is_prefix_of(self, other: ObjectPath) -> bool:
-        """Whether another path begins with this one."""
-        return len(self) <= len(other) and self == other.get_prefix(len(self))
+    def is_prefix_of(self, path: ObjectPath) -> bool:
+        """Return whether another path begins with this one."""
+        return len(self) <= len(path) and self == path.get_prefix(len(self))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ObjectPath):
@@ -85,54 +89,54 @@ class ObjectPath:
         return "".join(reversed([step.form.format(step.shown()) for step in self.steps()]))
 
     def shown(self) -> object:
-        """The key as it is written."""
+        """Return the key as it is printed."""
         return self.key
 
 
 class RootPath(ObjectPath):
-    """The beginning."""
+    """Root of a path."""
 
     def shown(self) -> object:
-        """Its name."""
+        """Return the root's name."""
         return "<root>" if self.key is None else self.key
 
 
 class AttributeAccessPath(ObjectPath):
-    """A step to a field."""
+    """Step to a field."""
 
     form = ".{}"
 
 
 class UnknownAttributeAccessPath(ObjectPath):
-    """A step to a field that has no name here."""
+    """Step to a field of unknown name."""
 
     form = ".<unknown attribute>"
 
 
 class ArrayIndexPath(ObjectPath):
-    """A step to an item."""
+    """Step to an item."""
 
     form = "[{}]"
 
 
 class MissingArrayElementPath(ObjectPath):
-    """A step to an item that is not there."""
+    """Step to a missing item."""
 
     form = "[<missing element #{}>]"
 
 
 class MapValuePath(ObjectPath):
-    """A step to the value of a key."""
+    """Step to the value of a key."""
 
     form = "[{}]"
 
     def shown(self) -> object:
-        """Text in quotes."""
+        """Return the key, text in quotes."""
         return f'"{self.key}"' if isinstance(self.key, str) else self.key
 
 
 class MissingMapEntryPath(ObjectPath):
-    """A step to an entry that is not there."""
+    """Step to a missing entry."""
 
     form = "[<missing entry>]"
 

@@ -1,4 +1,4 @@
-"""Named tensors in a file, in the safetensors format: what others call weights or parameters.
+"""Named tensors in a safetensors file; what others call weights or parameters.
 
 The format is a header of JSON and then the elements of one tensor after the other, so reading maps
 the file and copies nothing. The `safetensors` package is not used: its face for NumPy has none of
@@ -64,8 +64,7 @@ _Bytes = NDArray[np.uint8]
 
 
 def save_params(path: File, params: Params, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors to a safetensors file, which appears whole or not at all, or to one that is
-    open for bytes.
+    """Write tensors to a safetensors file atomically, or to an open binary file.
 
     Raises TypeError for a dtype the format does not have (complex128, and integers of less than a
     byte).
@@ -93,26 +92,23 @@ def _write(file: Writer, params: Params, metadata: Mapping[str, str] | None) -> 
 
 
 def _format_name(name: str, value: Tensor) -> str:
-    known = FORMAT_NAMES.get(value.dtype)
-    if known is None:
+    format_dtype = FORMAT_NAMES.get(value.dtype)
+    if format_dtype is None:
         raise TypeError(
             f"save_params: {name!r} has the dtype {value.dtype}, which safetensors does not have"
         )
-    return known
+    return format_dtype
 
 
 def _bytes_of(value: Tensor) -> _Bytes:
-    """The elements of a contiguous tensor, as bytes that share its memory."""
+    """Return the elements of a contiguous tensor as bytes that share its memory."""
     return cast(_Bytes, value.reinterpret("uint8", (value.nbytes,)).numpy())
 
 
 def load_params(path: str | PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, which is mapped, not read.
-
-    They may be written; the file stays as it is. A damaged file is a LoadError that says what is
-    wrong and with which tensor; it must not be rewritten in place while it is in use, and whoever
-    reads a tensor of which the file has been cut gets the signal SIGBUS: nobody is asked then, so
-    that no error could be raised, and zeros would be taken for weights.
+    """Map the tensors of a safetensors file copy-on-write: writing them leaves the file unchanged.
+    A damaged file is a LoadError that names the tensor. The file must not be rewritten in place
+    while it is in use: reading a tensor beyond a truncated file's end is a SIGBUS.
     """
     with open(path, "rb") as file:
         if Path(path).stat().st_size == 0:
@@ -122,8 +118,8 @@ def load_params(path: str | PathLike[str]) -> dict[str, Tensor]:
 
 
 def map_params(path: str | PathLike[str]) -> dict[str, Tensor]:
-    """The same for constants of an executable: they cannot be written, and a file that is cut short
-    while it is in use is an error of the run that reads them, and no signal that ends the process.
+    """Map tensors read-only as constants of an executable: a file truncated while in use is an
+    error of the run that reads it instead of a signal that kills the process.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -132,7 +128,7 @@ def map_params(path: str | PathLike[str]) -> dict[str, Tensor]:
 
 
 def _read(data: _Bytes, where: str) -> dict[str, Tensor]:
-    """The tensors in the bytes of a file; they share its memory."""
+    """Return the tensors in a file's bytes, whose memory they share."""
     header, elements = _split(data, where)
     header.pop("__metadata__", None)
     end = 0
@@ -173,7 +169,7 @@ def _split(data: _Bytes, where: str) -> tuple[dict[str, object], _Bytes]:
 
 
 def _begin(row: object) -> int:
-    """Where a tensor begins; 0 for rows that are refused later."""
+    """Return a tensor's offset; 0 for rows that are rejected later."""
     offsets = row.get("data_offsets") if isinstance(row, dict) else None
     return offsets[0] if isinstance(offsets, list) and _are_sizes(offsets[:1]) and offsets else 0
 
@@ -183,7 +179,7 @@ def _are_sizes(values: object) -> bool:
 
 
 def _check_row(row: object, what: str) -> tuple[str, list[int], int, int]:
-    """Dtype, shape, begin and end of a tensor in the header, or a LoadError."""
+    """Return dtype, shape, begin and end of a tensor in the header. Raises LoadError."""
     if not isinstance(row, dict) or not {"dtype", "shape", "data_offsets"} <= row.keys():
         raise LoadError(f"{what} must have dtype, shape and data_offsets")
     shape, offsets = row["shape"], row["data_offsets"]
@@ -201,7 +197,7 @@ def _check_row(row: object, what: str) -> tuple[str, list[int], int, int]:
 
 
 def save_param_dict(params: Params) -> bytearray:
-    """The bytes of the safetensors file of some tensors. TVM's name and type."""
+    """Return tensors as the bytes of a safetensors file (TVM's name and type)."""
     buffer = io.BytesIO()
     _write(buffer, params, None)
     return bytearray(buffer.getbuffer())
@@ -218,5 +214,7 @@ def load_param_dict_from_file(path: str | PathLike[str]) -> dict[str, Tensor]:
 
 
 def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Tensor]:
-    """The tensors in the bytes of a safetensors file, which they share. TVM's name."""
+    """Return the tensors in the bytes of a safetensors file, whose memory they share
+    (TVM's name).
+    """
     return _read(np.frombuffer(data, np.uint8), "bytes")

@@ -1,4 +1,4 @@
-"""Where the C runtime lies, for C programs that build against it."""
+"""Paths of the C runtime, for C programs that build against it."""
 
 from __future__ import annotations
 
@@ -18,49 +18,50 @@ _FOLDER = os.path.dirname(os.path.dirname(_core.__file__))
 
 
 def include_dir() -> Path:
-    """The folder to give a C compiler with -I, so that it finds <ekiden/runtime.h>."""
+    """Return the folder for a C compiler's -I, so that it finds <ekiden/runtime.h>."""
     return pathlib.Path(_FOLDER, "include")
 
 
 def library_path() -> Path:
-    """The shared library that C programs link with."""
+    """Return the shared library that C programs link with."""
     return pathlib.Path(_FOLDER, "libekiden_runtime.so")
 
 
 def static_library_path() -> Path:
-    """The same to link into a library that is to carry the runtime with it; nothing of it is seen
-    outside that library.
+    """Return the static library for a shared library that embeds the runtime; its symbols are
+    hidden outside.
     """
     return pathlib.Path(_FOLDER, "libekiden_runtime.a")
 
 
 def general_kernels_path() -> str:
-    """The library of general kernels, which programs that compile load."""
+    """Return the library of general kernels, which compiling programs load."""
     return os.path.join(_FOLDER, "libekiden_general.so")
 
 
 def source_dir() -> Path:
-    """The runtime's own sources, to build it for other machines."""
+    """Return the folder of the runtime's sources, to build it for other machines."""
     return pathlib.Path(_FOLDER, "src")
 
 
 def server_source_dir() -> Path:
-    """The sources of the program ekiden-rpc, which is built with those of the runtime."""
+    """Return the sources of the program ekiden-rpc, which is built with the runtime's."""
     return pathlib.Path(_FOLDER, "rpc")
 
 
 def web_source_dir() -> Path:
-    """What takes the place of a system's in WebAssembly, and the package for JavaScript there."""
+    """Return the sources of the WebAssembly platform layer and the JavaScript package."""
     return pathlib.Path(_FOLDER, "web")
 
 
 def micro_source_dir() -> Path:
-    """The sources of programs for machines without an allocator, beside a model that is C."""
+    """Return the sources of microcontroller programs around a model in C."""
     return pathlib.Path(_FOLDER, "micro")
 
 
 def cmake_dir() -> Path:
-    """The folder with the CMake package: give it as -Dekiden-runtime_DIR, then
-    `find_package(ekiden-runtime)` has the targets ekiden::runtime and ekiden::runtime_static.
+    """Return the folder of the CMake package: pass it as -Dekiden-runtime_DIR, then
+    `find_package(ekiden-runtime)` provides the targets ekiden::runtime and
+    ekiden::runtime_static.
     """
     return pathlib.Path(_FOLDER, "cmake")

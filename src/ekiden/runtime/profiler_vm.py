@@ -1,7 +1,6 @@
-"""TVM's face of profiling: a virtual machine that reports where its time goes.
+"""Profiling with TVM's interface; a virtual machine that reports where its time goes.
 
-machine = VirtualMachineProfiler(executable, ekiden.cpu())
-print(machine.profile(x))
+machine = VirtualMachineProfiler(executable, ekiden.cpu()) print(machine.profile(x))
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from ekiden.runtime.vm import VirtualMachine
 
 
 def enabled() -> bool:
-    """Whether machines can be profiled: always."""
+    """Return True: machines can always be profiled."""
     return True
 
 
 class VirtualMachineProfiler(VirtualMachine):
-    """A `VirtualMachine` with `profile`."""
+    """Virtual machine with a `profile` method."""
 
     def profile(
         self,

@@ -1,4 +1,4 @@
-"""Measurements at TVM's place: reports of runs, and metrics of one function."""
+"""Measurement values under TVM's names; reports of runs, and metrics of one function."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from ekiden.runtime.profile.report import Report
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How often something happened."""
+    """Count of an event."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """A time in microseconds."""
+    """Time in microseconds."""
 
     duration: float
 
 
 @dataclass(frozen=True, slots=True)
 class Percent:
-    """A share in percent."""
+    """Share in percent."""
 
     percent: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One number by another."""
+    """Ratio of two numbers."""
 
     ratio: float
 

@@ -1,4 +1,4 @@
-"""Standard error, which a program may have closed, or replaced by anything that is written to."""
+"""Terminal detection for standard error, which a program may have closed or replaced."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["stderr_is_terminal"]
 
 
 def stderr_is_terminal() -> bool:
-    """Whether somebody watches it, for whom a bar is shown."""
-    asked = getattr(sys.stderr, "isatty", None)
+    """Return whether standard error is a terminal, on which a progress bar is shown."""
+    isatty = getattr(sys.stderr, "isatty", None)
     try:
-        return asked is not None and bool(asked())
+        return isatty is not None and bool(isatty())
     except ValueError:  # it is closed
         return False

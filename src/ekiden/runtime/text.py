@@ -1,5 +1,5 @@
-"""Texts as programs hold them: tensors of bytes. The last axis of uint8 [..., width] is one text in
-UTF-8 with bytes 0xFF behind it, which no text in UTF-8 contains.
+"""String tensors as programs store them; tensors of bytes. The last axis of uint8 [..., width] is
+one text in UTF-8 with bytes 0xFF behind it, which no text in UTF-8 contains.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ END = 255
 
 
 def encode(texts: object, width: int | None = None) -> Array:
-    """An array (or nested lists) of str, or bytes in UTF-8, as bytes: a last axis more, of the
-    extent of the longest text, or `width`.
-
-    Raises TypeError for elements of other kinds.
+    """Encode an array (or nested lists) of str, or bytes in UTF-8, as bytes with one axis more, as
+    long as the longest text or `width`. Raises TypeError for other elements.
     """
-    given = np.asarray(texts, object)
-    raw = [_bytes(t) for t in given.ravel()]
+    strings = np.asarray(texts, object)
+    raw = [_bytes(t) for t in strings.ravel()]
     wide = max([1, *map(len, raw)]) if width is None else width
-    made = np.full((len(raw), wide), END, np.uint8)
+    padded = np.full((len(raw), wide), END, np.uint8)
     sizes = np.fromiter(map(len, raw), np.int64, len(raw))
-    made[np.arange(wide) < sizes[:, None]] = np.frombuffer(b"".join(raw), np.uint8)
-    return made.reshape(*given.shape, wide)
+    padded[np.arange(wide) < sizes[:, None]] = np.frombuffer(b"".join(raw), np.uint8)
+    return padded.reshape(*strings.shape, wide)
 
 
 def _bytes(text: object) -> bytes:
@@ -43,13 +41,13 @@ def _bytes(text: object) -> bytes:
 
 
 def decode(data: Array) -> Array:
-    """The texts in bytes, as an object array of str."""
+    """Decode bytes to an object array of str."""
     rows = np.ascontiguousarray(data).reshape(math.prod(data.shape[:-1]), data.shape[-1])
     ends = np.concatenate([rows == END, np.ones((len(rows), 1), np.bool_)], axis=1).argmax(1)
-    found = np.empty(len(rows), object)
+    decoded = np.empty(len(rows), object)
     for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
-        found[i] = row[:end].tobytes().decode(errors="replace")
-    return found.reshape(data.shape[:-1])
+        decoded[i] = row[:end].tobytes().decode(errors="replace")
+    return decoded.reshape(data.shape[:-1])
 
 
 def sorted_texts(texts: Iterable[str]) -> list[str]:

@@ -1,10 +1,7 @@
-"""The virtual machine with TVM's face: inputs that are set once, outputs that are asked for.
+"""Virtual machine with TVM's interface; inputs that are set once, outputs that are asked for.
 
-machine = VirtualMachine(executable, ekiden.cpu())
-y = machine.invoke("main", x)
-machine.set_input("main", x)
-machine.run()
-y, = machine.get_outputs()
+machine = VirtualMachine(executable, ekiden.cpu()) y = machine.invoke("main", x)
+machine.set_input("main", x) machine.run() y, = machine.get_outputs()
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ def _check_allocator(memory_cfg: object) -> None:
 
 
 class VirtualMachine:
-    """Runs an executable: what `ekiden.compile` and `relay.vm.compile` give, or a module that
+    """Virtual machine of an executable from `ekiden.compile`, `relay.vm.compile`, or a module that
     `export_library` wrote, here or on the other side of a session (ekiden.rpc).
     """
 
@@ -56,12 +53,17 @@ class VirtualMachine:
         *,
         executor: str | None = None,
     ) -> None:
-        """`device` is the one that the executable was compiled for, or a list of them. `executor`
-        "async" runs independent kernels at the same time, "vm" one after another; else it is what
-        the executable was compiled for. `memory_cfg` is TVM's choice of an allocator, "naive" or
-        "pooled", of one device or a dictionary of several: memory is planned when programs are
-        compiled, so that both are the same here. Raises InputError for a device of another kind, or
-        another allocator.
+        """Create a machine.
+
+        Args:
+            exe: the executable.
+            device: the device that it was compiled for, or a list of them.
+            memory_cfg: TVM's choice of an allocator, "naive" or "pooled", for one device or a dictionary of several; it has no effect, since memory is planned at compile time.
+            executor: "async" runs independent kernels concurrently, "vm" one after another; by default what the executable was compiled for.
+
+        Raises:
+            InputError: for another device.
+            ValueError: for an unknown allocator or executor.
         """
         _check_allocator(memory_cfg)
         raw = getattr(exe, "raw", exe)
@@ -127,63 +129,67 @@ class VirtualMachine:
         """
         self._wanted[func_name] = outputs
 
-    def _into(self, func_name: str, wanted: Sequence[Tensor], args: Sequence[object]) -> object:
-        """A call whose outputs lie in the tensors that were set for it."""
-        direct = self._direct_places(func_name, wanted, args)
-        found = (
+    def _into(
+        self, func_name: str, destinations: Sequence[Tensor], args: Sequence[object]
+    ) -> object:
+        """Call a function whose outputs are written to preset tensors."""
+        direct = self._direct_places(func_name, destinations, args)
+        returned = (
             invoke_into(self._machine, direct, func_name, args)
             if isinstance(self._machine, Machine)
             else self._machine.invoke(func_name, *args)
         )
-        outputs = list(found) if isinstance(found, tuple) else [found]
-        if len(outputs) != len(wanted):
-            counts = f"{len(outputs)} outputs expected, got {len(wanted)}"
+        outputs = list(returned) if isinstance(returned, tuple) else [returned]
+        if len(outputs) != len(destinations):
+            counts = f"{len(outputs)} outputs expected, got {len(destinations)}"
             raise InputError(f"{func_name}: {counts}")
-        for at, (made, to) in enumerate(zip(outputs, wanted, strict=True)):
-            if not (direct and is_same(cast(Tensor, made), to)):
-                cast(Tensor, made).copyto(to)  # or one of another machine, to one there
+        for at, (result, to) in enumerate(zip(outputs, destinations, strict=True)):
+            if not (direct and is_same(cast(Tensor, result), to)):
+                cast(Tensor, result).copyto(to)  # or one of another machine, to one there
             outputs[at] = to  # which owns the memory, where `made` lies in it
-        return tuple(outputs) if isinstance(found, tuple) else outputs[0]
+        return tuple(outputs) if isinstance(returned, tuple) else outputs[0]
 
     def _direct_places(
-        self, func_name: str, wanted: Sequence[Tensor], args: Sequence[object]
+        self, func_name: str, destinations: Sequence[Tensor], args: Sequence[object]
     ) -> Sequence[object]:
-        """What kernels can write themselves."""
-        if isinstance(self.module, FarExecutable) or any(t.device != cpu() for t in wanted):
+        """Return the output buffers that kernels can write directly."""
+        if isinstance(self.module, FarExecutable) or any(t.device != cpu() for t in destinations):
             return ()
-        return direct_places(result_sites(self.module, len(wanted), func_name), wanted, args)
+        return direct_places(
+            result_sites(self.module, len(destinations), func_name), destinations, args
+        )
 
     def set_input(self, func_name: str, *args: object, **kwargs: object) -> None:
         """Set all inputs of a function, by position or name. Raises InputError."""
-        given = {i: _argument(a) for i, a in enumerate(args)}
+        inputs = {i: _argument(a) for i, a in enumerate(args)}
         for name, value in kwargs.items():
-            given[self._index(name, func_name)] = _argument(value)
-        self._inputs[func_name] = given
+            inputs[self._index(name, func_name)] = _argument(value)
+        self._inputs[func_name] = inputs
 
     def set_one_input(
         self, func_name: str, name_or_index: str | int = "", value: object = None, **named: object
     ) -> None:
         """Set one input of a function, by position, name or keyword. Raises InputError for a name
         that there is not, ValueError for more or less than one input."""
-        given = (
+        pairs = (
             [*named.items()] if name_or_index == "" else [(name_or_index, value), *named.items()]
         )
-        if len(given) != 1:
-            raise ValueError(f"set_one_input: expected one input, got {len(given)}")
-        name_or_index, value = given[0]
+        if len(pairs) != 1:
+            raise ValueError(f"set_one_input: expected one input, got {len(pairs)}")
+        name_or_index, value = pairs[0]
         is_name = isinstance(name_or_index, str)
         at = self._index(str(name_or_index), func_name) if is_name else int(name_or_index)
         self._inputs.setdefault(func_name, {})[at] = _argument(value)
 
     def get_input_index(self, input_name: str, func_name: str = "main") -> int:
-        """The position of an input, -1 for a name that there is not."""
+        """Return the position of an input, -1 for an unknown name."""
         names = self._names(func_name)
         return names.index(input_name) if input_name in names else -1
 
     def get_outputs(self) -> list[object]:
-        """What the last call gave, as a list."""
-        found = self._outputs
-        return list(found) if isinstance(found, tuple) else [found]
+        """Return the outputs of the last call as a list."""
+        outputs = self._outputs
+        return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
     def benchmark(
         self,
@@ -199,17 +205,16 @@ class VirtualMachine:
         repeats_to_cooldown: int = 1,
         **kwargs: object,
     ) -> BenchmarkResult:
-        """The seconds of a call, each repeat's the mean of `number` calls; one call before them.
-
-        `device` is one of the executable's; a call is over when its result is there.
-        `end_to_end` changes nothing: arguments are on the host.
+        """Measure a call in seconds; each repeat is the mean of `number` calls, after one warm-up
+        call. A call ends when its result is computed. `end_to_end` has no effect: arguments are
+        on the host.
         """
         if kwargs:
             self.set_input(func_name, *args, **kwargs)
-        given = self._collected(func_name) if kwargs else [_argument(a) for a in args]
+        arguments = self._collected(func_name) if kwargs else [_argument(a) for a in args]
         if isinstance(self.module, FarExecutable):
             return self.module.benchmark(
-                func_name, tuple(given), number=number, repeat=repeat,
+                func_name, tuple(arguments), number=number, repeat=repeat,
                 min_repeat_ms=min_repeat_ms or 0,
                 limit_zero_time_iterations=limit_zero_time_iterations,
                 cooldown_interval_ms=cooldown_interval_ms,
@@ -218,25 +223,26 @@ class VirtualMachine:
         check_devices("benchmark", device, self.module.devices)
 
         def run(values: tuple[object, ...], count: int) -> float:
-            """Seconds of `count` calls, until their last result is there: devices work behind the
-            calls.
+            """Return the seconds of `count` calls until their last result is computed: devices run
+            asynchronously.
             """
             start = time.perf_counter()
             for _ in range(count):
-                found = self._machine.invoke(func_name, *values)
-            wait_for(found)
+                result = self._machine.invoke(func_name, *values)
+            wait_for(result)
             return time.perf_counter() - start
 
         measure = Evaluator(
             run, None, number, repeat, min_repeat_ms or 0, limit_zero_time_iterations,
             cooldown_interval_ms, repeats_to_cooldown,
         )  # fmt: skip
-        return measure(*given)
+        return measure(*arguments)
 
     @cached_property
     def stepper(self) -> Stepper:
-        """A call that stands between two instructions; the methods below are short for its own.
-        Raises UnsupportedError for a program on another machine."""
+        """Return the debugger, whose methods the next ones abbreviate. Raises UnsupportedError for
+        a program on another machine.
+        """
         if isinstance(self.module, FarExecutable):
             raise UnsupportedError("step: the program runs on another machine")
         return Stepper(self.module)
@@ -254,11 +260,11 @@ class VirtualMachine:
         return self.stepper.resume()
 
     def registers(self, frame: int = 0) -> list[object]:
-        """What the registers of a frame hold, 0 the innermost."""
+        """Return the values in the registers of a frame; 0 is the innermost."""
         return self.stepper.registers(frame)
 
     def where(self) -> Place:
-        """The next instruction."""
+        """Return the next instruction."""
         return self.stepper.where()
 
     def set_breakpoint(
@@ -268,18 +274,18 @@ class VirtualMachine:
         return self.stepper.set_breakpoint(function, instruction, source=source)
 
     def _call(self, func_name: str, args: Sequence[object]) -> object:
-        wanted = self._wanted.pop(func_name, None)
+        destinations = self._wanted.pop(func_name, None)
         self._outputs = (
             self._machine.invoke(func_name, *args)
-            if wanted is None
-            else self._into(func_name, wanted, args)
+            if destinations is None
+            else self._into(func_name, destinations, args)
         )
         return self._outputs
 
     def _names(self, func_name: str) -> list[str]:
         if func_name == "main" and "main" in self.module.metadata:
             inputs, _ = tensor_infos(self.module.metadata, self.module.source)
-            return [each.name for each in inputs]
+            return [info.name for info in inputs]
         return self.module.params(func_name)
 
     def _index(self, name: str, func_name: str) -> int:
@@ -289,16 +295,16 @@ class VirtualMachine:
         return names.index(name)
 
     def _collected(self, func_name: str) -> list[object]:
-        given = self._inputs.get(func_name, {})
-        count = len(self._names(func_name)) or len(given)
-        missing = [i for i in range(count) if i not in given]
+        inputs = self._inputs.get(func_name, {})
+        count = len(self._names(func_name)) or len(inputs)
+        missing = [i for i in range(count) if i not in inputs]
         if missing:
             raise InputError(f"{func_name}: input {missing[0]} is not set")
-        return [given[i] for i in range(count)]
+        return [inputs[i] for i in range(count)]
 
 
 def _argument(value: object) -> object:
-    """What the machine takes; Python's numbers become int32 and float32, as in TVM."""
+    """Return an argument for the machine; Python numbers become int32 and float32, as in TVM."""
     if isinstance(value, (int, float)):
         return tensor(np.asarray(value, _NUMBERS[type(value)]))
     if isinstance(value, (tuple, list)):

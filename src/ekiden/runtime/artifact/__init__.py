@@ -1,1 +1,1 @@
-"""The file of a compiled program: frame, sections, constants, metadata."""
+"""Artifact: the file format of a compiled program; frame, sections, constants, metadata."""

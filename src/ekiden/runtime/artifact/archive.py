@@ -1,5 +1,5 @@
-"""Archives of sources and a Makefile, as `export_library` writes them: what their compiler would
-put into a library stands in them as it is, and is loaded without one.
+"""Archives of sources and a Makefile that `export_library` writes; what their compiler would put
+into a library stands in them as it is, and is loaded without one.
 
     name/name.eki     an executable, or modules that import each other
     name/name.c ...   what makes name.so of it
@@ -26,36 +26,38 @@ _KEPT: list[mmap.mmap] = []
 
 @register_func("ek.module.load.tar")
 def load_archive(path: str) -> Module:
-    """The module in an archive, which is in memory as long as the process. Raises OSError for a
-    file that cannot be read, LoadError for one that is no such archive."""
+    """Load the module in an archive, which stays in memory as long as the process. Raises OSError
+    for a file that cannot be read, LoadError for one that is no such archive.
+    """
     try:
         with tarfile.open(path, "r:") as archive:
-            made = _content(path, archive, os.path.getsize(path))
+            content = _content(path, archive, os.path.getsize(path))
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise LoadError(f"load module '{path}': {error}") from error
-    module = module_from_bytes(memoryview(made))
-    _KEPT.append(made)
+    module = module_from_bytes(memoryview(content))
+    _KEPT.append(content)
     return module
 
 
-def _content(path: str, archive: tarfile.TarFile, most: int) -> mmap.mmap:
-    """The one .eki, of at most so many bytes. It is held in memory alone, as who serves a session
-    may write in few places."""
-    found = [each for each in archive if each.isfile() and each.name.endswith(".eki")]
-    if len(found) != 1 or found[0].size == 0:
+def _content(path: str, archive: tarfile.TarFile, size_limit: int) -> mmap.mmap:
+    """Copy the archive's single .eki, of at most `size_limit` bytes, into anonymous memory: a
+    session server may write in few places.
+    """
+    artifacts = [member for member in archive if member.isfile() and member.name.endswith(".eki")]
+    if len(artifacts) != 1 or artifacts[0].size == 0:
         raise LoadError(
             f"load module '{path}': an archive that export_library wrote has one .eki, "
-            f"got {len(found)}"
+            f"got {len(artifacts)}"
         )
-    if found[0].size > most:
+    if artifacts[0].size > size_limit:
         raise LoadError(f"load module '{path}': unexpected end of data")
-    source, made = archive.extractfile(found[0]), mmap.mmap(-1, found[0].size)
+    source, memory = archive.extractfile(artifacts[0]), mmap.mmap(-1, artifacts[0].size)
     assert source is not None
     while data := source.read(1 << 20):
-        made.write(data)
-    if made.tell() != found[0].size:
+        memory.write(data)
+    if memory.tell() != artifacts[0].size:
         raise LoadError(f"load module '{path}': unexpected end of data")
-    return made
+    return memory
 
 
 __all__ = ["load_archive"]

@@ -1,4 +1,4 @@
-"""Kernels of devices as bytes: the section DEVICE_CODE of an artifact (docs/artifact-format.md)."""
+"""Serialised device kernels; the section DEVICE_CODE of an artifact (docs/artifact-format.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DeviceKernel:
     checks: tuple[tuple[str, str], ...] = ()
 
     def as_json(self) -> dict[str, object]:
-        """For the cache of kernels: `of_json` reads it."""
+        """Return the kernel as JSON for the kernel cache; `of_json` reads it."""
         return {
             "name": self.name,
             "device_type": self.device_type,
@@ -40,7 +40,7 @@ class DeviceKernel:
 
     @staticmethod
     def of_json(row: Mapping[str, object]) -> DeviceKernel:
-        """The kernel that `as_json` describes."""
+        """Return the kernel that `as_json` describes."""
         checks = row["checks"]
         assert isinstance(checks, list)
         return DeviceKernel(
@@ -59,51 +59,55 @@ def _string(data: str | bytes) -> bytes:
 
 
 def pack_kernels(kernels: Sequence[DeviceKernel]) -> bytes:
-    """The bytes that the runtime reads."""
-    parts = [MAGIC, struct.pack("<I", len(kernels))]
-    for each in kernels:
-        parts += [struct.pack("<I", each.device_type), *map(_string, (each.format, each.name))]
-        parts += [_string(each.args), struct.pack("<I", len(each.checks))]
-        parts += [_string(text) for check in each.checks for text in check]
-        parts.append(_string(each.code))
-    return b"".join(parts)
+    """Serialise kernels in the form that the runtime reads."""
+    fields = [MAGIC, struct.pack("<I", len(kernels))]
+    for kernel in kernels:
+        fields += [
+            struct.pack("<I", kernel.device_type),
+            *map(_string, (kernel.format, kernel.name)),
+        ]
+        fields += [_string(kernel.args), struct.pack("<I", len(kernel.checks))]
+        fields += [_string(text) for check in kernel.checks for text in check]
+        fields.append(_string(kernel.code))
+    return b"".join(fields)
 
 
 def unpack_kernels(data: bytes) -> list[DeviceKernel]:
-    """The kernels in bytes that `pack_kernels` made."""
+    """Deserialise what `pack_kernels` returns."""
     at = len(MAGIC)
 
     def number() -> int:
-        """The next four bytes as an unsigned number, little-endian; moves on."""
+        """Read a little-endian uint32 and advance."""
         nonlocal at
         at += 4
         return int(struct.unpack_from("<I", data, at - 4)[0])
 
     def string() -> bytes:
-        """The next bytes, behind the number of them; moves on."""
+        """Read a length-prefixed byte string and advance."""
         nonlocal at
         size = number()
         at += size
         return data[at - size : at]
 
-    found = []
+    kernels = []
     for _ in range(number()):
         kind, form, name, args = number(), string().decode(), string().decode(), string().decode()
         checks = tuple((string().decode(), string().decode()) for _ in range(number()))
-        found.append(DeviceKernel(name, kind, form, args, string(), checks))
-    return found
+        kernels.append(DeviceKernel(name, kind, form, args, string(), checks))
+    return kernels
 
 
 def texts(data: bytes) -> dict[str, str]:
-    """The code of the kernels in such bytes by its format, one after another; bytes that are no
-    text (SPIR-V) are shown by their escapes."""
-    found: dict[str, list[str]] = {}
-    for each in unpack_kernels(data):
-        found.setdefault(each.format, []).append(each.code.decode("utf-8", "backslashreplace"))
-    return {form: "\n".join(parts) for form, parts in found.items()}
+    """Return the kernels' code by format; binary code (SPIR-V) is shown with escapes."""
+    code_by_format: dict[str, list[str]] = {}
+    for kernel in unpack_kernels(data):
+        code_by_format.setdefault(kernel.format, []).append(
+            kernel.code.decode("utf-8", "backslashreplace")
+        )
+    return {form: "\n".join(codes) for form, codes in code_by_format.items()}
 
 
 def kind_of(data: bytes) -> str:
-    """The kind of device that the kernels in such bytes are for: "cuda"; "device" without any."""
-    numbers = {each.device_type for each in unpack_kernels(data)}
+    """Return the kind of device of serialised kernels, such as "cuda"; "device" without any."""
+    numbers = {kernel.device_type for kernel in unpack_kernels(data)}
     return str(Device(min(numbers), 0)).partition("(")[0] if numbers else "device"

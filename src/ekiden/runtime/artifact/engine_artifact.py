@@ -1,4 +1,4 @@
-"""Regions of programs whose code is an artifact of its own: those of the compiler "ccompiler"."""
+"""Regions whose code is an artifact of its own; those of the compiler "ccompiler"."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ __all__ = ["load"]
 
 
 def load(symbol: str, code: bytes) -> Callable[..., None]:
-    """What runs a region: its function `main`, whose results are copied to where a call wants them.
-
-    Raises LoadError for what is no artifact of this machine's kind.
+    """Load a region and return the function that runs its `main` and copies the results to the
+    caller's tensors. Raises LoadError for code that is no artifact of this architecture.
     """
     executable = Executable.from_bytes(code)
     inputs = len(executable.params("main"))
 
     def kernel(*tensors: Tensor) -> None:
-        """One run: `tensors` are the region's inputs, then the places for its results, which are
-        copied: the program has memory of its own.
+        """Run once: `tensors` are the region's inputs, then the tensors for its results, which are
+        copied because the program has memory of its own.
         """
-        found = VirtualMachine(executable).invoke("main", *tensors[:inputs])
-        results = [found] if isinstance(found, Tensor) else list(found)  # type: ignore[call-overload]
-        for made, to in zip(results, tensors[inputs:], strict=True):
-            assert isinstance(made, Tensor)
-            made.copyto(to)
+        returned = VirtualMachine(executable).invoke("main", *tensors[:inputs])
+        results = [returned] if isinstance(returned, Tensor) else list(returned)  # type: ignore[call-overload]
+        for result, to in zip(results, tensors[inputs:], strict=True):
+            assert isinstance(result, Tensor)
+            result.copyto(to)
 
     return kernel

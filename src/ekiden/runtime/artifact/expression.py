@@ -1,4 +1,4 @@
-"""Values of expressions of dimensions, as an executable's metadata write them: `n * 64`."""
+"""Evaluate dimension expressions in an executable's metadata. `n * 64`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _CALLS: dict[str, Callable[[int, int], int]] = {
 
 
 def evaluate(text: str, values: Mapping[str, int]) -> int:
-    """The value of an expression; ValueError for what is none, or a name without a value."""
+    """Return the value of an expression. Raises ValueError for an invalid one, or a name without a
+    value.
+    """
     try:
         return _value(ast.parse(text, mode="eval").body, values)
     except (SyntaxError, KeyError, RecursionError, ZeroDivisionError) as error:
@@ -37,8 +39,8 @@ def evaluate(text: str, values: Mapping[str, int]) -> int:
 
 def _holds(node: ast.expr, values: Mapping[str, int]) -> bool:
     match node:
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
-            return _COMPARISONS[type(op)](_value(left, values), _value(right, values))
+        case ast.Compare(left=lhs, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            return _COMPARISONS[type(op)](_value(lhs, values), _value(right, values))
         case _:
             raise ValueError(f"evaluate '{ast.unparse(node)}': a comparison expected")
 
@@ -51,11 +53,11 @@ def _value(node: ast.expr, values: Mapping[str, int]) -> int:
             return values[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, values)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _BINARY[type(op)](_value(left, values), _value(right, values))
-        case ast.Call(func=ast.Name(id="select"), args=[condition, left, right]):
-            return _value(left if _holds(condition, values) else right, values)
-        case ast.Call(func=ast.Name(id=name), args=[left, right]) if name in _CALLS:
-            return _CALLS[name](_value(left, values), _value(right, values))
+        case ast.BinOp(left=lhs, op=op, right=right) if type(op) in _BINARY:
+            return _BINARY[type(op)](_value(lhs, values), _value(right, values))
+        case ast.Call(func=ast.Name(id="select"), args=[condition, lhs, right]):
+            return _value(lhs if _holds(condition, values) else right, values)
+        case ast.Call(func=ast.Name(id=name), args=[lhs, right]) if name in _CALLS:
+            return _CALLS[name](_value(lhs, values), _value(right, values))
         case _:
             raise ValueError(f"evaluate '{ast.unparse(node)}': sums and products expected")

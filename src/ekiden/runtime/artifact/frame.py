@@ -1,4 +1,6 @@
-"""The frame of an .eki file: header, sections, constants. docs/artifact-format.md specifies it."""
+"""Container format of an .eki file: header, section table, sections; header, sections, constants.
+docs/artifact-format.md specifies it.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ _CONSTANT = struct.Struct("<BBHI")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A section of all variants (0) or of one, by its number: how it is written, as a function from
-    where it starts in the file to its bytes in pieces.
+    """Section source: its kind, its variant (0: common to all), and the function from its file
+    offset to its bytes in pieces.
     """
 
     kind: Section
@@ -52,8 +54,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant as it stands in the file; a late-bound one has no data, and neither has one that
-    is made of others at loading."""
+    """Constant record of the file; one that is bound late or computed at load time has no data."""
 
     code: int
     bits: int
@@ -69,8 +70,9 @@ LATE_BOUND, STORED, MADE_AT_LOAD = 0, 1, 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A file whose sections have their places, and whose bytes lie in pieces where they were made:
-    they may be read more than once, and are what was given as long as nobody writes it."""
+    """File whose sections are laid out and whose bytes stay in pieces where they were computed. The
+    pieces may be read more than once and must not be written.
+    """
 
     rows: tuple[tuple[int, int, int], ...]
     """Of each section its kind with the variant, where it begins, its length."""
@@ -79,25 +81,28 @@ class Assembly:
     size: int
 
     def joined(self) -> memoryview:
-        """The file in memory."""
-        made = joined([bytes(self._begin), *chain(*self.sections)])
-        sums = [checksum(made[start : start + length]) for _, start, length in self.rows]
-        made[: self._begin] = self._head(sums)
-        return made
+        """Return the file in memory."""
+        contents = joined([bytes(self._begin), *chain(*self.sections)])
+        sums = [checksum(contents[start : start + length]) for _, start, length in self.rows]
+        contents[: self._begin] = self._head(sums)
+        return contents
 
     def write(self, file: Writer) -> None:
-        """The file into another, of which a part is in memory at a time. What it holds at its
-        beginning is known when all has been read, which is done once more for that."""
+        """Write the file to a stream, a piece at a time. The header holds checksums of all
+        sections, so the data is read twice.
+        """
         sums = [
             self._sum(parts_of(pieces), length)
             for pieces, (_, _, length) in zip(self.sections, self.rows, strict=True)
         ]
         file.write(self._head(sums))
-        for part in parts_of(chain(*self.sections)):
-            file.write(part)
+        for chunk in parts_of(chain(*self.sections)):
+            file.write(chunk)
 
     def write_once(self, file: Seekable) -> None:
-        """The same into a file that can go back to its beginning: all is read once."""
+        """Write the file to a seekable stream: the data is read once and the header
+        written last.
+        """
         file.write(bytes(self._begin))
         sums = [
             self._sum(_written(parts_of(pieces), file), length)
@@ -111,87 +116,85 @@ class Assembly:
     def _begin(self) -> int:
         return _aligned(_HEADER.size + len(self.rows) * _ENTRY.size)
 
-    def _sum(self, parts: Iterable[memoryview], length: int) -> int:
-        """The checksum of so many bytes; behind them stand zeros, which it leaves out."""
-        found = 0
-        for part in parts:
+    def _sum(self, chunks: Iterable[memoryview], length: int) -> int:
+        """Return the checksum of `length` bytes, without the padding after them."""
+        crc = 0
+        for chunk in chunks:
             if length > 0:
-                found = checksum(part[:length], found)
-            length -= len(part)
-        return found
+                crc = checksum(chunk[:length], crc)
+            length -= len(chunk)
+        return crc
 
     def _head(self, sums: Sequence[int]) -> bytes:
-        """Header, section table and the zeros up to the first section."""
+        """Return header, section table and padding up to the first section."""
         rows = zip(self.rows, sums, strict=True)
-        table = b"".join(_ENTRY.pack(kind, each, start, n) for (kind, start, n), each in rows)
+        table = b"".join(_ENTRY.pack(kind, crc, start, n) for (kind, start, n), crc in rows)
         header = _HEADER.pack(MAGIC, VERSION, BYTE_ORDER, self.size, len(sums), crc32(table))
         return header + table + bytes(-len(header + table) % ALIGNMENT)
 
 
 class Seekable(Writer, Protocol):
-    """A file of its own from the beginning, which can go back."""
+    """Stream of its own from the beginning that can seek back."""
 
     def seek(self, offset: int, /) -> object:
         """Go to a byte."""
 
 
-def _written(parts: Iterable[memoryview], file: Writer) -> Iterator[memoryview]:
-    """Parts, each when it is written."""
-    for part in parts:
-        file.write(part)
-        yield part
+def _written(chunks: Iterable[memoryview], file: Writer) -> Iterator[memoryview]:
+    """Yield chunks after writing each."""
+    for chunk in chunks:
+        file.write(chunk)
+        yield chunk
 
 
-def assemble(parts: Iterable[Part]) -> Assembly:
-    """The file of sections, of each variant of each kind at most one."""
-    ordered = sorted(parts, key=lambda part: (part.variant, part.kind))
+def assemble(sources: Iterable[Part]) -> Assembly:
+    """Lay out the sections of a file: of each variant at most one of each kind."""
+    ordered = sorted(sources, key=lambda source_key: (source_key.variant, source_key.kind))
     at = _aligned(_HEADER.size + len(ordered) * _ENTRY.size)
     rows, sections = [], []
-    for part in ordered:
-        payload = part.payload_at(at)
+    for source in ordered:
+        payload = source.payload_at(at)
         length = sum(map(size_of, payload))
-        rows.append((part.variant << VARIANT_BITS | part.kind, at, length))
-        is_last = part is ordered[-1]  # nothing follows it
+        rows.append((source.variant << VARIANT_BITS | source.kind, at, length))
+        is_last = source is ordered[-1]  # nothing follows it
         zeros = 0 if is_last else -length % ALIGNMENT
         sections.append([*payload, bytes(zeros)])
         at += length + zeros
     return Assembly(tuple(rows), tuple(sections), at)
 
 
-def write_sections(parts: Iterable[Part]) -> memoryview:
-    """The same in memory."""
-    return assemble(parts).joined()
+def write_sections(sources: Iterable[Part]) -> memoryview:
+    """Return the file of sections in memory."""
+    return assemble(sources).joined()
 
 
 def executable_of(data: Bytes, apart: Mapping[int, np.ndarray] | None = None) -> Executable:
-    """The program in the bytes of its file, which must not be written any more: it has their memory
-    where that is aligned as constants are, as that of `write_sections` is. `apart` are constants by
-    number that the file is without: of each a copy, or it as it is where nobody can write it and it
-    lies as a constant does.
+    """Load the program in a file's bytes, which must not be written any more: constants share the
+    memory where it is aligned as `write_sections` aligns it. `apart` are constants by number
+    that the file lacks; they are copied, or used in place where they are immutable and aligned.
     """
-    made = get_global_func("ek.executable.of_tensor")(tensor(np.frombuffer(data, np.uint8)))
-    assert isinstance(made, Executable)
+    executable = get_global_func("ek.executable.of_tensor")(tensor(np.frombuffer(data, np.uint8)))
+    assert isinstance(executable, Executable)
     if apart:
         bind = get_global_func("ek.executable.bind_constant")
         for number, value in zip(apart, _settled(list(apart.values())), strict=True):
-            bind(made, number, value)
-    return made
+            bind(executable, number, value)
+    return executable
 
 
 def _settled(arrays: Sequence[np.ndarray]) -> list[Tensor]:
-    """Arrays as tensors that stay as they are."""
-    found = [
+    """Return arrays as tensors that do not change."""
+    tensors = [
         tensor(np.asarray(a)) if is_settled(a) else empty(a.shape, a.dtype.name) for a in arrays
     ]
-    copied = [(f, a) for f, a in zip(found, arrays, strict=True) if not is_settled(a)]
+    copied = [(f, a) for f, a in zip(tensors, arrays, strict=True) if not is_settled(a)]
     put_all([(f.reinterpret("uint8", (f.nbytes,)).numpy(), a) for f, a in copied])
-    return found
+    return tensors
 
 
 def is_settled(array: np.ndarray) -> bool:
-    """Whether an array is memory of a tensor that nobody can write, and lies as constants do.
-
-    One of NumPy's own is not, though it cannot be written: who owns it may allow that again.
+    """Return whether an array is immutable memory of a tensor, aligned as constants are. NumPy's
+    own arrays are not, even if read-only: their owner may make them writable again.
     """
     owner = array
     while isinstance(owner.base, np.ndarray):
@@ -204,35 +207,42 @@ def is_settled(array: np.ndarray) -> bool:
 
 
 def file_of(executable: Executable) -> memoryview:
-    """The bytes of an executable's file, which are its memory: late-bound constants are none of
-    them."""
-    found = get_global_func("ek.executable.file")(executable)
-    assert isinstance(found, Tensor)
-    return found.numpy().data
+    """Return the bytes of an executable's file, in its memory; late-bound constants are not part of
+    them.
+    """
+    contents = get_global_func("ek.executable.file")(executable)
+    assert isinstance(contents, Tensor)
+    return contents.numpy().data
 
 
 def read_sections(data: Bytes) -> list[tuple[Section, int, memoryview]]:
-    """The sections of a file that the loader has accepted: kind, variant, bytes."""
+    """Return the sections of a valid file: kind, variant, bytes."""
     count = _HEADER.unpack_from(data)[4]
-    found = []
+    sections = []
     for index in range(count):
         kind, _, at, length = _ENTRY.unpack_from(data, _HEADER.size + index * _ENTRY.size)
         variant, kind = divmod(kind, 1 << VARIANT_BITS)
-        found.append((Section(kind), variant, memoryview(data)[at : at + length]))
-    return found
+        sections.append((Section(kind), variant, memoryview(data)[at : at + length]))
+    return sections
 
 
 def write_constants(constants: Sequence[Constant], start: int) -> Pieces:
-    """The section that begins at `start` of the file: records, then each constant's data."""
+    """Return the constants section that begins at file offset `start`: records, then each
+    constant's data.
+    """
     records_size = 4 + sum(_CONSTANT.size + 8 * len(c.shape) + 16 for c in constants)
     at = start + _aligned(records_size)
     records = [struct.pack("<I", len(constants))]
     data: Pieces = []
-    for index, each in enumerate(constants):
-        stored = b"" if each.data is None else each.data
-        lanes = MADE_AT_LOAD if each.is_made else LATE_BOUND if each.data is None else STORED
-        records.append(_CONSTANT.pack(each.code, each.bits, lanes, len(each.shape)))
-        records.append(struct.pack(f"<{len(each.shape)}qQQ", *each.shape, each.nbytes, at))
+    for index, constant in enumerate(constants):
+        stored = b"" if constant.data is None else constant.data
+        lanes = (
+            MADE_AT_LOAD if constant.is_made else LATE_BOUND if constant.data is None else STORED
+        )
+        records.append(_CONSTANT.pack(constant.code, constant.bits, lanes, len(constant.shape)))
+        records.append(
+            struct.pack(f"<{len(constant.shape)}qQQ", *constant.shape, constant.nbytes, at)
+        )
         is_last = index == len(constants) - 1
         data += [stored, b"" if is_last else bytes(-size_of(stored) % ALIGNMENT)]
         at += _aligned(size_of(stored))
@@ -241,39 +251,39 @@ def write_constants(constants: Sequence[Constant], start: int) -> Pieces:
 
 
 def read_constants(data: Bytes) -> list[Constant]:
-    """The constants of a file that the loader has accepted."""
+    """Return the constants of a valid file."""
     section = next(p for kind, _, p in read_sections(data) if kind is Section.CONSTANTS)
     (count,) = struct.unpack_from("<I", section)
-    at, found = 4, []
+    at, constants = 4, []
     for _ in range(count):
         code, bits, lanes, ndim = _CONSTANT.unpack_from(section, at)
         *shape, nbytes, offset = struct.unpack_from(f"<{ndim}qQQ", section, at + _CONSTANT.size)
         at += _CONSTANT.size + 8 * ndim + 16
         stored = memoryview(data)[offset : offset + nbytes] if lanes == STORED else None
         is_made = lanes == MADE_AT_LOAD
-        found.append(Constant(code, bits, tuple(shape), nbytes, stored, is_made))
-    return found
+        constants.append(Constant(code, bits, tuple(shape), nbytes, stored, is_made))
+    return constants
 
 
 def metadata_of(data: Bytes) -> dict[str, object]:
-    """The metadata, of the first variant, of a file that the loader accepts, here or elsewhere."""
+    """Return the metadata of the first variant of a valid file."""
     section = next(p for kind, _, p in read_sections(data) if kind is Section.METADATA)
     return read_metadata(bytes(section), "executable", None)
 
 
 def function_names(data: Bytes) -> list[str]:
-    """The names of the functions of a file that the loader accepts, here or elsewhere."""
+    """Return the names of the functions of a valid file."""
     section = next(p for kind, _, p in read_sections(data) if kind is Section.GLOBALS)
     (count,) = struct.unpack_from("<I", section)
-    at, found = 4, []
+    at, names = 4, []
     for _ in range(count):
         name, at = _string(section, at)
-        found.append(name)
+        names.append(name)
         (params,) = struct.unpack_from("<I", section, at)
         at += 4
         for _ in range(params):
             _, at = _string(section, at)
-    return found
+    return names
 
 
 def _string(section: memoryview, at: int) -> tuple[str, int]:
@@ -283,7 +293,7 @@ def _string(section: memoryview, at: int) -> tuple[str, int]:
 
 
 def with_constants(data: Bytes, constants: Sequence[Constant]) -> Assembly:
-    """The same file with other data of its constants, or without that of some."""
+    """Return the file with its constants' data replaced, or removed for some."""
     return assemble(
         _constants_part(constants) if kind is Section.CONSTANTS else _same(kind, payload, variant)
         for kind, variant, payload in read_sections(data)
@@ -291,14 +301,16 @@ def with_constants(data: Bytes, constants: Sequence[Constant]) -> Assembly:
 
 
 def without_kernels(data: Bytes, variant: int) -> memoryview:
-    """The same file without native code, of one variant; 0 where there is but one."""
+    """Return the file of one variant without native code; `variant` is 0 where there is
+    only one.
+    """
     constants = _constants_part(read_constants(data))  # their data moves
-    kept = [
+    sources = [
         _same(kind, payload)
         for kind, of, payload in read_sections(data)
         if kind not in (Section.IMAGE, Section.CONSTANTS) and of in (0, variant)
     ]
-    return write_sections([constants, *kept])
+    return write_sections([constants, *sources])
 
 
 def _constants_part(constants: Sequence[Constant]) -> Part:

@@ -1,4 +1,5 @@
-"""Values as JSON, and back: every object once, children before parents, arrays in base64.
+"""Serialise object graphs as JSON, and back; every object once, children before parents, arrays in
+base64.
 
     {"ekiden": "1", "root": REF,
      "nodes": [["myns.MyExpr", {"value": 3, ...}], ...],
@@ -6,8 +7,8 @@
 
 A value is a JSON scalar, a list (tuple), or an object with one key: {"node": 3}, {"array": 0},
 {"tensor": 0}, {"list": [...]}, {"map": [[k, v], ...]}, {"adt": [tag, fields]}, {"shape": [...]},
-{"dtype": "int8"}, {"device": [1, 0]}, {"bytes": base64}, {"error": [kind, message]},
-{"enum": "NAME"}, {"float": "inf"}.
+{"dtype": "int8"}, {"device": [1, 0]}, {"bytes": base64}, {"error": [kind, message]}, {"enum":
+"NAME"}, {"float": "inf"}.
 
 What becomes a node is open: a family of classes says how its objects are taken apart and made again
 (`register_family`). Objects of the runtime are one, by the fields their types were defined with;
@@ -50,7 +51,7 @@ Decode = Callable[[object, type[Enum] | None], object]
 
 
 class Family(NamedTuple):
-    """How the objects of some classes become nodes."""
+    """Serialisation of a family of classes as nodes."""
 
     classes: tuple[type, ...]
     take_apart: Callable[[Any], tuple[str, Fields]]
@@ -65,7 +66,7 @@ FAMILIES: list[Family] = []
 
 
 def register_family(family: Family) -> None:
-    """Let the objects of more classes be saved and loaded."""
+    """Register the serialisation of more classes."""
     FAMILIES.append(family)
 
 
@@ -74,15 +75,14 @@ FOREIGN: list[Callable[[Mapping[str, Any]], object]] = []
 
 
 def register_foreign(read: Callable[[Mapping[str, Any]], object]) -> None:
-    """Let `load_json` read documents of TVM, by a function of the whole document."""
+    """Register a reader of TVM documents, a function of the whole document."""
     FOREIGN[:] = [read]
 
 
 def save_json(value: object) -> str:
-    """An object or node, or a scalar, array or container of those, as JSON text.
-
-    The same value always gives the same text. Raises TypeError for what cannot be saved (functions,
-    machines, types without fields), and ValueError for objects that contain themselves.
+    """Serialise an object or node, or a scalar, array or container of those, as JSON text. The same
+    value always gives the same text. Raises TypeError for what has no serialisation (functions,
+    machines, types without fields), and ValueError for cyclic objects.
     """
     writer = _Writer()
     root = writer.write(value)
@@ -91,8 +91,8 @@ def save_json(value: object) -> str:
 
 
 def load_json(text: str | bytes) -> object:
-    """What `save_json` saved; of what TVM's did, programs (relay/tvm_json.py), where `ekiden.relay`
-    is imported. Raises LoadError for anything else; for TVM's with what to do.
+    """Load what `save_json` saved; TVM's programs too (relay/tvm_json.py), where `ekiden.relay` is
+    imported. Raises LoadError for anything else.
     """
     try:
         document = json.loads(text)
@@ -128,25 +128,27 @@ def _family_of(value: object) -> Family | None:
 
 
 def _parts(value: object) -> Iterator[object]:
-    """The objects that become nodes directly inside a value."""
+    """Yield the objects directly inside a value that become nodes."""
     if isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _parts(each)
+        for item in value:
+            yield from _parts(item)
     elif isinstance(value, Mapping) and _family_of(value) is None:
-        for key, each in value.items():
+        for key, item in value.items():
             yield from _parts(key)
-            yield from _parts(each)
+            yield from _parts(item)
     elif _family_of(value) is not None:
         yield value
 
 
 def _identity(value: object) -> object:
-    """What tells objects apart: handles of the runtime are equal when their objects are one."""
+    """Return the identity of an object: runtime handles are equal when their objects are
+    the same.
+    """
     return value if isinstance(value, Object) else id(value)
 
 
 class _Writer:
-    """The nodes written so far."""
+    """Writer of nodes, operands before users."""
 
     def __init__(self) -> None:
         self.nodes: list[list[object]] = []
@@ -157,9 +159,9 @@ class _Writer:
         """What has a number by its id, kept so that nothing else gets that id."""
 
     def write(self, root: object) -> object:
-        """The reference to a value, after everything in it is written."""
+        """Write everything in a value and return the reference to it."""
         stack: list[tuple[object, list[object] | None]] = [
-            (part, None) for part in reversed(list(_parts(root)))
+            (inner, None) for inner in reversed(list(_parts(root)))
         ]
         begun: set[object] = set()
         while stack:
@@ -178,12 +180,12 @@ class _Writer:
         return self._encode(root)
 
     def _begin(self, at: object) -> list[tuple[object, list[object] | None]]:
-        """The work that an object asks for: itself, then what is in it."""
+        """Return the work items of an object: itself, then its contents."""
         family = _family_of(at)
         assert family is not None, "only what has a family becomes a node"
         key, fields = family.take_apart(at)
-        inside = [part for _, value in fields for part in _parts(value)]
-        return [(at, [key, fields]), *((part, None) for part in reversed(inside))]
+        inside = [inner for _, value in fields for inner in _parts(value)]
+        return [(at, [key, fields]), *((nested, None) for nested in reversed(inside))]
 
     def _encode(self, value: object) -> object:
         match value:
@@ -220,16 +222,16 @@ class _Writer:
         raise TypeError(f"save_json: cannot save a {type(value).__name__}: {value!r}")
 
     def _array(self, owner: object, value: NDArray[Any]) -> int:
-        found = self.numbers.setdefault(_identity(owner), len(self.arrays))
-        if found == len(self.arrays):
+        number = self.numbers.setdefault(_identity(owner), len(self.arrays))
+        if number == len(self.arrays):
             self._alive.append(owner)
             content = base64.b64encode(value.tobytes()).decode()
             self.arrays.append([str(value.dtype), list(value.shape), content])
-        return found
+        return number
 
 
 class _Reader:
-    """The nodes read so far. A reference can only go backwards: a cycle cannot be written."""
+    """Reader of nodes. References only go backwards: cycles cannot be written."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
@@ -238,7 +240,7 @@ class _Reader:
         self.tensors: dict[int, Tensor] = {}
 
     def read(self) -> object:
-        """The root."""
+        """Return the root object."""
         for key, fields in self.document["nodes"]:
             self.nodes.append(self._node(key, fields))
         return self._decode(self.document["root"])
@@ -250,7 +252,7 @@ class _Reader:
         raise LoadError(f"no node type {key!r}")
 
     def _tensor(self, number: int) -> Tensor:
-        """The tensor of an array, which can be written and is one wherever it is referred to."""
+        """Return the writable tensor of an array, one object for all references."""
         if number not in self.tensors:
             self.tensors[number] = tensor(self.arrays[number].copy())
         return self.tensors[number]
@@ -297,8 +299,8 @@ _SCALARS: dict[str, Callable[[Any], object]] = {
 
 
 def _read_array(dtype: str, shape: list[int], content: str) -> NDArray[Any]:
-    known = np.dtype(DataType(dtype).numpy_dtype)
-    return np.frombuffer(base64.b64decode(content, validate=True), known).reshape(shape)
+    numpy_dtype = np.dtype(DataType(dtype).numpy_dtype)
+    return np.frombuffer(base64.b64decode(content, validate=True), numpy_dtype).reshape(shape)
 
 
 def _take_apart(value: Object) -> tuple[str, Fields]:

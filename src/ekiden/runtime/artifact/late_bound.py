@@ -1,4 +1,4 @@
-"""LazyModule-bound constants: weights that an executable leaves to be given when it is loaded.
+"""Late-bound constants; weights that an executable leaves to be given when it is loaded.
 
 They are named `const_<number>`, as TVM names them. An executable that waits for some can be saved
 and looked into, but not run.
@@ -28,7 +28,7 @@ PREFIX = "const_"
 
 
 def missing(executable: Executable) -> list[str]:
-    """The names of the constants that an executable still waits for."""
+    """Return the names of the constants that an executable still waits for."""
     unknown = [i for i, c in enumerate(executable.constants) if c is None]
     if not unknown:
         return []
@@ -37,9 +37,8 @@ def missing(executable: Executable) -> list[str]:
 
 
 def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str, Tensor]]:
-    """An executable that waits for the constants of `byte_limit` bytes and more, and these by name.
-
-    Raises LoadError where the executable waits for some already.
+    """Split off the constants of `byte_limit` bytes and more: return an executable that waits for
+    them, and their values by name. Raises LoadError if the executable waits for some already.
     """
     if waiting := missing(executable):
         raise LoadError(f"late-bound constants: they are moved already: {', '.join(waiting)}")
@@ -47,61 +46,65 @@ def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str
     constants = frame.read_constants(data)
     values = executable.constants
     chosen = {i for i, c in enumerate(constants) if c.nbytes >= byte_limit and not c.is_made}
-    kept = [
+    remaining = [
         replace(c, data=None) if i in chosen else _filled(c, v)
         for i, (c, v) in enumerate(zip(constants, values, strict=True))
     ]
     moved = {f"{PREFIX}{i}": v for i in sorted(chosen) if (v := values[i]) is not None}
-    return frame.executable_of(frame.with_constants(data, kept).joined()), moved
+    return frame.executable_of(frame.with_constants(data, remaining).joined()), moved
 
 
-def bind(executable: Executable, given: Mapping[str, object]) -> None:
-    """Give an executable the constants it waits for. Raises LoadError for names that are missing,
-    unknown or have their data, ValueError for another shape or dtype.
+def bind(executable: Executable, constants: Mapping[str, object]) -> None:
+    """Bind the constants that an executable waits for.
+
+    Raises:
+        LoadError: for names that are missing, unknown or have their data.
+        ValueError: for another shape or dtype.
     """
     waiting = missing(executable)
-    if absent := [name for name in waiting if name not in given]:
+    if absent := [name for name in waiting if name not in constants]:
         raise LoadError(f"late-bound constants: missing are {', '.join(absent)}")
-    if unused := [name for name in given if name not in waiting]:
+    if unused := [name for name in constants if name not in waiting]:
         raise LoadError(f"late-bound constants: the executable does not wait for {unused[0]!r}")
     set_constant = get_global_func("ek.executable.bind_constant")
     assert set_constant is not None
     for name in waiting:
-        value = given[name]
+        value = constants[name]
         data = value if isinstance(value, Tensor) else tensor(value)  # type: ignore[arg-type]
         set_constant(executable, int(name.removeprefix(PREFIX)), data)
 
 
 @register_func("ek.program.load_late_bound_consts_from_map")
-def _from_map(executable: Executable, given: Mapping[str, object]) -> None:
-    """What a module of a program gives as `load_late_bound_consts_from_map`."""
-    bind(executable, {str(name): value for name, value in given.items()})
+def _from_map(executable: Executable, constants: Mapping[str, object]) -> None:
+    """Implement a module's `load_late_bound_consts_from_map`."""
+    bind(executable, {str(name): value for name, value in constants.items()})
 
 
 @register_func("ek.program.load_late_bound_consts")
 def _from_file(executable: Executable, path: str) -> None:
-    """The same from a file that `move_late_bound_consts` wrote, which is mapped."""
+    """Bind the constants in a file that `move_late_bound_consts` wrote; it is mapped."""
     bind(executable, params.map_params(path))
 
 
 def whole(executable: Executable) -> memoryview:
-    """The bytes of an executable with all the constants it has been given: its own memory, where
-    it was not given any."""
-    made = _with_given(executable)
-    return frame.file_of(executable) if made is None else made.joined()
+    """Return the bytes of an executable with all bound constants; its own memory if none were
+    bound.
+    """
+    rebuilt = _with_given(executable)
+    return frame.file_of(executable) if rebuilt is None else rebuilt.joined()
 
 
 def write(executable: Executable, file: Writer) -> None:
-    """The same into a file, of which no copy is made in memory."""
-    made = _with_given(executable)
-    if made is None:
+    """Write an executable with all bound constants to a file, without a copy in memory."""
+    rebuilt = _with_given(executable)
+    if rebuilt is None:
         file.write(frame.file_of(executable))
     else:
-        made.write(file)
+        rebuilt.write(file)
 
 
 def _with_given(executable: Executable) -> frame.Assembly | None:
-    """The file with the constants that were given; None where it has all itself."""
+    """Return the file with the bound constants, or None where it is complete."""
     data = frame.file_of(executable)
     constants = frame.read_constants(data)
     if all(c.data is not None or c.is_made for c in constants):

@@ -1,5 +1,5 @@
-"""What the section METADATA of an artifact may say: one table, against which all of it is held when
-the artifact is loaded.
+"""Schema of an artifact's METADATA section; one table, against which all of it is held when the
+artifact is loaded.
 
 METADATA is JSON, so a checksum that is right proves nothing about it. Whatever reads it afterwards
 may rely on the table: types, ranges, and that what it names is in the executable.
@@ -42,7 +42,7 @@ Key: TypeAlias = int | str
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """An input or output: its name, shape (numbers, names of symbols, expressions on them) and
+    """Description of an input or output: its name, shape (numbers, symbol names, expressions) and
     dtype.
     """
 
@@ -53,13 +53,13 @@ class TensorInfo:
     """The keys of the dictionaries of an output that is a list of such."""
 
     def __str__(self) -> str:
-        """`x: float32[batch, 3, 224, 224]`"""
+        """Return text such as `x: float32[batch, 3, 224, 224]`."""
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What an executable has that its metadata name."""
+    """Tables of an executable that its metadata refer to."""
 
     params: Mapping[str, int]
     """How many parameters each function has."""
@@ -69,15 +69,15 @@ class Tables:
 
 
 class _WrongError(Exception):
-    """What is wrong, and the fields that lead there, the innermost first."""
+    """Exception with an error message and the field path to it, innermost first."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.path: list[str] = []
 
 
-def _wrong(expected: str, got: object) -> _WrongError:
-    text = ascii(got)
+def _wrong(expected: str, value: object) -> _WrongError:
+    text = ascii(value)
     return _WrongError(f"{expected} expected, got {text if len(text) <= 60 else text[:57] + '...'}")
 
 
@@ -130,16 +130,16 @@ def _dtype(value: object) -> None:
         raise _wrong("a dtype", value)
 
 
-def _one_of(*known: str) -> Check:
+def _one_of(*allowed: str) -> Check:
     def check(value: object) -> None:
-        if value not in known:
-            raise _wrong("one of " + ", ".join(map(repr, known)), value)
+        if value not in allowed:
+            raise _wrong("one of " + ", ".join(map(repr, allowed)), value)
 
     return check
 
 
 def _within(step: str, check: Check, value: object) -> None:
-    """A check of a part, whose errors say which."""
+    """Check a component and add its path to errors."""
     try:
         check(value)
     except _WrongError as error:
@@ -147,20 +147,20 @@ def _within(step: str, check: Check, value: object) -> None:
         raise
 
 
-def _list_of(item: Check, least: int = 0) -> Check:
+def _list_of(item: Check, min_items: int = 0) -> Check:
     def check(value: object) -> None:
-        """Raises _WrongError for what is no such list, with the number of the item."""
-        if not isinstance(value, list) or len(value) < least:
-            raise _wrong(f"a list of at least {least} items" if least else "a list", value)
-        for at, each in enumerate(value):
-            _within(f"[{at}]", item, each)
+        """Raise _WrongError, with the item's number, for anything but such a list."""
+        if not isinstance(value, list) or len(value) < min_items:
+            raise _wrong(f"a list of at least {min_items} items" if min_items else "a list", value)
+        for at, item_value in enumerate(value):
+            _within(f"[{at}]", item, item_value)
 
     return check
 
 
 def _pair_of(first: Check, second: Check) -> Check:
     def check(value: object) -> None:
-        """Raises _WrongError for what is no list of two, with the number of the item."""
+        """Raise _WrongError, with the item's number, for anything but a list of two."""
         if not isinstance(value, list) or len(value) != 2:
             raise _wrong("a list of 2 items", value)
         _within("[0]", first, value[0])
@@ -171,34 +171,31 @@ def _pair_of(first: Check, second: Check) -> Check:
 
 def _map_of(item: Check) -> Check:
     def check(value: object) -> None:
-        """Raises _WrongError for what is no object whose keys are texts, with the key of the
-        value."""
+        """Raise _WrongError, with the value's key, for anything but an object with such values."""
         if not isinstance(value, dict):
             raise _wrong("an object", value)
-        for key, each in value.items():
+        for key, item_value in value.items():
             _text(key)
-            _within(f"[{key!a}]", item, each)
+            _within(f"[{key!a}]", item, item_value)
 
     return check
 
 
 def _record(required: Mapping[str, Check], optional: Mapping[str, Check]) -> Check:
-    known = {**required, **optional}
+    fields = {**required, **optional}
 
     def check(value: object) -> None:
-        """Raises _WrongError for a field that is missing, that there is not, or whose value is
-        wrong.
-        """
+        """Raise _WrongError for a field that is missing, unknown or invalid."""
         if not isinstance(value, dict):
             raise _wrong("an object", value)
         if missing := [name for name in required if name not in value]:
             raise _WrongError(f"the field '{missing[0]}' is missing")
-        if unknown := [name for name in value if name not in known]:
+        if unknown := [name for name in value if name not in fields]:
             raise _WrongError(
-                f"there is no field {unknown[0]!a}; there are {', '.join(sorted(known))}"
+                f"there is no field {unknown[0]!a}; there are {', '.join(sorted(fields))}"
             )
-        for name, each in value.items():
-            _within(f".{name}", known[name], each)
+        for name, field_value in value.items():
+            _within(f".{name}", fields[name], field_value)
 
     return check
 
@@ -214,9 +211,9 @@ _KERNEL = _record(
 _METADATA = _record(
     {},
     {
-        "checks": _map_of(_list_of(_pair_of(_size, _list_of(_text, least=1)))),
+        "checks": _map_of(_list_of(_pair_of(_size, _list_of(_text, min_items=1)))),
         "denormals": _one_of("flush"),
-        "device_targets": _list_of(_text, least=1),
+        "device_targets": _list_of(_text, min_items=1),
         "executor": _one_of(*EXECUTORS),
         "external": _map_of(_pair_of(_name, _text)),
         "host_functions": _list_of(_name),
@@ -225,32 +222,34 @@ _METADATA = _record(
         "memory": _record({"peak": _size}, {}),
         "mod_name": _name,
         "placement": _record(
-            {"kernels": _map_of(_size), "host": _list_of(_list_of(_text, least=2))}, {}
+            {"kernels": _map_of(_size), "host": _list_of(_list_of(_text, min_items=2))}, {}
         ),
         "producer": _text,
-        "regions": _list_of(_text, least=1),
-        "states": _list_of(_text, least=1),
+        "regions": _list_of(_text, min_items=1),
+        "states": _list_of(_text, min_items=1),
         "sources": _map_of(_list_of(_pair_of(_size, _text))),
         "target": _text,
         "tensors": _map_of(_pair_of(_text, _size)),
         "weights": _size,
-        "variants": _list_of(_text, least=1),
+        "variants": _list_of(_text, min_items=1),
     },
 )
 """The table. docs/artifact-format.md says what the fields mean."""
 
 
-def _against(found: Mapping[str, object], tables: Tables) -> None:
-    """Hold what the metadata name against what there is."""
-    if "main" in found:
-        _within(".main", lambda main: _check_main(main, tables), found["main"])
+def _against(metadata: Mapping[str, object], tables: Tables) -> None:
+    """Check the metadata against the artifact's tables."""
+    if "main" in metadata:
+        _within(".main", lambda main: _check_main(main, tables), metadata["main"])
     for field in ("sources", "checks"):
-        rows = cast("Rows", found.get(field, {}))
+        rows = cast("Rows", metadata.get(field, {}))
         _within(f".{field}", partial(_check_rows, tables=tables), rows)
-    if "states" in found:
-        _within(".states", lambda states: _check_states(states, found, tables), found["states"])
+    if "states" in metadata:
+        _within(
+            ".states", lambda states: _check_states(states, metadata, tables), metadata["states"]
+        )
     for field in ("kernels", "host_functions", "external"):
-        names = cast("Sequence[str]", found.get(field, ()))
+        names = cast("Sequence[str]", metadata.get(field, ()))
         if unknown := [name for name in names if name not in tables.primitives]:
             raise _within_error(field, f"no primitive is named {unknown[0]!a}")
 
@@ -276,9 +275,9 @@ CALL_CLOSURE = "call closure"
 """Begins the names of functions by which a caller of the program calls closures that it gave."""
 
 
-def _check_states(states: object, found: Mapping[str, object], tables: Tables) -> None:
-    """The last inputs and outputs of main are what is kept."""
-    names, main = cast("Sequence[str]", states), found.get("main")
+def _check_states(states: object, metadata: Mapping[str, object], tables: Tables) -> None:
+    """Check that the last inputs and outputs of main are the states."""
+    names, main = cast("Sequence[str]", states), metadata.get("main")
     if tables.params.get(INITIAL) != 0:
         raise _WrongError(f"a function {INITIAL!a} without parameters expected")
     for field in ("inputs", "outputs"):
@@ -293,8 +292,8 @@ Rows = Mapping[str, Sequence[Sequence[object]]]
 """Function -> rows about its instructions, which begin with the number of one."""
 
 
-def _check_rows(found: object, tables: Tables) -> None:
-    for function, rows in cast("Rows", found).items():
+def _check_rows(value: object, tables: Tables) -> None:
+    for function, rows in cast("Rows", value).items():
         if function not in tables.instructions:
             raise _WrongError(f"no function is named {function!a}")
         numbers = [cast(int, row[0]) for row in rows]
@@ -310,44 +309,43 @@ def _no_constant(text: str) -> object:
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise _WrongError("a field is there twice")
-    return found
+    return fields
 
 
 def read_metadata(text: str | bytes, source: str, tables: Tables | None) -> dict[str, object]:
-    """The metadata of the artifact `source`, held against the table and against what it has.
-
-    Raises LoadError that names the artifact and the field.
+    """Parse and validate the metadata of the artifact `source`. Raises LoadError that names the
+    artifact and the field.
     """
     try:
-        found = _parsed(text or "{}")
-        _METADATA(found)
+        metadata = _parsed(text or "{}")
+        _METADATA(metadata)
         if tables is not None:
-            _against(found, tables)
+            _against(metadata, tables)
     except _WrongError as error:
         path = "".join(reversed(error.path)).removeprefix(".")
         raise LoadError(f"load {source}: METADATA: {f'{path}: ' if path else ''}{error}") from None
-    return found
+    return metadata
 
 
 def _parsed(text: str | bytes) -> dict[str, object]:
     try:
-        found = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_distinct)
+        document = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
         raise _WrongError(f"it is no JSON: {error}") from None
-    return cast("dict[str, object]", found)
+    return cast("dict[str, object]", document)
 
 
 def tensor_infos(metadata: Mapping[str, object], source: str) -> tuple[tuple[TensorInfo, ...], ...]:
-    """The inputs of `main` and its outputs, of metadata that were read. Raises LoadError where they
-    do not describe `main`.
+    """Return the inputs and the outputs of `main` in validated metadata. Raises LoadError if they
+    lack `main`.
     """
     main = cast("Mapping[str, list[dict[str, object]]] | None", metadata.get("main"))
     if main is None:
         raise LoadError(f"load {source}: METADATA: the field 'main' is missing")
-    return tuple(tuple(map(_info, main[each])) for each in ("inputs", "outputs"))
+    return tuple(tuple(map(_info, main[field])) for field in ("inputs", "outputs"))
 
 
 def _info(entry: Mapping[str, object]) -> TensorInfo:
@@ -357,7 +355,7 @@ def _info(entry: Mapping[str, object]) -> TensorInfo:
 
 
 def variants(metadata: Mapping[str, object]) -> tuple[str, ...]:
-    """The targets that there is code for, the best first."""
+    """Return the targets that the artifact has code for, best first."""
     target = cast(str, metadata.get("target", ""))
     return tuple(cast("list[str]", metadata.get("variants", [target])))
 
@@ -371,14 +369,14 @@ def placement_text(metadata: Mapping[str, object]) -> str:
     placement = cast("Mapping[str, Any]", metadata.get("placement", {}))
     counts = cast("Mapping[str, int]", placement.get("kernels", {}))
     reasons = "; ".join(f"{', '.join(names)}: {why}" for why, *names in placement.get("host", ()))
-    parts = [
+    phrases = [
         f"{device}: {n or 'no'} kernel{'' if n == 1 else 's'}"
         + (f" ({reasons})" if device == HOST and reasons else "")
         for device, n in sorted(counts.items(), key=lambda row: row[0] == HOST)
     ]
-    return "; ".join(parts)
+    return "; ".join(phrases)
 
 
 def peak_memory(metadata: Mapping[str, object]) -> int | None:
-    """The most bytes that the tensors of a run take at once, where that was predicted."""
+    """Return the predicted peak of tensor memory of a run in bytes, or None."""
     return cast("Mapping[str, int]", metadata.get("memory", {})).get("peak")

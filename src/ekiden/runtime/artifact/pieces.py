@@ -1,11 +1,5 @@
-"""Bytes in pieces, which lie where they were made: joined in memory, or one after the other.
-
-    sections of a file     [header, records, array, zeros, array, ...]
-      joined(pieces)       the bytes in one row
-      for part in parts_of(pieces):  file.write(part)      no more than a few MB of them at once
-
-Arrays may lie in memory as they like, and in mapped files: they come as C has them, and what was
-read of a file goes from memory meanwhile.
+"""Byte buffers in chunks, without joining them. ... ^^ src/ekiden/runtime/artifact/pieces.py =
+chunks.py
 """
 
 from __future__ import annotations
@@ -37,32 +31,32 @@ PART = 1 << 23
 
 
 def size_of(piece: Piece) -> int:
-    """Bytes of a piece."""
+    """Return the size of a piece in bytes."""
     return piece.nbytes if isinstance(piece, np.ndarray) else len(piece)
 
 
 def joined(pieces: Sequence[Piece]) -> memoryview:
-    """One after the other, in the memory of a tensor: it has large pages, takes a third of the time
-    that joined `bytes` do, and is aligned as constants are, so that `executable_of` need not copy.
+    """Join pieces in a tensor's memory: with huge pages it takes a third of the time of joined
+    `bytes`, and it is aligned as constants are, so that `executable_of` need not copy.
     """
-    made = empty((sum(map(size_of, pieces)),), "uint8").numpy()
-    at, places = 0, []
+    buffer = empty((sum(map(size_of, pieces)),), "uint8").numpy()
+    at, copies = 0, []
     for piece in pieces:
         end = at + size_of(piece)
-        places.append((made[at:end], piece))
+        copies.append((buffer[at:end], piece))
         at = end
-    put_all(places)
-    return made.data
+    put_all(copies)
+    return buffer.data
 
 
-def put_all(places: Sequence[tuple[np.ndarray, Piece]]) -> None:
-    """Copy pieces into as many bytes each, bit for bit, by threads where they are large."""
-    large = [(place[a:b], part) for place, piece in places if len(place) >= LARGE
-             for a, b, part in _split(piece, len(place))]  # fmt: skip
+def put_all(copies: Sequence[tuple[np.ndarray, Piece]]) -> None:
+    """Copy pieces to their destinations bit for bit, large ones by several threads."""
+    large = [(large_destination[a:b], chunk) for large_destination, piece in copies if len(large_destination) >= LARGE
+             for a, b, chunk in _split(piece, len(large_destination))]  # fmt: skip
     jobs = min(len(large), environment.compile_jobs())
-    for place, piece in places:
-        if len(place) < LARGE:
-            _put(place, piece)
+    for destination, piece in copies:
+        if len(destination) < LARGE:
+            _put(destination, piece)
     if jobs < 2:
         list(starmap(_put, large))
         return
@@ -71,8 +65,9 @@ def put_all(places: Sequence[tuple[np.ndarray, Piece]]) -> None:
 
 
 def parts_of(pieces: Iterable[Piece]) -> Iterator[memoryview]:
-    """The same bytes, some at a time, none of no bytes: of what lies in a row as it is, of other
-    arrays copies, which threads make while those before them are used."""
+    """Yield the bytes of pieces in non-empty chunks: contiguous data without a copy, other arrays
+    as copies that threads make ahead.
+    """
     for piece in pieces:
         size = size_of(piece)
         if size == 0:
@@ -89,12 +84,12 @@ def parts_of(pieces: Iterable[Piece]) -> Iterator[memoryview]:
 
 
 def _by_threads(piece: Piece, size: int) -> Iterator[memoryview]:
-    """Copies of a piece, in order; of as many parts at once as there are threads."""
+    """Yield copies of a piece in order, prepared by as many threads as compile jobs."""
     jobs = environment.compile_jobs()
     waiting: deque[futures.Future[memoryview]] = deque()
     with futures.ThreadPoolExecutor(jobs) as pool:
-        for begin, end, part in _split(piece, size):
-            waiting.append(pool.submit(_copied, part, end - begin))
+        for begin, end, chunk in _split(piece, size):
+            waiting.append(pool.submit(_copied, chunk, end - begin))
             if len(waiting) > jobs:
                 yield waiting.popleft().result()
         while waiting:
@@ -102,18 +97,19 @@ def _by_threads(piece: Piece, size: int) -> Iterator[memoryview]:
 
 
 def checksum(data: Bytes, before: int = 0) -> int:
-    """As sections have it, by the runtime, whose checksums take less than half of zlib's time;
-    `before` is that of the bytes which they follow."""
-    given = tensor(np.frombuffer(data, np.uint8))
-    found = get_global_func("ek.runtime.crc32")(given, before)
-    assert isinstance(found, int)
-    return found
+    """Return the CRC-32 of data after the checksum `before`, by the runtime, which takes less than
+    half of zlib's time.
+    """
+    data_tensor = tensor(np.frombuffer(data, np.uint8))
+    crc = get_global_func("ek.runtime.crc32")(data_tensor, before)
+    assert isinstance(crc, int)
+    return crc
 
 
 def _split(piece: Piece, size: int) -> Iterator[tuple[int, int, Piece]]:
-    """A piece of so many bytes as several of about the size that a thread takes at a time, by its
-    first axis: the largest weight of a network may be as large as all others together. With each
-    where it begins and ends."""
+    """Yield (start, end, chunk) of a piece along its first axis, in chunks of about
+    THREAD_CHUNK_BYTES: a network's largest weight may be as large as all others together.
+    """
     if size == 0:
         return
     array = np.frombuffer(piece, np.uint8) if not isinstance(piece, np.ndarray) else piece
@@ -126,26 +122,27 @@ def _split(piece: Piece, size: int) -> Iterator[tuple[int, int, Piece]]:
 
 
 def _row_of(piece: Piece) -> memoryview | None:
-    """The bytes of a piece where they lie; None where they are not in a row."""
+    """Return a piece's bytes in place, or None if they are not contiguous."""
     if not isinstance(piece, np.ndarray):
         return memoryview(piece)
     return piece.reshape(-1).view(np.uint8).data if piece.flags.c_contiguous else None
 
 
 def _copied(piece: Piece, size: int) -> memoryview:
-    """The bytes of a piece in a row."""
-    made = np.empty(size, np.uint8)
-    _put(made, piece)
-    return made.data
+    """Return a contiguous copy of a piece's bytes."""
+    buffer = np.empty(size, np.uint8)
+    _put(buffer, piece)
+    return buffer.data
 
 
-def _put(place: np.ndarray, piece: Piece) -> None:
-    """Copy a piece into as many bytes, bit for bit."""
+def _put(destination: np.ndarray, piece: Piece) -> None:
+    """Copy a piece bit for bit to a destination of its size."""
     if not isinstance(piece, np.ndarray):
-        place[:] = np.frombuffer(piece, np.uint8)
+        destination[:] = np.frombuffer(piece, np.uint8)
         return
+    # Copied as unsigned integers: a float copy could quieten signalling NaNs.
     kind = np.dtype(f"u{piece.itemsize}") if piece.itemsize in (1, 2, 4, 8) else piece.dtype
-    place.view(kind).reshape(piece.shape)[...] = piece.view(kind)
+    destination.view(kind).reshape(piece.shape)[...] = piece.view(kind)
     mapped.drop(piece)
 
 

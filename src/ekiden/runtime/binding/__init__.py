@@ -1,1 +1,1 @@
-"""The binding to the C runtime: the extension module, its numbers and layouts."""
+"""Binding to the C runtime; the extension module, its numbers and layouts."""

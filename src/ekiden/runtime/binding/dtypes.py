@@ -1,4 +1,4 @@
-"""Data types as DLPack numbers them."""
+"""DLPack data type codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _SMALL_NAMES = {code: name for name, (code, _) in SMALL_FLOATS.items()}
 
 
 def dtype_code(dtype: str) -> tuple[int, int, int]:
-    """(code, bits, lanes) of a scalar dtype in NumPy's spelling; InternalError for others."""
+    """Return (code, bits, lanes) of a scalar dtype in NumPy's spelling. InternalError for
+    others.
+    """
     if dtype == "bool":
         return KINDS["bool"], 8, 1
     if dtype in SMALL_FLOATS:
@@ -41,18 +43,18 @@ def dtype_code(dtype: str) -> tuple[int, int, int]:
 
 
 def dtype_name(code: int, bits: int, lanes: int) -> str:
-    """The dtype in NumPy's spelling; vectors add 'xN'."""
+    """Return the dtype in NumPy's spelling; vectors add 'xN'."""
     name = _KIND_NAMES.get(code, f"dtype{code}_")
     scalar = _SMALL_NAMES.get(code) or (name if name == "bool" else f"{name}{bits}")
     return scalar if lanes == 1 else f"{scalar}x{lanes}"
 
 
 def numpy_type(name: str) -> object | None:
-    """NumPy's scalar type of a dtype's name, its own or of ml_dtypes, which has those of bfloat16
-    and of fewer than 16 bits, and which a deployment may be without; None where neither has it.
+    """Return NumPy's or ml_dtypes' scalar type of a dtype name, or None. ml_dtypes has bfloat16 and
+    the types below 16 bits; a deployment may lack it.
     """
-    found: object | None = getattr(numpy, name, None)
-    return getattr(_ml_dtypes(), name, None) if found is None else found
+    scalar_type: object | None = getattr(numpy, name, None)
+    return getattr(_ml_dtypes(), name, None) if scalar_type is None else scalar_type
 
 
 @functools.cache
@@ -61,7 +63,7 @@ def _ml_dtypes() -> object | None:
 
 
 def no_numpy_dtype(name: str) -> str:
-    """What to say where NumPy has no dtype of this name, and what would help."""
+    """Return the error message for a dtype that NumPy lacks, with what to install."""
     small = name in SMALL_FLOATS or name in ("bfloat16", "int2", "int4", "uint2", "uint4")
     help_text = "; pip install ml_dtypes" if small and _ml_dtypes() is None else ""
     return f"numpy: no such dtype in NumPy: {name}{help_text}"

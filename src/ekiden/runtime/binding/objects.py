@@ -1,4 +1,4 @@
-"""`Object` as Python sees it: the class of every object of the runtime, IR nodes among them."""
+"""`Object` as Python sees it; the class of every object of the runtime, IR nodes among them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ _T = TypeVar("_T")
 
 
 class _ObjectClass(type):
-    """The class of `Object`. What is an object without being made by a subclass is registered."""
+    """Metaclass of `Object`. Classes that are objects without subclassing it are registered."""
 
     members: tuple[type, ...] = (_core.Object, _core.ADT)
 
     def register(cls, member: type[_T]) -> type[_T]:
-        """Count what is of a class, or of a subclass, as objects. Returns the class, so that it can
-        decorate.
-        """
+        """Register a class, and its subclasses, as objects."""
         _ObjectClass.members += (member,)
         return member
 

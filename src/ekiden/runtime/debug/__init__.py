@@ -1,1 +1,1 @@
-"""To look into a program: disassembly, runs instruction by instruction."""
+"""Debugging: inspect and step compiled programs; disassembly, runs instruction by instruction."""

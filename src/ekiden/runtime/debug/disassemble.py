@@ -1,4 +1,4 @@
-"""Print an executable's bytecode, an instruction a line, as TVM's virtual machine prints it."""
+"""Disassembler: an executable's bytecode in TVM's notation, an instruction a line."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -15,45 +15,47 @@ __all__ = [
 
 
 class Program(Protocol):
-    """The part of `runtime.Executable` that is printed."""
+    """Interface of `runtime.Executable` that the disassembler needs."""
 
     @property
     def globals(self) -> list[str]:
-        """Names of the functions."""
+        """Return the names of the functions."""
 
     @property
     def primitives(self) -> list[str]:
-        """Names of the primitives."""
+        """Return the names of the primitives."""
 
     def code(self, name: str) -> tuple[int, list[int]]:
-        """Number of registers, and words."""
+        """Return the number of registers and the code words of a function."""
 
     def params(self, name: str) -> list[str]:
-        """Names of the parameters."""
+        """Return the names of a function's parameters."""
 
 
 class Function(Protocol):
-    """The part of a function of bytecode that is printed."""
+    """Interface of a bytecode function that the disassembler needs."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Return the function's name."""
 
     @property
     def params(self) -> Sequence[str]:
-        """Names of the parameters."""
+        """Return the names of the parameters."""
 
     @property
     def n_registers(self) -> int:
-        """Number of registers."""
+        """Return the number of registers."""
 
     @property
     def code(self) -> Sequence[Instruction]:
-        """Its instructions."""
+        """Return the instructions."""
 
 
 def disassemble(executable: Program) -> str:
-    """All functions of an executable, in the order of their indices, then the primitives' names."""
+    """Return the text of all functions of an executable in index order, then the
+    primitives' names.
+    """
     functions = []
     for name in executable.globals:
         n_registers, words = executable.code(name)
@@ -62,7 +64,7 @@ def disassemble(executable: Program) -> str:
 
 
 def disassemble_functions(functions: Iterable[Function], primitives: Iterable[str]) -> str:
-    """Return the same text of functions that are in no executable yet."""
+    """Return the same text for functions outside of an executable."""
     return _listing([(f.name, f.params, f.n_registers, f.code) for f in functions], primitives)
 
 
@@ -79,7 +81,9 @@ def _listing(
 
 
 def disassemble_function(head: str, n_registers: int, code: Sequence[Instruction]) -> str:
-    """A heading, the function's size, and a line per instruction: its index and printed form."""
+    """Return a heading, the function's size, and a line per instruction: its index and printed
+    form.
+    """
     lines = [head, f"  # {n_registers} registers, {len(code)} instructions"]
     width = len(str(max(len(code) - 1, 0)))
     for pc, instruction in enumerate(code):
@@ -90,7 +94,7 @@ def disassemble_function(head: str, n_registers: int, code: Sequence[Instruction
 
 
 def print_instruction(instruction: Instruction) -> str:
-    """The printed form of one instruction, without its jump targets."""
+    """Return the printed form of an instruction, without its jump targets."""
     opcode = BY_NAME[instruction.name]
     letters = opcode.format.replace("n", "")
     shown = {
@@ -103,7 +107,7 @@ def print_instruction(instruction: Instruction) -> str:
 
 
 def _inputs_and_outputs(instruction: Instruction) -> dict[str, str]:
-    """The arguments of a kernel in their two parts."""
+    """Return a kernel's arguments as inputs and outputs."""
     args, output_size = instruction["args"], instruction["output_size"]
     assert isinstance(args, tuple) and isinstance(output_size, int)
     split = len(args) - output_size
@@ -111,14 +115,14 @@ def _inputs_and_outputs(instruction: Instruction) -> dict[str, str]:
 
 
 def _targets(instruction: Instruction, pc: int) -> str:
-    """'  # to 5, 7' for an instruction that jumps."""
+    """Return ' # to 5, 7' for an instruction that jumps."""
     opcode = BY_NAME[instruction.name]
     letters = opcode.format.replace("n", "")
     offsets: list[int] = []
     for letter, value in zip(letters, instruction.operands, strict=True):
         if letter in "jJ":
             offsets += value if isinstance(value, tuple) else [value]
-    return f"  # to {', '.join(str(pc + each) for each in offsets)}" if offsets else ""
+    return f"  # to {', '.join(str(pc + offset) for offset in offsets)}" if offsets else ""
 
 
 def _register(value: Operand) -> str:
@@ -127,11 +131,11 @@ def _register(value: Operand) -> str:
 
 def _registers(value: Operand) -> str:
     assert isinstance(value, tuple)
-    return ", ".join(f"${each}" for each in value)
+    return ", ".join(f"${register}" for register in value)
 
 
 def _moved(value: Operand) -> str:
-    """A register that is read, or with `~` one that is read and forgotten."""
+    """Return the text of a read register, with `~` if it is cleared by the read."""
     assert isinstance(value, int)
     return f"${value}" if value >= 0 else f"~${-1 - value}"
 

@@ -1,4 +1,4 @@
-"""Instructions of the virtual machine, as values and as words.
+"""Virtual machine instructions as values and as words.
 
 An `Instruction` is its name and one operand for each name in its row of `OPCODES`: an int, or a
 tuple of ints for a list; a dtype is the tuple (code, bits, lanes). Lengths of lists are implied.
@@ -25,7 +25,9 @@ LISTS = "RVJL"
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction; `Instruction("Move", (dst, src))`. `make` takes operands by name."""
+    """Instruction of the virtual machine: `Instruction("Move", (dst, src))`. `make` takes operands
+    by name.
+    """
 
     name: str
     operands: tuple[Operand, ...] = ()
@@ -35,34 +37,36 @@ class Instruction:
     """Of a call of a kernel: what each of its operators is called that may refuse an index."""
 
     def __getitem__(self, operand: str) -> Operand:
-        """The operand of that name; ValueError if the instruction has none."""
+        """Return the operand of a name. Raises ValueError if the instruction has none."""
         return self.operands[BY_NAME[self.name].operands.index(operand)]
 
     def has(self, property: str) -> bool:
-        """Whether instructions of its kind have a property of runtime/src/vm_opcodes.def."""
+        """Return whether the opcode has a property of runtime/src/vm_opcodes.def."""
         return property in BY_NAME[self.name].properties
 
 
 def make(name: str, **operands: int | str | Sequence[int]) -> Instruction:
-    """An instruction from operands by name; a dtype may be a string such as "float32". Raises
-    InternalError for other operands than the opcode's."""
+    """Build an instruction from operands by name; a dtype may be a string such as "float32". Raises
+    InternalError for other operands than the opcode's.
+    """
     expected = BY_NAME[name].operands
     if set(operands) != set(expected):
         raise InternalError(
             f"{name}: expected the operands {', '.join(expected)}, got {', '.join(operands)}"
         )
-    return Instruction(name, tuple(_operand(operands[each]) for each in expected))
+    return Instruction(name, tuple(_operand(operands[operand_name]) for operand_name in expected))
 
 
 def _operand(value: int | str | Sequence[int]) -> Operand:
     if isinstance(value, str):
         return dtype_code(value)
-    return value if isinstance(value, int) else tuple(int(each) for each in value)
+    return value if isinstance(value, int) else tuple(int(item) for item in value)
 
 
 def encode(instruction: Instruction) -> list[int]:
-    """The instruction's words, each as a signed 32-bit integer. Raises InternalError for another
-    number of operands than the opcode's."""
+    """Return the instruction's words as signed 32-bit integers. Raises InternalError for another
+    number of operands than the opcode's.
+    """
     opcode = BY_NAME[instruction.name]
     if len(instruction.operands) != len(opcode.operands):
         raise InternalError(
@@ -74,7 +78,7 @@ def encode(instruction: Instruction) -> list[int]:
     values = iter(instruction.operands)
     for letter in opcode.format:
         if letter == "n":
-            (items,) = (operands[each] for each in LISTS if each in operands)
+            (items,) = (operands[list_letter] for list_letter in LISTS if list_letter in operands)
             words.append(len(_tuple(items, instruction)))
         else:
             words += _operand_words(letter, next(values), instruction)
@@ -82,21 +86,21 @@ def encode(instruction: Instruction) -> list[int]:
 
 
 def _letters(opcode: Opcode) -> str:
-    """The format without 'n': a letter for each operand that has a name."""
+    """Return the format without 'n': a letter for each named operand."""
     return opcode.format.replace("n", "")
 
 
 def _operand_words(letter: str, value: Operand, instruction: Instruction) -> list[int]:
     match letter:
         case "R" | "V" | "J":
-            return [_word(each, instruction) for each in _tuple(value, instruction)]
+            return [_word(item, instruction) for item in _tuple(value, instruction)]
         case "L":
-            return [w for each in _tuple(value, instruction) for w in _pair(each, instruction)]
+            return [w for number in _tuple(value, instruction) for w in _pair(number, instruction)]
         case "t":
             dtype = _tuple(value, instruction)
             if len(dtype) != 3:
                 raise InternalError(f"{instruction}: a dtype is (code, bits, lanes), got {dtype}")
-            return [_word(each, instruction) for each in dtype]
+            return [_word(field, instruction) for field in dtype]
         case "I":
             return _pair(value, instruction)
         case _:
@@ -118,7 +122,7 @@ def _word(value: Operand, instruction: Instruction) -> int:
 
 
 def _pair(value: Operand, instruction: Instruction) -> list[int]:
-    """The low and high word of a 64-bit integer."""
+    """Return the low and high word of a 64-bit integer."""
     if isinstance(value, tuple) or not -(2**63) <= value < 2**63:
         raise InternalError(
             f"{instruction}: a 64-bit integer expected where the operand is {value}"
@@ -127,12 +131,12 @@ def _pair(value: Operand, instruction: Instruction) -> list[int]:
 
 
 def _signed(value: int) -> int:
-    """The low 32 bits as a signed integer."""
+    """Return the low 32 bits as a signed integer."""
     return (value + 2**31) % 2**32 - 2**31
 
 
 def decode(words: Sequence[int]) -> list[Instruction]:
-    """The instructions that words stand for; LoadError where they stand for none."""
+    """Decode words to instructions. Raises LoadError for invalid ones."""
     instructions = []
     at = 0
     while at < len(words):
@@ -147,21 +151,21 @@ def decode(words: Sequence[int]) -> list[Instruction]:
 
 
 def _decode_one(opcode: Opcode, words: Sequence[int], at: int) -> tuple[Instruction, int]:
-    """The instruction whose operands start at `at`, and where the next one starts."""
+    """Decode the instruction whose operands start at `at`; return it and the start of the next."""
     operands: list[Operand] = []
     count = 0
     for letter in opcode.format:
         length = operand_words(letter, count)
-        taken = [_signed(word) for word in words[at : at + length]]
+        operand_words_read = [_signed(word) for word in words[at : at + length]]
         at += length
-        if len(taken) != length:
+        if len(operand_words_read) != length:
             raise LoadError(f"decoding {opcode.name}: {at} words expected, got {len(words)}")
         if letter == "n":
-            count = taken[0]
+            count = operand_words_read[0]
             if count < 0:
                 raise LoadError(f"decoding {opcode.name}: a list length >= 0 expected, got {count}")
         else:
-            operands.append(_decode_operand(letter, taken))
+            operands.append(_decode_operand(letter, operand_words_read))
     return Instruction(opcode.name, tuple(operands)), at
 
 
@@ -178,5 +182,5 @@ def _decode_operand(letter: str, words: list[int]) -> Operand:
 
 
 def _join(low: int, high: int) -> int:
-    """The signed 64-bit integer of two words."""
+    """Return the signed 64-bit integer of two words."""
     return (low & 0xFFFFFFFF) | high << 32

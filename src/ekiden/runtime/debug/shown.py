@@ -1,4 +1,4 @@
-"""Values of a user's as messages have them: a message never prints a whole array or module."""
+"""User values as messages show them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _shape(shape: object) -> str:
 
 
 def _container(value: object) -> str:
-    """Return the first elements of a container; of nested ones the class alone."""
+    """Return the first elements of a container; of a nested one the class name alone."""
     assert isinstance(value, (list, tuple, set, frozenset, Mapping))
-    first = [each for each, _ in zip(value, range(MOST_ELEMENTS), strict=False)]
+    first = [item for item, _ in zip(value, range(MOST_ELEMENTS), strict=False)]
     if isinstance(value, Mapping):
         texts = [f"{_element(key)}: {_element(value[key])}" for key in first]
     else:
-        texts = [_element(each) for each in first]
+        texts = [_element(shown_item) for shown_item in first]
     if len(value) > len(first):
         texts.append("...")
     ends = "[]" if isinstance(value, list) else "()" if isinstance(value, tuple) else "{}"

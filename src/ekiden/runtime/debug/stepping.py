@@ -1,10 +1,5 @@
-"""A virtual machine run instruction by instruction, looked into, saved and resumed.
-
-vm.start("main", x)
-vm.set_breakpoint(source="Conv 'layer1'")
-while not vm.resume():            # to the next breakpoint
-    print(vm.where(), vm.registers())
-y = vm.result
+"""Debugger: run a virtual machine instruction by instruction, inspect, save and resume it. ... ^^
+src/ekiden/runtime/debug/stepping.py = debugger.py
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from ekiden.runtime.profile.report import instructions, sources
 
 
 class Place(NamedTuple):
-    """An instruction: its function and its number there."""
+    """Code location: a function and an instruction index."""
 
     function: str
     instruction: int
@@ -31,10 +26,9 @@ class Place(NamedTuple):
 
 
 class Stepper:
-    """A call that stands between two instructions.
-
-    It has a machine of its own, so that others may call the program meanwhile. Objects in registers
-    are the program's own: do not write to them.
+    """Debugger of a call that is paused between two instructions. It has a machine of its own, so
+    that others may call the program meanwhile. Objects in registers belong to the program: do
+    not write to them.
     """
 
     def __init__(self, executable: Executable) -> None:
@@ -46,18 +40,14 @@ class Stepper:
         self.breakpoints: set[Place] = set()
 
     def start(self, func_name: str, *args: object) -> None:
-        """Stand before the first instruction of a function; a call that was under way is
+        """Pause before the first instruction of a function; a call that was under way is
         forgotten.
         """
         self.stop()
         self._module["start"](self.executable.index(func_name), *args)
 
     def step(self, count: int = 1) -> bool:
-        """Run so many instructions, fewer if there is a breakpoint or the call ends.
-
-        Whether the call has ended; then `result` has what it gave. Raises what the program raises,
-        and RuntimeError when no call was started.
-        """
+        """Run this many instructions, fewer if a breakpoint is met or the call ends."""
         if count < 0:
             raise ValueError(f"step: a count >= 0 expected, got {count}")
         return self._run(count)
@@ -76,53 +66,56 @@ class Stepper:
 
     @property
     def result(self) -> object:
-        """What the call gave that has ended. Raises RunError when none has."""
+        """Return the result of the finished call. Raises RunError if it has not ended."""
         if self._result is None:
             raise RunError("step: the call has not ended")
         return self._result[0]
 
     def stop(self) -> None:
-        """Forget the call."""
+        """Discard the call."""
         self._result = None
         self._module["stop"]()
 
     def frames(self) -> list[Place]:
-        """The next instruction of each function that is under way, the innermost first."""
+        """Return the next instruction of each active function, innermost first."""
         numbers = cast("tuple[int, ...]", self._module["frames"]())
         names = self.executable.globals
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         return [Place(names[function], number) for function, number in pairs]
 
     def where(self) -> Place:
-        """The next instruction."""
+        """Return the next instruction."""
         return self.frames()[0]
 
     def registers(self, frame: int = 0) -> list[object]:
-        """What the registers of a frame hold, 0 the innermost."""
+        """Return the values in the registers of a frame; 0 is the innermost."""
         return list(cast("tuple[object, ...]", self._module["registers"](frame)))
 
     def set_breakpoint(
         self, function: str = "main", instruction: int | None = None, *, source: str | None = None
     ) -> list[Place]:
-        """Stop before an instruction, or before each that was made from a node of the model; where
-        that is.
+        """Set a breakpoint at an instruction, or at each one of a model node, and return the
+        locations. Raises InputError if there is none.
 
-        `source` is a part of what the node is called. Raises InputError where there is none such.
+        Args:
+            function: the function's name.
+            instruction: the instruction's index; 0 by default.
+            source: part of a model node's name, instead of the two.
         """
-        places = self._places(function, instruction, source)
-        for place in places:
-            self._set(place, 1)
-        self.breakpoints.update(places)
-        return places
+        locations = self._places(function, instruction, source)
+        for location in locations:
+            self._set(location, 1)
+        self.breakpoints.update(locations)
+        return locations
 
     def clear_breakpoints(self) -> None:
-        """Stop nowhere."""
-        for place in self.breakpoints:
-            self._set(place, 0)
+        """Remove all breakpoints."""
+        for location in self.breakpoints:
+            self._set(location, 0)
         self.breakpoints.clear()
 
-    def _set(self, place: Place, on: int) -> None:
-        self._module["break"](self.executable.index(place.function), place.instruction, on)
+    def _set(self, location: Place, on: int) -> None:
+        self._module["break"](self.executable.index(location.function), location.instruction, on)
 
     def _places(self, function: str, instruction: int | None, source: str | None) -> list[Place]:
         if source is None:
@@ -131,39 +124,35 @@ class Stepper:
             if not 0 <= number < count:
                 raise InputError(f"break: '{function}' has {count} instructions, got {number}")
             return [Place(function, number)]
-        known = sources(self.executable)
-        found = [Place(*place) for place, text in known.items() if source in text]
-        if found:
-            return found
-        names = ", ".join(dict.fromkeys(known.values())) or "none that are known"
+        node_of = sources(self.executable)
+        matches = [Place(*location) for location, text in node_of.items() if source in text]
+        if matches:
+            return matches
+        names = ", ".join(dict.fromkeys(node_of.values())) or "none that are known"
         raise InputError(f"break: no instruction was made from '{source}'; there are {names}")
 
-    def source(self, place: Place) -> str:
-        """The node of the model that an instruction was made from; empty where that is unknown."""
-        return sources(self.executable).get((place.function, place.instruction), "")
+    def source(self, location: Place) -> str:
+        """Return the model node of an instruction, "" if unknown."""
+        return sources(self.executable).get((location.function, location.instruction), "")
 
     def state(self) -> bytes:
-        """The call as bytes: frames, registers, and all they refer to, with sharing kept.
-
-        RunError for values that only this process knows, such as functions.
+        """Serialise the call: frames, registers and all they refer to, with sharing preserved.
+        Raises RunError for values that only this process knows, such as functions.
         """
         return cast(bytes, self._module["save"]())
 
     def set_state(self, state: bytes) -> None:
-        """Stand where `state` said, of this process or another one.
-
-        The executable must be the same file. LoadError for other bytes; none does harm.
-        """
+        """Restore a call that `state` saved, in this process or another one."""
         self.stop()
         self._module["resume"](state)
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
-        """`state` in a file, which appears whole or not at all."""
+        """Write `state` to a file atomically."""
         state = self.state()
         write_whole(path, lambda file: file.write(state))
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
-        """`set_state` from a file. Raises OSError and LoadError that name it."""
+        """Restore a state from a file. Raises OSError and LoadError that name it."""
         with named("load state", path):
             state = Path(path).read_bytes()
         try:

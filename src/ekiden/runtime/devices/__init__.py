@@ -1,1 +1,1 @@
-"""Devices, their memory, and the engines of others that run regions of a program."""
+"""Devices, their memory, and third-party engines that run regions of a program."""

@@ -1,4 +1,5 @@
-"""Engines of others that run regions of a program: what an artifact needs of them, and loading it.
+"""Third-party engines that run regions of a program; what an artifact needs of them, and loading
+it.
 
 An artifact names the engine of each such region and has the region's code, bytes that the engine's
 side made. When the region is linked, the global function ek.external.<engine> makes a kernel of
@@ -38,7 +39,7 @@ writes."""
 
 
 def _in_package(package: str, folder: str) -> str:
-    """A folder of an installed package, which is not imported; empty where it is not installed."""
+    """Return a folder of an installed package without importing it; "" if it is not installed."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         return ""
@@ -46,11 +47,11 @@ def _in_package(package: str, folder: str) -> str:
 
 
 def _in_environment(library: str) -> str:
-    """The folder of libraries of this Python's environment, or of another that it imports packages
-    from, where packages of C libraries put theirs; empty where none has this one.
+    """Return the library folder of this Python's environment, or of another one on its path, that
+    has a C library; "" if none has it.
     """
-    sites = [pathlib.Path(each) for each in sys.path if each.endswith("site-packages")]
-    for folder in (pathlib.Path(sys.prefix) / "lib", *(each.parent.parent for each in sites)):
+    sites = [pathlib.Path(path) for path in sys.path if path.endswith("site-packages")]
+    for folder in (pathlib.Path(sys.prefix) / "lib", *(site.parent.parent for site in sites)):
         if (folder / library).exists():
             return str(folder)
     return ""
@@ -66,26 +67,26 @@ if these are installed. The runtime looks in EKIDEN_ENGINES and where the system
 
 
 def folder_of(engine: str) -> str:
-    """The folder with an engine's own library, as EKIDEN_ENGINES names it for programs in C; empty
-    for one that no package here has, or that is none of the table.
+    """Return the folder of an engine's library, which EKIDEN_ENGINES names for C programs; "" if no
+    installed package has it.
     """
     return ENGINES[engine]() if engine in ENGINES else ""
 
 
 def text_of(code: bytes) -> str:
-    """Code as an artifact's metadata has it."""
+    """Return code as text for an artifact's metadata."""
     return base64.b64encode(code).decode()
 
 
 def kept_for(symbol: str, metadata: str) -> str:
-    """What the metadata of an artifact keep of a region."""
-    kept: str = json.loads(metadata)["external"][symbol][1]
-    return kept
+    """Return what an artifact's metadata stores for a region."""
+    stored: str = json.loads(metadata)["external"][symbol][1]
+    return stored
 
 
 def guarded(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
-    """Return what runs a region, whose errors that are not ours become RunErrors which name engine
-    and region. Raises LoadError where `kernel` cannot be called.
+    """Wrap a region's function: errors of other classes become RunErrors that name engine and
+    region. Raises LoadError where `kernel` cannot be called.
     """
     if not callable(kernel):
         what = f"it gave a {type(kernel).__name__} of what runs a region"
@@ -104,8 +105,7 @@ def guarded(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
 
 
 def register_loader(engine: str, load: Loader) -> None:
-    """Have the regions of an engine loaded by this function from now on; its own errors become
-    LoadErrors which name engine and region."""
+    """Register the loader of an engine's regions."""
 
     def make(symbol: str, metadata: str) -> Callable[..., None]:
         try:
@@ -120,7 +120,7 @@ def register_loader(engine: str, load: Loader) -> None:
 
 
 def missing(engine: str) -> str:
-    """Why an engine of the table is not here, with what installs it; empty where it is here, or is
+    """Return why an engine is unavailable, with what installs it; empty where it is here, or is
     none of the table.
     """
     if engine not in ENGINES:
@@ -133,12 +133,11 @@ def missing(engine: str) -> str:
 
 
 def load_region(engine: str, symbol: str, code: bytes) -> Callable[..., None]:
-    """What runs a region, by the library of an engine, which calls no Python.
-
-    Raises LoadError where the engine is not here, with what installs it, or refuses the code.
+    """Load a region by an engine's native library. Raises LoadError if the engine is missing, with
+    what installs it, or rejects the code.
     """
-    made = get_global_func("ek.engine.load")(engine, folder_of(engine), symbol, code)
-    return cast("Callable[..., None]", made)
+    kernel = get_global_func("ek.engine.load")(engine, folder_of(engine), symbol, code)
+    return cast("Callable[..., None]", kernel)
 
 
 for _name in ENGINES:

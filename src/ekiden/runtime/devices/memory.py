@@ -1,4 +1,4 @@
-"""How much memory compiled programs use in this process, and how much they may."""
+"""Memory use and limits of compiled programs in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ekiden.runtime.forks import Lock
 
 
 class MemoryStats(NamedTuple):
-    """What the pools of the process hold, in bytes."""
+    """Memory statistics of the process's pools, in bytes."""
 
     allocations: int
     """Requests to the system since the process began."""
@@ -31,19 +31,19 @@ class MemoryStats(NamedTuple):
 
 
 def memory_stats() -> MemoryStats:
-    """The numbers of now, of all programs and threads together."""
+    """Return the current statistics, of all programs and threads together."""
     return MemoryStats(*_pool_stats())
 
 
 def reset_peak_memory() -> None:
-    """Count the peak from what is in use now."""
+    """Reset the peak to the memory in use now."""
     _call("ek.runtime.reset_peak")
 
 
 @contextmanager
 def within_free_memory() -> Iterator[None]:
-    """While this is entered, a run that needs more memory than is free raises MemoryLimitError,
-    where the system would end the process. A limit that was set stays.
+    """Limit programs to the free memory inside: a run that needs more raises MemoryLimitError
+    instead of being killed by the system. A limit that was set stays.
     """
     free = free_memory()
     is_bounded = memory_limit() != 0 or free is None
@@ -52,7 +52,7 @@ def within_free_memory() -> Iterator[None]:
 
 
 class _Bounds:
-    """The bounds that are in force, in whatever order they begin and end."""
+    """Active memory bounds, in whatever order they begin and end."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -61,7 +61,7 @@ class _Bounds:
         """The limit without them."""
 
     def change(self, change: Callable[[], None]) -> None:
-        """Begin or end one, and set the least of all as the limit."""
+        """Add or remove a bound, and set the smallest as the limit."""
         with self.lock:
             if not self.active:
                 self.before = memory_limit()
@@ -73,19 +73,20 @@ _BOUNDS = _Bounds()
 
 
 @contextmanager
-def bounded_memory(most: int) -> Iterator[None]:
-    """While this is entered programs hold at most so many bytes, and no more than a limit that was
-    set before; in several threads the least bound of all holds.
+def bounded_memory(byte_limit: int) -> Iterator[None]:
+    """Limit the memory of programs inside to so many bytes, and no more than a previous limit; of
+    several threads' bounds the smallest holds.
     """
-    _BOUNDS.change(lambda: _BOUNDS.active.append(most))
+    _BOUNDS.change(lambda: _BOUNDS.active.append(byte_limit))
     try:
         yield
     finally:
-        _BOUNDS.change(lambda: _BOUNDS.active.remove(most))
+        _BOUNDS.change(lambda: _BOUNDS.active.remove(byte_limit))
 
 
 class _HostArrays:
-    """Bytes of the arrays that a compiler holds: constants of programs, and what is made of them.
+    """Accounting of the arrays that a compiler holds: program constants and what is computed from
+    them; constants of programs, and what is made of them.
 
     The limit of compiled programs holds them too. Files that are mapped do not count, nor does what
     is smaller than COUNTED_BYTES.
@@ -98,11 +99,11 @@ class _HostArrays:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Return the sum of all sizes."""
         return sum(list(self._sizes.values()))
 
     def hold(self, array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
-        """Count an array as long as it lives. Raises MemoryLimitError where that is too much."""
+        """Count an array as long as it lives."""
         owner = _owner(array)
         if owner is None:
             return
@@ -117,7 +118,7 @@ class _HostArrays:
 
 
 def _owner(array: Any) -> Any:  # noqa: ANN401  # NumPy need not be imported here
-    """Return the array whose memory another one shows; None for memory of a mapped file."""
+    """Return the array that owns a view's memory. None for memory of a mapped file."""
     kind = type(array).__mro__[-2]  # ndarray, of which some have classes of their own
     while isinstance(array.base, kind):
         array = array.base
@@ -133,16 +134,13 @@ _HOST_ARRAYS = _HostArrays()
 
 
 def hold_array(array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
-    """Count an array of a program that is compiled, as long as it lives.
-
-    Raises MemoryLimitError where such arrays and what runs hold would pass the limit.
-    """
+    """Count an array of a program under compilation as long as it lives."""
     if array.nbytes >= COUNTED_BYTES:
         _HOST_ARRAYS.hold(array)
 
 
 def check_room(size: int, what: str) -> None:
-    """Raises MemoryLimitError where `size` more bytes, of `what`, would pass the limit."""
+    """Raise MemoryLimitError if `size` more bytes, of `what`, would exceed the limit."""
     if size < COUNTED_BYTES:
         return
     limit = memory_limit()
@@ -155,21 +153,21 @@ def check_room(size: int, what: str) -> None:
 
 
 def free_memory() -> int | None:
-    """Bytes that this process may still take before the system ends it, swap included, by what
-    the kernel and the control group say; None where neither does.
+    """Return the bytes that this process may still allocate before the system kills it, swap
+    included, according to kernel and control group; None if neither says.
     """
-    found = [_available(), _left_of_group()]
-    return min((n for n in found if n is not None), default=None)
+    limits = [_available(), _left_of_group()]
+    return min((n for n in limits if n is not None), default=None)
 
 
 def _available() -> int | None:
     rows = dict(line.split(":", 1) for line in _lines("/proc/meminfo") if ":" in line)
-    found = [rows[n].split()[0] for n in ("MemAvailable", "SwapFree") if n in rows]
-    return sum(map(int, found)) << 10 if found else None
+    values = [rows[n].split()[0] for n in ("MemAvailable", "SwapFree") if n in rows]
+    return sum(map(int, values)) << 10 if values else None
 
 
 def _left_of_group() -> int | None:
-    """What a container may still take (cgroup v2)."""
+    """Return what the container may still allocate (cgroup v2)."""
     limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
     if not limit or not used or not limit[0].isdigit():
         return None
@@ -185,14 +183,13 @@ def _lines(path: str) -> list[str]:
 
 
 def memory_limit(limit: int | None = None) -> int:
-    """The most bytes that may be held, 0 for no limit; then set to `limit` where one is given.
-
-    A run that needs more raises MemoryLimitError, after memory kept for reuse, that of idle
-    programs too, was given back. `EKIDEN_MEMORY_LIMIT` is the initial one.
+    """Return the memory limit in bytes, 0 for none; set it first if one is given. A run that needs
+    more raises MemoryLimitError after memory kept for reuse has been freed, that of idle
+    programs too. `EKIDEN_MEMORY_LIMIT` is the initial limit.
     """
-    found = _call("ek.runtime.memory_limit", *(() if limit is None else (limit,)))
-    assert isinstance(found, int)
-    return found
+    current = _call("ek.runtime.memory_limit", *(() if limit is None else (limit,)))
+    assert isinstance(current, int)
+    return current
 
 
 def _call(name: str, *args: int) -> object:

@@ -1,4 +1,4 @@
-"""Devices that a caller names: as values, by TVM's names, and whether they are there."""
+"""Devices by name; as values, by TVM's names, and whether they are there."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ if TYPE_CHECKING:
 
 
 class FarDevice(Device):
-    """A device of another machine: tensors on it are made there, and only what knows it takes it.
-    Whatever derives from it says how.
+    """Device of another machine: its tensors are created there, and only code that knows it accepts
+    it; subclasses implement it.
     """
 
     def empty(self, shape: Sequence[int], dtype: str) -> FarTensor:
-        """A new tensor there."""
+        """Create a tensor there."""
         raise NotImplementedError
 
     def array(self, source: Tensor | ArrayLike) -> FarTensor:
-        """A new tensor there with the elements of one here."""
+        """Copy a local tensor or array there."""
         raise NotImplementedError
 
 
 class FarTensor(Protocol):
-    """A tensor of another machine."""
+    """Tensor of another machine."""
 
     device: Device
     dtype: str
     shape: tuple[int, ...]
 
     def numpy(self) -> NDArray[Any]:
-        """An array here with the elements."""
+        """Copy the elements to a local array."""
 
 
 def _kind(name: str) -> Callable[[int], Device]:
-    """What makes the devices of a kind."""
+    """Return the constructor of a kind of devices."""
 
     def make(dev_id: int = 0) -> Device:
         return device(name, dev_id)
@@ -79,44 +79,50 @@ _COMPILERS: dict[str, Callable[[], bool]] = {
 
 
 def enabled(target: str) -> bool:
-    """Whether a kind of target or device ("llvm", "cpu", "cuda"), or "rpc", can be used in this
-    process.
-
-    Raises ValueError for a name that is neither, with those there are.
+    """Return whether a kind of target or device ("llvm", "cpu", "cuda"), or "rpc", is available in
+    this process. Raises ValueError for an unknown name.
     """
     name = target.split()[0] if target.strip() else target
     return _COMPILERS[name]() if name in _COMPILERS else device(name).exist
 
 
-def check_devices(what: str, given: object, known: Sequence[Device] = ()) -> None:
-    """Whether a program runs on the devices that are given, or names of them, one or several; None
-    is any. `known` are the program's, by default the host alone. Each is to be one of those, where
-    any processor is the host, and they are not to be the host alone where the program has others:
-    code is for the devices that it was compiled for.
+def check_devices(what: str, requested: object, program_devices: Sequence[Device] = ()) -> None:
+    """Check that a program runs on the requested devices.
 
-    Raises InputError for one that is not, TypeError for what is no device.
+    Args:
+        what: prefix of errors.
+        given: a device, its name, or a list of those; None is any.
+        known: the program's devices, by default the host alone.
+
+    Raises:
+        InputError: for a device that is not the program's, and for the host alone where the program has others: its code is for the devices that it was compiled for.
+        TypeError: for what is no device.
     """
-    if given is None:
+    if requested is None:
         return
-    places = tuple(known) or (cpu(),)
-    others = [each for each in places if each.type != cpu().type]
-    asked = [given] if isinstance(given, (Device, str)) or not _is_list(given) else given
-    found: list[Device] = []
-    for one in asked:
-        each = device(one) if isinstance(one, str) else one
-        if not isinstance(each, Device):
-            raise TypeError(f"{what}: expected a device, got {type(each).__name__}")
-        found.append(each)
-        if each.type != cpu().type and each not in places:
-            there = " or ".join(map(str, dict.fromkeys(places)))
-            missing = "" if each.exist else ", which is not there"
-            raise InputError(f"{what}: expected {there}, got {each}{missing}")
-    if found and others and all(each.type == cpu().type for each in found):
-        raise InputError(f"{what}: expected {others[0]}, got {found[0]}")
+    allowed = tuple(program_devices) or (cpu(),)
+    accelerators = [place for place in allowed if place.type != cpu().type]
+    request_list = (
+        [requested]
+        if isinstance(requested, (Device, str)) or not _is_list(requested)
+        else requested
+    )
+    devices: list[Device] = []
+    for one in request_list:
+        requested_device = device(one) if isinstance(one, str) else one
+        if not isinstance(requested_device, Device):
+            raise TypeError(f"{what}: expected a device, got {type(requested_device).__name__}")
+        devices.append(requested_device)
+        if requested_device.type != cpu().type and requested_device not in allowed:
+            expected = " or ".join(map(str, dict.fromkeys(allowed)))
+            missing = "" if requested_device.exist else ", which is not there"
+            raise InputError(f"{what}: expected {expected}, got {requested_device}{missing}")
+    if devices and accelerators and all(chosen.type == cpu().type for chosen in devices):
+        raise InputError(f"{what}: expected {accelerators[0]}, got {devices[0]}")
 
 
 def without_driver(devices: Iterable[Device]) -> list[Device]:
-    """Return those of the devices that this machine has no working driver for."""
+    """Return the devices for which this machine has no working driver."""
     missing = []
     for device_ in devices:
         try:
@@ -128,25 +134,23 @@ def without_driver(devices: Iterable[Device]) -> list[Device]:
 
 
 def check_here(devices: Iterable[Device]) -> None:
-    """Whether devices are among those of this machine, as far as their drivers can say: where there
-    is no driver of a kind, nothing is known of them.
-
-    Raises LoadError for one of a kind that this machine has fewer devices of.
+    """Raise LoadError for a device of which this machine has too few. Kinds without a driver are
+    not checked.
     """
-    for each in devices:
-        if each.type == cpu().type:
+    for wanted_device in devices:
+        if wanted_device.type == cpu().type:
             continue
         try:
-            count = int(str(get_global_func("ek.device.count")(each)))
+            count = int(str(get_global_func("ek.device.count")(wanted_device)))
         except (DeviceError, ValueError):
             continue
-        if each.id >= count:
-            there = ", ".join(str(Device(each.type, n)) for n in range(count))
-            raise LoadError(f"compile: {each} is not here: this machine has {there}")
+        if wanted_device.id >= count:
+            present = ", ".join(str(Device(wanted_device.type, n)) for n in range(count))
+            raise LoadError(f"compile: {wanted_device} is not here: this machine has {present}")
 
 
-def _is_list(given: object) -> TypeGuard[Sequence[object]]:
-    return isinstance(given, (list, tuple))
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, (list, tuple))
 
 
 __all__ = [

@@ -1,1 +1,1 @@
-"""A compiled program, ready to run: inputs by name, results, state, callers."""
+"""Executables: compiled programs, ready to run; inputs by name, results, state, callers."""

@@ -1,4 +1,6 @@
-"""Many callers of one program: a machine for each call, and calls that are waited for later."""
+"""Pool of virtual machines for concurrent callers of one program. ... ^^
+src/ekiden/runtime/executable/callers.py = vm_pool.py
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,13 @@ Result = TypeVar("Result")
 
 
 def executor_of(executable: Executable) -> str:
-    """What an executable was compiled for, of the executors that a machine has."""
+    """Return the kind of executor that an executable was compiled for."""
     return "async" if executable.metadata.get("executor") == "async" else "vm"
 
 
 class Machines:
-    """Machines of one executable: as many as there were calls at once, at most.
-
-    Each keeps its arena for the next call, until another one needs the memory (`memory_limit`).
+    """Virtual machines of one executable: at most as many as there were concurrent calls. Each
+    keeps its arena for the next call until another one needs the memory (`memory_limit`).
     """
 
     def __init__(self, executable: Executable, executor: str) -> None:
@@ -38,7 +39,7 @@ class Machines:
         self._idle = [VirtualMachine(executable, executor)]
 
     def invoke(self, name: str, *args: object) -> object:
-        """As VirtualMachine.invoke, from any thread."""
+        """Call a function as VirtualMachine.invoke, from any thread."""
         return self.run(args, name=name)
 
     def run(
@@ -48,10 +49,20 @@ class Machines:
         places: Sequence[object] = (),
         name: str = "main",
     ) -> object:
-        """The same, stopped after so many seconds with a RunLimitError. `places` are pairs: an
-        instruction that asks for memory, and a tensor or array whose memory it gets.
+        """Call a function, stopped after `seconds` with a RunLimitError.
 
-        Raises TypeError and ValueError for seconds that are no positive number.
+        Args:
+            args: the arguments.
+            seconds: time limit; None for none.
+            places: pairs of an allocating instruction and the tensor or array whose memory it gets.
+            name: the function's name.
+
+        Returns:
+            The function's result.
+
+        Raises:
+            TypeError: for seconds that are no number.
+            ValueError: for seconds that are not positive.
         """
         try:
             machine = self._idle.pop()
@@ -68,17 +79,17 @@ class Machines:
 def _invoke_within(
     machine: VirtualMachine,
     seconds: object,
-    places: Sequence[object],
+    output_buffers: Sequence[object],
     name: str,
     args: Sequence[object],
 ) -> object:
     if seconds is None:
-        return placing.invoke_into(machine, places, name, args)
+        return placing.invoke_into(machine, output_buffers, name, args)
     if not isinstance(seconds, (int, float)):
         raise TypeError(f"timeout: a number of seconds expected, got {type(seconds).__name__}")
     try:
         machine.limit(seconds=seconds)
-        return placing.invoke_into(machine, places, name, args)
+        return placing.invoke_into(machine, output_buffers, name, args)
     finally:
         machine.limit()
 
@@ -93,7 +104,7 @@ if hasattr(os, "register_at_fork"):  # a child has none of the threads
 
 
 def start(call: Callable[[], Result]) -> futures.Future[Result]:
-    """A call on one of the process's threads for this: as many as the runtime has, so that calls
-    which wait take no core from those that run.
+    """Submit a call to the process's threads for asynchronous runs, as many as the runtime has, so
+    that waiting calls take no core from running ones.
     """
     return _pool().submit(call)

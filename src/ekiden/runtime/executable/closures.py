@@ -1,4 +1,4 @@
-"""Functions that a program gives: Python functions for its closures, and back."""
+"""Closures that a program returns. Python functions for its closures, and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Closure", "plain", "with_functions"]
 
 
 class Closure:
-    """A function that a program gave. It can be an argument of that program's functions."""
+    """Function that a program returned. It can be an argument of that program's functions."""
 
     def __init__(self, machine: Machines, value: object) -> None:
         self.machine = machine
@@ -33,25 +33,27 @@ class Closure:
 
 
 def plain(value: object) -> object:
-    """An argument as the virtual machine takes it."""
+    """Return an argument in the form that the virtual machine accepts."""
     if isinstance(value, (np.ndarray, np.generic)):
         return runtime.tensor(value)
     return value.value if isinstance(value, Closure) else value
 
 
 def with_functions(root: object, machine: Machines) -> object:
-    """A result with a function for each closure in it; however deep it is."""
-    made: dict[int, object] = {}
+    """Return a result with a Python function for each closure in it, however deep."""
+    converted: dict[int, object] = {}
     stack = [root]
     while stack:
         value = stack[-1]
         inner = value if isinstance(value, tuple) else ()
-        if missing := [each for each in inner if id(each) not in made]:
+        if missing := [item for item in inner if id(item) not in converted]:
             stack.extend(missing)
             continue
         stack.pop()
-        made[id(value)] = _converted(value, [made[id(each)] for each in inner], machine)
-    return made[id(root)]
+        converted[id(value)] = _converted(
+            value, [converted[id(element)] for element in inner], machine
+        )
+    return converted[id(root)]
 
 
 def _converted(value: object, fields: list[object], machine: Machines) -> object:

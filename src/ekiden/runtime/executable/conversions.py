@@ -24,7 +24,7 @@ _CONS, _NIL = 0, 1
 
 
 def from_list(values: Iterable[object], element: Callable[[int, object], object]) -> runtime.ADT:
-    """A sequence of `element(position, value)` for each value: the last one comes first."""
+    """Return a sequence of `element(position, value)`; the last element is the head."""
     sequence = runtime.ADT(_NIL, ())
     for position, value in enumerate(values):
         sequence = runtime.ADT(_CONS, (element(position, value), sequence))
@@ -32,8 +32,8 @@ def from_list(values: Iterable[object], element: Callable[[int, object], object]
 
 
 def to_maps(rows: npt.NDArray[Any], keys: Sequence[int | str]) -> list[dict[int | str, object]]:
-    """The rows of a matrix as dictionaries. Raises RunError where there is not a key for each of
-    their elements.
+    """Return the rows of a matrix as dictionaries. Raises RunError unless there is a key for each
+    column.
     """
     if rows.ndim != 2 or rows.shape[1] != len(keys):
         raise RunError(f"expected a matrix with rows of {len(keys)}, got the shape {rows.shape}")
@@ -41,7 +41,7 @@ def to_maps(rows: npt.NDArray[Any], keys: Sequence[int | str]) -> list[dict[int 
 
 
 def to_list(value: object) -> list[object]:
-    """The elements of a sequence. Raises RunError for what is none."""
+    """Return the elements of a sequence. Raises RunError for another value."""
     elements: list[object] = []
     while isinstance(value, tuple) and len(value) == 2:
         elements.append(value[0])
@@ -52,7 +52,7 @@ def to_list(value: object) -> list[object]:
 
 
 def held(value: object) -> object:
-    """Return what a value of a sum type holds. Raises RunError for what is none."""
+    """Return the content of a sum type's value. Raises RunError for what is none."""
     if not isinstance(value, tuple) or len(value) != 1:
         raise RunError(f"expected a value of one of several ranks, got {type(value).__name__}")
     content: object = value[0]

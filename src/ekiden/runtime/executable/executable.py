@@ -1,4 +1,4 @@
-"""A compiled model, ready to run. Importing this needs no compiler."""
+"""Executable: a compiled model, ready to run. Importing this needs no compiler."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ else:
 
 
 class Program:
-    """What runs: an executable, its machines, and where its results are made."""
+    """Loaded program: an executable, its machines, and the allocation sites of its results."""
 
     def __init__(self, raw: runtime.Executable) -> None:
         self.raw = raw
@@ -71,33 +71,35 @@ class Program:
 
     @cached_property
     def machines(self) -> Machines:
-        """Those that run it. Raises LoadError where anything is missing."""
+        """Return the machines that run it. Raises LoadError if a constant or library is missing."""
         return Machines(self.raw, executor_of(self.raw))
 
     def sites(self, count: int) -> tuple[int | None, ...]:
-        """As `placing.result_sites`, of so many results."""
+        """Return `placing.result_sites` for so many results, cached."""
         if self._sites is None:
             self._sites = placing.result_sites(self.raw, count)
         return self._sites
 
 
 class Held:
-    """The program that an executable, and its sessions, run now."""
+    """Reference to the program that an executable and its sessions run now; an upgrade swaps it."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
     def follow(self, upgrade: Upgrade) -> None:
-        """Take what an upgrade makes; it ends when nobody holds this any more."""
-        known = weakref.ref(self)
+        """Run an upgrade and swap in its program; the upgrade stops when nobody refers to this any
+        more.
+        """
+        weak_self = weakref.ref(self)
 
         def become(raw: runtime.Executable) -> None:
-            """The faster program takes the place of this one, if anybody still holds it: the
-            upgrade's thread must not keep it alive.
+            """Swap in the faster program if this is still referenced: the upgrade's thread must not
+            keep it alive.
             """
-            found = known()
-            if found is not None:
-                found._replace(raw)
+            alive = weak_self()
+            if alive is not None:
+                alive._replace(raw)
 
         upgrade.begin(become)
         weakref.finalize(self, upgrade.stop)
@@ -110,7 +112,7 @@ class Held:
 
 
 def _keep_threads(old: runtime.Executable, new: runtime.Executable) -> None:
-    """What was set of the threads of one executable holds for the one in its place."""
+    """Copy the thread setting of an executable to its replacement."""
     threads = runtime.get_global_func("ek.executable.num_threads")
     if own := threads(old):
         threads(new, own)
@@ -126,7 +128,7 @@ class Executable:
     """
 
     def __init__(self, raw: runtime.Executable, upgrade: Upgrade | None = None) -> None:
-        """`upgrade` is what compiles the kernels that are general for now."""
+        """Wrap a loaded executable; `upgrade` compiles the kernels that are general for now."""
         self._held = Held(Program(raw))
         self.inputs, self.outputs = tensor_infos(raw.metadata, raw.source)
         self._kept = kept_values(raw.metadata, lambda: self._machines.invoke(INITIAL))
@@ -149,7 +151,9 @@ class Executable:
 
     @property
     def raw(self) -> runtime.Executable:
-        """The program that runs; another one when all kernels have their own code (`wait`)."""
+        """Return the running program; it is replaced when all kernels have their own code
+        (`wait`).
+        """
         return self._program.raw
 
     @property
@@ -180,7 +184,7 @@ class Executable:
             self._upgrade.wait(timeout)
 
     def _whole(self) -> runtime.Executable:
-        """The program with the code of all kernels."""
+        """Return the program with the code of all kernels."""
         self.wait()
         return self.raw
 
@@ -211,88 +215,89 @@ class Executable:
     def _run_into(
         self, args: tuple[object, ...], named: dict[str, object], out: object, timeout: object
     ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
-        """A call with `out`; which is an argument as others where an input has that name."""
+        """Run a call with `out`; an input of that name takes precedence."""
         if "out" in self._positions:
             values = self._values(args, {**named, "out": out})
             return self._run(values, timeout)  # type: ignore[return-value]
-        places = outputs.places_of(self.outputs, out)
+        output_arrays = outputs.places_of(self.outputs, out)
         values = self._values(args, named)
         program = self._program
-        direct = self._direct(program, places, values)
+        direct = self._direct(program, output_arrays, values)
         result = self._run(values, timeout, direct, program)
-        return outputs.write_results(self.outputs, result, places, out)  # type: ignore[return-value]
+        return outputs.write_results(self.outputs, result, output_arrays, out)  # type: ignore[return-value]
 
     def _direct(
-        self, program: Program, places: Sequence[Place | None], values: Sequence[object]
+        self, program: Program, output_arrays: Sequence[Place | None], values: Sequence[object]
     ) -> list[object]:
-        """The places that kernels of a program write themselves; see `Machines.invoke`."""
+        """Return the outputs that kernels write in place; see `Machines.invoke`."""
         if self._kept is not None or self._gives_objects or self._gives_functions:
             return []
-        return placing.direct_places(program.sites(len(self.outputs)), places, values)
+        return placing.direct_places(program.sites(len(self.outputs)), output_arrays, values)
 
     def bind(self, *args: object, out: object = None, **named: object) -> BoundRun:
-        """A run that reads the arrays given here whenever it is called, and writes to `out`.
-
-        Checks everything once. Raises InputError as a call does, and for an array that cannot be
-        read where it stands: one that is not contiguous or aligned.
+        """Return a run that reads the given arrays whenever it is called, and writes to `out`;
+        everything is checked once. Raises InputError as a call does, and for an array that
+        cannot be read in place: not contiguous or not aligned.
         """
         if self._kept is not None:
             raise InputError("bind: the program keeps values between runs: call it")
         read = self._values(args, named)
         values = [runtime.tensor(v) if isinstance(v, np.ndarray) else v for v in read]
-        given = self._arrange(args, named)
-        for info, value, source in zip(self.inputs, values, given, strict=True):
+        sources = self._arrange(args, named)
+        for info, value, source in zip(self.inputs, values, sources, strict=True):
             if isinstance(value, runtime.Tensor) and not _is_shared(value, source):
-                wanted = "a contiguous array, which each run can read where it stands"
-                raise InputError(f"bind: input '{info.name}': expected {wanted}")
+                expected = "a contiguous array, which each run can read where it stands"
+                raise InputError(f"bind: input '{info.name}': expected {expected}")
         runtime.get_global_func("ek.executable.check")(self.raw, self.raw.index("main"), *values)
-        places = None if out is None else outputs.places_of(self.outputs, out)
-        known: list[tuple[Program, list[object]]] = []
+        output_arrays = None if out is None else outputs.places_of(self.outputs, out)
+        planned: list[tuple[Program, list[object]]] = []
 
         def call() -> object:
-            """A run; results that are written to their places are planned again after an upgrade,
-            as another program may hold its results elsewhere.
+            """Run once; direct outputs are planned again after an upgrade, since another program
+            may allocate its results elsewhere.
             """
             program = self._program
-            if not known or known[0][0] is not program:
-                direct = [] if places is None else self._direct(program, places, values)
-                known[:] = [(program, direct)]
-            result = self._run(values, places=known[0][1], program=program)
+            if not planned or planned[0][0] is not program:
+                direct = (
+                    [] if output_arrays is None else self._direct(program, output_arrays, values)
+                )
+                planned[:] = [(program, direct)]
+            result = self._run(values, output_buffers=planned[0][1], program=program)
             return (
                 result
-                if places is None
-                else outputs.write_results(self.outputs, result, places, out)
+                if output_arrays is None
+                else outputs.write_results(self.outputs, result, output_arrays, out)
             )
 
         names = [info.name for info in self.inputs]
         return outputs.BoundRun(call, dict(zip(names, values, strict=True)))
 
     def _values(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
-        """The arguments of a run as the machine takes them, checked."""
-        given = self._arrange(args, named) if named or self._nesting is not None else args
-        if len(given) != len(self.inputs):
-            wanted = f"expected {len(self.inputs)} inputs ({self._names()})"
-            raise InputError(f"run: {wanted}, got {len(given)}")
+        """Check the arguments of a run and return them as the machine takes them."""
+        ordered = self._arrange(args, named) if named or self._nesting is not None else args
+        if len(ordered) != len(self.inputs):
+            expected = f"expected {len(self.inputs)} inputs ({self._names()})"
+            raise InputError(f"run: {expected}, got {len(ordered)}")
         if self._takes_tensors:
             try:
-                return runtime.run_arguments(given)
+                return runtime.run_arguments(ordered)
             except (TypeError, ValueError, RuntimeError, BufferError):
                 pass  # what is wrong is said of the input below
         return [
-            conversions.to_argument(info, v) for info, v in zip(self.inputs, given, strict=True)
+            conversions.to_argument(info, v) for info, v in zip(self.inputs, ordered, strict=True)
         ]
 
     def _run(
         self,
         values: Sequence[object],
         timeout: object = None,
-        places: Sequence[object] = (),
+        output_buffers: Sequence[object] = (),
         program: Program | None = None,
     ) -> object:
-        """What `main` gives for them, as Python has it. `places` are those of `program`."""
+        """Run `main` and return its result as Python values. `places` belong to `program`."""
         machines = (program or self._held.program).machines
         if self._kept is None:
-            result = machines.run(values, timeout, places)
+            result = machines.run(values, timeout, output_buffers)
         else:
             result = self._kept.run(machines.run, values, timeout)
         if self._gives_objects:
@@ -303,33 +308,29 @@ class Executable:
 
     @property
     def state(self) -> dict[str, runtime.Tensor]:
-        """What the program keeps between runs, by name, as it is now; most keep nothing.
-
-        Runs of a program that keeps something wait for each other.
+        """Return the current state that the program carries across runs, by name; most programs
+        have none. Runs of a stateful program are serialised.
         """
         return {} if self._kept is None else self._kept.now()
 
     def set_state(self, values: Mapping[str, object]) -> None:
-        """Let the next run go on from values that `state` gave, here or in another process.
-
-        Raises InputError for other names, shapes or dtypes than it has, and then changes nothing.
-        """
+        """Restore values that `state` returned, here or in another process."""
         if self._kept is not None:
             self._kept.put(values)
         elif values:
             raise InputError("state: the program keeps nothing between runs")
 
     def session(self) -> Executable:
-        """The same program with values of its own to keep: runs of it and of this one do not see
+        """Return the same program with state of its own: its runs and those of this one do not see
         each other's. Code, weights and machines are shared.
         """
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made._kept = None if self._kept is None else self._kept.another()
-        return made
+        clone = object.__new__(type(self))
+        clone.__dict__.update(self.__dict__)
+        clone._kept = None if self._kept is None else self._kept.another()
+        return clone
 
     def reset_state(self) -> None:
-        """Let the next run begin as the first one did."""
+        """Reset the state to the initial one."""
         if self._kept is not None:
             self._kept.reset()
 
@@ -342,7 +343,7 @@ class Executable:
         return start(lambda: self(*args, **named))
 
     def _with_objects(self, result: object) -> object:
-        """The outputs with sequences as lists, and strings as arrays."""
+        """Return the outputs with sequences as lists, and strings as arrays."""
         values = result if len(self.outputs) > 1 else (result,)
         if not isinstance(values, tuple) or len(values) != len(self.outputs):
             raise RunError(f"run: {len(self.outputs)} outputs expected, as METADATA has them")
@@ -381,10 +382,10 @@ class Executable:
         With `peak` the report says what share of the machine's measured limits each kernel
         reaches; measuring takes 0.3 s and the compiler, and is left out where that is missing.
         """
-        given = self._arrange(args, named)
-        self(*given)
+        arguments = self._arrange(args, named)
+        self(*arguments)
         values = [
-            conversions.to_argument(info, v) for info, v in zip(self.inputs, given, strict=True)
+            conversions.to_argument(info, v) for info, v in zip(self.inputs, arguments, strict=True)
         ]
         values += [] if self._kept is None else self._kept.now().values()
         tiers = self.tiers if self._upgrade is not None else {}
@@ -399,11 +400,11 @@ class Executable:
         Needs the compiler. Machines of this executable that run go on as they are.
         """
         compiler = compiler_module("ekiden.backend.aot.jit", "jit")
-        whole = self._whole()
+        executable = self._whole()
         if calls == 0:
-            compiler.compile_now(whole, whole.globals)
+            compiler.compile_now(executable, executable.globals)
         else:
-            compiler.compile_when_hot(whole, calls)
+            compiler.compile_when_hot(executable, calls)
 
     @overload
     def save(self, path: File) -> None: ...
@@ -419,9 +420,9 @@ class Executable:
         `runtime.vm.Executable.load_exec`.
         """
         if path is None:
-            whole = late_bound.whole(self._whole())
+            complete = late_bound.whole(self._whole())
             number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
-            return bytearray(frame.without_kernels(whole, number)), self.module
+            return bytearray(frame.without_kernels(complete, number)), self.module
         suffix = pathlib.Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
         if suffix in KINDS and suffix != ARTIFACT:
             kinds = f"save writes an artifact (.eki); export_library writes {KINDS[suffix]}"
@@ -437,10 +438,12 @@ class Executable:
         runtime.save_params(path, self.get_late_bound_consts(byte_limit))
 
     def get_late_bound_consts(self, byte_limit: int = 0) -> dict[str, runtime.Tensor]:
-        """The same, but give the constants by name."""
-        whole = self._whole()
-        raw, moved = late_bound.split(whole, byte_limit)
-        _keep_threads(whole, raw)
+        """Move the constants of `byte_limit` bytes and more out of the executable and return them
+        by name.
+        """
+        executable = self._whole()
+        raw, moved = late_bound.split(executable, byte_limit)
+        _keep_threads(executable, raw)
         self._held = Held(Program(raw))
         return moved
 
@@ -452,7 +455,7 @@ class Executable:
         self.raw.load_late_bound_consts(path)
 
     def load_late_bound_consts_from_map(self, constants: Mapping[str, object]) -> None:
-        """The same, from arrays or tensors by name."""
+        """Bind late-bound constants from arrays or tensors by name."""
         self.raw.load_late_bound_consts_from_map(constants)
 
     def export_library(
@@ -483,33 +486,39 @@ class Executable:
 
     @num_threads.setter
     def num_threads(self, number: int) -> None:
+        """Return the most threads of a run, the caller's own included: `runtime.num_threads` unless
+        it is set. Setting it raises ValueError for anything but a number from 1 to 256.
+        """
         self.raw.num_threads = number
 
     @property
     def target(self) -> str:
-        """What the code that runs was compiled for."""
+        """Return the target of the running code."""
         return str(self.raw.metadata.get("target", ""))
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The targets that the artifact has code for, the best first: `target` is one of them."""
+        """Return the targets that the artifact has code for, best first; `target` is one
+        of them.
+        """
         return variants(self.raw.metadata)
 
     @property
     def placement(self) -> str:
-        """One line that says how many kernels run on which device, and of those of the host why
-        they do, by operator; "" where the program has no other device than the host."""
+        """Return a line with the number of kernels on each device, and why some run on the host, by
+        operator; "" if the program has no device but the host.
+        """
         return placement_text(self.raw.metadata)
 
     @property
     def weight_bytes(self) -> tuple[int | None, int]:
-        """Bytes of the weights in the model, None where the artifact does not say, and of the
-        constants that are there once it is loaded: kernels take some in a larger form, in which
-        they are faster.
+        """Return the bytes of the model's weights (None if the artifact does not say) and of the
+        constants in memory once it is loaded: some kernels take weights in a larger, faster
+        form.
         """
-        known = self.raw.metadata.get("weights")
+        model_bytes = self.raw.metadata.get("weights")
         held = sum(c.nbytes for c in self.raw.constants if c is not None)
-        return (known if isinstance(known, int) else None), held
+        return (model_bytes if isinstance(model_bytes, int) else None), held
 
     @property
     def stored_weight_bytes(self) -> int:
@@ -520,54 +529,51 @@ class Executable:
 
     @property
     def peak_memory(self) -> int | None:
-        """The most bytes that the tensors of a run take at once, as the compiler predicts for
-        static programs, the working memory of kernels with them; inputs and weights are not
-        counted.
-
-        None where it depends on the run. `runtime.memory_stats` has what was needed.
+        """Return the predicted peak in bytes of a run's tensors and workspaces, without inputs and
+        weights; None where it depends on the run. `runtime.memory_stats` has the measured one.
         """
         return peak_memory(self.raw.metadata)
 
     @property
     def globals(self) -> list[str]:
-        """Names of the functions. TVM's name, as those of the next two."""
+        """Return the names of the functions (TVM's name, as those of the next two)."""
         return self.raw.globals
 
     @property
     def primitive_ops(self) -> list[str]:
-        """Names of the primitives."""
+        """Return the names of the primitives."""
         return self.raw.primitives
 
     @property
     def module(self) -> runtime.Module:
-        """The functions and kernels of the executable by name."""
-        found = runtime.get_global_func("ek.executable.module")(self._whole())
-        assert isinstance(found, runtime.Module)
-        return found
+        """Return the functions and kernels of the executable as a module."""
+        module = runtime.get_global_func("ek.executable.module")(self._whole())
+        assert isinstance(module, runtime.Module)
+        return module
 
     @property
     def lib(self) -> runtime.Module:
-        """The module with the kernels."""
+        """Return the module with the kernels."""
         return self.module
 
     @property
     def mod(self) -> Executable:
-        """What `export_library` is called on in TVM."""
+        """Return the executable, on which `export_library` is called as in TVM."""
         return self
 
     def get_function_params(self, func_name: str) -> list[str]:
-        """Names of a function's parameters."""
+        """Return the names of a function's parameters."""
         return self.raw.params(func_name)
 
     @property
     def constants(self) -> str:
-        """A line for each constant: its dtype and shape."""
-        found = enumerate(self.raw.constants)
-        return "\n".join(f"Const[{i}]: {_constant_text(c)}" for i, c in found)
+        """Return a line for each constant: its dtype and shape."""
+        numbered = enumerate(self.raw.constants)
+        return "\n".join(f"Const[{i}]: {_constant_text(c)}" for i, c in numbered)
 
     @property
     def stats(self) -> str:
-        """What is in it, as text: constants, functions and primitives by number."""
+        """Return a summary as text: constants, functions and primitives by number."""
         tables = (("globals", self.globals), ("primitives", self.primitive_ops))
         lists = [
             f"{what} (#{len(names)}): " + ", ".join(f"{n}[{i}]" for i, n in enumerate(names))
@@ -577,11 +583,11 @@ class Executable:
 
     @property
     def bytecode(self) -> str:
-        """The bytecode as text."""
+        """Return the bytecode as text."""
         return self.disassemble()
 
     def disassemble(self) -> str:
-        """The bytecode as text."""
+        """Return the bytecode as text."""
         return disassemble.disassemble(self.raw)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -619,7 +625,7 @@ def _constant_text(constant: runtime.Tensor | None) -> str:
 
 
 def _is_shared(tensor: runtime.Tensor, source: object) -> bool:
-    """Whether a tensor is the array it was made from, not a copy."""
+    """Return whether a tensor shares the memory of the array that it was made from."""
     return tensor.nbytes == 0 or np.may_share_memory(tensor.numpy(), np.asarray(source))
 
 

@@ -1,4 +1,4 @@
-"""The kinds of files that a compiled model is written as; `compiler.export.library` writes them."""
+"""File formats of a compiled model. `compiler.export.library` writes them."""
 
 ARTIFACT = ".eki"
 

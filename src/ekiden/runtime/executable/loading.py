@@ -1,4 +1,4 @@
-"""load(): executables from files, libraries and bytes. Importing this needs no compiler."""
+"""`load()`: load a compiled model."""
 
 from __future__ import annotations
 
@@ -25,23 +25,28 @@ __all__ = ["Reader", "load"]
 
 
 class Reader(Protocol):
-    """A file that is open for bytes."""
+    """File that is open for reading bytes."""
 
     def read(self) -> bytes:
-        """All that is left of it."""
+        """Return the remaining bytes."""
 
 
 def load(
     file: PathName | bytes | bytearray | memoryview | Reader, *, num_threads: int | None = None
 ) -> Executable:
-    """An executable from a file that `save` wrote, mapped into memory, or from a library or an
-    archive (`.tar`) that `export_library` wrote; also from the bytes of an artifact, or a file that
-    is open for bytes.
+    """Load an executable.
 
-    `num_threads` is how many threads a run has at most; else `runtime.num_threads` says it.
+    Args:
+        file: path of an artifact, which is mapped, or of a library or archive (`.tar`) that `export_library` wrote; or the bytes of an artifact, or a file open for bytes.
+        num_threads: most threads of a run; `runtime.num_threads` by default.
 
-    Raises LoadError for anything else, OSError for a file that cannot be read, ValueError for what
-    is no number of threads.
+    Returns:
+        The executable.
+
+    Raises:
+        LoadError: for anything else.
+        OSError: for a file that cannot be read.
+        ValueError: for an invalid number of threads.
     """
     if isinstance(file, (str, os.PathLike)):
         raw = _loaded(pathlib.Path(file))
@@ -58,9 +63,9 @@ def _read(file: object) -> bytes:
     data = read() if callable(read) else None
     if isinstance(data, bytes):
         return data
-    wanted = "a path, bytes or a file open for bytes"
+    expected = "a path, bytes or a file open for bytes"
     kind = type(file).__name__ + " open for text" * isinstance(data, str)
-    raise TypeError(f"load: expected {wanted}, got {kind}")
+    raise TypeError(f"load: expected {expected}, got {kind}")
 
 
 def _loaded(path: Path) -> runtime.Executable:
@@ -70,16 +75,16 @@ def _loaded(path: Path) -> runtime.Executable:
         module = runtime.load_module(path)
         if "get_executable" not in module:
             raise LoadError(f"load '{path}': it holds no model that Ekiden exported")
-        found = module["get_executable"]()
-        assert isinstance(found, runtime.Executable)
-        return found
+        executable = module["get_executable"]()
+        assert isinstance(executable, runtime.Executable)
+        return executable
     if start != frame.MAGIC and _is_model(path):
         raise LoadError(f"load '{path}': it is a model, which ekiden.compile takes")
     return runtime.Executable.load(os.fspath(path))
 
 
 def _is_model(path: Path) -> bool:
-    """Whether the compiler takes it; without the compiler, no file is a model."""
+    """Return whether the compiler imports the file; without the compiler, no file is a model."""
     if find_spec("ekiden.frontend") is None:
         return False
     return bool(load_module("ekiden.frontend.table").is_model_file(path))

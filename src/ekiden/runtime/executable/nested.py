@@ -1,5 +1,5 @@
-"""Arguments that hold arrays, as functions of JAX have them: dictionaries, lists and objects, whose
-leaves are inputs that are named after where they are (`params['w']`, `state.step`, `xs[0]`).
+"""Arguments that contain arrays (pytrees of JAX); dictionaries, lists and objects, whose leaves are
+inputs that are named after where they are (`params['w']`, `state.step`, `xs[0]`).
 
 The names are all that is needed: an artifact is called in this way without JAX too.
 """
@@ -23,7 +23,7 @@ _STEP = re.compile(
 
 @dataclass(frozen=True)
 class Leaf:
-    """Where an input is: the argument that holds it, and the steps to it."""
+    """Location of an input: the argument that contains it, and the access steps."""
 
     name: str
     head: str
@@ -32,7 +32,7 @@ class Leaf:
 
     @staticmethod
     def of(name: str) -> Leaf | None:
-        """Return what a name says; None for one that says no such place."""
+        """Parse an input's name. None for one that says no such place."""
         head = _HEAD.match(name)
         if head is None:
             return None
@@ -47,16 +47,16 @@ class Leaf:
         return Leaf(name, head[0], tuple(steps))
 
     def find(self, argument: object) -> object:
-        """Return the leaf of an argument. Raises InputError where it has none there."""
+        """Return the leaf of an argument. Raises InputError if it has none there."""
         value = argument
         for index, (text, key) in enumerate(self.steps):
             try:
                 value = getattr(value, text[1:]) if key is None else value[key]  # type: ignore[index]
             except (AttributeError, LookupError, TypeError):
                 holder = self.head + "".join(step for step, _ in self.steps[:index])
-                got = type(value).__name__
+                type_name = type(value).__name__
                 raise InputError(
-                    f"run: input {self.name!r} is missing: {holder!r} is a {got} without {text}"
+                    f"run: input {self.name!r} is missing: {holder!r} is a {type_name} without {text}"
                 ) from None
         return value
 
@@ -70,7 +70,7 @@ def _key(text: str) -> object:
 
 
 class Nesting:
-    """The inputs of a program of which some are parts of arguments."""
+    """Inputs of a program of which some are leaves of arguments."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         self._leaves = leaves
@@ -78,16 +78,17 @@ class Nesting:
 
     @staticmethod
     def of(names: Sequence[str]) -> Nesting | None:
-        """Return those of these names; None where no name is of a part of an argument."""
+        """Parse input names; return None if none is a leaf of an argument."""
         leaves = [Leaf.of(name) for name in names]
-        known = [leaf for leaf in leaves if leaf is not None]
-        if len(known) < len(leaves) or not any(leaf.steps for leaf in known):
+        parsed = [leaf for leaf in leaves if leaf is not None]
+        if len(parsed) < len(leaves) or not any(leaf.steps for leaf in parsed):
             return None
-        return Nesting(known)
+        return Nesting(parsed)
 
     def is_meant(self, args: Sequence[object], named: Mapping[str, object]) -> bool:
-        """Whether a call gives arguments that hold arrays, not the arrays one by one. Where all
-        names have dots alone, as other frameworks write names too, only objects hold any.
+        """Return whether a call passes containers rather than the arrays one by one. Where all
+        names have dots alone, as other frameworks write names too, only objects count as
+        containers.
         """
         values = [*args, *named.values()]
         if all(key is None for leaf in self._leaves for _, key in leaf.steps):
@@ -99,49 +100,51 @@ class Nesting:
         over, or has other leaves than the program.
         """
         free = [head for head in self._heads if head not in named]
-        given = list(args)
-        if len(given) > len(free):
-            given = [each for each in given if not _is_empty(each)]
-        if len(given) != len(free):
+        positional = list(args)
+        if len(positional) > len(free):
+            positional = [argument for argument in positional if not _is_empty(argument)]
+        if len(positional) != len(free):
             names = ", ".join(f"'{head}'" for head in free)
-            raise InputError(f"run: expected {len(free)} arguments ({names}), got {len(given)}")
-        whole = {**dict(zip(free, given, strict=True)), **named}
+            raise InputError(
+                f"run: expected {len(free)} arguments ({names}), got {len(positional)}"
+            )
+        arguments = {**dict(zip(free, positional, strict=True)), **named}
         unknown = [name for name in named if name not in self._heads]
         if unknown:
             names = ", ".join(f"'{head}'" for head in self._heads)
             raise InputError(f"run: no argument is named '{unknown[0]}'; there are {names}")
-        self._check_leaves(whole)
-        return [leaf.find(whole[leaf.head]) for leaf in self._leaves]
+        self._check_leaves(arguments)
+        return [leaf.find(arguments[leaf.head]) for leaf in self._leaves]
 
-    def _check_leaves(self, whole: Mapping[str, object]) -> None:
+    def _check_leaves(self, arguments: Mapping[str, object]) -> None:
         """Raise InputError for an array that the program has no input for."""
-        known = {leaf.head + "".join(text for text, _ in leaf.steps) for leaf in self._leaves}
-        for head, argument in whole.items():
-            for place in _places(head, argument):
-                if place not in known and not _is_inside(place, known):
-                    raise InputError(f"run: the program has no input {place!r}")
+        input_names = {leaf.head + "".join(text for text, _ in leaf.steps) for leaf in self._leaves}
+        for head, argument in arguments.items():
+            for leaf_name in _places(head, argument):
+                if leaf_name not in input_names and not _is_inside(leaf_name, input_names):
+                    raise InputError(f"run: the program has no input {leaf_name!r}")
 
 
-def _is_inside(place: str, known: set[str]) -> bool:
-    """Whether inputs are parts of what is there: an object of a class of its own."""
-    return any(name.startswith(place) for name in known)
+def _is_inside(name_prefix: str, input_names: set[str]) -> bool:
+    """Return whether inputs are leaves of a leaf: an object of a user class."""
+    return any(name.startswith(name_prefix) for name in input_names)
 
 
 def _places(head: str, argument: object) -> Iterator[str]:
-    """Yield where the leaves of dictionaries, lists and tuples are, as JAX writes it."""
+    """Yield the names of the leaves of dictionaries, lists and tuples, in JAX's notation."""
     waiting = [(head, argument)]
     while waiting:
-        place, value = waiting.pop()
+        leaf_name, value = waiting.pop()
         if value is None:
             continue
         if isinstance(value, Mapping):
-            waiting += [(f"{place}[{key!r}]", each) for key, each in value.items()]
+            waiting += [(f"{leaf_name}[{key!r}]", item) for key, item in value.items()]
         elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            waiting += [(f"{place}.{name}", getattr(value, name)) for name in value._fields]
+            waiting += [(f"{leaf_name}.{name}", getattr(value, name)) for name in value._fields]
         elif isinstance(value, (list, tuple)):
-            waiting += [(f"{place}[{index}]", each) for index, each in enumerate(value)]
+            waiting += [(f"{leaf_name}[{index}]", element) for index, element in enumerate(value)]
         else:
-            yield place
+            yield leaf_name
 
 
 def _is_container(value: object) -> bool:
@@ -149,7 +152,7 @@ def _is_container(value: object) -> bool:
 
 
 def _holds(value: object) -> bool:
-    """Whether a value holds arrays, and is none itself."""
+    """Return whether a value contains arrays and is none itself."""
     if _is_container(value):
         return True
     is_array = hasattr(value, "dtype") or hasattr(value, "__dlpack__")
@@ -157,5 +160,5 @@ def _holds(value: object) -> bool:
 
 
 def _is_empty(value: object) -> bool:
-    """Whether a value has no leaves, as None has none in JAX."""
+    """Return whether a value has no leaves, as None in JAX."""
     return next(_places("", value), None) is None

@@ -1,4 +1,4 @@
-"""Where the results of a run go: memory that the caller has, and runs with all of it fixed."""
+"""Destinations of a run's results; memory that the caller has, and runs with all of it fixed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["BoundRun", "places_of", "write_results"]
 
 
 class BoundRun:
-    """A call whose arguments and places of results are fixed: `run = exe.bind(x, out=y)`, then
-    `run()` reads what stands in `x` now and writes `y`. For one thread at a time.
+    """Call with fixed arguments and outputs: `run = exe.bind(x, out=y)`, then `run()` reads the
+    current contents of `x` and writes `y`. Not thread-safe.
     """
 
     def __init__(self, call: Callable[[], object], inputs: Mapping[str, object]) -> None:
@@ -35,14 +35,12 @@ class BoundRun:
 
 
 def places_of(infos: Sequence[TensorInfo], out: object) -> list[Place | None]:
-    """Where each output is written to, None where nowhere; from what a caller gives as `out`.
-
-    One array or tensor where there is one output; else a sequence with one for each, or a mapping
-    by their names. Raises InputError for what cannot be written, has another dtype or rank, or
-    other dimensions than those that are numbers.
+    """Return the array that each output is written to, None for none, from the caller's `out`: one
+    array for one output, else a sequence or a mapping by output names. Raises InputError for
+    what cannot be written, or has another dtype, rank or known dimension.
     """
-    given = _by_output(infos, out)
-    return [None if g is None else _place(i, g) for i, g in zip(infos, given, strict=True)]
+    by_output = _by_output(infos, out)
+    return [None if g is None else _place(i, g) for i, g in zip(infos, by_output, strict=True)]
 
 
 def _by_output(infos: Sequence[TensorInfo], out: object) -> list[object]:
@@ -59,56 +57,62 @@ def _by_output(infos: Sequence[TensorInfo], out: object) -> list[object]:
     return list(out)
 
 
-def _place(info: TensorInfo, given: object) -> Place:
+def _place(info: TensorInfo, candidate: object) -> Place:
     what = f"out '{info.name}'"
     if info.dtype in (ANY_OBJECT, TEXT) or info.dtype.startswith((SEQUENCE, MAPS, ANY_RANK)):
         raise InputError(
             f"{what}: the output is a {info.dtype}, not a tensor that could be written"
         )
-    if isinstance(given, (runtime.Tensor, np.ndarray)):
-        place: Place = given
-    elif hasattr(given, "__dlpack__"):
-        place = runtime.from_dlpack(given).numpy()  # type: ignore[arg-type]  # it has the method
+    if isinstance(candidate, (runtime.Tensor, np.ndarray)):
+        destination: Place = candidate
+    elif hasattr(candidate, "__dlpack__"):
+        destination = runtime.from_dlpack(candidate).numpy()  # type: ignore[arg-type]  # it has the method
     else:
-        wanted = f"an array of {info.dtype} to write to"
-        raise InputError(f"{what}: expected {wanted}, got {type(given).__name__}")
-    dtype = str(place.dtype)
+        expected = f"an array of {info.dtype} to write to"
+        raise InputError(f"{what}: expected {expected}, got {type(candidate).__name__}")
+    dtype = str(destination.dtype)
     if dtype != info.dtype:
         raise InputError(f"{what}: expected dtype {info.dtype}, got {dtype}")
-    readonly = place.readonly if isinstance(place, runtime.Tensor) else not place.flags.writeable
+    readonly = (
+        destination.readonly
+        if isinstance(destination, runtime.Tensor)
+        else not destination.flags.writeable
+    )
     if readonly:
         raise InputError(f"{what}: expected an array that may be written, got a read-only one")
-    fits = len(place.shape) == len(info.shape) and all(
-        isinstance(d, str) or d == got for d, got in zip(info.shape, place.shape, strict=True)
+    fits = len(destination.shape) == len(info.shape) and all(
+        isinstance(d, str) or d == dim for d, dim in zip(info.shape, destination.shape, strict=True)
     )
     if not fits:
-        raise InputError(f"{what}: expected shape {_show(info.shape)}, got {_show(place.shape)}")
-    return place
+        raise InputError(
+            f"{what}: expected shape {_show(info.shape)}, got {_show(destination.shape)}"
+        )
+    return destination
 
 
 def write_results(
-    infos: Sequence[TensorInfo], result: object, places: Sequence[Place | None], out: object
+    infos: Sequence[TensorInfo], result: object, destinations: Sequence[Place | None], out: object
 ) -> object:
-    """Copy results to their places where they are not there yet; gives `out`. Raises InputError
-    for another shape.
+    """Copy results to destinations where kernels have not written them; return `out`. Raises
+    InputError for another shape.
     """
     results = result if isinstance(result, tuple) and len(infos) > 1 else (result,)
-    for info, made, place in zip(infos, results, places, strict=True):
-        if place is None:
+    for info, result_value, destination in zip(infos, results, destinations, strict=True):
+        if destination is None:
             continue
-        source = cast(runtime.Tensor, made)
-        if tuple(place.shape) != tuple(source.shape):
-            wanted = f"expected shape {_show(source.shape)}, as it is of this run"
-            raise InputError(f"out '{info.name}': {wanted}, got {_show(place.shape)}")
-        written, given = place_array(place), source.numpy()
-        if written.ctypes.data != given.ctypes.data or not written.flags.c_contiguous:
-            np.copyto(written, given)
+        source = cast(runtime.Tensor, result_value)
+        if tuple(destination.shape) != tuple(source.shape):
+            expected = f"expected shape {_show(source.shape)}, as it is of this run"
+            raise InputError(f"out '{info.name}': {expected}, got {_show(destination.shape)}")
+        written, source_array = place_array(destination), source.numpy()
+        if written.ctypes.data != source_array.ctypes.data or not written.flags.c_contiguous:
+            np.copyto(written, source_array)
     return out
 
 
-def place_array(place: Place) -> npt.NDArray[Any]:
-    """A place as an array over its memory."""
-    return place.numpy() if isinstance(place, runtime.Tensor) else place
+def place_array(destination: Place) -> npt.NDArray[Any]:
+    """Return a destination as an array over its memory."""
+    return destination.numpy() if isinstance(destination, runtime.Tensor) else destination
 
 
 def _show(shape: Sequence[object]) -> str:

@@ -1,14 +1,5 @@
-"""Which instruction of a program makes the memory of each result, so that a caller's can stand in
-its place.
-
-Only in programs that go from the first instruction to the last one, and keep nothing of a run: each
-storage is then made once, and what lies in it when the run ends is the result alone. Elsewhere
-results are copied.
-
-    alloc_storage $2 $1[0]   <- the place of result 0
-    alloc_tensor $3 $2 ...
-    invoke_packed ... out: $3
-    ret $3
+"""Output buffers: which instruction allocates each result, so that the caller's memory can replace
+it. ... ^^ src/ekiden/runtime/executable/placing.py = output_buffers.py
 """
 
 from __future__ import annotations
@@ -39,8 +30,8 @@ and no value outlives the run by them."""
 def result_sites(
     executable: Executable, count: int, function: str = "main"
 ) -> tuple[int | None, ...]:
-    """For each of the results of a function, the first word of the instruction that asks for its
-    memory; None where there is none, or it cannot be told.
+    """Return for each result of a function the word offset of the instruction that allocates its
+    memory; None where there is none or it is unknown.
     """
     _, words = executable.code(function)
     code = decode(words)
@@ -50,8 +41,10 @@ def result_sites(
     *before, last = code
     results = _registers(last.operands[0])
     if count > 1 and before and before[-1].name == "AllocADT":
-        *before, made = before
-        results = _registers(made["fields"]) if [made["dst"]] == results else []
+        *before, tuple_instruction = before
+        results = (
+            _registers(tuple_instruction["fields"]) if [tuple_instruction["dst"]] == results else []
+        )
     if len(results) != count or any(i.name not in ORDINARY for i in before):
         return nowhere
     ends = np.cumsum([0, *(len(encode(i)) for i in before)]).tolist()
@@ -60,26 +53,26 @@ def result_sites(
 
 
 def _registers(operand: Operand) -> list[int]:
-    """Registers as numbers; one that is left empty by the reading is written as its complement."""
-    many = operand if isinstance(operand, tuple) else (operand,)
-    return [~r if r < 0 else r for r in many]
+    """Return registers as numbers; one that is cleared by the read is stored as its complement."""
+    items = operand if isinstance(operand, tuple) else (operand,)
+    return [~r if r < 0 else r for r in items]
 
 
 def _site(code: Sequence[Instruction], register: int) -> int | None:
-    """The position of the AllocStorage behind what a register holds in the end."""
-    wanted = "tensor"
+    """Return the position of the AllocStorage behind a register's final value."""
+    searched = "tensor"
     for at in range(len(code) - 1, -1, -1):
-        each = code[at]
-        if "dst" not in BY_NAME[each.name].operands or each["dst"] != register:
+        instruction = code[at]
+        if "dst" not in BY_NAME[instruction.name].operands or instruction["dst"] != register:
             continue
-        match each.name:
-            case "AllocTensor" | "AllocTensorReg" if wanted == "tensor":
-                (register,), wanted = _registers(each["storage"]), "storage"
-            case "ReshapeTensor" if wanted == "tensor":
-                (register,) = _registers(each["tensor"])
+        match instruction.name:
+            case "AllocTensor" | "AllocTensorReg" if searched == "tensor":
+                (register,), searched = _registers(instruction["storage"]), "storage"
+            case "ReshapeTensor" if searched == "tensor":
+                (register,) = _registers(instruction["tensor"])
             case "Move":
-                (register,) = _registers(each["src"])
-            case "AllocStorage" if wanted == "storage":
+                (register,) = _registers(instruction["src"])
+            case "AllocStorage" if searched == "storage":
                 return at
             case _:
                 return None
@@ -87,58 +80,62 @@ def _site(code: Sequence[Instruction], register: int) -> int | None:
 
 
 def direct_places(
-    sites: Sequence[int | None], places: Sequence[Place | None], values: Sequence[object]
+    sites: Sequence[int | None], destinations: Sequence[Place | None], values: Sequence[object]
 ) -> list[object]:
-    """Pairs (instruction, tensor) for the machine: the places that kernels can write themselves.
-
-    Those are contiguous and aligned, of elements, and apart from each other and from all that the
-    run reads.
+    """Return (instruction, tensor) pairs for the machine: the buffers that kernels can write
+    directly. They are contiguous, aligned, not empty, and disjoint from each other and from all
+    that the run reads.
     """
     if not all(isinstance(v, (Tensor, np.ndarray)) for v in values):
         return []
     read = [_memory(v) for v in values]
-    taken = [None if p is None else _memory(p) for p in places]
-    found: list[object] = []
-    for n, (site, place) in enumerate(zip(sites, places, strict=True)):
-        mine = taken[n]
-        if site is None or place is None or mine is None or mine[0] == mine[1]:
+    output_ranges = [None if p is None else _memory(p) for p in destinations]
+    pairs: list[object] = []
+    for n, (site, destination) in enumerate(zip(sites, destinations, strict=True)):
+        mine = output_ranges[n]
+        if site is None or destination is None or mine is None or mine[0] == mine[1]:
             continue
-        others = [*read, *(t for k, t in enumerate(taken) if k != n and t is not None)]
-        if _is_plain(place) and not any(_overlap(mine, other) for other in others):
-            found += (site, place)
-    return found
+        other_ranges = [
+            *read,
+            *(t for k, t in enumerate(output_ranges) if k != n and t is not None),
+        ]
+        if _is_plain(destination) and not any(
+            _overlap(mine, other_range) for other_range in other_ranges
+        ):
+            pairs += (site, destination)
+    return pairs
 
 
 def invoke_into(
-    machine: VirtualMachine, places: Sequence[object], name: str, args: Sequence[object]
+    machine: VirtualMachine, buffer_pairs: Sequence[object], name: str, args: Sequence[object]
 ) -> object:
-    """A call with `places`, those of `direct_places`, which are the machine's for this one only.
-    What it gives lies in them: whoever holds it holds them, too.
+    """Call a function with the buffers of `direct_places`, which are the machine's for this call
+    only. Its results share their memory and keep them alive.
     """
-    if not places:
+    if not buffer_pairs:
         return machine.invoke(name, *args)
     set_places = get_global_func("ek.vm.places")
-    set_places(machine, *places)
+    set_places(machine, *buffer_pairs)
     try:
         return machine.invoke(name, *args)
     finally:
         set_places(machine)
 
 
-def is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of the host are one."""
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
+def is_same(one: Tensor, second: Tensor) -> bool:
+    """Return whether two host tensors are the same memory."""
+    if (one.shape, one.dtype) != (second.shape, second.dtype):
         return False
-    return bool(one.numpy().ctypes.data == other.numpy().ctypes.data)
+    return bool(one.numpy().ctypes.data == second.numpy().ctypes.data)
 
 
 def _array(value: object) -> npt.NDArray[Any]:
-    found = value if isinstance(value, np.ndarray) else cast(Tensor, value).numpy()
-    return np.asarray(found)
+    viewed = value if isinstance(value, np.ndarray) else cast(Tensor, value).numpy()
+    return np.asarray(viewed)
 
 
-def _is_plain(place: Place) -> bool:
-    flags = _array(place).flags
+def _is_plain(destination: Place) -> bool:
+    flags = _array(destination).flags
     return flags.c_contiguous and flags.aligned
 
 

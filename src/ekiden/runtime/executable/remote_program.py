@@ -1,4 +1,4 @@
-"""A program of another machine, behind the face of a virtual machine: what it calls, it calls
+"""Program of another machine behind the interface of a virtual machine; what it calls, it calls
 there, and what that gives stays there.
 """
 
@@ -21,25 +21,27 @@ _DEEPEST = 64
 
 
 class FarExecutable:
-    """In the place of an executable and of its machine."""
+    """Stand-in for an executable and its machine on another machine."""
 
     metadata: Mapping[str, object] = MappingProxyType({})
     source = "program of another machine"
 
     def __init__(self, program: FarProgram, device: object) -> None:
-        """`device` is one of that machine, or a list of them. Raises InputError."""
+        """Wrap a remote program; `device` is one of that machine, or a list of them. Raises
+        InputError for another device.
+        """
         is_many = isinstance(device, (list, tuple)) and not isinstance(device, Device)
-        many = cast(Sequence[object], device) if is_many else (device,)
-        for each in many:
-            if each is not None and not isinstance(each, FarDevice):
+        device_list = cast(Sequence[object], device) if is_many else (device,)
+        for requested in device_list:
+            if requested is not None and not isinstance(requested, FarDevice):
                 raise InputError(
-                    f"VirtualMachine: the program is on another machine, and {each} is not"
+                    f"VirtualMachine: the program is on another machine, and {requested} is not"
                 )
         self.program = program
 
     def params(self, name: str) -> list[str]:
-        """The names of the parameters of a function."""
-        return [str(each) for each in self.program["get_input_names"](name)]
+        """Return the names of a function's parameters."""
+        return [str(parameter) for parameter in self.program["get_input_names"](name)]
 
     def invoke(self, name: str, *args: object) -> object:
         """Call a function; arrays and tensors of this machine are sent."""
@@ -61,20 +63,20 @@ class FarExecutable:
         return self.program.sent(value) if isinstance(value, Tensor) else value
 
     def limit(self, steps: int | None = None, seconds: float | None = None) -> None:
-        """A session has its own limits. Raises UnsupportedError."""
+        """Raise UnsupportedError: sessions have limits of their own."""
         raise UnsupportedError("limit: sessions have time limits: see ekiden.rpc")
 
     def benchmark(self, name: str, args: tuple[object, ...], **options: Any) -> BenchmarkResult:  # noqa: ANN401
-        """The seconds of a call, by the clock of that machine."""
-        found = self.program.time_evaluator(name, **options)(*map(self._sent, args))
-        assert isinstance(found, BenchmarkResult)
-        return found
+        """Measure a call by the remote machine's clock, in seconds."""
+        times = self.program.time_evaluator(name, **options)(*map(self._sent, args))
+        assert isinstance(times, BenchmarkResult)
+        return times
 
 
-def far_executable(given: object, device: object) -> FarExecutable | None:
-    """That of a module of another machine; None for anything else."""
-    is_far = hasattr(given, "sent") and hasattr(given, "time_evaluator")
-    return FarExecutable(given, device) if is_far else None  # type: ignore[arg-type]  # has both
+def far_executable(module: object, device: object) -> FarExecutable | None:
+    """Return the stand-in for a module of another machine; None for anything else."""
+    is_far = hasattr(module, "sent") and hasattr(module, "time_evaluator")
+    return FarExecutable(module, device) if is_far else None  # type: ignore[arg-type]  # has both
 
 
 __all__ = ["FarExecutable", "far_executable"]

@@ -1,4 +1,4 @@
-"""What a program keeps between runs: buffers of a module, variables of a graph."""
+"""State that a program carries across runs; buffers of a module, variables of a graph."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from ekiden.runtime.forks import Lock
 
 
 class Kept:
-    """Values by name. A run takes them all and gives the new ones, behind its results."""
+    """State of a program by name. A run takes all values and returns the new ones after its
+    results.
+    """
 
     def __init__(self, names: Sequence[str], first: Callable[[], object]) -> None:
-        """`first` gives the values before the first run: one, or a tuple."""
+        """Create the state; `first` returns the values before the first run: one, or a tuple."""
         self.names = tuple(names)
         self._first = first
         self._values: tuple[object, ...] | None = None
@@ -26,60 +28,62 @@ class Kept:
         values: Sequence[object],
         timeout: object,
     ) -> object:
-        """The results of a run of these values and those that are kept, which waits for others.
-        Where it fails the kept ones stay.
+        """Run with these values and the state, serialised with other runs. If the run fails the
+        state stays.
         """
         with self._lock:
-            found = invoke([*values, *self._current()], timeout)
-            assert isinstance(found, tuple), "metadata that were checked say so"
-            cut = len(found) - len(self.names)
-            self._values = found[cut:]
-        return found[0] if cut == 1 else found[:cut]
+            outputs = invoke([*values, *self._current()], timeout)
+            assert isinstance(outputs, tuple), "metadata that were checked say so"
+            cut = len(outputs) - len(self.names)
+            self._values = outputs[cut:]
+        return outputs[0] if cut == 1 else outputs[:cut]
 
     def now(self) -> dict[str, runtime.Tensor]:
-        """The values by name."""
+        """Return the values by name."""
         with self._lock:
             pairs = zip(self.names, self._current(), strict=True)
             return {name: cast(runtime.Tensor, value) for name, value in pairs}
 
     def put(self, values: Mapping[str, object]) -> None:
-        """Go on from these values, which `now` gave, here or elsewhere. Raises InputError for other
-        names, shapes or dtypes than those of now; then the values stay.
+        """Restore values that a snapshot returned, here or elsewhere. Raises InputError, without a
+        change, for other names, shapes or dtypes.
         """
         if sorted(values) != sorted(self.names):
-            there = ", ".join(f"'{name}'" for name in self.names)
-            raise InputError(f"state: values of {there} expected, got {', '.join(sorted(values))}")
+            expected_names = ", ".join(f"'{name}'" for name in self.names)
+            raise InputError(
+                f"state: values of {expected_names} expected, got {', '.join(sorted(values))}"
+            )
         with self._lock:
             pairs = zip(self.names, self._current(), strict=True)
             self._values = tuple(_like(name, old, values[name]) for name, old in pairs)
 
     def another(self) -> Kept:
-        """The same names, as before the first run."""
+        """Return a state with the same names and its initial values."""
         return Kept(self.names, self._first)
 
     def reset(self) -> None:
-        """Forget all that runs have made."""
+        """Reset the state to the initial values."""
         with self._lock:
             self._values = None
 
     def _current(self) -> tuple[object, ...]:
         if self._values is None:
-            found = self._first()
-            self._values = tuple(found) if isinstance(found, tuple) else (found,)
+            initial = self._first()
+            self._values = tuple(initial) if isinstance(initial, tuple) else (initial,)
         return self._values
 
 
 def _like(name: str, old: object, value: object) -> runtime.Tensor:
-    """A value in the place of another. Raises InputError where it cannot be."""
-    made = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
+    """Return a value that replaces another one. Raises InputError for another shape or dtype."""
+    replacement = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
     assert isinstance(old, runtime.Tensor)
-    if made.dtype != old.dtype or made.shape != old.shape:
-        expected, got = (f"{t.dtype}{list(t.shape)}" for t in (old, made))
-        raise InputError(f"state: '{name}': expected {expected}, got {got}")
-    return made
+    if replacement.dtype != old.dtype or replacement.shape != old.shape:
+        expected, actual = (f"{t.dtype}{list(t.shape)}" for t in (old, replacement))
+        raise InputError(f"state: '{name}': expected {expected}, got {actual}")
+    return replacement
 
 
 def kept_values(metadata: Mapping[str, object], first: Callable[[], object]) -> Kept | None:
-    """What a program with these metadata keeps; None if nothing."""
+    """Return the state of a program with these metadata; None if it has none."""
     names = cast("Sequence[str]", metadata.get("states", ()))
     return Kept(names, first) if names else None

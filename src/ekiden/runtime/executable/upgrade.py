@@ -1,4 +1,4 @@
-"""The interface of a compilation that goes on beside a program which runs already."""
+"""Interface of a compilation that continues while its program runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from ekiden.runtime.binding._core import Executable
 
 
 class Upgrade(Protocol):
-    """Replaces the kernels of a program by faster ones while it runs; `ekiden.compiler.tiers` has
-    the implementation."""
+    """Upgrade of a running program to faster kernels; `ekiden.compiler.tiers` implements it."""
 
     @property
     def tiers(self) -> dict[str, str]:

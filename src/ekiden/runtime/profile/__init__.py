@@ -1,1 +1,1 @@
-"""Where the time of a run goes: reports, charts, repeated measurements."""
+"""Profiling of runs; reports, charts, repeated measurements."""

@@ -1,4 +1,4 @@
-"""A run as a flame chart: time to the right, functions on top of what they call."""
+"""Flame chart of a run; time to the right, functions on top of what they call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = ("#e8a15b", "#7fb2dd", "#8cc69b", "#d9a0c3", "#c9b46a", "#9aa7e0", "#7
 
 
 class Bar(NamedTuple):
-    """A stretch of time: what ran, and what to say of it under the mouse."""
+    """Bar of the chart: what ran when, and its tooltip."""
 
     name: str
     start: int
@@ -25,8 +25,9 @@ class Bar(NamedTuple):
 
 
 def flame(bars: Sequence[Bar]) -> str:
-    """The chart as SVG. A bar stands below those that were under way when it began; kernels of one
-    name have one colour."""
+    """Return the chart as SVG. A bar is drawn below those that were active when it began; kernels
+    of one name have one colour.
+    """
     if not bars:
         return ""
     ordered = sorted(bars, key=lambda bar: (bar.start, -bar.duration))
@@ -60,9 +61,9 @@ def _drawn(bar: Bar, x: float, y: float, width: float, fill: str) -> str:
     room = int((width - 6) / GLYPH)
     text = bar.name if len(bar.name) <= room else bar.name[: max(room - 1, 0)] + "…"
     label = "" if room < 3 else f'<text x="{x + 3:.1f}" y="{y + 14:.0f}">{escape(text)}</text>'
-    said = f"{bar.name}: {bar.duration / 1e3:.2f} us {bar.more}".rstrip()
+    tooltip = f"{bar.name}: {bar.duration / 1e3:.2f} us {bar.more}".rstrip()
     return (
-        f"<g><title>{escape(said)}</title>"
+        f"<g><title>{escape(tooltip)}</title>"
         f'<rect x="{x:.1f}" y="{y:.0f}" width="{max(width, 0.5):.1f}" height="{ROW - 1}" '
         f'fill="{fill}" rx="2"></rect>{label}</g>'
     )

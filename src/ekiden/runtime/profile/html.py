@@ -1,4 +1,6 @@
-"""What notebooks show of executables, programs and reports: fragments that need nothing else."""
+"""HTML representations of executables, programs and reports for notebooks; fragments that need
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,23 @@ o.classList.toggle('on',v.type=='mouseenter'&&o.textContent==e.textContent)}
 
 
 def coloured(text: str, words: re.Pattern[str]) -> str:
-    """Text as HTML, with what a group of the pattern matches in the colour of its name."""
-    made: list[str] = []
+    """Return text as HTML, with each match of a pattern's group in the colour of the
+    group's name.
+    """
+    html: list[str] = []
     at = 0
-    for found in words.finditer(text):
-        made.append(escape(text[at : found.start()]))
-        made.append(f'<span class="{found.lastgroup}">{escape(found.group())}</span>')
-        at = found.end()
-    made.append(escape(text[at:]))
-    return "".join(made)
+    for match in words.finditer(text):
+        html.append(escape(text[at : match.start()]))
+        html.append(f'<span class="{match.lastgroup}">{escape(match.group())}</span>')
+        at = match.end()
+    html.append(escape(text[at:]))
+    return "".join(html)
 
 
 def styled(body: str) -> str:
-    """A program's coloured text, in a box that scrolls; names light up together."""
+    """Return a program's coloured text in a scrolling box; occurrences of a name light up
+    together.
+    """
     return f"<style>{STYLE}</style><div class=ek>{body}</div><script>{_SCRIPT}</script>"
 
 
@@ -63,7 +69,7 @@ def table(
     caption: str = "",
     numbers: Container[int] = (),
 ) -> str:
-    """A table of texts; the columns in `numbers` stand to the right."""
+    """Return an HTML table of texts; the columns in `numbers` are right-aligned."""
     sides = ["right" if at in numbers else "left" for at in range(len(heads))]
     lines = [_row("th", heads, sides), *(_row("td", row, sides) for row in rows)]
     head = f'<div style="padding: 0.3em 0">{escape(caption)}</div>' if caption else ""
@@ -72,8 +78,10 @@ def table(
 
 def _row(tag: str, cells: Sequence[object], sides: Sequence[str]) -> str:
     pairs = zip(cells, sides, strict=True)
-    made = (f'<{tag} style="{_CELL}{side}">{escape(str(cell))}</{tag}>' for cell, side in pairs)
-    return f"<tr>{''.join(made)}</tr>"
+    html_cells = (
+        f'<{tag} style="{_CELL}{side}">{escape(str(cell))}</{tag}>' for cell, side in pairs
+    )
+    return f"<tr>{''.join(html_cells)}</tr>"
 
 
 def preformatted(text: str) -> str:

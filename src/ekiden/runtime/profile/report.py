@@ -1,8 +1,8 @@
-"""Where the time of a run went: each instruction, each kernel call with its shapes.
+"""Profile report: where the time of a run went; each instruction, each kernel call with its shapes.
 
-report = profile(executable, "main", [x])
-print(report)                     # a table, the slowest kernels first
-report.json(); report.trace()     # for programs, and for chrome://tracing or ui.perfetto.dev
+report = profile(executable, "main", [x]) print(report)                     # a table, the slowest
+kernels first report.json(); report.trace()     # for programs, and for chrome://tracing or
+ui.perfetto.dev
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _DTYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"
 
 
 class Peak(NamedTuple):
-    """What the machine reaches at best: operations and bytes in a second.
+    """Measured limits of the machine: floating-point operations and bytes per second; operations
+    and bytes in a second.
 
     levels: (bytes, bytes in a second) of loops that go over so many bytes again and again, in
     ascending order: the nearer to the cores they fit, the faster. words: operations in a second of
@@ -49,9 +50,9 @@ class Peak(NamedTuple):
         return max((v for k, v in self.words.items() if k in dtypes), default=self.flops)
 
     def limit(self, nbytes: int) -> tuple[float, str]:
-        """What can be moved in a second of data of so many bytes, and by what: "cache" or "memory".
-
-        Data lies in a cache at best, so the bound is that of the largest loop that is no larger.
+        """Return the bandwidth for data of so many bytes, and its level, "cache" or "memory". The
+        data is in a cache at best, so the bound is that of the largest measured loop that is no
+        larger.
         """
         fitting = [speed for size, speed in self.levels if size <= nbytes]
         if len(fitting) == len(self.levels):
@@ -61,7 +62,7 @@ class Peak(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """One argument of a kernel; a number has no shape."""
+    """Argument of a kernel call; a number has no shape."""
 
     dtype: str
     shape: tuple[int, ...] | None
@@ -73,7 +74,7 @@ class Argument(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One call of a primitive; times in nanoseconds since the run began."""
+    """Call of a primitive; times in nanoseconds since the run began."""
 
     function: str
     instruction: int
@@ -100,7 +101,7 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class InstructionTime:
-    """How often an instruction ran, and the nanoseconds in it; without what it calls."""
+    """Execution count of an instruction and its exclusive time in nanoseconds."""
 
     function: str
     instruction: int
@@ -111,7 +112,7 @@ class InstructionTime:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The calls of one kernel on one set of shapes, together."""
+    """Calls of one kernel on one set of shapes, aggregated."""
 
     name: str
     source: str
@@ -134,7 +135,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a profiled run gave."""
+    """Report of a profiled run."""
 
     calls: tuple[KernelCall, ...]
     instructions: tuple[InstructionTime, ...]
@@ -149,12 +150,14 @@ class Report:
 
     @property
     def duration(self) -> int:
-        """Nanoseconds in all instructions, and in copying arguments to where they are taken."""
+        """Return the nanoseconds of all instructions, and of copies of arguments to their
+        devices.
+        """
         placed = sum(call.duration for call in self.calls if call.instruction < 0)
-        return placed + sum(each.duration for each in self.instructions)
+        return placed + sum(instruction.duration for instruction in self.instructions)
 
     def rows(self, aggregate: bool = True) -> list[Row]:
-        """The kernels, the slowest first; else each call, in order."""
+        """Return the kernels, slowest first; or each call, in order."""
         if not aggregate:
             return [_row([call]) for call in self.calls]
         groups: dict[tuple[object, ...], list[KernelCall]] = defaultdict(list)
@@ -169,8 +172,16 @@ class Report:
         col_sums: bool = True,
         long_names: bool = False,
     ) -> str:
-        """A line for each kernel, or with `aggregate=False` for each call; with the names of the
-        kernels' symbols if `long_names`.
+        """Return a table with a line per kernel, or with `aggregate=False` per call.
+
+        Args:
+            sort: slowest first.
+            aggregate: one line for all calls of a kernel on the same shapes.
+            col_sums: add a line of totals.
+            long_names: show symbols instead of titles.
+
+        Returns:
+            The table as text.
         """
         rows = self.rows(aggregate)
         if not sort:
@@ -188,8 +199,9 @@ class Report:
         )
 
     def cells(self, row: Row, long_names: bool = False) -> tuple[str, ...]:
-        """A row as texts under `HEADS`. A kernel that ran without vectors is marked, and one that
-        is general for now."""
+        """Return a row as texts under COLUMN_HEADERS. Kernels that ran without vectors or in
+        general form are marked.
+        """
         return (
             row.name if long_names or not row.title else row.title,
             row.source,
@@ -203,18 +215,18 @@ class Report:
         )
 
     def sums(self) -> tuple[str, ...]:
-        """The last line of a table: what is not in kernels, and the sum."""
+        """Return the last line of a table: the time outside of kernels, and the total."""
         kernels = sum(call.duration for call in self.calls)
-        other = f"other instructions {(self.duration - kernels) / 1e3:.2f} us"
-        count = sum(each.count for each in self.instructions)
-        return "total", other, str(count), f"{self.duration / 1e3:.2f}", "", "", "", "", ""
+        other_text = f"other instructions {(self.duration - kernels) / 1e3:.2f} us"
+        count = sum(instruction.count for instruction in self.instructions)
+        return "total", other_text, str(count), f"{self.duration / 1e3:.2f}", "", "", "", "", ""
 
     def _share(self, duration: int) -> float:
         return duration / max(self.duration, 1)
 
     def _of_peak(self, row: Row) -> str:
-        """The share of the limit that is nearer, operations or the cache or memory that its data
-        fits in; and whether there were no vectors.
+        """Return the share of the tighter roofline limit, operations or the bandwidth of the memory
+        level that the data fits, and a mark for code without vectors.
         """
         mark = "general" if row.is_general else "scalar" if row.is_scalar else ""
         if self.peak is None or row.duration == 0:
@@ -264,15 +276,15 @@ class Report:
                 "Peak GFLOP/s": self.peak.flops / 1e9,
                 "Peak GB/s": self.peak.bandwidth / 1e9,
             }
-        whole = {"calls": calls, "instructions": instructions, "configuration": configuration}
+        document = {"calls": calls, "instructions": instructions, "configuration": configuration}
         if self.regions:
-            whole["regions"] = list(self.regions)
+            document["regions"] = list(self.regions)
         if warnings := self.warnings():
-            whole["warnings"] = warnings
-        return json.dumps(whole)
+            document["warnings"] = warnings
+        return json.dumps(document)
 
     def csv(self) -> str:
-        """The rows of the table, separated by commas."""
+        """Return the rows of the table as CSV."""
         rows = [self.cells(row, long_names=True) for row in self.rows()]
         quoted = [
             ",".join('"' + cell.replace('"', '""') + '"' for cell in line)
@@ -281,7 +293,7 @@ class Report:
         return "\n".join(quoted) + "\n"
 
     def trace(self) -> str:
-        """The run as JSON that chrome://tracing and ui.perfetto.dev show."""
+        """Return the run as JSON for chrome://tracing and ui.perfetto.dev."""
         spans = [_span(c.name, "kernel", c.start, c.duration, _details(c)) for c in self.calls]
         spans += [_span(name, "function", at, end - at, {}) for name, at, end in self.frames]
         return json.dumps({"traceEvents": spans, "displayTimeUnit": "ns"})
@@ -290,8 +302,9 @@ class Report:
         return "\n".join([self.table(), *self.regions, *self.warnings()])
 
     def warnings(self) -> list[str]:
-        """A line for each kernel of integers that the model of kernels has for slower than its
-        floats."""
+        """Return a line for each integer kernel that the cost model predicts to be slower than its
+        float form.
+        """
         rows = [row for row in self.rows() if row.over_floats]
         return [
             f"{row.title or row.name} {row.source}: by the model {row.over_floats} times as long as"
@@ -300,7 +313,9 @@ class Report:
         ]
 
     def flame(self) -> str:
-        """The run as a flame chart, SVG: time to the right, functions on top of their kernels."""
+        """Return the run as a flame chart in SVG: time to the right, functions above their
+        kernels.
+        """
         bars = [Bar(name, at, end - at, is_function=True) for name, at, end in self.frames]
         kernels = (Bar(c.title or c.name, c.start, c.duration, c.source) for c in self.calls)
         return flame([*bars, *kernels])
@@ -362,29 +377,39 @@ def profile(
     peak: Peak | None = None,
     tiers: Mapping[str, str] = NO_TIERS,
 ) -> Report:
-    """Run a function and report where its time went.
+    """Profile a run of a function.
 
-    Runs `warm_up` times before, in full. Each instruction is timed, which costs some 50 ns. `tiers`
-    has "general" for kernels that are so for now. Raises what the run raises.
+    Args:
+        executable: the program.
+        function: the function's name.
+        arguments: its arguments.
+        warm_up: full runs before the profiled one. Timing costs some 50 ns per instruction.
+        peak: measured limits of the machine.
+        tiers: "general" for the kernels that are in general form for now.
+
+    Returns:
+        The report.
+
+    Raises:
+        EkidenError: what the run raises.
     """
     module = get_global_func("ek.executable.module")(executable)
     assert isinstance(module, Module)
     for _ in range(warm_up):
         module[function](*arguments)
-    found = module["profile"](executable.index(function), MAX_EVENTS, *arguments)
-    return report_of(executable, found, num_threads(), peak, tiers)
+    profile_data = module["profile"](executable.index(function), MAX_EVENTS, *arguments)
+    return report_of(executable, profile_data, num_threads(), peak, tiers)
 
 
 def report_of(
     executable: Executable,
-    found: object,
+    profile_data: object,
     threads: int,
     peak: Peak | None = None,
     tiers: Mapping[str, str] = NO_TIERS,
 ) -> Report:
-    """The report of what the function `profile` of an executable's module gave, here or on another
-    machine."""
-    result, counts, events = cast("tuple[object, bytes, bytes]", found)
+    """Return the report of a module's `profile` result, here or on another machine."""
+    result, counts, events = cast("tuple[object, bytes, bytes]", profile_data)
     reader = _Reader(executable, tiers)
     calls, frames = reader.events(np.frombuffer(events, np.int64).tolist())
     times = reader.instructions(np.frombuffer(counts, np.int64).reshape(-1, 2).tolist())
@@ -393,7 +418,7 @@ def report_of(
 
 
 class _Reader:
-    """Gives the numbers of a profile their names."""
+    """Reader that resolves the numbers of a profile to names."""
 
     def __init__(self, executable: Executable, tiers: Mapping[str, str]) -> None:
         metadata = executable.metadata
@@ -408,16 +433,16 @@ class _Reader:
         self.sources = sources(executable)
 
     def instructions(self, counts: Sequence[Sequence[int]]) -> Iterator[InstructionTime]:
-        """The counts of all instructions, those that ran."""
-        left = iter(counts)
+        """Yield the times of the instructions that ran."""
+        remaining = iter(counts)
         for function, code in self.code.items():
             for number, (_, opcode) in enumerate(code):
-                count, duration = next(left)
+                count, duration = next(remaining)
                 if count:
                     yield InstructionTime(function, number, opcode.name, count, duration)
 
     def events(self, words: Sequence[int]) -> tuple[list[KernelCall], list[tuple[str, int, int]]]:
-        """The calls of kernels, and the frames of functions."""
+        """Return the kernel calls, and the frames of functions."""
         calls: list[KernelCall] = []
         frames: list[tuple[str, int, int]] = []
         open_frames: list[tuple[str, int]] = []
@@ -447,28 +472,28 @@ class _Reader:
             argument, at = _argument(words, at)
             arguments.append(argument)
         caller = self.functions[function]
-        place, opcode = self.code[caller][number]
-        name = self._name(opcode, self.words[caller][place:])
+        word_offset, opcode = self.code[caller][number]
+        name = self._name(opcode, self.words[caller][word_offset:])
         source = self.sources.get((caller, number), "")
-        known = self.kernels.get(name, {})
-        values = _sizes(known, arguments)
+        kernel_info = self.kernels.get(name, {})
+        values = _sizes(kernel_info, arguments)
         call = KernelCall(
             caller, number, name, source, start, duration, tuple(arguments),
-            _evaluated(known.get("flops"), values) or 0,
-            _moved(known, arguments, values),
-            short_name(cast("Sequence[str]", known.get("operators", ()))) or name,
-            known.get("vectors") is False,
+            _evaluated(kernel_info.get("flops"), values) or 0,
+            _moved(kernel_info, arguments, values),
+            short_name(cast("Sequence[str]", kernel_info.get("operators", ()))) or name,
+            kernel_info.get("vectors") is False,
             self.tiers.get(name) == "general",
-            str(known.get("over_floats", "")),
+            str(kernel_info.get("over_floats", "")),
         )  # fmt: skip
         return call, at
 
     def _placed(self, words: Sequence[int], at: int) -> tuple[KernelCall, int]:
-        """An argument that was copied to where the program takes it."""
-        function, index, place, start, duration = words[at : at + 5]
+        """Return the copy of an argument to its device as a call."""
+        function, index, device_index, start, duration = words[at : at + 5]
         argument, at = _argument(words, at + 5)
         caller = self.functions[function]
-        name = f"device_copy argument -> {self.devices[place]}"
+        name = f"device_copy argument -> {self.devices[device_index]}"
         source = f"'{self.params[caller][index]}'"
         call = KernelCall(
             caller, -1, name, source, start, duration, (argument,), 0, argument.nbytes, name
@@ -476,7 +501,7 @@ class _Reader:
         return call, at
 
     def _name(self, opcode: Opcode, words: Sequence[int]) -> str:
-        """The primitive that an instruction calls; of a copy, from where to where."""
+        """Return the primitive that an instruction calls; of a copy, its devices."""
         if opcode.name == "DeviceCopy":
             return f"device_copy {self.devices[words[4]]} -> {self.devices[words[3]]}"
         return self.primitives[words[1 + opcode.operands.index("packed_index")]]
@@ -487,30 +512,33 @@ TITLE = 32
 
 
 def short_name(operators: Sequence[str]) -> str:
-    """A kernel by its operators: `dense_pack+add+relu`, in few characters; empty for none."""
+    """Return a short kernel name from its operators, such as `dense_pack+add+relu`; "" for none."""
     names = [name.rpartition(".")[2].removeprefix("contrib_") for name in operators]
     names = [name.partition("_without_")[0] for name in names]
-    whole = "+".join(names)
-    if len(whole) <= TITLE:
-        return whole
-    left = len(names) - 1
+    full_name = "+".join(names)
+    if len(full_name) <= TITLE:
+        return full_name
+    hidden_count = len(names) - 1
     shown = names[0][: TITLE - 4]
-    while left and len(f"{shown}+{names[len(names) - left]}+{left - 1}") <= TITLE:
-        shown, left = f"{shown}+{names[len(names) - left]}", left - 1
-    return f"{shown}+{left}" if left else shown
+    while (
+        hidden_count
+        and len(f"{shown}+{names[len(names) - hidden_count]}+{hidden_count - 1}") <= TITLE
+    ):
+        shown, hidden_count = f"{shown}+{names[len(names) - hidden_count]}", hidden_count - 1
+    return f"{shown}+{hidden_count}" if hidden_count else shown
 
 
-def _sizes(known: Mapping[str, object], arguments: Sequence[Argument]) -> dict[str, int]:
-    """The values of the symbols of a kernel, by its arguments."""
+def _sizes(kernel_info: Mapping[str, object], arguments: Sequence[Argument]) -> dict[str, int]:
+    """Return the values of a kernel's symbols, from its arguments."""
     values: dict[str, int] = {}
-    shapes = cast("Sequence[Sequence[str]]", known.get("params", ()))
+    shapes = cast("Sequence[Sequence[str]]", kernel_info.get("params", ()))
     for dims, argument in zip(shapes, arguments, strict=False):
         values |= dict(zip(dims, argument.shape or (), strict=False))
     return values
 
 
 def _evaluated(text: object, values: Mapping[str, int]) -> int | None:
-    """The value of what metadata say of a kernel; None where they say nothing."""
+    """Return the value of an expression of the metadata; None if there is none."""
     if not isinstance(text, str) or not text:
         return None
     try:
@@ -520,12 +548,12 @@ def _evaluated(text: object, values: Mapping[str, int]) -> int | None:
 
 
 def _moved(
-    known: Mapping[str, object], arguments: Sequence[Argument], values: Mapping[str, int]
+    kernel_info: Mapping[str, object], arguments: Sequence[Argument], values: Mapping[str, int]
 ) -> int:
-    """Bytes that a kernel moves if it touches once what it reads of its arguments."""
-    if not known:  # a function of shapes: it looks at no element but those that it writes
+    """Return the bytes that a kernel moves if it reads each element it needs once."""
+    if not kernel_info:  # a function of shapes: it looks at no element but those that it writes
         arguments = arguments[-1:]
-    reads = cast("Sequence[str]", known.get("reads", ()))
+    reads = cast("Sequence[str]", kernel_info.get("reads", ()))
     total = 0
     for index, argument in enumerate(arguments):
         read = _evaluated(reads[index], values) if index < len(reads) else None

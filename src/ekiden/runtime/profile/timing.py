@@ -1,4 +1,4 @@
-"""How long a function takes: repeated runs, and their statistics."""
+"""Benchmark timing of functions; repeated runs, and their statistics."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class BenchmarkResult(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The mean of the repeats."""
+        """Return the mean of the repeats."""
         return float(np.mean(self.results))
 
     @property
     def median(self) -> float:
-        """The median of the repeats, the figure to quote: interruptions do not move it."""
+        """Return the median of the repeats, the figure to quote: it is robust to interruptions."""
         return float(np.median(self.results))
 
     @property
     def min(self) -> float:
-        """The fastest repeat."""
+        """Return the fastest repeat."""
         return min(self.results)
 
     @property
     def max(self) -> float:
-        """The slowest repeat."""
+        """Return the slowest repeat."""
         return max(self.results)
 
     @property
     def std(self) -> float:
-        """The standard deviation of the repeats."""
+        """Return the standard deviation of the repeats."""
         return float(np.std(self.results))
 
     def __str__(self) -> str:
@@ -53,11 +53,12 @@ class BenchmarkResult(NamedTuple):
 
 
 def least_in_turns(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:
-    """The least time of a run of each, in seconds, taken in turns for so many seconds each and
-    LEAST_TURNS at least, after one that is not counted: what slows all slows none more. A run is
-    over when what it gives is there, on whatever device."""
+    """Return the minimum time of each function in seconds. The functions run in turns, for
+    `seconds` each and at least MIN_ROUNDS rounds after a warm-up, so that disturbances affect
+    all alike. A run ends when its result is computed, on any device.
+    """
     wait_for = import_module("ekiden.runtime.binding._core").wait_for  # which imports this file
-    least = [math.inf] * len(runs)
+    minimum = [math.inf] * len(runs)
     for run in runs:
         wait_for(run())
     until = time.perf_counter() + seconds * len(runs)
@@ -67,8 +68,8 @@ def least_in_turns(runs: Sequence[Callable[[], object]], seconds: float) -> list
         for at, run in enumerate(runs):
             start = time.perf_counter()
             wait_for(run())
-            least[at] = min(least[at], time.perf_counter() - start)
-    return least
+            minimum[at] = min(minimum[at], time.perf_counter() - start)
+    return minimum
 
 
 class Evaluator(NamedTuple):
@@ -102,7 +103,7 @@ class Evaluator(NamedTuple):
         return BenchmarkResult(tuple(results))
 
     def _repeat(self, args: tuple[object, ...], number: int) -> tuple[int, float]:
-        """One repeat: the number of calls it took in the end, and their seconds."""
+        """Run one repeat; return the final number of calls and their seconds."""
         zeros = 0
         while True:
             if self.prepare is not None:
@@ -111,5 +112,5 @@ class Evaluator(NamedTuple):
             zeros += seconds == 0
             if seconds * 1e3 >= self.min_repeat_ms or zeros >= self.limit_zero_time_iterations:
                 return number, seconds
-            wanted = self.min_repeat_ms / 1e3 / (seconds / number) + 1 if seconds > 0 else 0
-            number = int(max(wanted, number * GROWTH + 1))
+            needed_calls = self.min_repeat_ms / 1e3 / (seconds / number) + 1 if seconds > 0 else 0
+            number = int(max(needed_calls, number * GROWTH + 1))
