@@ -1,1 +1,3 @@
-"""From a model to an executable: options, stages, caches, tiers, exported files."""
+"""Compiler driver: from a model to an executable; options, stages, caches, tiers, exported
+files.
+"""

@@ -1,4 +1,6 @@
-"""On which devices a model runs fastest: all of it on one, or parts on the host and on a device."""
+"""Choose by measurement the devices on which a model runs fastest; all of it on one, or parts on
+the host and on a device.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,9 @@ Compile = Callable[[Targets], runtime.Executable]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One way to run a model: devices with their targets, the first for what nothing places; what
-    operators and copies cost, where they are placed by that; whether the program itself places
-    something on a device."""
+    """Device plan: devices with their targets, the first for operators without a placement; the
+    costs for placement by cost; and whether the program itself places something on a device.
+    """
 
     devices: Mapping[Device, Target]
     costs: Costs | None = None
@@ -60,9 +62,9 @@ class Plan:
 
 
 def candidates(targets: Targets, model: object = None) -> list[Plan]:
-    """A plan for each single device of those given: all that are here where there are none, the
-    host always among them. What the program of `model` places on devices stays there in each.
-    Raises CompileError for one that is not here, or several targets of it.
+    """Return a plan for each single device, the host included: of the given ones, or all that are
+    present. What the program of `model` places on devices stays there. Raises CompileError for a
+    missing device, or several targets of one.
     """
     config = compilation_config(targets)
     if len(config.primitive_targets) != 1:
@@ -70,67 +72,87 @@ def candidates(targets: Targets, model: object = None) -> list[Plan]:
     (host,) = config.primitive_targets
     if not host.serves(Target.host()):
         raise CompileError(f"compile: devices 'auto' measures on this machine, not for {host}")
-    others = [each.device for each in config.devices if each.device.type != cpu().type]
+    accelerators = [
+        listed_device.device
+        for listed_device in config.devices
+        if listed_device.device.type != cpu().type
+    ]
     by_kind, fixed = config.by_kind, _fixed(model)
     if targets is None:
         named = {k.device_type: k.name for k in reversed(KINDS.values()) if k.has_generator}
-        there = [Device(kind, 0) for kind in named if kind != cpu().type]
-        others = [each for each in there if each.exist]
-        others += [each for each in fixed if each.exist and each not in others]
-        by_kind = {each.type: Target(named[each.type]) for each in others}
-    for each in others:
-        if not each.exist:
-            raise CompileError(f"compile: devices 'auto' measures, and {each} is not here")
-    kept = {each: by_kind[each.type] for each in others if each in fixed}
+        devices = [Device(kind, 0) for kind in named if kind != cpu().type]
+        accelerators = [present_device for present_device in devices if present_device.exist]
+        accelerators += [
+            fixed_device
+            for fixed_device in fixed
+            if fixed_device.exist and fixed_device not in accelerators
+        ]
+        by_kind = {
+            chosen_device.type: Target(named[chosen_device.type]) for chosen_device in accelerators
+        }
+    for device in accelerators:
+        if not device.exist:
+            raise CompileError(f"compile: devices 'auto' measures, and {device} is not here")
+    fixed_targets = {
+        fixed_one: by_kind[fixed_one.type] for fixed_one in accelerators if fixed_one in fixed
+    }
     alone = [
-        Plan({each: by_kind[each.type], cpu(): host} | kept, None, bool(kept)) for each in others
+        Plan(
+            {accelerator: by_kind[accelerator.type], cpu(): host} | fixed_targets,
+            None,
+            bool(fixed_targets),
+        )
+        for accelerator in accelerators
     ]
-    return [Plan({cpu(): host} | kept, None, bool(kept)), *alone]
+    return [Plan({cpu(): host} | fixed_targets, None, bool(fixed_targets)), *alone]
 
 
 def _fixed(model: object) -> list[Device]:
-    """The devices other than the host that a program names."""
+    """Return the devices other than the host that a program names."""
     if not isinstance(model, (IRModule, Function)):
         return []
-    places = said_places(module_of(model))
-    return list(dict.fromkeys(p.device for p in places if p.device.type != cpu().type))
+    annotated = said_places(module_of(model))
+    return list(dict.fromkeys(p.device for p in annotated if p.device.type != cpu().type))
 
 
 def fastest(plans: Sequence[Plan], compile: Compile) -> runtime.Executable:
-    """The executable of the plan that runs fastest, with inputs of random numbers, results fetched
-    to the host: of the single devices, and of the host with each of the others, placed by what
-    both were measured to do. The logger "ekiden" says what was measured.
-
-    Raises what compiling or running it on the host raises; where a device fails, it is left out.
+    """Return the executable of the fastest plan, measured with random inputs and results fetched to
+    the host: the single devices, and the host with each of them, placed by measured costs. The
+    logger "ekiden" reports the measurements. Raises the errors of the host's plan; devices that
+    fail are skipped.
     """
-    made = {str(plans[0]): compile(_targets(plans[0]))}
-    feed = random_inputs(Executable(made[str(plans[0])]), {})
+    executables = {str(plans[0]): compile(_targets(plans[0]))}
+    feed = random_inputs(Executable(executables[str(plans[0])]), {})
     for plan in plans[1:]:
-        _try(plan, compile, feed, made)
-    alone = _measured(made, feed)
+        _try(plan, compile, feed, executables)
+    alone = _measured(executables, feed)
     peak = measure_peak()
     for plan in plans[1:]:
         if str(plan) in alone and len(plan.devices) == 2:  # a cut has two sides
-            for each in _mixed(plan, peak, alone[str(plans[0])], alone[str(plan)]):
-                _try(each, compile, feed, made)
-    if len(made) == len(alone):
-        return made[min(alone, key=lambda name: alone[name])]
-    times = _measured(made, feed)  # all again, in turns
+            for mixed_plan in _mixed(plan, peak, alone[str(plans[0])], alone[str(plan)]):
+                _try(mixed_plan, compile, feed, executables)
+    if len(executables) == len(alone):
+        return executables[min(alone, key=lambda name: alone[name])]
+    times = _measured(executables, feed)  # all again, in turns
     best = min(alone, key=lambda name: times[name])
-    found = min(times, key=lambda name: times[name])
-    if found not in alone and times[found] > MARGIN * times[best]:
-        found = best
-    _LOG.info("devices: %s", found)
-    return made[found]
+    fastest_name = min(times, key=lambda name: times[name])
+    if fastest_name not in alone and times[fastest_name] > MARGIN * times[best]:
+        fastest_name = best
+    _LOG.info("devices: %s", fastest_name)
+    return executables[fastest_name]
 
 
 def _mixed(plan: Plan, peak: Peak, host: float, device: float) -> list[Plan]:
-    """The host with the device of a plan, whose single times are known; with weights that lie as
-    the host's kernels take them, and as the device's do."""
-    (there, target), (here, own) = plan.devices.items()
-    costs = _costs(peak, measure_device(there), host, device)
-    orders: list[dict[Device, Target]] = [{here: own, there: target}, {there: target, here: own}]
-    return [Plan(each, costs, plan.is_fixed) for each in orders]
+    """Return the plans of the host with a device, whose single times are known: with weight layouts
+    for the host's kernels, and for the device's.
+    """
+    (accelerator, target), (host_device, own) = plan.devices.items()
+    costs = _costs(peak, measure_device(accelerator), host, device)
+    orders: list[dict[Device, Target]] = [
+        {host_device: own, accelerator: target},
+        {accelerator: target, host_device: own},
+    ]
+    return [Plan(order, costs, plan.is_fixed) for order in orders]
 
 
 def _costs(peak: Peak, figures: Figures, host: float, device: float) -> Costs:
@@ -146,44 +168,47 @@ def _costs(peak: Peak, figures: Figures, host: float, device: float) -> Costs:
 
 
 def _targets(plan: Plan) -> Targets:
-    made: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
+    by_device: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
     for device, target in plan.devices.items():
-        made[device] = target
-    return made
+        by_device[device] = target
+    return by_device
 
 
 def _try(
-    plan: Plan, compile: Compile, feed: Mapping[str, Array], made: dict[str, runtime.Executable]
+    plan: Plan,
+    compile: Compile,
+    feed: Mapping[str, Array],
+    executables: dict[str, runtime.Executable],
 ) -> None:
-    """Compile a plan and run it once; where it fails, the log says why."""
+    """Compile a plan and run it once; log why it fails."""
     options = {COSTS: asdict(plan.costs)} if plan.costs is not None else {}
     try:
         with with_options(options):
-            found = compile(_targets(plan))
-        _fetched(Executable(found), feed)
+            executable = compile(_targets(plan))
+        _fetched(Executable(executable), feed)
     except (EkidenError, MemoryError) as error:
         _LOG.warning("devices: %s is left out: %s", plan, str(error).partition("\n")[0])
         return
-    if plan.costs is not None and len(found.devices) == 1:
+    if plan.costs is not None and len(executable.devices) == 1:
         _LOG.info("devices: %s: nothing pays for its copies", plan)
         return
-    made[str(plan)] = found
+    executables[str(plan)] = executable
 
 
 def _measured(
-    made: Mapping[str, runtime.Executable], feed: Mapping[str, Array]
+    executables: Mapping[str, runtime.Executable], feed: Mapping[str, Array]
 ) -> dict[str, float]:
-    """Seconds of a run of each."""
-    runs = [partial(_fetched, Executable(each), feed) for each in made.values()]
-    times = dict(zip(made, least_in_turns(runs, MEASURED), strict=True))
+    """Return the seconds of a run of each executable."""
+    runs = [partial(_fetched, Executable(executable), feed) for executable in executables.values()]
+    times = dict(zip(executables, least_in_turns(runs, MEASURED), strict=True))
     for name, seconds in times.items():
         _LOG.info("devices: %s: %.3f ms", name, seconds * 1e3)
     return times
 
 
 def _fetched(executable: Executable, feed: Mapping[str, Array]) -> None:
-    """Run, and have the results on the host."""
-    found = executable(**feed)
-    for each in found if isinstance(found, tuple) else (found,):
-        if isinstance(each, runtime.Tensor):
-            each.numpy()
+    """Run and copy the results to the host."""
+    result = executable(**feed)
+    for output in result if isinstance(result, tuple) else (result,):
+        if isinstance(output, runtime.Tensor):
+            output.numpy()

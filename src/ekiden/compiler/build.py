@@ -1,4 +1,4 @@
-"""From a model to the bytes of an artifact."""
+"""Build an artifact from a model."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ takes."""
 
 
 def module_of(program: IRModule | Function) -> IRModule:
-    """A program of Relay as a module: a function is its `main`."""
+    """Return a Relay program as a module; a function becomes `main`."""
     return program if isinstance(program, IRModule) else IRModule({"main": program})
 
 
 @phase("import")
 def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
-    """A module from whatever `compile` takes, with what is to be said of it as its attributes (see
-    ekiden.frontend.common.imported). Raises CompileError for anything else, and for options that
-    the model does not know.
+    """Import a module from anything that `compile` accepts, with what the frontend declares as its
+    attributes (see ekiden.frontend.common.imported). Raises CompileError for anything else, and
+    for options that the model does not know.
     """
     if isinstance(model, (IRModule, Function)):
         for name in options.given():
@@ -92,14 +92,13 @@ def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
 
 
 def _checked(module: IRModule) -> IRModule:
-    """A program that was written by hand, whose functions may share variables: each gets its own.
-
-    Raises CompileError naming what is not well formed in it.
+    """Check a hand-written program; functions that share variables get their own. Raises
+    CompileError naming what is not well formed.
     """
     module = _with_own_variables(module)
-    if found := find_errors(module):
-        more = f"; {len(found) - 3} more" if len(found) > 3 else ""
-        raise CompileError(f"compile: {'; '.join(found[:3])}{more}")
+    if errors := find_errors(module):
+        more = f"; {len(errors) - 3} more" if len(errors) > 3 else ""
+        raise CompileError(f"compile: {'; '.join(errors[:3])}{more}")
     for mark in ("Primitive", "Compiler"):
         if "main" in module and module["main"].attr(mark):
             raise CompileError(f"compile: @main is marked {mark!r}, as functions are that it calls")
@@ -120,8 +119,9 @@ def _with_own_variables(module: IRModule) -> IRModule:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """An artifact, whose bytes lie where they were made until they are joined or written, and the
-    names of the files beside the model's that it has weights from."""
+    """Artifact whose bytes stay in pieces until they are joined or written, with the names of the
+    external weight files of the model.
+    """
 
     artifact: Assembly
     weight_files: tuple[str, ...]
@@ -138,23 +138,25 @@ class Compiled:
 
     @phase("write")
     def joined(self) -> memoryview:
-        """The bytes in memory. Raises ImportModelError where the files of its weights have changed
-        since they were first read."""
-        made = self.artifact.joined()
+        """Return the artifact's bytes. Raises ImportModelError if weight files have changed since
+        they were first read.
+        """
+        contents = self.artifact.joined()
         self.files.check("compile")
-        return made
+        return contents
 
     @phase("write")
     def write(self, file: Writer) -> None:
-        """The bytes into a file of their own, which can go back, as one of the cache can. Raises as
-        `joined` does: what was written is not to be used then."""
+        """Write the artifact to a seekable file. Raises as `joined` does; the file must not be used
+        then.
+        """
         self.artifact.write_once(cast("Seekable", file))
         self.files.check("compile")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GeneralProgram:
-    """A program with general kernels, which answers while their own code is compiled."""
+    """Program with general kernels, which runs while their own code is compiled."""
 
     forms: Mapping[str, bytes]
     """The general forms, by the names of their kernels."""
@@ -184,16 +186,17 @@ def compile_to_bytes(
     executor: str = "vm",
 ) -> bytes:
     """Return the bytes of the artifact that `compile` makes and `Executable.save` writes."""
-    asked = CompileOptions(target, options, executor=executor)
-    return bytes(compile_model(model, asked).joined())
+    compile_options = CompileOptions(target, options, executor=executor)
+    return bytes(compile_model(model, compile_options).joined())
 
 
 REGION_MARKS = ("Compiler", "Primitive", "Inline", "global_symbol")
 
 
 def _region_in_c(region: Function) -> str:
-    """A region for "ccompiler", the smallest external compiler (TVM's example has its name): an
-    artifact for target kind "c", which the system's C compiler makes."""
+    """Compile a region for "ccompiler", the smallest external compiler (as in TVM's example): an
+    artifact for target kind "c", through the system's C compiler.
+    """
     for mark in REGION_MARKS:
         region = region.without_attr(mark)
     return text_of(compile_to_bytes(IRModule({"main": region}), "c"))
@@ -208,9 +211,9 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
     Of tier "quick" kernels may be general: `general` of what is returned gives them their own code.
     """
     config = compilation_config(options.targets)
-    for each in (*config.primitive_targets, *config.device_targets):
-        generator_of(each, "compile")
-    flushes = [flush_asked(each) for each in config.primitive_targets]
+    for code_target in (*config.primitive_targets, *config.device_targets):
+        generator_of(code_target, "compile")
+    flushes = [flush_asked(variant_target) for variant_target in config.primitive_targets]
     with mapped.lending() as files:
         module = import_model(model, options.inputs)
     imported = ImportedModule.of(module)
@@ -235,24 +238,24 @@ def compile_model(model: Model, options: CompileOptions) -> Compiled:
             for target in config.primitive_targets
         )  # fmt: skip
         # one that may have general kernels is one variant, and is kept for their own code
-        kept = list(variants) if options.tier == "quick" else []
-        general = kept[0][0].kernels.kernels.general if kept else {}
+        held_variants = list(variants) if options.tier == "quick" else []
+        general = held_variants[0][0].kernels.kernels.general if held_variants else {}
         is_native = options.executor == "aot" and not general
-        linked = compile_variants(kept or variants, is_native=is_native)
-    left: GeneralProgram | None = None
+        linked = compile_variants(held_variants or variants, is_native=is_native)
+    general_program: GeneralProgram | None = None
     if linked.general:
-        ((lowered, about),) = kept
-        left = GeneralProgram(
+        ((lowered, about),) = held_variants
+        general_program = GeneralProgram(
             linked.general, lowered, about, options.executor, files, current_dump()
         )
-    return Compiled(linked.file, imported.weight_files, linked.apart, files, left)
+    return Compiled(linked.file, imported.weight_files, linked.apart, files, general_program)
 
 
 def _about(
     module: IRModule, imported: ImportedModule, config: CompilationConfig, options: CompileOptions
 ) -> dict[str, object]:
     """Return what an artifact says of itself beside its inputs and outputs."""
-    found: dict[str, object] = {
+    metadata: dict[str, object] = {
         "weights": _weight_bytes(module),
         "producer": f"ekiden {version_of('ekiden')}",
         "mod_name": options.mod_name,
@@ -261,13 +264,13 @@ def _about(
         "device_targets": list(map(str, config.device_targets)),
     }
     if len(config.primitive_targets) > 1:
-        found["variants"] = list(map(str, config.primitive_targets))
-    return {key: value for key, value in found.items() if value or key == "weights"}
+        metadata["variants"] = list(map(str, config.primitive_targets))
+    return {key: value for key, value in metadata.items() if value or key == "weights"}
 
 
 def _with_conditions(module: IRModule) -> IRModule:
-    """The module with what the operators of `main` need of its named dimensions, unless its
-    frontend said so.
+    """Return the module with the conditions that `main`'s operators impose on its named dimensions,
+    unless its frontend declared them.
     """
     if "constraints" in module.attrs:
         return module
@@ -279,7 +282,7 @@ def _with_conditions(module: IRModule) -> IRModule:
 
 
 def describe(module: IRModule) -> dict[str, object]:
-    """What an executable's metadata say of `main`: names, shapes and dtypes of its inputs and
+    """Return an executable's metadata of `main`: names, shapes and dtypes of its inputs and
     outputs, and the upper bounds of its symbols.
     """
     main = module["main"]
@@ -300,17 +303,17 @@ def describe(module: IRModule) -> dict[str, object]:
 
 def _weight_bytes(module: IRModule) -> int:
     """Bytes of the constants of a module, each once."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for function in module.functions.values():
         if isinstance(function, Function):
-            for each in post_order(function, into_functions=True):
-                if isinstance(each, Constant):
-                    found[id(each.data)] = each.data.nbytes
-    return sum(found.values())
+            for expr in post_order(function, into_functions=True):
+                if isinstance(expr, Constant):
+                    sizes[id(expr.data)] = expr.data.nbytes
+    return sum(sizes.values())
 
 
 def limits(kinds: Sequence[Type]) -> dict[str, int]:
-    """Symbol -> the largest value it may have, for those that have one."""
+    """Return the upper bounds of the symbols that have one."""
     dims = [d for k in kinds if isinstance(k, TensorType) for d in k.shape]
     return {d.name: d.upper for d in dims if isinstance(d, SizeVar) and d.upper is not None}
 
@@ -341,9 +344,9 @@ def _describe(name: str, kind: Type, imported: ImportedModule) -> dict[str, obje
 
 
 def _check_size(name: str, kind: TensorType) -> None:
-    """Raises CompileError for a tensor whose bytes no instruction of the machine can count."""
-    known = [d.value for d in kind.shape if isinstance(d, IntImm)]
-    if math.prod(known) * itemsize(kind.dtype) >= 1 << 63:
+    """Raise CompileError for a tensor of 2**63 bytes or more."""
+    known_dims = [d.value for d in kind.shape if isinstance(d, IntImm)]
+    if math.prod(known_dims) * itemsize(kind.dtype) >= 1 << 63:
         raise CompileError(
             f"compile: '{name}' is a {kind.dtype}{[_dim(d) for d in kind.shape]}: a tensor of more "
             "than 2**63 bytes"
@@ -355,7 +358,7 @@ def _dim(dim: PrimExpr) -> Dim:
 
 
 def _bar() -> AbstractContextManager[Progress | None]:
-    """A progress bar over kernels where standard error is a terminal."""
+    """Return a progress bar over kernels where standard error is a terminal."""
     if not stderr_is_terminal():
         return nullcontext()
     bar: AbstractContextManager[Progress] = load_module("ekiden.compiler.progress").Bar()

@@ -1,4 +1,5 @@
-"""compile(): from a model to an executable, by the compiler or from the cache of artifacts.
+"""`compile()` and `export()`; from a model to an executable, by the compiler or from the cache of
+artifacts.
 
 The compiler is imported when there is something to compile.
 """
@@ -60,7 +61,7 @@ else:
 
 def compile(
     model: Model,
-    *given: Targets | Sequence[object],
+    *positional: Targets | Sequence[object],
     target: Targets = None,
     shape: Shapes | None = None,
     example_inputs: Sequence[object] | None = None,
@@ -150,7 +151,7 @@ def compile(
     LoadError where this machine cannot run the code, or has drivers and fewer devices than are
     asked for; `ekiden compile` and `export` write it all the same.
     """
-    target, example_inputs = _placed(model, given, target, example_inputs)
+    target, example_inputs = _placed(model, positional, target, example_inputs)
     options = CompileOptions(
         target, ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature),
         executor=executor, tier=tier, devices=devices, bounds=bounds, size=size,
@@ -162,7 +163,7 @@ def compile(
     except UnrankedInputError as error:
 
         def of_ranks(ranks: Shapes) -> Executable:
-            """The executable for shapes that say the ranks of all inputs."""
+            """Compile for shapes that give the ranks of all inputs."""
             inputs = replace(options.inputs, shape={**(shape or {}), **ranks})
             return _executable(model, replace(options, inputs=inputs))
 
@@ -172,21 +173,25 @@ def compile(
 def _executable(model: Model, options: CompileOptions) -> Executable:
     """Return the executable that `compile` gives."""
     upgrade: Upgrade | None = None
-    made: memoryview | runtime.Executable
+    artifact: memoryview | runtime.Executable
     with options.context():
         targets = options.targets
         # what `devices` measures says itself what is not here
         if not options.devices and not is_this_machine(targets):
-            check_here(each.device for each in virtual_device.compilation_config(targets).devices)
+            check_here(entry.device for entry in virtual_device.compilation_config(targets).devices)
         if options.devices:
-            made = time_limit.call_within(options.limit_s, lambda: compile_fastest(model, options))
+            artifact = time_limit.call_within(
+                options.limit_s, lambda: compile_fastest(model, options)
+            )
         elif options.tier == "quick":
-            made, upgrade = time_limit.call_within(
+            artifact, upgrade = time_limit.call_within(
                 options.limit_s, lambda: _compile_quick(model, options)
             )
         else:
-            made = compile_artifact(model, options)
-    program = made if isinstance(made, runtime.Executable) else frame.executable_of(made)
+            artifact = compile_artifact(model, options)
+    program = (
+        artifact if isinstance(artifact, runtime.Executable) else frame.executable_of(artifact)
+    )
     try:
         if options.num_threads is not None:
             program.num_threads = options.num_threads
@@ -226,7 +231,7 @@ def export(
     arguments are those of `compile` and of `Executable.export_library`; an executable is written
     as it is. Raises ExportError for another suffix, before anything is compiled, and what they do.
     """
-    asked = CompileOptions(
+    compile_options = CompileOptions(
         target, ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature),
         executor=executor, size=size, denormals=denormals, float_rewrites=float_rewrites,
         records=records, progress=progress,
@@ -237,9 +242,9 @@ def export(
         model.wait()
         data: Bytes = late_bound.whole(model.raw)
     else:
-        with asked.context():
-            made = compile_artifact(model, asked)
-        data = frame.file_of(made) if isinstance(made, runtime.Executable) else made
+        with compile_options.context():
+            artifact = compile_artifact(model, compile_options)
+        data = frame.file_of(artifact) if isinstance(artifact, runtime.Executable) else artifact
         if placement := placement_text(frame.metadata_of(data)):
             LOG.log(INFO, "compile: %s", placement)
     library.write_artifact(data, path, cc=cc, options=options)
@@ -247,59 +252,64 @@ def export(
 
 def _placed(
     model: Model,
-    given: Sequence[Targets | Sequence[object]],
+    positional: Sequence[Targets | Sequence[object]],
     target: Targets,
     example_inputs: Sequence[object] | None,
 ) -> tuple[Targets, Sequence[object] | None]:
-    """The target and the example inputs of a call: `given` are those that stand in places, the
-    inputs first. Raises TypeError for too many, CompileError for one input in place of a list.
+    """Return the targets of `compile` for a device, or several, and a target. Raises InputError,
+    TypeError, CompileError.
     """
-    rest = list(given)
-    alone = rest[0] if rest and example_inputs is None else example_inputs
+    remaining = list(positional)
+    alone = remaining[0] if remaining and example_inputs is None else example_inputs
     if hasattr(alone, "dtype") and hasattr(alone, "shape") and _takes_examples(model):
         raise CompileError(
             "compile: example_inputs: a list or a tuple of inputs expected, got one of "
             f"{type(alone).__name__}: compile(model, (x,))"
         )
-    if rest and example_inputs is None and _are_examples(rest[0]) and _takes_examples(model):
-        first = rest.pop(0)
+    if (
+        remaining
+        and example_inputs is None
+        and _are_examples(remaining[0])
+        and _takes_examples(model)
+    ):
+        first = remaining.pop(0)
         assert isinstance(first, Sequence), "examples are a list or a tuple"
         example_inputs = first
-    if len(rest) > 1 or (rest and target is not None):
+    if len(remaining) > 1 or (remaining and target is not None):
         raise TypeError(
-            f"compile: one target expected, got {shown(rest if target is None else given)}"
+            f"compile: one target expected, got {shown(remaining if target is None else positional)}"
         )
-    if rest:
-        target = rest[0]
+    if remaining:
+        target = remaining[0]
     return target, example_inputs
 
 
 def _takes_examples(model: Model) -> bool:
-    """Whether a model's sizes and types may be those of examples."""
+    """Return whether a model's sizes and types may come from example inputs."""
     row = frontend_of(model)
     return row is not None and "example_inputs" in row.options
 
 
-def _are_examples(given: Targets | Sequence[object]) -> bool:
-    """Whether what stands in the place of targets is a sequence of anything else, of numbers, which
-    are no targets by themselves, or of nothing.
+def _are_examples(argument: Targets | Sequence[object]) -> bool:
+    """Return whether a positional argument is a sequence of example inputs: empty, of numbers, or
+    of anything that is no target.
     """
-    if not isinstance(given, (list, tuple)):
+    if not isinstance(argument, (list, tuple)):
         return False
-    are_numbers = all(isinstance(each, (int, float)) for each in given)
-    return are_numbers or not all(map(_says_targets, given))
+    are_numbers = all(isinstance(item, (int, float)) for item in argument)
+    return are_numbers or not all(map(_says_targets, argument))
 
 
-def _says_targets(each: object) -> bool:
-    """Whether it may be a target, or one with its options, or devices with theirs: a mapping that
-    holds anything else is an example of a model that takes one.
+def _says_targets(value: object) -> bool:
+    """Return whether a value may be targets: a target, one with options, devices with theirs, or a
+    sequence or mapping of those.
     """
-    if isinstance(each, Mapping):
-        return all(map(_says_targets, each.values()))
-    if isinstance(each, (list, tuple)):
-        return all(map(_says_targets, each))
+    if isinstance(value, Mapping):
+        return all(map(_says_targets, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_says_targets, value))
     targets = (target_values.Target, Device, target_values.VirtualDevice)
-    return isinstance(each, (str, int, float, *targets, type(None)))
+    return isinstance(value, (str, int, float, *targets, type(None)))
 
 
 WORKER_MODULES = (
@@ -320,9 +330,8 @@ RARELY = 100_000
 
 
 class _Rarely:
-    """While this is entered, garbage is looked for rarely: what is made of a model stays, and to
-    look through it takes a twentieth of compiling (Zen 4). Threads may enter it at the same time;
-    whoever leaves it last sets back what the first found.
+    """Context in which garbage collection runs rarely: what is created from a model stays, and
+    scanning it takes a twentieth of compiling (Zen 4). It is reentrant and thread-safe.
     """
 
     def __init__(self) -> None:
@@ -349,8 +358,8 @@ class _Rarely:
                 gc.set_threshold(*self._before)
 
     def _without_others(self) -> None:
-        """In the child of a fork: threads that were inside are not there to leave it."""
-        own = [each for each in self._inside if each == threading.get_ident()]
+        """Drop other threads in the child of a fork: they do not exist there and will not leave."""
+        own = [thread_id for thread_id in self._inside if thread_id == threading.get_ident()]
         if self._inside and not own:
             gc.set_threshold(*self._before)
         self._inside = own
@@ -377,8 +386,9 @@ def _stays() -> None:
 
 
 def _compiler() -> Any:  # noqa: ANN401
-    """The module that compiles. Garbage is not looked for while it is imported: what modules make
-    stays, and looking through it takes a tenth of the time."""
+    """Import the compiler with garbage collection disabled: the objects of modules stay, and
+    scanning them takes a tenth of the time.
+    """
     collects = gc.isenabled()
     with phase("load compiler", DEBUG):
         gc.disable()
@@ -400,11 +410,11 @@ def compile_artifact(
 
 
 def _artifact_of(model: Model, options: CompileOptions) -> memoryview | runtime.Executable:
-    cache, wanted, cached = _cached(model, options)
+    cache, cache_request, cached = _cached(model, options)
     if cached is not None:
         return cached
     started = time.perf_counter()
-    return _stored(cache, wanted, _compiled(model, options), started)
+    return _stored(cache, cache_request, _compiled(model, options), started)
 
 
 def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable:
@@ -412,11 +422,13 @@ def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable
     auto = load_module("ekiden.compiler.auto_devices")
 
     def compiled(targets: Targets) -> runtime.Executable:
-        """The executable for some targets, whose times are compared."""
+        """Compile for the given targets, whose times are compared."""
         # the limit of time is that of all candidates together: who called this holds it
         one = replace(options, target=targets, devices="", timeout_s=None)
-        made = compile_artifact(model, one)
-        return made if isinstance(made, runtime.Executable) else frame.executable_of(made)
+        artifact = compile_artifact(model, one)
+        return (
+            artifact if isinstance(artifact, runtime.Executable) else frame.executable_of(artifact)
+        )
 
     fastest = auto.fastest(auto.candidates(options.target, model), compiled)
     assert isinstance(fastest, runtime.Executable)
@@ -429,7 +441,7 @@ def _compile_quick(
     """Return what `compile` makes with general kernels, and what follows the compilation of their
     own code; None where there is none to be made. Raises CompileError for several targets, and for
     one whose code this machine cannot run."""
-    cache, wanted, cached = _cached(model, options)
+    cache, cache_request, cached = _cached(model, options)
     if cached is not None:
         return cached, None
     targets = virtual_device.compilation_config(options.targets).primitive_targets
@@ -441,37 +453,41 @@ def _compile_quick(
         )
     _compiler()  # as a phase of its own, and without looking for garbage
     started = time.perf_counter()
-    made = _compiled(model, options)
-    if made.general is None:
-        return _stored(cache, wanted, made, started), None
+    compiled = _compiled(model, options)
+    if compiled.general is None:
+        return _stored(cache, cache_request, compiled, started), None
 
     def store(final: Compiled) -> runtime.Executable:
         """Return the final program, from the cache where that keeps it."""
-        kept = None if wanted is None else cache.put(wanted, final, made.weight_files)
-        return frame.executable_of(final.joined()) if kept is None else kept
+        cached_program = (
+            None
+            if cache_request is None
+            else cache.put(cache_request, final, compiled.weight_files)
+        )
+        return frame.executable_of(final.joined()) if cached_program is None else cached_program
 
-    raw = frame.executable_of(made.joined(), made.apart)
-    made.files.check("compile")
-    _log_made(len(made), started)
+    raw = frame.executable_of(compiled.joined(), compiled.apart)
+    compiled.files.check("compile")
+    _log_made(len(compiled), started)
     upgrade = load_module("ekiden.compiler.tiers").Upgrade
-    return raw, upgrade(raw, made.general, targets[0], store, WORKER_MODULES)
+    return raw, upgrade(raw, compiled.general, targets[0], store, WORKER_MODULES)
 
 
 def _cached(
     model: Model, options: CompileOptions
 ) -> tuple[ArtifactCache, Request | None, runtime.Executable | None]:
-    """Return the cache, what is asked of it, and what it has."""
+    """Return the cache, the request, and the cached artifact or None."""
     shape: object = options.inputs.shape
     kind = type(shape)
     if shape is not None and not issubclass(kind, Mapping):
         wanted_shape = "a mapping of names of inputs to shapes"
         raise CompileError(f"compile: shape: expected {wanted_shape}, got {kind.__name__}")
     cache = ArtifactCache.default()
-    wanted = request(model, options) if cache.is_used else None
-    cached = cache.get(wanted) if wanted is not None else None
+    cache_request = request(model, options) if cache.is_used else None
+    cached = cache.get(cache_request) if cache_request is not None else None
     if cached is not None:
         LOG.log(INFO, "compile: the artifact is in the cache")
-    return cache, wanted, cached
+    return cache, cache_request, cached
 
 
 def _compiled(model: Model, options: CompileOptions) -> Compiled:
@@ -483,12 +499,14 @@ def _compiled(model: Model, options: CompileOptions) -> Compiled:
 
 
 def _stored(
-    cache: ArtifactCache, wanted: Request | None, made: Compiled, started: float
+    cache: ArtifactCache, cache_request: Request | None, compiled: Compiled, started: float
 ) -> memoryview | runtime.Executable:
-    """Return an artifact as the cache has it from now on, or in memory."""
-    kept = None if wanted is None else cache.put(wanted, made, made.weight_files)
-    artifact = made.joined() if kept is None else kept
-    _log_made(len(made), started)
+    """Store an artifact in the cache and return it from there, or in memory."""
+    cached_artifact = (
+        None if cache_request is None else cache.put(cache_request, compiled, compiled.weight_files)
+    )
+    artifact = compiled.joined() if cached_artifact is None else cached_artifact
+    _log_made(len(compiled), started)
     return artifact
 
 

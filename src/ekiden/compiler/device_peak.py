@@ -1,5 +1,5 @@
-"""What a device that is no processor reaches, measured by kernels of ours: multiply-adds, bytes of
-its memory, the start of a kernel, and bytes between it and the host.
+"""Measure the peak performance of a device with our own kernels; multiply-adds, bytes of its
+memory, the start of a kernel, and bytes between it and the host.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ MEMORY = 9
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a device reaches: operations of float32 and bytes in a second; seconds until a kernel
-    that does next to nothing is done; bytes in a second from the host and back, seconds of a copy
-    of one number.
+    """Measured figures of a device: float32 operations and bytes per second, seconds of a minimal
+    kernel, bytes per second to and from the host, and seconds of copying one number.
     """
 
     flops: float
@@ -54,7 +53,7 @@ class Figures:
     latency: float
 
     def __str__(self) -> str:
-        """In one line."""
+        """Return the figures in one line."""
         return (
             f"{self.flops / 1e9:.3g} GFLOP/s, {self.bandwidth / 1e9:.3g} GB/s, a kernel "
             f"{self.launch * 1e6:.3g} us, copies {self.there / 1e9:.3g} GB/s there and "
@@ -63,7 +62,9 @@ class Figures:
 
 
 def sums_loop() -> PrimFunc:
-    """Each thread makes CHAINS sums of STEPS products, and keeps them."""
+    """Return a kernel in which each thread accumulates CHAINS_PER_THREAD independent sums of
+    CHAIN_STEPS fused multiply-adds.
+    """
     blocks, block, thread, step = map(Var, ("blocks", "block", "thread", "step"))
     out = Buffer("out", (blocks, const(THREADS * CHAINS)))
     sums = Buffer("sums", (const(CHAINS),), "float32", "local")
@@ -79,7 +80,7 @@ def sums_loop() -> PrimFunc:
 
 
 def copy_loop() -> PrimFunc:
-    """Each thread sets an element of one array to one more than that of another one."""
+    """Return a kernel in which each thread stores one element of an array plus one to another."""
     blocks, block, thread = map(Var, ("blocks", "block", "thread"))
     source, to = (Buffer(name, (blocks, const(THREADS))) for name in ("source", "to"))
     at = (block, thread)
@@ -96,9 +97,9 @@ def _over_threads(
 
 @cache
 def measure_device(device: Device) -> Figures:
-    """The best of some rounds of each, which takes a second, and some more where kernels are built
-    for the first time. Raises DeviceError where the device, its driver or its compiler fails, and
-    ValueError for a kind that there is no code for.
+    """Return the best of several rounds, in about a second, more if kernels are built for the first
+    time. Raises DeviceError if the device, its driver or its compiler fails, and ValueError for
+    a kind without a code generator.
     """
     kinds = [k.name for k in KINDS.values() if k.device_type == device.type and k.has_generator]
     if not kinds:
@@ -106,44 +107,46 @@ def measure_device(device: Device) -> Figures:
     room = int(str(get_global_func("ek.device.attribute")(device, MEMORY))) // SHARE
     sums = _Loop(sums_loop(), CHAINS, kinds[0], device)
     copies = _Loop(copy_loop(), 1, kinds[0], device)
-    most = max(1, min(BYTES, room) // (4 * THREADS))
-    blocks, seconds = sums.grown(most // CHAINS)
+    max_blocks = max(1, min(BYTES, room) // (4 * THREADS))
+    blocks, seconds = sums.grown(max_blocks // CHAINS)
     flops = 2 * blocks * THREADS * CHAINS * STEPS / seconds
-    blocks, seconds = copies.grown(most)
-    count = most * THREADS
-    host, there = tensor(np.zeros(count, "float32")), empty((count,), "float32", device)
+    blocks, seconds = copies.grown(max_blocks)
+    count = max_blocks * THREADS
+    host, device_array = tensor(np.zeros(count, "float32")), empty((count,), "float32", device)
     one, one_there = tensor(np.zeros(1, "float32")), empty((1,), "float32", device)
     return Figures(
         flops,
         8 * blocks * THREADS / seconds,
         copies.seconds(1),
-        4 * count / _best(lambda: there.copyfrom(host), device),
-        4 * count / _best(lambda: there.copyto(host), device),
+        4 * count / _best(lambda: device_array.copyfrom(host), device),
+        4 * count / _best(lambda: device_array.copyto(host), device),
         _best(lambda: one_there.copyfrom(one), device),
     )
 
 
 class _Loop:
-    """A loop over threads, built for a device."""
+    """Loop over threads, built for a device."""
 
     def __init__(self, loop: PrimFunc, columns: int, kind: str, device: Device) -> None:
         self._run = build(loop, Target(kind))["loop"]
         self._arrays, self._columns, self._device = len(loop.buffers), THREADS * columns, device
 
     def seconds(self, blocks: int) -> float:
-        """Of a run of so many blocks."""
+        """Return the seconds of a run with so many blocks."""
         shape = blocks, self._columns
         arrays = [empty(shape, "float32", self._device) for _ in range(self._arrays)]
         return _best(lambda: self._run(*arrays), self._device)
 
-    def grown(self, most: int) -> tuple[int, float]:
-        """The number of blocks with which a run takes LEAST, or `most`; and its seconds."""
+    def grown(self, max_blocks: int) -> tuple[int, float]:
+        """Return the number of blocks with which a run takes MIN_RUN_S, at most `max_blocks`, and
+        its seconds.
+        """
         blocks = 1
         while True:
             seconds = self.seconds(blocks)
-            if seconds >= LEAST or blocks >= most:
+            if seconds >= LEAST or blocks >= max_blocks:
                 return blocks, seconds
-            blocks = min(most, blocks * GROWTH)
+            blocks = min(max_blocks, blocks * GROWTH)
 
 
 def _best(run: Callable[[], object], device: Device) -> float:

@@ -1,4 +1,4 @@
-"""Regions of a model for engines of others, as the current context says."""
+"""Partition a model for third-party engines, as the current context requests."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ AUTO = "auto"
 
 
 def with_engine(
-    module: IRModule, asked: Targets, config: CompilationConfig
+    module: IRModule, requested: Targets, config: CompilationConfig
 ) -> tuple[IRModule, list[str]]:
-    """The module with the regions of the engine that is asked for, and what was measured of them.
-    `asked` are the targets of the compilation, `config` what they mean.
+    """Return the module with the requested engine's regions, and the measurements of an automatic
+    choice.
 
-    Raises CompileError for an engine that is not known or not here, and where "auto" is asked for
-    that cannot measure: with several targets, one that is not of this machine, or a device that is
-    not here.
+    Args:
+        module: the module.
+        asked: the targets of the compilation.
+        config: their resolved configuration.
+
+    Raises:
+        CompileError: for an unknown or missing engine, and for "auto" where it cannot measure: several targets, a target of another machine, or a missing device.
     """
     engine = str(PassContext.current().config.get(ENGINE, ""))
     if not engine:
@@ -37,27 +41,29 @@ def with_engine(
         return partition(module, engine), []
     targets = config.primitive_targets
     if len(targets) != 1 or not targets[0].code_host.serves(Target.host()):
-        got = ", ".join(map(str, targets))
-        raise CompileError(f"compile: byoc 'auto' measures on this machine, the target is {got}")
-    for place in config.devices:
-        if not place.device.exist:
-            raise CompileError(f"compile: byoc 'auto' measures, and {place.device} is not here")
+        actual = ", ".join(map(str, targets))
+        raise CompileError(f"compile: byoc 'auto' measures on this machine, the target is {actual}")
+    for virtual_device in config.devices:
+        if not virtual_device.device.exist:
+            raise CompileError(
+                f"compile: byoc 'auto' measures, and {virtual_device.device} is not here"
+            )
     default = config.default_primitive_virtual_device.device
-    made, found = choose(module, _compiler(asked, default))
-    return made, list(map(str, found))
+    partitioned, measurements = choose(module, _compiler(requested, default))
+    return partitioned, list(map(str, measurements))
 
 
 def _compiler(
-    asked: Targets, default: Device
+    requested: Targets, default: Device
 ) -> Callable[[IRModule], Callable[[Sequence[Array]], object]]:
-    """What makes of a region something that runs, for the targets, with inputs on the default
-    device and results on the host: on another device what an engine does costs copies there and
-    back."""
+    """Return a compiler of regions to functions with inputs on the default device and results on
+    the host, so that on another device an engine's copies are measured too.
+    """
 
     def compile(module: IRModule) -> Callable[[Sequence[Array]], object]:
-        """The region compiled for the targets, none of it handed to the engine again."""
+        """Compile the region for the targets, without partitioning it again."""
         with with_options({ENGINE: ""}):
-            code = compile_to_bytes(module, asked)
+            code = compile_to_bytes(module, requested)
         machine = runtime.VirtualMachine(runtime.Executable.from_bytes(code))
         inputs: dict[int, runtime.Tensor] = {}
 

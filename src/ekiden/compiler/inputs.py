@@ -1,4 +1,4 @@
-"""Inputs for a model of which only names, shapes and dtypes are known."""
+"""Random inputs for a model of which only names, shapes and dtypes are known."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TRIED = (8, 64, 256, 512)
 """Sizes of a dimension that is not given, where 1 is too small for the model."""
 
 
-def tried_sizes(dims: Mapping[str, int], given: Container[str]) -> Iterator[dict[str, int]]:
-    """These dimensions; then of those not given one larger, all but the first, as pictures of a
-    batch have them, and all.
+def tried_sizes(dims: Mapping[str, int], fixed: Container[str]) -> Iterator[dict[str, int]]:
+    """Yield dimensions to try: as they are; then with one free dimension larger, all but the first
+    (a batch of images), and all.
     """
     yield dict(dims)
-    free = [name for name in dims if name not in given]
+    free = [name for name in dims if name not in fixed]
     groups = [(name,) for name in free] + [tuple(free[n:]) for n in (1, 0) if len(free) - n > 1]
     for size in TRIED:
         for group in groups:
@@ -46,20 +46,21 @@ def random_inputs(
     dims: Mapping[str, int],
     arrays: Mapping[str, Array] = _NONE,
 ) -> dict[str, Any]:
-    """Random arrays, of sequences lists of such, for every input that is not among `arrays`.
-    Symbols are bound by `dims`, else 1; where the model does not run with 1, one of them grows
-    until it does, if it does.
-
-    Raises InputError for a name that there is not, MemoryLimitError for more than is free.
+    """Return random arrays, and lists of them for sequences, for every input that is not in
+    `arrays`. Symbols are bound by `dims`, else 1; if the model does not run with 1, one symbol
+    grows until it does. Raises InputError for an unknown name, MemoryLimitError for more than is
+    free.
     """
     unknown = [name for name in arrays if name not in {i.name for i in executable.inputs}]
     if unknown:
-        there = ", ".join(f"'{i.name}'" for i in executable.inputs)
-        raise InputError(f"no input is named '{unknown[0]}'; there are {there}")
+        known_names = ", ".join(f"'{i.name}'" for i in executable.inputs)
+        raise InputError(f"no input is named '{unknown[0]}'; there are {known_names}")
     names = [d for info in executable.inputs for d in info.shape if isinstance(d, str)]
     if unbound := [n for n in dims if n not in names]:
-        there = ", ".join(sorted({f"'{n}'" for n in names})) or "none"
-        raise InputError(f"read a dimension: no symbol is named '{unbound[0]}'; there are {there}")
+        known_names = ", ".join(sorted({f"'{n}'" for n in names})) or "none"
+        raise InputError(
+            f"read a dimension: no symbol is named '{unbound[0]}'; there are {known_names}"
+        )
     feeds: list[dict[str, Any]] = []
     for bound in tried_sizes(dict.fromkeys(names, 1) | dict(dims), dims):
         rng = np.random.default_rng(0)
@@ -93,7 +94,9 @@ def _gigabytes(nbytes: int) -> str:
 
 
 def _element(info: TensorInfo) -> np.dtype[np.generic]:
-    """What an input has elements of. Raises InputError for what no random one is made of."""
+    """Return the dtype of an input's elements. Raises InputError for inputs without a
+    random value.
+    """
     name = info.dtype.removeprefix(SEQUENCE)
     if name == ANY_OBJECT or name.startswith(MAPS):
         raise InputError(f"random inputs: '{info.name}' is a {info.dtype}: give it one")
@@ -101,12 +104,12 @@ def _element(info: TensorInfo) -> np.dtype[np.generic]:
 
 
 def _random(info: TensorInfo, bound: dict[str, int], rng: np.random.Generator) -> object:
-    """A tensor; of a sequence a list of some."""
+    """Return a tensor, or a list of tensors for a sequence."""
     shape = [d if isinstance(d, int) else bound[d] for d in info.shape]
     dtype = _element(info)
 
     def one() -> Array:
-        whole = rng.integers(0, 2, shape) if dtype.kind in "iubU" else rng.random(shape)
-        return whole.astype(dtype)
+        values = rng.integers(0, 2, shape) if dtype.kind in "iubU" else rng.random(shape)
+        return values.astype(dtype)
 
     return [one() for _ in range(SEVERAL)] if info.dtype.startswith(SEQUENCE) else one()

@@ -1,4 +1,4 @@
-"""`ekiden.lower` and `ekiden.build`: loop programs, and te's schedules with their arguments."""
+"""`ekiden.lower` and `ekiden.build`; loop programs, and te's schedules with their arguments."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ def scheduled(
     name: str,
     binds: Mapping[Tensor, Buffer] | None = None,
 ) -> PrimFunc:
-    """The loop program of a schedule over its arguments; `binds` gives the buffers of some.
-
+    """Return the loop program of a schedule over its arguments; `binds` gives buffers for some.
     Raises CompileError without arguments.
     """
     if args is None:
         raise CompileError("lower: a schedule needs its arguments: lower(schedule, [A, B, C])")
-    given = dict(binds or {})
-    by_buffer = {b: t for t, b in given.items()}
+    buffers = dict(binds or {})
+    by_buffer = {b: t for t, b in buffers.items()}
     tensors = [by_buffer.get(a, a) if isinstance(a, Buffer) else a for a in args]
     func = lower_schedule(schedule, tensors, name)  # type: ignore[arg-type]
     new = {
-        old: given[t]
+        old: buffers[t]
         for t, old in zip(tensors, func.params, strict=True)
-        if isinstance(old, Buffer) and isinstance(t, Tensor) and t in given
+        if isinstance(old, Buffer) and isinstance(t, Tensor) and t in buffers
     }
     if not new:
         return func
@@ -61,11 +60,18 @@ def lower(
     simple_mode: bool = False,
     target: Target | None = None,
 ) -> PrimFunc | IRModule:
-    """A program in the form that code generators take: of a schedule with its arguments a module
-    with the function `name`; of a PrimFunc a PrimFunc, of a module a module.
+    """Lower a program for code generation.
 
-    `simple_mode` leaves a schedule's program as it is before the passes, with its blocks. TVM:
-    `tvm.lower`, which gives a module always.
+    Args:
+        program: a schedule, a PrimFunc or a module.
+        args: the arguments of a schedule.
+        name: the name of a schedule's function.
+        binds: buffers of some arguments.
+        simple_mode: return a schedule's program before the passes, with its blocks.
+        target: the target.
+
+    Returns:
+        A module for a schedule or a module, a PrimFunc for a PrimFunc. (TVM: `tvm.lower`, which always returns a module.)
     """
     if isinstance(args, Target):
         args, target = None, args
@@ -114,13 +120,13 @@ def _build_each(
     cache: KernelCache | None,
     progress: Progress | None,
 ) -> Module:
-    """Modules of several targets as one. Raises CompileError for none."""
-    made = [
+    """Build programs for several targets as one module. Raises CompileError for none."""
+    modules = [
         codegen_build.build(program, target, cache=cache, progress=progress)
         for target, program in programs.items()
     ]
-    if not made:
+    if not modules:
         raise CompileError("build: expected programs by their targets, got none")
-    for other in made[1:]:
-        made[0].import_module(other)
-    return made[0]
+    for imported in modules[1:]:
+        modules[0].import_module(imported)
+    return modules[0]

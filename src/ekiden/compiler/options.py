@@ -1,4 +1,4 @@
-"""What a user may choose about a compilation: one frozen value, made once and handed on whole."""
+"""Options of a compilation; one frozen value, made once and handed on whole."""
 
 from __future__ import annotations
 
@@ -99,8 +99,10 @@ class CompileOptions:
             raise CompileError(f"compile: signature: a text expected, got {shown(signature)}")
         for name, kinds in _KINDS.items():
             if getattr(self, name) not in kinds:
-                said = _EXPECTED[name]
-                raise CompileError(f"compile: {name} {said}, got {shown(getattr(self, name))}")
+                expectation = _EXPECTED[name]
+                raise CompileError(
+                    f"compile: {name} {expectation}, got {shown(getattr(self, name))}"
+                )
         if self.devices and (self.bounds or self.tier == "quick"):
             raise CompileError("compile: devices 'auto' takes neither bounds nor tier 'quick'")
         decisions: object = self.decisions
@@ -114,20 +116,20 @@ class CompileOptions:
 
     @property
     def targets(self) -> Targets:
-        """The targets, with checks of bounds where these are asked for. Raises CompileError."""
+        """Return the targets, with bounds checks if requested. Raises CompileError."""
         if not self.bounds:
             return self.target
         return virtual_device.with_bounds(self.target, self.bounds)
 
     @property
     def limit_s(self) -> float | None:
-        """Seconds that the compilation may take, here or in the environment."""
+        """Return the time limit in seconds, from here or the environment."""
         return environment.compile_timeout() if self.timeout_s is None else float(self.timeout_s)
 
     def passes(self) -> dict[str, object]:
         """Return the options of passes that these are, by the keys of PassContext. Raises OSError,
         LoadError and InputError for records that cannot be read."""
-        given = {
+        pass_options = {
             SIZE: self.size,
             FLOAT_REWRITES: self.float_rewrites,
             DENORMALS: "" if self.denormals == "keep" else self.denormals,
@@ -135,7 +137,7 @@ class CompileOptions:
             ENGINE: self.byoc,
             DECISIONS: dict(self.decisions or {}),
         }
-        chosen: dict[str, object] = {key: value for key, value in given.items() if value}
+        chosen: dict[str, object] = {key: value for key, value in pass_options.items() if value}
         return chosen | records_options(self.records)
 
     def context(self) -> AbstractContextManager[object]:
@@ -145,14 +147,17 @@ class CompileOptions:
 
 
 def records_options(records: RecordsLike) -> dict[str, object]:
-    """Return the option of passes that records are, those of the environment for None. Raises
-    OSError, LoadError and InputError for what holds none."""
+    """Return the pass option of tuning records; None takes those of the environment. Raises
+    OSError, LoadError and InputError for files without records.
+    """
     if records is None:
-        if RECORDS in PassContext.current().config or not (given := environment.records()):
+        if RECORDS in PassContext.current().config or not (
+            environment_files := environment.records()
+        ):
             return {}
-        records = list(given)
-    found = load_module("ekiden.tune.records").records_of(records).by_sizes()
-    return {RECORDS: found} if found else {}
+        records = list(environment_files)
+    records_by_key = load_module("ekiden.tune.records").records_of(records).by_sizes()
+    return {RECORDS: records_by_key} if records_by_key else {}
 
 
 _TEXTS = ("executor", "bounds", "size", "denormals", "tier", "byoc", "devices", "float_rewrites")

@@ -1,4 +1,4 @@
-"""What this machine reaches at best, measured: multiply-adds, and bytes from memory."""
+"""Measure the peak performance of this machine; multiply-adds, and bytes from memory."""
 
 from __future__ import annotations
 
@@ -57,17 +57,19 @@ MOVED = 1 << 23
 
 
 def chains(target: Target) -> int:
-    """Independent multiply-adds of a loop: enough to hide their latency, in registers."""
+    """Return the number of independent multiply-add chains of the peak loop; enough to hide their
+    latency, in registers.
+    """
     return min(MOST_CHAINS, target.registers - SPARE)
 
 
 def peak_work(target: Target) -> int:
-    """Operations of `peak_loop`."""
+    """Return the operation count of `peak_loop`."""
     return 2 * chains(target) * STEPS * target.lanes("float32")
 
 
 def peak_loop(target: Target) -> PrimFunc:
-    """As many accumulators as `chains` says, STEPS multiply-adds each."""
+    """Return a loop with `chains` accumulators and PEAK_STEPS multiply-adds each."""
     lanes, count = target.lanes("float32"), chains(target)
     vector = f"float32x{lanes}"
     out = Buffer("out", (const(count * lanes),))
@@ -84,17 +86,17 @@ def peak_loop(target: Target) -> PrimFunc:
 
 
 def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
-    """The same of products of words of int8 or bfloat16, by the fastest instruction that a target
-    has for them, and its operations; None where it has none that is faster than that of floats.
+    """Return the peak loop of int8 or bfloat16 word products by the target's fastest instruction,
+    and its operation count; None where it has none faster than float's.
     """
-    made = BY_PANEL[dtype]
-    if target.has(made.ability):
-        return _matrices_loop(made)
+    panel_products = BY_PANEL[dtype]
+    if target.has(panel_products.ability):
+        return _matrices_loop(panel_products)
     dots = {"int8": ("dot4_u8s8", "madd_s16"), "bfloat16": ("dot2_bf16",)}[dtype]
     dot = next(filter(target.has, dots), None)
     if dot is None:
         return None
-    lanes, count, sums = target.lanes("float32"), chains(target), made.sums
+    lanes, count, sums = target.lanes("float32"), chains(target), panel_products.sums
     vector = f"{sums}x{lanes}"
     out = Buffer("out", (const(count * lanes),), sums)
     acc = Buffer("acc", (const(count),), vector, "register")
@@ -118,31 +120,31 @@ def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
 
 
 def _matrices_loop(of: Products) -> tuple[PrimFunc, int]:
-    """Products of registers that hold matrices."""
+    """Return the peak loop of AMX tile products and its operation count."""
     registers, size, steps = range(REGISTERS), ROWS * LANES, STEPS // 8
     out = Buffer("out", (const(size),), of.sums)
     shape = matrix_call("matrix_shape", *([ROWS, LANES * WORD_BYTES] * REGISTERS))
     clear = [matrix_call("matrix_zero", n) for n in registers]
-    many = [matrix_call(of.dot, n, 6, 7) for n in registers[:6]]
-    loop = For(Var("i"), const(0), const(steps), ForKind.SERIAL, seq(*many))
+    multiplications = [matrix_call(of.dot, n, 6, 7) for n in registers[:6]]
+    loop = For(Var("i"), const(0), const(steps), ForKind.SERIAL, seq(*multiplications))
     value = call_intrin("matrix_value", 0, dtype=f"{of.sums}x{size}")
     keep = BufferStore(out, value, (ramp(const(0), 1, size),))
     attrs = {"global_symbol": "peak", "tir.tiled": 1}
-    work = 2 * size * WORDS * WORD_OF[of.panel] * len(many) * steps
+    work = 2 * size * WORDS * WORD_OF[of.panel] * len(multiplications) * steps
     return PrimFunc((out,), seq(shape, *clear, loop, keep), attrs), work
 
 
 def measure_peak(target: Target | None = None) -> Peak:
-    """The best of some rounds of a loop of independent multiply-adds, times the threads of the
-    pool, and of products of words; of a copy that no cache holds; and of sums over arrays of all
-    sizes. Takes 0.5 s.
+    """Measure the machine's peak: the best of several rounds of independent multiply-adds times the
+    pool's threads, of word products, of a copy beyond the caches, and of triads of all sizes. It
+    takes 0.5 s.
     """
     chosen = Target.host() if target is None else target
     flops = _rate(peak_loop(chosen), peak_work(chosen), chosen)
     words = {}
     for dtype in BY_PANEL:
-        made = words_loop(chosen, dtype)
-        words[dtype] = flops if made is None else _rate(*made, chosen)
+        loop_and_work = words_loop(chosen, dtype)
+        words[dtype] = flops if loop_and_work is None else _rate(*loop_and_work, chosen)
     source, copy = np.ones(BYTES, np.uint8), np.empty(BYTES, np.uint8)
     memory = 2 * BYTES / _best(lambda: np.copyto(copy, source))
     levels = [(size, _bandwidth(size, chosen)) for size in LEVELS]
@@ -153,7 +155,7 @@ def measure_peak(target: Target | None = None) -> Peak:
 
 
 def _rate(loop: PrimFunc, work: int, target: Target) -> float:
-    """Operations in a second of all threads of the pool, of a loop that does so many."""
+    """Return operations per second of all threads of the pool."""
     image = link([compile_object([lower(loop, target)], target)], ["peak"], target)
     (out,) = loop.buffers
     size = out.shape[0].value  # type: ignore[attr-defined]  # a constant
@@ -162,8 +164,8 @@ def _rate(loop: PrimFunc, work: int, target: Target) -> float:
 
 
 def triad_loop(size: int, threads: int, target: Target) -> tuple[PrimFunc, int]:
-    """Each thread sets its part of `c` to `a + b` again and again, of arrays that have `size` bytes
-    in all; and how many bytes that goes over.
+    """Return a loop in which each thread repeatedly stores its share of `c = a + b`, over arrays of
+    `size` bytes in total, and the bytes that it moves (STREAM triad without the scale).
     """
     lanes = target.lanes("float32")
     steps = max(1, size // (3 * 4 * lanes * threads))

@@ -1,5 +1,5 @@
-"""What is shown of work that goes on: a bar over kernels, a table of the tuner's. Imported only
-where one is shown, as it brings `rich`.
+"""Progress bars of compilation and tuning; a bar over kernels, a table of the tuner's. Imported
+only where one is shown, as it brings `rich`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MOST_SHOWN = 20
 
 
 class Bar:
-    """A bar on standard error, from the first kernel that is done: its thread starts after the
-    processes that compile have been forked.
+    """Progress bar on standard error. It starts at the first compiled kernel: its thread must start
+    after the worker processes have been forked.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Bar:
 
 
 class TuningBar:
-    """What a run of the tuner is at: all trials, and each kernel with its best."""
+    """Progress display of a tuning run: all trials, and each kernel with its best time."""
 
     def __init__(self) -> None:
         self._live = Live(console=Console(stderr=True), auto_refresh=False)
@@ -60,8 +60,8 @@ class TuningBar:
         """Show a session."""
         if self._peak is None:
             self._peak = measure_peak().flops / num_threads() * session.measurer.threads
-        left = session.seconds_left
-        time = f", {left:.0f} s left" if left < math.inf else ""
+        seconds_left = session.seconds_left
+        time = f", {seconds_left:.0f} s left" if seconds_left < math.inf else ""
         title = f"{session.trials} of {session.budget} trials{time}"
         table = Table(title=title, box=None, pad_edge=False)
         for head in ("kernel", "trials", "best us", "of the default", "of the peak"):
@@ -69,11 +69,11 @@ class TuningBar:
         for state in sorted(session.states, key=lambda s: -s.weight)[:MOST_SHOWN]:
             seconds = state.untuned * state.ratio
             share = state.task.flops / seconds / self._peak
-            known = state.untuned < math.inf
+            is_measured = state.untuned < math.inf
             table.add_row(
-                state.task.name[:48], str(state.trials), f"{seconds * 1e6:.1f}" if known else "",
-                f"{state.ratio:.2f}" if known else "",
-                f"{share:.0%}" if known and state.task.flops else "",
+                state.task.name[:48], str(state.trials), f"{seconds * 1e6:.1f}" if is_measured else "",
+                f"{state.ratio:.2f}" if is_measured else "",
+                f"{share:.0%}" if is_measured and state.task.flops else "",
             )  # fmt: skip
         self._live.update(table, refresh=True)
 

@@ -1,4 +1,6 @@
-"""quantize(): a model of floats made small, by calibration data and measurement."""
+"""`quantize()`: quantise an ONNX model; a model of floats made small, by calibration data and
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Runner = Callable[[Mapping[str, Array]], Sequence[Array]]
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A model that was made small, and the decisions behind it."""
+    """Quantised model, and the decisions behind it."""
 
     model: onnx.ModelProto
     """With QuantizeLinear and DequantizeLinear: for `ekiden.compile`, and for ONNX Runtime."""
@@ -55,75 +57,82 @@ def quantize(
     budget: float = 0.0,
     **recipe: object,
 ) -> Quantized:
-    """A model of ONNX with its products in integers.
+    """Quantise a float program to int8 operators of `qnn` as the current `qconfig` selects:
+    annotate, calibrate, realise. Products that the configuration skips, or without an integer
+    form, stay float.
 
-    `calibrate` has arrays by name with samples along the first axis, or a list of such mappings,
-    one for each run; `recipe` are the fields of `Recipe`: kind, method, bits, group,
-    per_channel, smooth, rounding, awq, bias_correction, skip, least_snr, faster, gain. `plan` is
-    one that was made before, which is then followed as it is. `accuracy` is given what runs a
-    model and says how good it is, larger for better: layers with the worst results are left alone,
-    one more each time, until no more than `budget` is lost.
+    Args:
+        mod: the module.
+        params: constants by parameter name.
+        dataset: inputs by name for each calibration run.
 
-    Raises InputError for what does not fit, and what importing, compiling and running raise.
+    Returns:
+        The quantised module.
+
+    Raises:
+        InputError: as `calibrate`.
+        CompileError: as compilation does.
     """
     proto, label, _ = read_model(model)
-    asked = Recipe(**recipe) if plan is None else plan.recipe  # type: ignore[arg-type]  # checked
+    requested = Recipe(**recipe) if plan is None else plan.recipe  # type: ignore[arg-type]  # checked
     if plan is not None and recipe:
         raise InputError("quantize: a plan has its recipe: give one of both")
-    if calibrate is None and (asked.needs_data or asked.faster):
-        raise InputError(f"quantize: '{asked.kind}' as asked for needs calibration data")
+    if calibrate is None and (requested.needs_data or requested.faster):
+        raise InputError(f"quantize: '{requested.kind}' as asked for needs calibration data")
     feeds = [] if calibrate is None else read_feeds(proto, calibrate)
-    proto = upgraded(proto, asked)
-    layers = _layers(proto, label, asked)
-    seen = _observed(proto, layers, feeds, asked)
-    if asked.smooth or asked.awq:
-        proto = smoothed(proto, layers, seen, asked)
-        layers = _layers(proto, label, asked)
-        seen = _observed(proto, layers, feeds, asked)
+    proto = upgraded(proto, requested)
+    layers = _layers(proto, label, requested)
+    observations = _observed(proto, layers, feeds, requested)
+    if requested.smooth or requested.awq:
+        proto = smoothed(proto, layers, observations, requested)
+        layers = _layers(proto, label, requested)
+        observations = _observed(proto, layers, feeds, requested)
     if plan is None:
-        plan = first_plan(layers, asked)
-        plan = judged(proto, layers, plan, seen, feeds, _compile)
-        if plan and asked.faster:
-            made = rewrite(proto, layers, plan, seen)
-            plan = timed_whole(proto, made, plan, feeds, _compile)
+        plan = first_plan(layers, requested)
+        plan = judged(proto, layers, plan, observations, feeds, _compile)
+        if plan and requested.faster:
+            rewritten = rewrite(proto, layers, plan, observations)
+            plan = timed_whole(proto, rewritten, plan, feeds, _compile)
     else:
         _check_plan(plan, layers)
-    made = rewrite(proto, layers, plan, seen)
+    rewritten = rewrite(proto, layers, plan, observations)
     if accuracy is None:
-        return Quantized(made, plan)
-    return _within(proto, layers, plan, seen, accuracy, budget)
+        return Quantized(rewritten, plan)
+    return _within(proto, layers, plan, observations, accuracy, budget)
 
 
 def _layers(proto: onnx.ModelProto, label: str, recipe: Recipe) -> list[Layer]:
-    found = find_layers(proto, label)
-    names = {each.name for each in found} | {each.result for each in found}
+    layers = find_layers(proto, label)
+    names = {layer.name for layer in layers} | {result_layer.result for result_layer in layers}
     if unknown := [name for name in recipe.skip if name not in names]:
-        there = ", ".join(f"'{each.name}'" for each in found) or "none"
-        raise InputError(f"quantize: no layer is named '{unknown[0]}'; there are {there}")
-    return found
+        layer_names = ", ".join(f"'{listed_layer.name}'" for listed_layer in layers) or "none"
+        raise InputError(f"quantize: no layer is named '{unknown[0]}'; there are {layer_names}")
+    return layers
 
 
 def _check_plan(plan: QuantPlan, layers: Sequence[Layer]) -> None:
-    names = {each.name for each in layers}
-    if unknown := [each.layer for each in plan.layers if each.layer not in names]:
+    names = {layer.name for layer in layers}
+    if unknown := [entry.layer for entry in plan.layers if entry.layer not in names]:
         raise InputError(f"quantize: the plan has a layer '{unknown[0]}', the model has not")
 
 
 def _observed(
     proto: onnx.ModelProto, layers: Sequence[Layer], feeds: Feeds, recipe: Recipe
 ) -> dict[str, Observed]:
-    """What calibration data show of the layers' inputs, as far as the recipe asks."""
+    """Return the observations of the layers' inputs on calibration data, as far as the recipe needs
+    them.
+    """
     if not feeds:
         return {}
-    seen = observe(proto, _tensors(layers), feeds, _compile)
+    observations = observe(proto, _tensors(layers), feeds, _compile)
     if recipe.needs_grams:
-        add_grams(proto, layers, feeds, _compile, seen)
-    return seen
+        add_grams(proto, layers, feeds, _compile, observations)
+    return observations
 
 
 def _tensors(layers: Sequence[Layer]) -> dict[str, int]:
-    """What layers multiply, and the axis of its channels."""
-    return {each.data: 1 if each.node.op_type == "Conv" else -1 for each in layers}
+    """Return the tensors that layers multiply, and their channel axis."""
+    return {layer.data: 1 if layer.node.op_type == "Conv" else -1 for layer in layers}
 
 
 def _compile(model: onnx.ModelProto) -> Runner:
@@ -131,8 +140,8 @@ def _compile(model: onnx.ModelProto) -> Runner:
 
     def run(feed: Mapping[str, Array]) -> list[Array]:
         """Outputs in the model's order, as NumPy arrays of their own."""
-        found = executable(**feed)
-        values = found if isinstance(found, tuple) else (found,)
+        outputs = executable(**feed)
+        values = outputs if isinstance(outputs, tuple) else (outputs,)
         return [np.asarray(value.numpy()) for value in values]
 
     return run
@@ -142,18 +151,20 @@ def _within(
     proto: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
-    seen: Mapping[str, Observed],
+    observations: Mapping[str, Observed],
     accuracy: Callable[[Runner], float],
     budget: float,
 ) -> Quantized:
-    """The plan with as few layers left alone as the budget allows, the worst first."""
-    wanted = accuracy(_compile(proto)) - budget
+    """Return the plan with as few layers left in float as the accuracy budget allows, worst
+    signal-to-noise ratio first.
+    """
+    required = accuracy(_compile(proto)) - budget
     while True:
-        made = rewrite(proto, layers, plan, seen)
-        got = accuracy(_compile(made))
-        left = [each for each in plan.layers if each.kind != "float"]
-        if got >= wanted or not left:
-            return Quantized(made, plan)
-        worst = min(left, key=lambda each: np.inf if each.snr is None else each.snr)
-        why = f"accuracy {got:.4g}, {wanted:.4g} wanted"
+        rewritten = rewrite(proto, layers, plan, observations)
+        measured = accuracy(_compile(rewritten))
+        quantized_layers = [entry for entry in plan.layers if entry.kind != "float"]
+        if measured >= required or not quantized_layers:
+            return Quantized(rewritten, plan)
+        worst = min(quantized_layers, key=lambda layer: np.inf if layer.snr is None else layer.snr)
+        why = f"accuracy {measured:.4g}, {required:.4g} wanted"
         plan = plan.without(worst.layer, why)

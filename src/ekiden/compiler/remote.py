@@ -1,4 +1,4 @@
-"""A compiled model in a session with another machine: `--remote` of the command line."""
+"""Compiled model in a session with another machine. `--remote` of the command line."""
 
 from __future__ import annotations
 
@@ -55,30 +55,34 @@ class RemoteExecutable:
         self.session, self.module = session, session.load_module(_FILE)
 
     def _sent(self, named: Mapping[str, object]) -> list[object]:
-        """The inputs there, in order. Raises InputError for one that is missing."""
+        """Send the inputs in order. Raises InputError for a missing one."""
         device = self.session.cpu()
-        wanted = {info.name for info in self.inputs}
-        if wanted != set(named):
-            there = ", ".join(f"'{info.name}'" for info in self.inputs)
-            raise InputError(f"run: expected the inputs {there}, got {', '.join(named) or 'none'}")
+        expected = {info.name for info in self.inputs}
+        if expected != set(named):
+            expected_text = ", ".join(f"'{info.name}'" for info in self.inputs)
+            raise InputError(
+                f"run: expected the inputs {expected_text}, got {', '.join(named) or 'none'}"
+            )
         return [device.array(np.asarray(named[info.name])) for info in self.inputs]
 
     def __call__(self, **named: object) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
         """Run `main` there on arrays of this machine, by name."""
-        found = self.module["main"](*self._sent(named))
-        if isinstance(found, tuple):
-            return tuple(cast(RemoteTensor, each).tensor() for each in found)
-        return cast(RemoteTensor, found).tensor()
+        outputs = self.module["main"](*self._sent(named))
+        if isinstance(outputs, tuple):
+            return tuple(cast(RemoteTensor, output).tensor() for output in outputs)
+        return cast(RemoteTensor, outputs).tensor()
 
     def times(self, feed: Mapping[str, object], seconds: float) -> list[float]:
-        """Seconds of runs by the clock there, 5 at least, until so many have passed here."""
+        """Return the seconds of runs by the remote clock, at least 5, until `seconds` have passed
+        here.
+        """
         sent = self._sent(feed)
         evaluator = self.module.time_evaluator("main", self.session.cpu(), number=1, repeat=5)
         until = time.monotonic() + seconds
-        found = list(evaluator(*sent).results)
+        seconds_per_run = list(evaluator(*sent).results)
         while time.monotonic() < until:
-            found += evaluator(*sent).results
-        return found
+            seconds_per_run += evaluator(*sent).results
+        return seconds_per_run
 
     def profile(self, *args: Array) -> Report:
         """Run `main` there on arrays of this machine and report where the time went, by the clock
@@ -87,13 +91,13 @@ class RemoteExecutable:
         """
         if len(variants(metadata_of(self._data))) > 1:
             raise InputError("profile: with --remote an artifact for one target expected")
-        here = runtime.Executable.from_bytes(without_kernels(self._data, 0))
+        local = runtime.Executable.from_bytes(without_kernels(self._data, 0))
         device = self.session.cpu()
-        sent = [device.array(np.asarray(each)) for each in args]
+        sent = [device.array(np.asarray(argument)) for argument in args]
         self.module["main"](*sent)
         threads = self.session.get_function("ek.runtime.num_threads")(0)
-        found = self.module["profile"](here.index("main"), _MOST_EVENTS, *sent)
-        return report_of(here, found, cast(int, threads))
+        profile_data = self.module["profile"](local.index("main"), _MOST_EVENTS, *sent)
+        return report_of(local, profile_data, cast(int, threads))
 
 
 def _is_tensor(info: TensorInfo) -> bool:

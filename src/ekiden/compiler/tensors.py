@@ -1,4 +1,4 @@
-"""Where in a run that stands still a tensor of the model lies."""
+"""Locate a model tensor in a paused run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Code = Mapping[str, Sequence[Instruction]]
 
 
 class Where(NamedTuple):
-    """A register of a frame, 0 the innermost."""
+    """Register of a frame; frame 0 is the innermost."""
 
     frame: int
     register: int
@@ -29,10 +29,9 @@ class Where(NamedTuple):
 def find_tensor(
     executable: runtime.Executable, code: Code, frames: Sequence[Place], name: str
 ) -> Where:
-    """The register that holds an input of the model or what one of its nodes made.
-
-    Raises InputError where there is no such tensor, where it is made inside a kernel, and where it
-    is not there yet or not any more: memory is used again after the last reader.
+    """Return the register that holds an input of the model or a node's result. Raises InputError
+    for an unknown tensor, one that only exists inside a kernel, and one that is not computed yet
+    or not live any more: memory is reused after the last reader.
     """
     inputs, _ = tensor_infos(executable.metadata, executable.source)
     names = [i.name for i in inputs]
@@ -51,12 +50,12 @@ def _known(executable: runtime.Executable, name: str, inputs: Sequence[str]) -> 
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, [*inputs, *table], n=5, cutoff=0.4)
-    there = ", ".join(f"'{n}'" for n in near or [*inputs, *table][:8])
-    raise InputError(f"no tensor '{name}' is kept outside of kernels; there are {there}")
+    suggestions = ", ".join(f"'{n}'" for n in near or [*inputs, *table][:8])
+    raise InputError(f"no tensor '{name}' is kept outside of kernels; there are {suggestions}")
 
 
 def _output(instruction: Instruction, number: int) -> int:
-    """The register of an output of what an instruction calls."""
+    """Return the register of an output of the kernel that an instruction calls."""
     if not instruction.has("kernel"):
         return writes(instruction)[0]
     arguments, count = instruction["args"], instruction["output_size"]
@@ -68,21 +67,25 @@ def _output(instruction: Instruction, number: int) -> int:
 def _live(
     code: Code, frames: Sequence[Place], function: str, at: int, register: int, name: str
 ) -> Where:
-    """Whether instruction `at` has run and the register holds its result."""
-    for frame, place in enumerate(frames):
-        if place.function != function:
+    """Return the register if instruction `at` has run and its result is live. Raises InputError
+    otherwise.
+    """
+    for frame, location in enumerate(frames):
+        if location.function != function:
             continue
-        now, body = place.instruction, code[function]
-        if now <= at:
+        current, body = location.instruction, code[function]
+        if current <= at:
             text = f'it is made by {function}:{at}: break "{name}", continue, step'
             raise InputError(f"'{name}' is not there yet; {text}")
-        gone = any(register in writes(i) for i in body[at + 1 : now])
-        if gone or not any(register in _registers(i) for i in body[now:]):
+        gone = any(register in writes(i) for i in body[at + 1 : current])
+        if gone or not any(register in _registers(i) for i in body[current:]):
             raise InputError(f"'{name}' is not there any more: its memory is used again")
         return Where(frame, register)
     raise InputError(f"'{name}' is made by the function '{function}', which is not under way")
 
 
 def _registers(instruction: Instruction) -> list[int]:
-    """What an instruction reads; a negative number is a register that is forgotten then."""
+    """Return the registers that an instruction reads; a negative operand is a register that the
+    read clears.
+    """
     return [r if r >= 0 else -1 - r for r in reads(instruction)]

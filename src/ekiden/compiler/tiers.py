@@ -1,5 +1,5 @@
-"""An executable whose kernels get better while it runs: general ones at first, then their own code
-one by one, in the end the whole program as it is compiled without tiers.
+"""Tiered execution: an executable whose kernels are compiled while it runs; general ones at first,
+then their own code one by one, in the end the whole program as it is compiled without tiers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Store = Callable[["Compiled"], runtime.Executable]
 
 
 class Upgrade:
-    """Finishes a compilation in the background. `done` is set once with the final program, or with
+    """Background completion of a compilation. `done` is set once with the final program, or with
     `error`.
     """
 
@@ -52,7 +52,7 @@ class Upgrade:
         store: Store,
         worker_modules: Sequence[str] = (),
     ) -> None:
-        """`worker_modules` are what processes that compile import first."""
+        """Prepare an upgrade; worker processes preload `worker_modules`."""
         self._raw = raw
         self._finish = general.finish
         self._target = target
@@ -95,8 +95,8 @@ class Upgrade:
                 "before it forks"
             )
         if not self.done.wait(timeout):
-            left = sum(tier == GENERAL for tier in self._tiers.values())
-            raise TimeoutError(f"wait: {left} kernels are not compiled after {timeout} s")
+            pending = sum(tier == GENERAL for tier in self._tiers.values())
+            raise TimeoutError(f"wait: {pending} kernels are not compiled after {timeout} s")
         if self.error is not None:
             raise self.error
         assert self.program is not None, "either a program or an error"
@@ -135,7 +135,7 @@ class Upgrade:
             _RUNNING.discard(self)
 
     def _replace(self, name: str, code: bytes) -> None:
-        """Let a kernel be its own code from now on."""
+        """Install a kernel's own code."""
         self._cancellation.check()
         image = load_image(llvm.link([code], [name], self._target))
         self._swap(self._raw, name, image[name])
@@ -148,10 +148,13 @@ def _tiers_of(raw: runtime.Executable, general: Mapping[str, bytes]) -> dict[str
 
 
 def _without_instruments() -> PassContext:
-    """Return the current context without what watches its passes: that was told of the compilation
-    which it saw begin, in its own thread."""
-    now = PassContext.current()
-    return PassContext(now.opt_level, now.required_pass, now.disabled_pass, config=now.config)
+    """Return the current context without its instruments: they have observed the compilation in its
+    own thread.
+    """
+    current = PassContext.current()
+    return PassContext(
+        current.opt_level, current.required_pass, current.disabled_pass, config=current.config
+    )
 
 
 _RUNNING: weakref.WeakSet[Upgrade] = weakref.WeakSet()

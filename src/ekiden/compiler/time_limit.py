@@ -1,4 +1,4 @@
-"""A limit of time of a compilation: its thread is interrupted wherever it is.
+"""Time limit of a compilation; its thread is interrupted wherever it is.
 
 Compiling is Python in one thread, beside processes and threads that work for it. An exception is
 set in that thread, as the one of Ctrl-C is in the main one, and again until the compilation has
@@ -23,11 +23,14 @@ AGAIN_SECONDS = 1.0
 
 
 class _TimeIsOverError(BaseException):
-    """What interrupts the thread; no error, so that nothing takes it for one of its own."""
+    """Exception that interrupts the thread; no Exception subclass, so that no handler mistakes it
+    for its own.
+    """
 
 
 class _Watcher:
-    """Interrupts the thread that made it after some seconds, again and again until it is stopped.
+    """Watchdog that interrupts its creator's thread after some seconds, repeatedly until it is
+    stopped.
 
     The thread may be interrupted anywhere, also while it starts or stops this: `is_over` is one
     store, after which no further exception is set.

@@ -1,4 +1,4 @@
-"""tune(): search for faster kernels of a model."""
+"""`tune()`: tune a model's kernels; search for faster kernels of a model."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def prepare(
     seed: int,
     progress: Progress | None,
 ) -> Session:
-    """A session that has not begun. Arguments and errors are those of `tune`."""
+    """Return a tuning session that has not begun. Arguments and errors are those of `tune`."""
     if isinstance(search, str):
         if search not in SEARCHES:
             kinds = " or ".join(map(repr, SEARCHES))
@@ -111,19 +111,22 @@ def prepare(
     tasks = _tasks(model, target, dims, shape)
     chosen = [t for t in tasks if kernels in t.name or kernels in t.node]
     if not chosen:
-        there = ", ".join(map(str, tasks))
-        raise InputError(f"tune: no kernel's name or node holds '{kernels}'; there are {there}")
+        task_names = ", ".join(map(str, tasks))
+        raise InputError(
+            f"tune: no kernel's name or node holds '{kernels}'; there are {task_names}"
+        )
     if measurer.remote is None and measurer.executor is None:
-        for each in dict.fromkeys(t.target.code_host for t in chosen):
-            _check_here(each)
-        for each in dict.fromkeys(t.target for t in chosen if not t.target.kind.is_cpu):
-            _check_device(each)
+        for tuned_target in dict.fromkeys(t.target.code_host for t in chosen):
+            _check_here(tuned_target)
+        for tuned_target in dict.fromkeys(t.target for t in chosen if not t.target.kind.is_cpu):
+            _check_device(tuned_target)
     return Session(chosen, records, measurer, search, seed, progress)
 
 
 def _check_here(target: Target) -> None:
-    """Raises InputError for a target whose code this machine cannot run: every candidate would
-    crash, and count as tried."""
+    """Raise InputError for a target whose code this machine cannot run; every candidate would
+    crash, and count as tried.
+    """
     if target.architecture != Target.host().architecture:
         why = f"this machine is no {target.architecture}"
     else:
@@ -139,11 +142,11 @@ def _check_here(target: Target) -> None:
 
 
 def _check_device(target: Target) -> None:
-    """Raises InputError for a target whose device is not here."""
-    place = Device(target.kind.device_type, 0)
-    if not place.exist:
+    """Raise InputError for a target whose device is not present."""
+    first_device = Device(target.kind.device_type, 0)
+    if not first_device.exist:
         raise InputError(
-            f"tune: code for '{target}' cannot be measured here: there is no {place}; remote="
+            f"tune: code for '{target}' cannot be measured here: there is no {first_device}; remote="
             " (--remote) measures on a server"
         )
 
@@ -155,14 +158,16 @@ def _tasks(
     shape: Shapes | None,
 ) -> Sequence[Task]:
     if isinstance(model, Sequence) and not isinstance(model, (str, bytes)):
-        if not all(isinstance(each, Task) for each in model):
+        if not all(isinstance(item, Task) for item in model):
             raise InputError("tune: a model or a sequence of tasks expected")
-        return [each for each in model if isinstance(each, Task)]
-    found = extract_tasks(model, target, dims, shape)
-    if not found.tasks:
-        reasons = "; ".join(f"{name}: {why}" for name, why in found.skipped) or "it has no kernels"
+        return [task for task in model if isinstance(task, Task)]
+    extracted = extract_tasks(model, target, dims, shape)
+    if not extracted.tasks:
+        reasons = (
+            "; ".join(f"{name}: {why}" for name, why in extracted.skipped) or "it has no kernels"
+        )
         raise InputError(f"tune: there is no kernel to tune: {reasons}")
-    return found.tasks
+    return extracted.tasks
 
 
 def extract_tasks(
@@ -171,11 +176,10 @@ def extract_tasks(
     dims: SizesLike | None = None,
     shape: Shapes | None = None,
 ) -> Extracted:
-    """The tasks of a model, its distinct kernels with how often a run calls each, and the kernels
-    that are none, with the reason. Arguments are as in `tune`.
-
-    Raises InputError for a size of a symbol that the model has not, or without one of a symbol of
-    its inputs, for several targets, and what `compile` raises.
+    """Return the tasks of a model: its distinct kernels with the number of calls per run, and the
+    untunable kernels with the reason. Arguments are as in `tune`. Raises InputError for the size
+    of an unknown symbol, a missing size of an input's symbol, or several targets, and what
+    `compile` raises.
     """
     given_target: object = target  # whatever the caller's types say
     if isinstance(given_target, (list, tuple)):
@@ -185,13 +189,15 @@ def extract_tasks(
         )
     module = _typed(model, shape)
     names = _symbols(module)
-    given = _named(dims or {})
-    if unknown := [n for n in given if n not in names]:
-        there = ", ".join(f"'{n}'" for n in names) or "none"
-        raise InputError(f"tune: no symbol is named '{unknown[0]}'; there are: {there}")
-    if missing := [n for n in names if n not in given]:
-        said = " and ".join(f"'{n}'" for n in missing)
-        which = f"size of {said} is" if len(missing) == 1 else f"sizes of {said} are"
+    sized_names = _named(dims or {})
+    if unknown := [n for n in sized_names if n not in names]:
+        known_names = ", ".join(f"'{n}'" for n in names) or "none"
+        raise InputError(f"tune: no symbol is named '{unknown[0]}'; there are: {known_names}")
+    if missing := [n for n in names if n not in sized_names]:
+        missing_names = " and ".join(f"'{n}'" for n in missing)
+        which = (
+            f"size of {missing_names} is" if len(missing) == 1 else f"sizes of {missing_names} are"
+        )
         options = " ".join(f"--dim {n}=1" for n in missing)
         raise InputError(
             f"tune: the {which} not known: dims={dict.fromkeys(missing, 1)} ({options}) tunes for"
@@ -203,10 +209,9 @@ def extract_tasks(
 def profile_sizes(
     model: Model, runs: Iterable[Mapping[str, object]], shape: Shapes | None = None
 ) -> list[tuple[Sizes, float]]:
-    """The sizes that a model's symbols have in some runs, and how much each of these counts: what
-    `dims` takes. A run is what each input is given by its name: an array, or its shape.
-
-    Raises InputError for an input that the model has not, and for other sizes than it says.
+    """Return the sizes of a model's symbols in some runs, with their frequency, as `dims` accepts.
+    A run maps each input's name to an array or its shape. Raises InputError for an unknown
+    input, or for sizes that contradict its type.
     """
     main = _typed(model, shape)["main"]
     assert isinstance(main, Function)
@@ -217,20 +222,22 @@ def profile_sizes(
 
 
 def _sizes_of(kinds: Mapping[str, Type], run: Mapping[str, object]) -> Sizes:
-    found: dict[str, int] = {}
-    for name, given in run.items():
+    sizes: dict[str, int] = {}
+    for name, value in run.items():
         kind = kinds.get(name)
         if not isinstance(kind, TensorType):
-            there = ", ".join(kinds)
-            raise InputError(f"profile_sizes: no input is named '{name}'; there are {there}")
-        shape = [int(d) for d in cast("Sequence[int]", getattr(given, "shape", given))]
+            input_names = ", ".join(kinds)
+            raise InputError(f"profile_sizes: no input is named '{name}'; there are {input_names}")
+        shape = [int(d) for d in cast("Sequence[int]", getattr(value, "shape", value))]
         if len(shape) != len(kind.shape):
             raise InputError(f"profile_sizes: '{name}' has {len(kind.shape)} axes, got {shape}")
         for dim, size in zip(kind.shape, shape, strict=True):
-            wanted = found.setdefault(dim.name, size) if isinstance(dim, Var) else size_of(dim)
-            if wanted not in (None, size):
+            expected_size = (
+                sizes.setdefault(dim.name, size) if isinstance(dim, Var) else size_of(dim)
+            )
+            if expected_size not in (None, size):
                 raise InputError(f"profile_sizes: '{name}' is of {kind.shape}, got {shape}")
-    return found
+    return sizes
 
 
 def _typed(model: Model, shape: Shapes | None) -> IRModule:
@@ -238,15 +245,15 @@ def _typed(model: Model, shape: Shapes | None) -> IRModule:
 
 
 def _named(dims: SizesLike) -> list[str]:
-    """The symbols that have a size, in every run."""
+    """Return the symbols that have a size in every run."""
     if isinstance(dims, Mapping):
         return list(dims)
-    found = [set(sizes) for sizes, _ in dims]
-    return sorted(set.intersection(*found)) if found else []
+    names_per_run = [set(sizes) for sizes, _ in dims]
+    return sorted(set.intersection(*names_per_run)) if names_per_run else []
 
 
 def _symbols(module: IRModule) -> list[str]:
-    """The names of the sizes of the inputs of `main` that are not known."""
+    """Return the names of the unknown sizes of `main`'s inputs."""
     main = module["main"]
     assert isinstance(main, Function)
     kinds = [p.checked_type for p in main.params]

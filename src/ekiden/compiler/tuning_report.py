@@ -1,4 +1,4 @@
-"""A page about a run of the tuner: each kernel before and after, and how its best came down."""
+"""HTML report of a tuning run; each kernel before and after, and how its best came down."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ figure { margin: 0 } figcaption { max-width: 420px; overflow-wrap: anywhere }
 
 
 def page(session: Session) -> str:
-    """The page as HTML that needs nothing else."""
+    """Return the report as self-contained HTML."""
     states = sorted((s for s in session.states if s.trials), key=lambda s: -s.weight)
     before = sum(s.weight for s in states)
     after = sum(s.weight * s.ratio for s in states)
     summary = f"{session.trials} trials; kernels of a run: {before * 1e3:.3f} ms by default,"
-    parts = [
+    html_lines = [
         "<!DOCTYPE html><html><head><meta charset='utf-8'><title>Tuning</title>",
         f"<style>{STYLE}</style></head><body><h1>Tuning</h1>",
         f"<p>{escape(summary)} {after * 1e3:.3f} ms tuned. Threads: {session.measurer.threads}.",
@@ -38,7 +38,7 @@ def page(session: Session) -> str:
         *map(_curve, states),
         "</div></body></html>\n",
     ]
-    return "\n".join(parts)
+    return "\n".join(html_lines)
 
 
 def _micro(seconds: float) -> str:
@@ -56,13 +56,13 @@ def _row(state: State) -> str:
 
 
 def _bars(states: list[State]) -> str:
-    """Time of a run in each kernel, by default and tuned."""
-    most = max((s.weight for s in states), default=0.0) or 1.0
+    """Return the time of a run in each kernel, by default and tuned."""
+    longest = max((s.weight for s in states), default=0.0) or 1.0
     rows = []
     for number, state in enumerate(states):
         top = 24 * number
         for kind, share, at in (("before", 1.0, 0), ("after", state.ratio, 10)):
-            width = WIDTH * share * state.weight / most
+            width = WIDTH * share * state.weight / longest
             rows.append(
                 f"<rect class='{kind}' x='0' y='{top + at}' width='{width:.1f}' height='9'/>"
             )
@@ -73,7 +73,7 @@ def _bars(states: list[State]) -> str:
 
 
 def _curve(state: State) -> str:
-    """The best confirmed ratio after each trial."""
+    """Return a plot of the best confirmed ratio after each trial."""
     low = min(0.95, *state.curve)
     count = max(1, len(state.curve) - 1)
     wide, high = WIDTH - MARGIN, HEIGHT - MARGIN

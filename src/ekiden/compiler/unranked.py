@@ -1,4 +1,4 @@
-"""Models with inputs of unknown rank: compiled for each combination of ranks that a run has."""
+"""Models with inputs of unknown rank; compiled for each combination of ranks that a run has."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class UnrankedExecutable(Executable):
         )
 
     def for_inputs(self, *args: object, **named: object) -> Executable:
-        """Return the executable for the ranks of these inputs, which is compiled where no run had
-        them before. Raises InputError as a call does, and what `compile` raises.
+        """Return the executable for the ranks of these inputs, compiled at their first occurrence.
+        Raises InputError as a call does, and what `compile` raises.
         """
-        given = self._arrange(args, named)
-        if len(given) != len(self.inputs):
-            wanted = f"expected {len(self.inputs)} inputs ({self._names()})"
-            raise InputError(f"run: {wanted}, got {len(given)}")
-        ranks = tuple(_rank(self.inputs[i], given[i]) for i in self._unranked)
+        arguments = self._arrange(args, named)
+        if len(arguments) != len(self.inputs):
+            expected = f"expected {len(self.inputs)} inputs ({self._names()})"
+            raise InputError(f"run: {expected}, got {len(arguments)}")
+        ranks = tuple(_rank(self.inputs[i], arguments[i]) for i in self._unranked)
         with self._lock:
             if ranks not in self._by_ranks:
                 shapes: Shapes = {
@@ -104,7 +104,7 @@ class UnrankedExecutable(Executable):
 
     @property
     def tiers(self) -> dict[str, str]:
-        """The tiers of the kernels of all programs that there are."""
+        """Return the tiers of the kernels of all compiled programs."""
         programs = [e.tiers for e in list(self._by_ranks.values())]
         return {name: tier for tiers in programs for name, tier in tiers.items()}
 
@@ -119,8 +119,8 @@ def _rank(info: TensorInfo, value: object) -> int:
             return len(runtime.tensor(cast(Any, value)).shape)
         return np.ndim(cast(Any, value))
     except (TypeError, ValueError, BufferError) as error:
-        got = type(value).__name__
+        actual = type(value).__name__
         hint = "; inputs by name are keywords: executable(**inputs)"
         reason = hint if isinstance(value, Mapping) else ""
-        wanted = f"an array of {info.dtype}, got {got}{reason}"
-        raise InputError(f"input '{info.name}': expected {wanted}") from error
+        expected = f"an array of {info.dtype}, got {actual}{reason}"
+        raise InputError(f"input '{info.name}': expected {expected}") from error

@@ -1,4 +1,6 @@
-"""verify(): a compiled model against ONNX Runtime or ONNX's reference evaluator."""
+"""`verify()`: compare a compiled model with a reference engine; a compiled model against ONNX
+Runtime or ONNX's reference evaluator.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ Evaluate = Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array]]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far an element may be apart: atol + rtol * |expected| + of_range * the largest of it."""
+    """Tolerance of an element: atol + rtol * |expected| + of_range * max |expected|; `snr` in dB
+    for quantised models.
+    """
 
     rtol: float = 1e-4
     atol: float = 1e-6
@@ -53,7 +57,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One tensor of the model: who makes it, and how far the two results are apart."""
+    """Comparison of one tensor: the node that computes it, and how far the two results differ."""
 
     node: str
     tensor: str
@@ -71,7 +75,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a comparison gave: true where all tensors agree."""
+    """Result of a comparison: true where all tensors agree."""
 
     model: str
     against: str
@@ -79,23 +83,23 @@ class Verification:
 
     @property
     def first_difference(self) -> Comparison | None:
-        """The first tensor that differs, in the order of the model."""
-        return next((each for each in self.tensors if not each.agrees), None)
+        """Return the first differing tensor, in model order."""
+        return next((comparison for comparison in self.tensors if not comparison.agrees), None)
 
     def __bool__(self) -> bool:
         return self.first_difference is None
 
     def json(self) -> str:
-        """All of it as one JSON object."""
+        """Return the result as one JSON object."""
         first = self.first_difference
-        made = {
+        document = {
             "model": self.model,
             "against": self.against,
             "agrees": first is None,
             "first_difference": None if first is None else asdict(first),
-            "tensors": [asdict(each) for each in self.tensors],
+            "tensors": [asdict(comparison) for comparison in self.tensors],
         }
-        return json.dumps(made, indent=1)
+        return json.dumps(document, indent=1)
 
     def _last(self) -> str:
         first = self.first_difference
@@ -114,15 +118,17 @@ class Verification:
         return table(("", "tensor", "node", "difference"), rows, self._last())
 
     def _bars(self) -> str:
-        """A bar for each tensor, as long as its ratio."""
-        most = max([t.snr for t in self.tensors if t.snr is not None and isfinite(t.snr)] or [1.0])
+        """Return a bar for each tensor, as long as its signal-to-noise ratio."""
+        highest = max(
+            [t.snr for t in self.tensors if t.snr is not None and isfinite(t.snr)] or [1.0]
+        )
         rows = []
-        for each in self.tensors:
-            snr = each.snr if each.snr is not None else 0.0
-            width = 300.0 * min(max(snr / most, 0.0), 1.0) if most > 0 else 0.0
-            colour = "#3f9142" if each.agrees else "#c04040"
+        for comparison in self.tensors:
+            snr = comparison.snr if comparison.snr is not None else 0.0
+            width = 300.0 * min(max(snr / highest, 0.0), 1.0) if highest > 0 else 0.0
+            colour = "#3f9142" if comparison.agrees else "#c04040"
             bar = f"<div style='background:{colour};height:0.8em;width:{width:.0f}px'></div>"
-            text = f"<td>{escape(each.tensor)}</td><td>{bar}</td><td>{snr:.1f} dB</td>"
+            text = f"<td>{escape(comparison.tensor)}</td><td>{bar}</td><td>{snr:.1f} dB</td>"
             rows.append(f"<tr>{text}</tr>")
         return f"<table>{''.join(rows)}</table>"
 
@@ -151,8 +157,8 @@ def verify(
     what compiling and running raise.
     """
     if not isinstance(model, (str, os.PathLike, bytes, onnx.ModelProto)):
-        wanted = "verify: expected a model of ONNX (a path, bytes, an onnx.ModelProto)"
-        raise InputError(f"{wanted}, got {type(model).__name__}")
+        expected = "verify: expected a model of ONNX (a path, bytes, an onnx.ModelProto)"
+        raise InputError(f"{expected}, got {type(model).__name__}")
     proto, label, _ = read_model(model)
     makers = {o: describe(n) for n in proto.graph.node for o in n.output if o}
     if target is not None and executable is not None:
@@ -172,9 +178,9 @@ def verify(
     _check_same(compiled, proto, label)
     feed = random_inputs(compiled, dims or {}, inputs or {})
     result = compiled(**feed)
-    found = [t.numpy() if hasattr(t, "numpy") else t for t in _outputs(result)]
+    results = [t.numpy() if hasattr(t, "numpy") else t for t in _outputs(result)]
     names = [o.name for o in proto.graph.output]
-    rows = zip(names, found, evaluate(proto, feed), strict=True)
+    rows = zip(names, results, evaluate(proto, feed), strict=True)
     chosen = tolerance or Tolerance()
     compared = (compare(makers.get(n, "input"), n, f, w, chosen) for n, f, w in rows)
     return Verification(label, engine, tuple(compared))
@@ -189,35 +195,37 @@ def _beside(
     layers: bool,
     tolerance: Tolerance | None,
 ) -> Verification:
-    """A model beside another, by the tensors that both name."""
-    other, other_label, _ = read_model(against)
-    least = (tolerance or Tolerance()).snr
+    """Compare two models by the tensors that both name."""
+    second, other_label, _ = read_model(against)
+    min_snr = (tolerance or Tolerance()).snr
     makers = {o: describe(n) for n in proto.graph.node for o in n.output if o}
     names = [o.name for o in proto.graph.output]
-    if names != [o.name for o in other.graph.output]:
+    if names != [o.name for o in second.graph.output]:
         raise InputError(f"verify: {label} and {other_label} have other outputs")
     if layers:
-        known = {o for n in other.graph.node for o in n.output}
-        names = [name for name in makers if name in known]
-    runs = [compile(with_outputs(each, names), target=target) for each in (proto, other)]
+        second_tensors = {o for n in second.graph.node for o in n.output}
+        names = [name for name in makers if name in second_tensors]
+    runs = [
+        compile(with_outputs(proto_model, names), target=target) for proto_model in (proto, second)
+    ]
     feed = feeder(runs[1])
     ours, theirs = ([np.asarray(v) for v in _outputs(run(**feed))] for run in runs)
     rows = []
-    for name, found, wanted in zip(names, ours, theirs, strict=True):
+    for name, our_value, their_value in zip(names, ours, theirs, strict=True):
         node = makers.get(name, "input")
-        if found.shape != wanted.shape:
-            text = f"expected {list(wanted.shape)}, got {list(found.shape)}"
+        if our_value.shape != their_value.shape:
+            text = f"expected {list(their_value.shape)}, got {list(our_value.shape)}"
             rows.append(Comparison(node, name, False, inf, text))
             continue
-        ratio = signal_to_noise(wanted, found)
-        rows.append(Comparison(node, name, ratio >= least, 0.0, f"{ratio:.1f} dB", ratio))
+        ratio = signal_to_noise(their_value, our_value)
+        rows.append(Comparison(node, name, ratio >= min_snr, 0.0, f"{ratio:.1f} dB", ratio))
     return Verification(label, other_label, tuple(rows))
 
 
 def _executable(
-    given: Executable | RemoteExecutable | PathName | bytes,
+    source: Executable | RemoteExecutable | PathName | bytes,
 ) -> Executable | RemoteExecutable:
-    return given if isinstance(given, (Executable, RemoteExecutable)) else load(given)
+    return source if isinstance(source, (Executable, RemoteExecutable)) else load(source)
 
 
 def _outputs(result: object) -> Iterable[object]:
@@ -227,18 +235,20 @@ def _outputs(result: object) -> Iterable[object]:
 def _check_same(
     compiled: Executable | RemoteExecutable, proto: onnx.ModelProto, label: str
 ) -> None:
-    """Raise InputError where an executable cannot be of this model."""
+    """Raise InputError where an executable is not of this model."""
     weights = {w.name for w in proto.graph.initializer}
     ports = ([i.name for i in proto.graph.input if i.name not in weights], proto.graph.output)
-    wanted = [*ports[0], *(o.name for o in ports[1])]
+    expected_names = [*ports[0], *(o.name for o in ports[1])]
     names = [i.name for i in (*compiled.inputs, *compiled.outputs)]
-    if names != wanted:
-        there = f"inputs and outputs {', '.join(map(repr, wanted))}"
-        raise InputError(f"verify: {label} has {there}, the artifact {', '.join(map(repr, names))}")
+    if names != expected_names:
+        expected_text = f"inputs and outputs {', '.join(map(repr, expected_names))}"
+        raise InputError(
+            f"verify: {label} has {expected_text}, the artifact {', '.join(map(repr, names))}"
+        )
 
 
 def with_all_outputs(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
-    """The model with the result of every node of its main graph as an output, in order."""
+    """Return the model with the result of every node of its main graph as an output, in order."""
     nodes = sorted_nodes(model.graph, label)
     names = dict.fromkeys(o for n in nodes if n.op_type != "Constant" for o in n.output if o)
     return with_outputs(model, names)
@@ -276,13 +286,18 @@ def _by_reference(model: onnx.ModelProto, feed: Mapping[str, Array]) -> Sequence
 
 
 def compare(
-    node: str, name: str, found: object, wanted: object, tolerance: Tolerance
+    node: str, name: str, actual: object, reference: object, tolerance: Tolerance
 ) -> Comparison:
-    """One result against another, within atol + rtol * |wanted| + of_range * max |wanted|."""
-    ours, theirs = np.asarray(found), np.asarray(wanted)
+    """Compare two results within atol + rtol * |expected| + of_range * max |expected|."""
+    ours, theirs = np.asarray(actual), np.asarray(reference)
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-        got, expected = f"{ours.dtype}{list(ours.shape)}", f"{theirs.dtype}{list(theirs.shape)}"
-        return Comparison(node, name, False, float("inf"), f"expected {expected}, got {got}")
+        actual_type, expected = (
+            f"{ours.dtype}{list(ours.shape)}",
+            f"{theirs.dtype}{list(theirs.shape)}",
+        )
+        return Comparison(
+            node, name, False, float("inf"), f"expected {expected}, got {actual_type}"
+        )
     if ours.dtype.kind not in "fc" and str(ours.dtype) != "bfloat16":
         different = int((ours != theirs).sum())
         text = f"{different} of {ours.size} elements differ" if different else ""

@@ -1,1 +1,1 @@
-"""What was compiled is kept on disk: its keys, files and folders."""
+"""Disk caches of compiled models and kernels; its keys, files and folders."""

@@ -1,4 +1,4 @@
-"""The disk cache of whole artifacts, beside that of kernels: a model that was compiled before is
+"""Disk cache of whole artifacts, beside that of kernels; a model that was compiled before is
 mapped, not compiled again.
 
     <folder>/<key>.eki      an artifact
@@ -40,7 +40,9 @@ LARGEST = 4
 
 
 class ArtifactCache:
-    """A folder of artifacts of at most `limit` bytes in all; 0 keeps none. `others` are read."""
+    """Folder of artifacts of at most `limit` bytes in total; 0 disables it. `others` are
+    read only.
+    """
 
     def __init__(
         self, folder: PathName | None, limit: int, others: Sequence[PathName] = ()
@@ -51,62 +53,57 @@ class ArtifactCache:
 
     @property
     def is_used(self) -> bool:
-        """Whether there is any folder."""
+        """Return whether there is any folder."""
         return self.folder is not None or bool(self.others)
 
     @staticmethod
     def default() -> ArtifactCache:
-        """The folder beside that of the kernels, with the limit that the environment sets."""
-        home, others = cache_layers()
+        """Return the cache in the user's cache folder, with the environment's limit."""
+        home, fallbacks = cache_layers()
         folder = os.path.join(home, "artifacts") if home is not None else None
-        folders = [os.path.join(each, "artifacts") for each in others]
+        folders = [os.path.join(fallback, "artifacts") for fallback in fallbacks]
         return ArtifactCache(folder, environment.cache_limit(), folders)
 
-    def get(self, wanted: Request) -> runtime.Executable | None:
-        """The artifact, mapped from its file; None if it is not there. A file that is damaged, as
-        its checksums tell, is removed.
-        """
+    def get(self, wanted_request: Request) -> runtime.Executable | None:
+        """Return the compiler of this process."""
         for layer in (self.folder, *self.others):
             with suppress(OSError, ValueError):
-                found = None if layer is None else self._get(layer, wanted)
-                if found is not None:
-                    return found
+                executable = None if layer is None else self._get(layer, wanted_request)
+                if executable is not None:
+                    return executable
         return None
 
-    def _get(self, layer: PathName, wanted: Request) -> runtime.Executable | None:
+    def _get(self, layer: PathName, wanted_request: Request) -> runtime.Executable | None:
         if not is_filled(layer):  # nobody has to read the model's bytes and the compiler's
             return None
-        key = wanted.key(_weight_files(layer, wanted))
+        key = wanted_request.key(_weight_files(layer, wanted_request))
         return _mapped(_artifact(layer, key), None if layer is self.folder else layer)
 
     def put(
-        self, wanted: Request, made: Bytes | Written, weight_files: Sequence[str]
+        self, wanted_request: Request, artifact: Bytes | Written, weight_files: Sequence[str]
     ) -> runtime.Executable | None:
-        """Keep an artifact, given by its bytes or by what writes them, unless the model has changed
-        since it was asked for or this machine cannot run it, and remove those not used for longest;
-        readers see all of a file or none.
-
-        Gives it as it is mapped from its file, so that it need not stay in memory; None where it
-        was not kept.
+        """Store an artifact atomically, unless the model has changed since the request or this
+        machine cannot run it, and remove the least recently used ones. Return it mapped from its
+        file, so that it need not stay in memory; None if it was not stored.
         """
-        if self.folder is None or len(made) * LARGEST > self.limit:
+        if self.folder is None or len(artifact) * LARGEST > self.limit:
             return None
         try:
-            path = _artifact(self.folder, wanted.key(weight_files))
-            if not wanted.is_current(weight_files):
+            path = _artifact(self.folder, wanted_request.key(weight_files))
+            if not wanted_request.is_current(weight_files):
                 return None
             make_own_folder(self.folder)
             if weight_files:
                 names = json.dumps(list(weight_files)).encode()
-                names_file = _list(self.folder, wanted)
+                names_file = _list(self.folder, wanted_request)
                 write_whole(names_file, lambda file: file.write(names), is_owners=True)
-            content = made.write if isinstance(made, Written) else _writes(made)
+            content = artifact.write if isinstance(artifact, Written) else _writes(artifact)
             write_whole(path, content, is_owners=True)
-            found = _mapped(path, None)
+            executable = _mapped(path, None)
             shrink(self.folder, self.limit)
         except (OSError, ValueError):
             return None
-        return found
+        return executable
 
 
 def _writes(data: Bytes) -> Callable[[Writer], object]:
@@ -117,34 +114,33 @@ def _artifact(layer: PathName, key: str) -> str:
     return os.path.join(layer, f"{key}.eki")
 
 
-def _list(layer: PathName, wanted: Request) -> str:
-    return os.path.join(layer, f"{wanted.digest()}.json")
+def _list(layer: PathName, wanted_request: Request) -> str:
+    return os.path.join(layer, f"{wanted_request.digest()}.json")
 
 
-def _weight_files(layer: PathName, wanted: Request) -> list[str]:
-    """The names kept of the files with weights, of which most models have none."""
+def _weight_files(layer: PathName, wanted_request: Request) -> list[str]:
+    """Return the stored names of external weight files; most models have none."""
     try:
-        with open(_list(layer, wanted), "rb") as file:
-            found = json.loads(file.read())
+        with open(_list(layer, wanted_request), "rb") as file:
+            names = json.loads(file.read())
     except FileNotFoundError:
         return []
     except RecursionError as error:
         raise ValueError(str(error)) from error
-    if not isinstance(found, list):
-        raise ValueError(f"a list of names expected in {_list(layer, wanted)}")
-    return list(map(str, found))
+    if not isinstance(names, list):
+        raise ValueError(f"a list of names expected in {_list(layer, wanted_request)}")
+    return list(map(str, names))
 
 
 def _mapped(path: str, layer: PathName | None) -> runtime.Executable | None:
-    """Return the artifact of a file that no other user can have written; None for another.
-
-    `layer` is None for the own layer, whose file is now the one used last, and is removed where it
-    cannot be loaded, which gives None. Raises OSError where there is none.
+    """Return the artifact of a trusted file, or None. A file of the own layer (`layer` is None)
+    becomes the most recently used, and is removed if it cannot be loaded. Raises OSError where
+    there is none.
     """
     is_own = layer is None
     try:
         expect_trusted(path, layer)
-        found = runtime.Executable.load(path)
+        executable = runtime.Executable.load(path)
     except PermissionError as error:
         log_once(error)
         return None
@@ -156,4 +152,4 @@ def _mapped(path: str, layer: PathName | None) -> runtime.Executable | None:
     if is_own:
         with suppress(OSError):
             os.utime(path)
-    return found
+    return executable

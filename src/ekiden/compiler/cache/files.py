@@ -1,9 +1,10 @@
-"""What lies in the folders of the cache: counted, packed into one file, taken from one, removed.
+"""Files in the cache folders: listing, packing, pruning; counted, packed into one file, taken from
+one, removed.
 
 kernels/<compiler>/<key>.o    object code; the key is a digest of what it computes and the target
 artifacts/<key>.eki           whole models, and beside them the names of files with weights
-device/<key>                  what compilers of devices have made
-known/<key>                   facts about files and this machine, which are of no use elsewhere
+device/<key>                  what compilers of devices have made known/<key>
+facts about files and this machine, which are of no use elsewhere
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ LARGEST = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A row of the table of what is kept: its folder, how its files are called, whether what one
-    holds is whole."""
+    """Kind of cached file: its folder, the pattern of its names, and the integrity check of its
+    contents.
+    """
 
     folder: str
     pattern: re.Pattern[str]
@@ -60,7 +62,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file of a layer, by its name in that folder."""
+    """File of a cache layer, by its name in that folder."""
 
     kind: Kind
     name: str
@@ -68,22 +70,21 @@ class Entry:
 
     @property
     def is_current(self) -> bool:
-        """Whether this compiler would look it up, as far as its name says."""
+        """Return whether this compiler version would look the file up, according to its name."""
         return self.kind.folder != "kernels" or f"/{compiler_folder()}/" in self.name
 
 
 def layers() -> tuple[Path, ...]:
-    """The folders of the cache, the one that is written first. Raises InputError where there is
-    none."""
-    home, others = cache_layers()
-    found = tuple(map(Path, (*(() if home is None else (home,)), *others)))
-    if not found:
+    """Return the cache folders, the written one first. Raises InputError where there is none."""
+    home, fallbacks = cache_layers()
+    paths = tuple(map(Path, (*(() if home is None else (home,)), *fallbacks)))
+    if not paths:
         raise InputError("the cache is turned off: EKIDEN_CACHE_DIR names no folder")
-    return found
+    return paths
 
 
 def written_layer() -> Path:
-    """The first folder. Raises InputError where none is written."""
+    """Return the first folder. Raises InputError where none is written."""
     home, _ = cache_layers()
     if home is None:
         raise InputError("no folder of the cache is written: EKIDEN_CACHE_DIR names none first")
@@ -91,7 +92,7 @@ def written_layer() -> Path:
 
 
 def entries(layer: Path) -> Iterator[Entry]:
-    """What a layer holds, in order; files of other names are none of it."""
+    """Yield the files of a layer in order, without those of other names."""
     for kind in KINDS:
         folder = layer / kind.folder
         for path in files_below(folder):
@@ -102,7 +103,7 @@ def entries(layer: Path) -> Iterator[Entry]:
 
 @dataclass(slots=True)
 class Stats:
-    """Of one kind in one layer: files, bytes, and how many files are of this compiler."""
+    """Statistics of a kind in a layer: files, bytes, and files of this compiler version."""
 
     layer: str
     kind: str
@@ -112,15 +113,15 @@ class Stats:
 
 
 def cache_stats() -> list[Stats]:
-    """A row for each layer and kind."""
+    """Return a row for each layer and kind."""
     rows: list[Stats] = []
     for layer in layers():
-        found = {kind.folder: Stats(str(layer), kind.folder) for kind in KINDS}
+        by_folder = {kind.folder: Stats(str(layer), kind.folder) for kind in KINDS}
         for entry in entries(layer):
-            row = found[entry.kind.folder]
+            row = by_folder[entry.kind.folder]
             row.files, row.current = row.files + 1, row.current + entry.is_current
             row.bytes += _size(entry.path)
-        rows += found.values()
+        rows += by_folder.values()
     return rows
 
 
@@ -133,20 +134,21 @@ def _size(path: Path) -> int:
 
 
 def export_cache(path: PathName, everything: bool = False) -> int:
-    """Pack what this compiler can use of all layers into a file; gives how many files those are.
-    `everything`: of other compilers too. The same content gives the same bytes.
+    """Pack the files that this compiler can use, of all layers, into a file and return their
+    number. `everything` includes those of other compiler versions. The same content gives the
+    same bytes.
     """
-    found: dict[str, Entry] = {}
+    chosen: dict[str, Entry] = {}
     for layer in layers():
         for entry in entries(layer):
             if entry.kind.travels and (everything or entry.is_current):
-                found.setdefault(entry.name, entry)
+                chosen.setdefault(entry.name, entry)
     packed = io.BytesIO()
     count = 0
     with tarfile.open(fileobj=packed, mode="w") as archive:
         _add(archive, MANIFEST, json.dumps({"version": VERSION}).encode())
-        for name in sorted(found):
-            data = _whole(found[name])
+        for name in sorted(chosen):
+            data = _whole(chosen[name])
             if data is not None:
                 _add(archive, name, data)
                 count += 1
@@ -161,7 +163,7 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def _whole(entry: Entry) -> bytes | None:
-    """What a file holds; None if it is damaged or gone."""
+    """Return a file's contents; None if it is damaged or gone."""
     try:
         data = entry.path.read_bytes()
     except OSError:
@@ -178,8 +180,7 @@ def _checked(kind: Kind, data: bytes) -> bool:
 
 @dataclass(slots=True)
 class Imported:
-    """How many files were new, were there, and were left out because they are damaged or nothing
-    that a cache holds."""
+    """Counts of imported files: new, already present, and rejected as damaged or unknown."""
 
     new: int = 0
     there: int = 0
@@ -210,10 +211,10 @@ def _check_manifest(
 ) -> None:
     text = archive.extractfile(first) if first and first.name == MANIFEST else None
     try:
-        said = json.loads(text.read(1000)) if text is not None else None
+        manifest = json.loads(text.read(1000)) if text is not None else None
     except ValueError:
-        said = None
-    version = said.get("version") if isinstance(said, dict) else None
+        manifest = None
+    version = manifest.get("version") if isinstance(manifest, dict) else None
     if version is None:
         raise LoadError(f"'{path}' is no packed cache: it does not begin with {MANIFEST}")
     if version != VERSION:
@@ -244,14 +245,16 @@ def _take(member: tarfile.TarInfo, archive: tarfile.TarFile, home: Path, done: I
 
 
 def prune_cache(limit: int | None = None, stale: bool = False) -> tuple[int, int]:
-    """Remove from the layer that is written what was used longest ago, until it has at most `limit`
-    bytes; `stale`: first the kernels of other compilers. Gives how many files and bytes went."""
+    """Remove the least recently used files from the written layer until it has at most `limit`
+    bytes; with `stale`, first the kernels of other compiler versions. Return the number of
+    removed files and bytes.
+    """
     home = written_layer()
     count = freed = 0
     if stale:
         kernels = home / "kernels"
-        others = [p for p in _folders(kernels) if p.name != compiler_folder()]
-        for folder in others:
+        stale_folders = [p for p in _folders(kernels) if p.name != compiler_folder()]
+        for folder in stale_folders:
             removed = shrink(folder, 0)
             count, freed = count + removed[0], freed + removed[1]
     if limit is not None:
@@ -261,19 +264,19 @@ def prune_cache(limit: int | None = None, stale: bool = False) -> tuple[int, int
 
 
 def _folders(folder: Path) -> Sequence[Path]:
-    return [each for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
+    return [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
 
 
 def _shrunk(home: Path, limit: int) -> Iterator[tuple[int, int]]:
-    """Shrink each kind to its share of the limit: what it has of all bytes now."""
+    """Shrink each kind to its share of the limit, in proportion to its current size."""
     sizes = {kind.folder: sum(map(_size, files_below(home / kind.folder))) for kind in KINDS}
-    whole = sum(sizes.values())
+    total_bytes = sum(sizes.values())
     for name, size in sizes.items():
-        if whole > limit:
-            yield shrink(home / name, limit * size // whole)
+        if total_bytes > limit:
+            yield shrink(home / name, limit * size // total_bytes)
 
 
 def as_rows(stats: Sequence[Stats]) -> list[dict[str, object]]:
-    """The rows as JSON has them."""
+    """Return the statistics as JSON-compatible rows."""
     names = ("layer", "kind", "files", "bytes", "current")
     return [{name: cast(object, getattr(row, name)) for name in names} for row in stats]

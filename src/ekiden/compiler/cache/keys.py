@@ -1,5 +1,5 @@
-"""What the artifact of a model depends on, as one digest: the model's bytes, what is asked of
-`compile`, and the compiler itself.
+"""Cache keys of artifacts: everything that a model's artifact depends on; the model's bytes, what
+is asked of `compile`, and the compiler itself.
 
 Importing this, and making a key, needs nothing that only compiling does.
 """
@@ -47,12 +47,12 @@ _LEAF, _BLOCK = 16 << 20, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of `compile`.
+    """Cache request of a compilation.
 
-    digest: gives one of everything but weights in files of their own; the bytes of the model and
-    of the compiler are read when it is first asked for, which raises OSError where the model's
-    cannot be. path: the model's, beside which those files lie. made_at: when it was made, in
-    nanoseconds; whatever has changed since is not what it says. stands_at: where the path led then.
+    digest: gives one of everything but weights in files of their own; the bytes of the model and of
+    the compiler are read when it is first asked for, which raises OSError where the model's cannot
+    be. path: the model's, beside which those files lie. made_at: when it was made, in nanoseconds;
+    whatever has changed since is not what it says. stands_at: where the path led then.
     """
 
     digest: Callable[[], str]
@@ -61,9 +61,9 @@ class Request:
     stands_at: str = ""
 
     def key(self, weight_files: Sequence[str]) -> str:
-        """The name of the artifact, given the files beside the model that it has weights in.
-
-        Raises OSError where one cannot be read, ValueError where there is no model to be beside.
+        """Return the artifact's cache key, given the names of the model's external weight files.
+        Raises OSError where one cannot be read, ValueError for weight files of a model without a
+        path.
         """
         if not weight_files:
             return self.digest()
@@ -73,21 +73,24 @@ class Request:
         return _digest([self.digest(), *map(file_digest, files)])
 
     def is_current(self, weight_files: Sequence[str]) -> bool:
-        """Whether no file has changed since the request was made. Raises OSError."""
+        """Return whether no file has changed since the request was created. Raises OSError."""
         if self.path is None:
             return True
         if self.stands_at and os.path.realpath(self.path) != self.stands_at:
             return False
         path = pathlib.Path(self.path)
         inside = path.rglob("*") if path.is_dir() else ()
-        states = [each.stat() for each in (path, *inside, *(path.parent / n for n in weight_files))]
+        states = [
+            path_below.stat()
+            for path_below in (path, *inside, *(path.parent / n for n in weight_files))
+        ]
         return all(max(s.st_mtime_ns, s.st_ctime_ns) <= self.made_at for s in states)
 
 
 def request(model: object, options: CompileOptions) -> Request | None:
-    """What is asked, or None where it must be compiled: something watches or dumps it, the program
-    has extended the compiler, engines of others or devices are measured or tried, the model is a
-    module, or is none at all.
+    """Return the cache request of a compilation, or None where the cache must not be used: the
+    compilation is observed or dumped, the program has extended the compiler, engines or devices
+    are measured, or the model is a module or no model.
     """
     context = PassContext.current()
     is_measured = context.config.get(ENGINE) or context.config.get(COSTS)
@@ -97,7 +100,7 @@ def request(model: object, options: CompileOptions) -> Request | None:
     try:
         importer, model_digest = _model(model)
         targets = _targets(options.targets)
-        asked = [
+        settings = [
             importer,
             options.executor,
             _plain(options.inputs.plain()),
@@ -109,7 +112,7 @@ def request(model: object, options: CompileOptions) -> Request | None:
 
         @functools.cache
         def digest() -> str:
-            return _digest([compiler_digest(), model_digest(), targets(), *asked])
+            return _digest([compiler_digest(), model_digest(), targets(), *settings])
 
         path = _path(model)
         return Request(digest, path, made_at, "" if path is None else os.path.realpath(path))
@@ -118,8 +121,8 @@ def request(model: object, options: CompileOptions) -> Request | None:
 
 
 def _targets(target: Targets) -> Callable[[], str]:
-    """What gives the text of what code is made for, and on which devices: of this machine it is
-    found out when it is asked for. Raises CompileError.
+    """Return a function that gives the text of targets and devices; that of this machine is
+    computed lazily. Raises CompileError.
     """
     machine = _machine() if is_this_machine(target) else None
     if machine is not None:
@@ -131,21 +134,23 @@ def _targets(target: Targets) -> Callable[[], str]:
 
 def _resolved(target: Targets) -> str:
     config = virtual_device.compilation_config(target)
-    found = (config.primitive_targets, (*config.devices, *config.device_targets))
-    return json.dumps([list(map(str, each)) for each in found])
+    resolved = (config.primitive_targets, (*config.devices, *config.device_targets))
+    return json.dumps([list(map(str, items)) for items in resolved])
 
 
 def is_this_machine(target: Targets) -> bool:
-    """Whether code is made for this machine's processor alone: no target is given, and there is no
-    current one, which would need the module of targets to be imported."""
+    """Return whether code is for this machine's processor alone: no target is given, and there is
+    no current one, whose lookup would import the target module.
+    """
     module = sys.modules.get("ekiden.target.target")
     entered = getattr(module, "ENTERED", None)  # another thread may be importing the module
     return target is None and (entered is None or not entered.get())
 
 
 def _machine() -> str | None:
-    """What tells this machine from others until it is started again: as what its first processor
-    shows itself, how many cores this process may use; None where the system does not say."""
+    """Return an identification of this machine until its next boot: boot id, usable cores and the
+    first processor of /proc/cpuinfo; None where the system does not provide it.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -162,14 +167,16 @@ _ENTRY = 1 << 13
 
 
 def _path(model: object) -> str | None:
-    """The path of a model; a program may go to another folder before it is read."""
+    """Return the absolute path of a model; a program may change its working directory before it is
+    read.
+    """
     return os.path.abspath(model) if isinstance(model, (str, os.PathLike)) else None
 
 
 def _model(model: object) -> tuple[list[str], Callable[[], str]]:
-    """What imports a model, the frontend and the versions of its packages, and what gives a digest
-    of its bytes: a file is read then, other bytes need not be kept until then. Raises TypeError for
-    what has no bytes that say what it is, OSError where there is no such file.
+    """Return the importer's identity (frontend and package versions) and a function that digests
+    the model's bytes; files are read when it is called. Raises TypeError for a model without
+    bytes, OSError where there is no such file.
     """
     model = as_bytes(model)
     row = frontend_of(model)
@@ -192,16 +199,15 @@ def _model(model: object) -> tuple[list[str], Callable[[], str]]:
 
 
 def _folder_digest(folder: str) -> str:
-    """A digest of all files of a folder and their names. Raises OSError."""
+    """Return a digest of all files of a folder and their names. Raises OSError."""
     path = pathlib.Path(folder)
     files = sorted(p for p in path.rglob("*") if p.is_file())
     return _digest([[p.relative_to(path).as_posix(), file_digest(p)] for p in files])
 
 
 def file_digest(path: PathName) -> str:
-    """A digest of a file's bytes. Raises OSError, also for what can be read but once.
-
-    The file is read, not mapped, since it may be cut short meanwhile.
+    """Return a digest of a file's bytes. Raises OSError, also for pipes and devices. The file is
+    read rather than mapped, since it may be truncated meanwhile.
     """
     _check_regular(path)
     with open(path, "rb", buffering=0) as file:
@@ -215,38 +221,42 @@ def file_digest(path: PathName) -> str:
 
 
 def _check_regular(path: PathName) -> None:
-    """Raise OSError for what can be read but once, and where there is nothing."""
+    """Raise OSError for what is not a regular file, and where there is nothing."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(f"'{path}' is no regular file")
 
 
 def _leaf(handle: int, start: int) -> hashlib._Hash:
-    found, block = hashlib.sha256(), memoryview(bytearray(_BLOCK))
+    hasher, block = hashlib.sha256(), memoryview(bytearray(_BLOCK))
     for at in range(start, start + _LEAF, _BLOCK):
-        found.update(block[: os.preadv(handle, [block], at)])
-    return found
+        hasher.update(block[: os.preadv(handle, [block], at)])
+    return hasher
 
 
 def _tree(size: int, leaf: Callable[[int], hashlib._Hash]) -> str:
-    """SHA-256 over that of each leaf of so many bytes; all cores work on the leaves."""
+    """Return the SHA-256 over the digests of fixed-size leaves (a Merkle tree of two levels), which
+    all cores hash in parallel.
+    """
     starts = range(0, size, _LEAF)
     if len(starts) <= 1:
         return sha256(b"".join(leaf(at).digest() for at in starts)).hexdigest()
     with futures.ThreadPoolExecutor(max(1, min(len(starts), os.cpu_count() or 1))) as pool:
-        leaves = [each.digest() for each in pool.map(leaf, starts)]
+        leaves = [leaf_hash.digest() for leaf_hash in pool.map(leaf, starts)]
     return sha256(b"".join(leaves)).hexdigest()
 
 
-def _digest(parts: object) -> str:
-    return sha256(json.dumps(parts).encode()).hexdigest()
+def _digest(content: object) -> str:
+    return sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _plain(value: object) -> object:
-    """The same as lists, numbers and strings. Raises TypeError for what is made of other things."""
+    """Return a result's value with arrays in its fields again; constructed values are shared
+    otherwise.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return sorted([key, _plain(each)] for key, each in value.items())
+        return sorted([key, _plain(item)] for key, item in value.items())
     if isinstance(value, Sequence):
         return list(map(_plain, value))
     return operator.index(value)  # type: ignore[arg-type]  # raises TypeError

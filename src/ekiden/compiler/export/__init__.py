@@ -1,1 +1,1 @@
-"""What a compiled model is written as: libraries, objects, C, archives, pages for browsers."""
+"""Export of compiled models to files; libraries, objects, C, archives, pages for browsers."""

@@ -1,4 +1,5 @@
-"""A compiled model as what other programs link or load: a shared library, an object, C, an archive.
+"""Write a compiled model as what other programs link or load; a shared library, an object, C, an
+archive.
 
 The suffix of a file decides; `FORMATS` has a row for each.
 """
@@ -72,8 +73,9 @@ _SEVERAL = b"EKMODS\0\1"
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What is written: bytes for `ek_module_from_bytes`, the functions that others find in it, and
-    what its code runs on, by the name that compilers have for it."""
+    """Content to export: bytes for `ek_module_from_bytes`, the names of its functions, and the
+    architecture of its code.
+    """
 
     data: Bytes
     names: Sequence[str]
@@ -83,28 +85,30 @@ class _Content:
 
 
 def _of_artifact(data: Bytes) -> _Content:
-    """Of several variants it is this machine's architecture, where it is among them, else that of
-    the first."""
+    """Return the content of an artifact; of several variants, this machine's architecture if it is
+    among them, else the first's.
+    """
     parsed = (Target.parse(text or "llvm") for text in variants(metadata_of(data)))
-    found = [target.architecture.replace("-", "_") for target in parsed]
-    here = platform.machine()
-    runs_on = here if here in found else found[0]
+    architectures = [target.architecture.replace("-", "_") for target in parsed]
+    machine = platform.machine()
+    runs_on = machine if machine in architectures else architectures[0]
     return _Content(data, function_names(data), runs_on, externs_of([data]))
 
 
 def _of_module(module: runtime.Module) -> _Content:
-    """A module with all that it imports: for the machine of its code, if it is code alone, else
-    this one. Raises ExportError for a kind that cannot be saved."""
-    parts = [_alone(each) for each in _with_imports(module)]
+    """Return the content of a module with all that it imports, for its code's architecture if it is
+    code alone, else this machine's. Raises ExportError for a kind that cannot be saved.
+    """
+    module_images = [_alone(imported) for imported in _with_imports(module)]
     data = saved_module(module)
     runs_on = architecture_of(_alone(module)) if module.kind == "image" else platform.machine()
-    return _Content(data, module.names(), runs_on, externs_of(parts))
+    return _Content(data, module.names(), runs_on, externs_of(module_images))
 
 
 def save_module(module: runtime.Module, path: PathName, fmt: str = "") -> None:
-    """Write the text of a module by a format of its `get_source` ("ll", "asm", "c"; "s" is TVM's
-    name of assembly), or what `export_library` does of the format, such as an object ("o"); the
-    suffix of the path says the format where `fmt` does not. Raises ExportError.
+    """Write a module in a format of its `get_source` ("ll", "asm", "c"; "s" is TVM's name of
+    assembly), or of `export_library`, such as an object ("o"). The path's suffix is the format
+    unless `fmt` is given. Raises ExportError.
     """
     chosen = fmt or Path(path).suffix.removeprefix(".")
     name = {"s": "asm"}.get(chosen, chosen)
@@ -114,14 +118,16 @@ def save_module(module: runtime.Module, path: PathName, fmt: str = "") -> None:
         return
     row = FORMATS.get(f".{chosen}")
     if row is None:
-        there = [*(module.sources or {}), *(suffix[1:] for suffix in FORMATS)]
-        raise ExportError(f"save '{path}': a format of {', '.join(there)} expected, got {chosen!r}")
+        known_formats = [*(module.sources or {}), *(suffix[1:] for suffix in FORMATS)]
+        raise ExportError(
+            f"save '{path}': a format of {', '.join(known_formats)} expected, got {chosen!r}"
+        )
     _make(row, _Order(_of_module(module), check_folder(path).absolute(), None, ()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What is asked of a format: the content, where to, and the C compiler with its options."""
+    """Export request: the content, the target path, and the C compiler with its options."""
 
     content: _Content
     target: Path
@@ -134,17 +140,17 @@ class _Order:
 
     @property
     def data(self) -> Bytes:
-        """The bytes."""
+        """Return the bytes."""
         return self.content.data
 
     @property
     def architecture(self) -> str:
-        """What the code runs on."""
+        """Return the architecture of the code."""
         return self.content.architecture
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the runtime that is installed here would not fit."""
+        """Return whether the code is for another architecture than the installed runtime."""
         return self.architecture != platform.machine()
 
 
@@ -166,8 +172,8 @@ def _write_object(order: _Order) -> None:
 
 def _write_c(order: _Order) -> None:
     def write(file: Writer) -> None:
-        """The source, and behind it the executable as numbers, 65,536 to a line: a table of all
-        bytes' texts and one join a line, as a model has hundreds of megabytes.
+        """Write the source, then the executable as decimal numbers, 65,536 to a line: a table of
+        byte texts and one join per line, since models have hundreds of megabytes.
         """
         file.write(_source(order, None).encode())
         file.write(b"\n" + NUMBERS.encode())
@@ -183,7 +189,7 @@ _NUMBERS = np.array([str(i).encode() for i in range(256)])
 
 
 def _write_archive(order: _Order) -> None:
-    """All that a C compiler needs to make the library, for whatever machine."""
+    """Write an archive with all that a C compiler needs to build the library for any machine."""
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", order.target.stem) or "model"
     texts = {
         f"{stem}.eki": bytes(order.data),
@@ -194,7 +200,7 @@ def _write_archive(order: _Order) -> None:
         texts |= {f"{folder}/{p.name}": p.read_bytes() for p in sorted(path.iterdir())}
 
     def write(file: Writer) -> None:
-        """The files one after the other, as they stream to a place that need not be seekable."""
+        """Write the files as a stream, to a target that need not be seekable."""
         with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as archive:  # type: ignore[call-overload]  # all it does is write
             for name, data in texts.items():
                 about = tarfile.TarInfo(f"{stem}/{name}")
@@ -206,7 +212,7 @@ def _write_archive(order: _Order) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of file: what it is, and how it is written."""
+    """File format: its description, and the function that writes it."""
 
     what: str
     write: Callable[[_Order], None]
@@ -241,19 +247,20 @@ FORMATS = {
 
 
 def format_of(path: PathName) -> Format:
-    """What the suffix of a path asks for; the artifact for a device or a pipe, which has none.
-
-    Raises ExportError for another suffix, with those there are.
+    """Return the format of a path's suffix; the artifact format for a device or pipe. Raises
+    ExportError, which lists the formats, for another suffix.
     """
     target = Path(path)
-    found = FORMATS.get(target.suffix)
-    if found is None and target.exists() and not target.is_file() and not target.is_dir():
-        found = FORMATS[".eki"]
-    if found is not None:
-        return found
-    there = ", ".join(f"{suffix} ({row.what})" for suffix, row in FORMATS.items())
-    got = f"'{target.suffix}'" if target.suffix else "none"
-    raise ExportError(f"write '{target}': the suffix decides what is written, got {got}: {there}")
+    format_row = FORMATS.get(target.suffix)
+    if format_row is None and target.exists() and not target.is_file() and not target.is_dir():
+        format_row = FORMATS[".eki"]
+    if format_row is not None:
+        return format_row
+    suffixes = ", ".join(f"{suffix} ({row.what})" for suffix, row in FORMATS.items())
+    actual = f"'{target.suffix}'" if target.suffix else "none"
+    raise ExportError(
+        f"write '{target}': the suffix decides what is written, got {actual}: {suffixes}"
+    )
 
 
 def write_artifact(
@@ -314,16 +321,16 @@ def export_library(
     _make(chosen, _Order(content, target, cc, options, function, prefix))
 
 
-def _compile_function(path: PathName, given: object) -> Callable[..., object] | None:
-    """What is called to make a library, None where nothing is (TVM's False, too)."""
-    if not given:
+def _compile_function(path: PathName, fcompile: object) -> Callable[..., object] | None:
+    """Return the function that builds a library, or None (TVM's False, too)."""
+    if not fcompile:
         return None
-    if not callable(given):
+    if not callable(fcompile):
         raise ExportError(
             f"export library '{path}': fcompile must be a function (output, files, options), got "
-            f"{given!r}"
+            f"{fcompile!r}"
         )
-    return given
+    return fcompile
 
 
 def _make(chosen: Format, order: _Order) -> None:
@@ -336,34 +343,37 @@ def _make(chosen: Format, order: _Order) -> None:
 
 
 def saved_module(module: runtime.Module) -> bytes:
-    """A module and all that it imports as bytes for `ek_module_from_bytes`; one that is imported
-    twice stands there once. Raises ExportError for a kind that cannot be saved.
+    """Serialise a module and its transitive imports, each once, for `ek_module_from_bytes`. Raises
+    ExportError for a kind that cannot be saved.
     """
-    numbers = {each: at for at, each in enumerate(_with_imports(module))}
+    numbers = {importer: at for at, importer in enumerate(_with_imports(module))}
     imports = [
-        n for m in numbers for each in m.imported_modules for n in (numbers[m], numbers[each])
+        n
+        for m in numbers
+        for imported_module in m.imported_modules
+        for n in (numbers[m], numbers[imported_module])
     ]
-    parts = [_alone(each) for each in numbers]
-    if len(parts) == 1:
-        return parts[0]
+    images = [_alone(unique_module) for unique_module in numbers]
+    if len(images) == 1:
+        return images[0]
     rows: list[int] = []
-    at = len(_SEVERAL) + 16 + 16 * len(parts) + 8 * len(imports)
-    for part in parts:
+    at = len(_SEVERAL) + 16 + 16 * len(images) + 8 * len(imports)
+    for image in images:
         at += -at % ALIGNMENT
-        rows += (at, len(part))
-        at += len(part)
-    words = [len(parts), *rows, len(imports) // 2, *imports]
-    made = bytearray(_SEVERAL + struct.pack(f"<{len(words)}Q", *words))
-    for part in parts:
-        made += bytes(-len(made) % ALIGNMENT) + part
-    return bytes(made)
+        rows += (at, len(image))
+        at += len(image)
+    words = [len(images), *rows, len(imports) // 2, *imports]
+    data = bytearray(_SEVERAL + struct.pack(f"<{len(words)}Q", *words))
+    for image in images:
+        data += bytes(-len(data) % ALIGNMENT) + image
+    return bytes(data)
 
 
 def _with_imports(module: runtime.Module) -> list[runtime.Module]:
     """Return a module and all that it imports, each once, nearest first."""
     order = {module: None}
     for importer in (waiting := [module]):
-        waiting += [each for each in importer.imported_modules if each not in order]
+        waiting += [imported for imported in importer.imported_modules if imported not in order]
         order.update(dict.fromkeys(importer.imported_modules))
     return list(order)
 
@@ -376,13 +386,15 @@ def _alone(module: runtime.Module) -> bytes:
 
 
 def _source(order: _Order, file: str | None) -> str:
-    """The C that has the functions of a program, and its bytes as they stand in `file`."""
+    """Return the C source with the functions of a program and its bytes, read from `file`."""
     content = order.content
     return library_source(len(content.data), content.names, content.externs, file, order.prefix)
 
 
 def _runtime(order: _Order) -> list[str]:
-    """What is linked with a model: the runtime of this machine, or its sources for another."""
+    """Return the runtime that is linked with a model: the installed library, or its sources for
+    another architecture.
+    """
     if not order.is_foreign:
         return [str(static_library_path().resolve())]
     sources = map(str, sorted(source_dir().glob("*.c")))
@@ -390,45 +402,47 @@ def _runtime(order: _Order) -> list[str]:
 
 
 def _libraries(order: _Order) -> list[str]:
-    """The libraries of the system that a model is linked with: the mathematical one where kernels
-    call C functions, which may be of it."""
+    """Return the system libraries that a model is linked with; libm where kernels call C
+    functions.
+    """
     return ["-pthread", "-ldl", *(("-lm",) if order.content.externs else ())]
 
 
 def _compile(order: _Order, arguments: Sequence[str], is_program: bool = False) -> None:
-    """Have the C compiler make the file `made` of library.c."""
+    """Run the C compiler on library.c to build the file `made`."""
     command = compiler_for("export library", order.architecture, order.cc)
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
         with named(f"export library '{order.target}': write to the folder", folder):
             Path(folder, _NAME).write_bytes(order.data)
             Path(folder, "library.c").write_text(_source(order, _NAME))
         compile_in(folder, [*command, *arguments], f"export library '{order.target}'")
-        with open(Path(folder, "made"), "rb") as made:
-            write_whole(order.target, partial(shutil.copyfileobj, made), is_program)
+        with open(Path(folder, "made"), "rb") as built:
+            write_whole(order.target, partial(shutil.copyfileobj, built), is_program)
 
 
 def _call_compiler(order: _Order, fcompile: Callable[..., object]) -> None:
-    """Have a function make the library, of files in a folder of its own; it may run anywhere, so
-    that all paths are whole."""
+    """Call a function to build the library from files in a folder of its own; all paths are
+    absolute, since it may run anywhere.
+    """
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
-        data, source, made = (Path(folder, n) for n in (_NAME, "library.c", "made"))
+        data, source, built = (Path(folder, n) for n in (_NAME, "library.c", "made"))
         data.write_bytes(order.data)
         source.write_text(_source(order, str(data)))
         linked = _runtime(order)
-        files = [each for each in linked if not each.startswith("-")]
-        flags = [each for each in linked if each.startswith("-")]
+        files = [option for option in linked if not option.startswith("-")]
+        flags = [path for path in linked if path.startswith("-")]
         options = [*_EXPORTS, *flags, *order.options, *_libraries(order)]
         compiler = {} if order.cc is None else {"cc": order.cc}
-        fcompile(str(made), [str(source), *files], options=options, **compiler)
-        if not made.exists():
-            raise ExportError(f"export library '{order.target}': fcompile made no '{made}'")
-        with open(made, "rb") as file:
+        fcompile(str(built), [str(source), *files], options=options, **compiler)
+        if not built.exists():
+            raise ExportError(f"export library '{order.target}': fcompile made no '{built}'")
+        with open(built, "rb") as file:
             write_whole(order.target, partial(shutil.copyfileobj, file), is_program=True)
 
 
 def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[str]:
-    """The command of a C compiler for a machine, in words: `cc`, $CC, or one that is installed.
-    Raises ExportError.
+    """Return the command of a C compiler for an architecture: `cc`, $CC, or an installed one.
+    Raises ExportError where there is none.
     """
     named = cc or os.environ.get("CC", "")
     if named.strip():
@@ -441,8 +455,8 @@ def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[st
         if shutil.which(name):
             return [name]
     if importlib.util.find_spec("ziglang") is not None:
-        other = ["-target", foreign] if is_foreign else []
-        return [sys.executable, "-m", "ziglang", "cc", *other]
+        target_options = ["-target", foreign] if is_foreign else []
+        return [sys.executable, "-m", "ziglang", "cc", *target_options]
     of = f" for {architecture}" if is_foreign else ""
     raise ExportError(
         f"{what}: a C compiler{of} expected ({', '.join(names[:-1])}"
@@ -455,12 +469,12 @@ _COMPILERS = {"armv7": "arm"}
 
 
 def compile_in(folder: str, command: Sequence[str], what: str) -> None:
-    """Run a C compiler in a folder. Raises ExportError with what it says."""
+    """Run a C compiler in a folder. Raises ExportError with its messages."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
     except OSError as error:
         raise ExportError(f"{what}: run '{command[0]}': {error}") from error
     if done.returncode != 0:
         shown = "\n".join(done.stderr.decode(errors="replace").splitlines()[:20])
-        said = f"\n{shown}" if shown else f" '{command[0]}' ended with {done.returncode}"
-        raise ExportError(f"{what}: the C compiler failed:{said}")
+        failure = f"\n{shown}" if shown else f" '{command[0]}' ended with {done.returncode}"
+        raise ExportError(f"{what}: the C compiler failed:{failure}")

@@ -1,5 +1,5 @@
-"""The C text of a library that holds a compiled model: its bytes, its functions, and the C
-functions that its kernels call.
+"""C source of a library that embeds a compiled model; its bytes, its functions, and the C functions
+that its kernels call.
 
 The runtime's side of it is runtime/src/ek_export.h. Several such texts may be linked into one
 program: what Ekiden's own loader finds a library's model by is weak, the rest has names of its own
@@ -108,8 +108,8 @@ def library_source(
         prefix: before the functions' names, in their symbols.
     """
     shown = [n for n in names if re.fullmatch(r"[A-Za-z0-9_]+", n)]
-    parts = [_HEAD.format(names=", ".join(prefix + n for n in shown))]
-    parts.append(_NUMBERED.format(size=size) if file is None else
+    sections = [_HEAD.format(names=", ".join(prefix + n for n in shown))]
+    sections.append(_NUMBERED.format(size=size) if file is None else
                  _INCLUDED.format(size=size, file=file))  # fmt: skip
     if externs:
         declared = "\n".join(
@@ -117,24 +117,24 @@ def library_source(
             for at, name in enumerate(externs)
         )
         rows = "".join(f'  {{"{name}", ek_extern_{at}}},\n' for at, name in enumerate(externs))
-        parts.append(_EXTERNS.format(declared=declared, rows=rows))
-    parts.append(_CALL.format(size=size))
+        sections.append(_EXTERNS.format(declared=declared, rows=rows))
+    sections.append(_CALL.format(size=size))
     table = "ek_externs" if externs else "0"
-    parts += [_FUNCTION.format(name=n, size=size, prefix=prefix, externs=table) for n in shown]
-    return "".join([*parts, _TAIL])
+    sections += [_FUNCTION.format(name=n, size=size, prefix=prefix, externs=table) for n in shown]
+    return "".join([*sections, _TAIL])
 
 
 def externs_of(modules: Iterable[Bytes]) -> list[str]:
     """Return the C functions that the kernels of executables and code images call, sorted."""
     called: set[str] = set()
     for module in modules:
-        whole = memoryview(module)
-        if bytes(whole[: len(MAGIC)]) == MAGIC:
-            images = [whole]
-        elif bytes(whole[: len(ARTIFACT)]) != ARTIFACT:
+        contents = memoryview(module)
+        if bytes(contents[: len(MAGIC)]) == MAGIC:
+            images = [contents]
+        elif bytes(contents[: len(ARTIFACT)]) != ARTIFACT:
             images = []
         else:
-            images = [p for kind, _, p in read_sections(whole) if kind is Section.IMAGE]
+            images = [p for kind, _, p in read_sections(contents) if kind is Section.IMAGE]
         for image in images:
             imports = inspect(bytes(image)).imports if len(image) else ()
             called.update(n.removeprefix(EXTERN) for n in imports if n.startswith(EXTERN))

@@ -1,4 +1,4 @@
-"""From a model to a program for a machine without an allocator."""
+"""Compile a model to a program for a machine without an allocator."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class MicroProgram:
-    """A compiled model: the program, and the text of what was imported."""
+    """Compiled model for a microcontroller, with the Relay text of what was imported."""
 
     module: MicroModule
     relay: str
 
     @property
     def libmod_name(self) -> str:
-        """The name of the model; TVM's word."""
+        """Return the name, besides "default", of the function that creates a graph executor."""
         return self.module.name
 
 
@@ -90,15 +90,14 @@ def compile(
     prepared = pipeline(chosen, plans_memory=False)(module)
     kernels = Kernels(chosen, prefix_of(name))
     with phase("kernels"):
-        made = plan_module(prepared, kernels, name, inputs, outputs, pools)
+        planned = plan_module(prepared, kernels, name, inputs, outputs, pools)
     return MicroProgram(
-        replace(made, is_packed=packed, constant_alignment=constant_alignment), module.astext()
+        replace(planned, is_packed=packed, constant_alignment=constant_alignment), module.astext()
     )
 
 
 def _without_regions(module: IRModule) -> IRModule:
-    """The module with its regions for the compiler "ccompiler" where they are called: what becomes
-    of them is C, as of all else."""
+    """Inline the module's regions for the compiler "ccompiler": they become C like all else."""
     return taken_back(
         module,
         {
@@ -110,7 +109,7 @@ def _without_regions(module: IRModule) -> IRModule:
 
 
 def _flat(module: IRModule) -> IRModule:
-    """The module with a result that is a tuple of tensors, where it was one of tuples."""
+    """Flatten a result of nested tuples to a tuple of tensors."""
     if "main" not in module:
         return module
     main = module["main"]
@@ -123,8 +122,8 @@ def _flat(module: IRModule) -> IRModule:
     while stack:
         value, kind = stack.pop()
         if isinstance(kind, TupleType):
-            parts = (TupleGetItem(value, n) for n in range(len(kind.fields)))
-            stack.extend(reversed(list(zip(parts, kind.fields, strict=True))))
+            components = (TupleGetItem(value, n) for n in range(len(kind.fields)))
+            stack.extend(reversed(list(zip(components, kind.fields, strict=True))))
         else:
             leaves.append(value)
     flat = Function(main.params, Tuple(tuple(leaves)), None, main.type_params, main.attrs)
@@ -132,19 +131,21 @@ def _flat(module: IRModule) -> IRModule:
 
 
 def _check_alignment(memories: int, constants: int) -> None:
-    """Raises CompileError for what is no power of two, or is more than memories are aligned to."""
-    for what, given in (("of memories", memories), ("of constants", constants)):
-        if given < 1 or given & (given - 1):
-            raise CompileError(f"compile: alignment {what}: a power of two expected, got {given}")
+    """Raise CompileError for an alignment that is no power of two, or exceeds that of memories."""
+    for what, alignment in (("of memories", memories), ("of constants", constants)):
+        if alignment < 1 or alignment & (alignment - 1):
+            raise CompileError(
+                f"compile: alignment {what}: a power of two expected, got {alignment}"
+            )
     if memories > ALIGNMENT:
         raise CompileError(
             f"compile: alignment of memories: at most {ALIGNMENT} bytes expected, got {memories}"
         )
 
 
-def _target(given: TargetLike) -> Target:
-    """The target, of kind "c" and one core. Raises CompileError for another."""
-    target = Target.parse(given)
+def _target(target_like: TargetLike) -> Target:
+    """Return the target, of kind "c" and one core. Raises CompileError for another."""
+    target = Target.parse(target_like)
     if target.kind.name != "c":
         raise CompileError(
             f"compile: runtime 'crt' makes C: target kind 'c' expected, got {target.kind.name!r}"
@@ -155,10 +156,11 @@ def _target(given: TargetLike) -> Target:
 
 
 def _tensors(rows: object, what: str, kinds: Sequence[Type]) -> tuple[Tensor, ...]:
-    """What metadata say of the inputs or outputs, whose types are `kinds`. Raises CompileError for
-    one of unknown shape or of what is no number."""
+    """Return the tensors that metadata rows describe. Raises CompileError for an unknown shape or a
+    dtype that is not numeric.
+    """
     assert isinstance(rows, list)
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for row, kind in zip(rows, kinds, strict=True):
         shape, dtype, head = row["shape"], row["dtype"], f"{RUNTIME}: {what} '{row['name']}'"
         if not all(isinstance(d, int) for d in shape):
@@ -169,8 +171,8 @@ def _tensors(rows: object, what: str, kinds: Sequence[Type]) -> tuple[Tensor, ..
             )
         if not re.fullmatch(r"bool|(u?int|b?float)\d+", dtype):
             raise CompileError(f"{head} is {dtype}, tensors of numbers expected")
-        found.append(Tensor(row["name"], tuple(shape), dtype))
-    return tuple(found)
+        tensors.append(Tensor(row["name"], tuple(shape), dtype))
+    return tuple(tensors)
 
 
 __all__ = ["DEFAULT", "MicroProgram", "compile"]

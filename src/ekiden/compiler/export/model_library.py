@@ -1,10 +1,9 @@
-"""Model Library Format, version 7: what TVM's tools for microcontrollers take, as a tar.
+"""Model Library Format, version 7; what TVM's tools for microcontrollers take, as a tar.
 
-metadata.json                  the memory, the entry points, the target
-codegen/host/src/*.c           the program, its kernels, its constants
-codegen/host/include/*.h       its interface
-parameters/NAME.params         the constants, as TVM saves parameters
-src/relay.txt                  what was imported, as Relay
+metadata.json                  the memory, the entry points, the target codegen/host/src/*.c
+the program, its kernels, its constants codegen/host/include/*.h       its interface
+parameters/NAME.params         the constants, as TVM saves parameters src/relay.txt
+what was imported, as Relay
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CPU = 1
 
 
 def metadata(module: MicroModule) -> dict[str, Any]:
-    """The content of metadata.json."""
+    """Return the content of metadata.json."""
     return {"version": VERSION, "modules": {module.name: _module_metadata(module)}}
 
 
@@ -48,7 +47,7 @@ def _module_metadata(module: MicroModule) -> dict[str, Any]:
 
 
 def _functions(module: MicroModule) -> dict[str, Any]:
-    """The memory of the program, and of each kernel while it runs."""
+    """Return the memory use of the program, and of each kernel."""
     used = sum(t.nbytes for t in (*module.inputs, *module.outputs))
     main: dict[str, Any] = {
         "device": CPU,
@@ -77,16 +76,16 @@ def _described(tensor: Tensor) -> dict[str, object]:
 
 
 def library_files(program: MicroProgram) -> dict[str, bytes]:
-    """Path in the archive -> what stands there."""
+    """Return the files of the archive: path to contents."""
     module = program.module
     names = {f"{prefix_of(module.name)}_constant_{n}": a for n, a in enumerate(module.constants)}
     params = {name: runtime.tensor(array) for name, array in names.items()}
     texts = {f"codegen/host/{path}": text for path, text in emit_files(module).items()}
     texts["metadata.json"] = json.dumps(metadata(module), indent=2, sort_keys=True) + "\n"
     texts["src/relay.txt"] = program.relay
-    found = {path: text.encode() for path, text in texts.items()}
-    found[f"parameters/{module.name}.params"] = bytes(runtime.save_param_dict(params))
-    return dict(sorted(found.items()))
+    contents = {path: text.encode() for path, text in texts.items()}
+    contents[f"parameters/{module.name}.params"] = bytes(runtime.save_param_dict(params))
+    return dict(sorted(contents.items()))
 
 
 def export_model_library_format(program: MicroProgram, file_name: PathName) -> PathName:
@@ -96,7 +95,7 @@ def export_model_library_format(program: MicroProgram, file_name: PathName) -> P
     files = library_files(program)
 
     def write(file: Writer) -> None:
-        """The files under `./`, as TVM's archives have them."""
+        """Write the files under `./`, as TVM's archives have them."""
         with tarfile.open(fileobj=cast(Any, file), mode="w|", format=tarfile.GNU_FORMAT) as archive:
             for path, data in files.items():
                 about = tarfile.TarInfo(f"./{path}")

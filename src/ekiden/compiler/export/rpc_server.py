@@ -1,4 +1,4 @@
-"""Building `ekiden-rpc`, the server of sessions in C, for this machine or another."""
+"""Build `ekiden-rpc`, the RPC server in C, for this machine or another."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def build_server(
     with tempfile.TemporaryDirectory(prefix="ekiden-rpc-") as folder:
         words = [*command, *_ALWAYS, *flags, *folders, *map(str, sorted(sources)), "-o", "made"]
         compile_in(folder, [*words, "-pthread", "-ldl", *options], what)
-        with open(Path(folder, "made"), "rb") as made:
-            write_whole(target, partial(shutil.copyfileobj, made), is_program=True)
+        with open(Path(folder, "made"), "rb") as built:
+            write_whole(target, partial(shutil.copyfileobj, built), is_program=True)

@@ -1,4 +1,6 @@
-"""A model for browsers: the runtime in WebAssembly, the package `ekiden-web`, and the artifact."""
+"""Export a model for browsers (WebAssembly); the runtime in WebAssembly, the package `ekiden-web`,
+and the artifact.
+"""
 
 from __future__ import annotations
 
@@ -55,36 +57,44 @@ OF_FILE = {
 TABLE, FUNCTIONS_WITH_MOST = 4, b"\1\x70\1"
 
 
-def web_targets(asked: Sequence[str]) -> list[str]:
-    """What is compiled for where a user asks for targets: these; those for WebAssembly behind them
-    where they are of devices alone, whose host it is.
+def web_targets(requested: Sequence[str]) -> list[str]:
+    """Return the targets to compile for: the requested ones, followed by WebAssembly's where they
+    are only devices, whose host it is.
     """
-    is_said = any(Target.parse(each).kind.is_cpu for each in asked)
-    return [*asked, *(() if is_said else WEB_TARGETS)]
+    is_said = any(Target.parse(target).kind.is_cpu for target in requested)
+    return [*requested, *(() if is_said else WEB_TARGETS)]
 
 
 def build_runtime(*, cc: str | None = None, name: str = RUNTIME) -> bytes:
-    """The runtime as a module of WebAssembly, RUNTIME or THREADED; one that was built before of the
-    same sources is taken from the cache. `cc` is a clang for wasm32-wasi with its C library; else
-    that of the package ziglang is taken. Raises ExportError where there is none or it fails.
+    """Return the runtime as a WebAssembly module, from the cache if the sources are unchanged.
+
+    Args:
+        cc: a clang for wasm32-wasi with its C library; by default that of the package ziglang.
+        name: RUNTIME_FILE or THREADED_RUNTIME_FILE.
+
+    Returns:
+        The module's bytes.
+
+    Raises:
+        ExportError: if there is no compiler or it fails.
     """
     command, sources = [*_compiler(cc), *FLAGS, *OF_FILE[name]], _sources()
-    kept = _kept(command, sources)
-    if kept is not None and kept.exists():
-        return kept.read_bytes()
+    cached_file = _kept(command, sources)
+    if cached_file is not None and cached_file.exists():
+        return cached_file.read_bytes()
     folders = [f"-I{include_dir()}", f"-I{source_dir()}", f"-I{web_source_dir()}"]
     with tempfile.TemporaryDirectory(prefix="ekiden-web-") as folder:
         words = [*command, *folders, *map(str, sources), "-o", name]
         compile_in(folder, words, f"build '{name}'")
-        made = _growable(Path(folder, name).read_bytes())
-    if kept is not None:
-        make_own_folder(kept.parent)
-        write_whole(kept, lambda file: file.write(made), is_owners=True)
-    return made
+        module = _growable(Path(folder, name).read_bytes())
+    if cached_file is not None:
+        make_own_folder(cached_file.parent)
+        write_whole(cached_file, lambda file: file.write(module), is_owners=True)
+    return module
 
 
 def package_files() -> list[str]:
-    """The files of the package `ekiden-web`, beside the runtimes."""
+    """Return the files of the package `ekiden-web`, besides the runtimes."""
     about = json.loads((web_source_dir() / "package.json").read_text())
     return ["package.json", *(name for name in about["files"] if name not in OF_FILE)]
 
@@ -97,19 +107,24 @@ def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
     """
     targets = [Target.parse(text or "llvm") for text in variants(metadata_of(data))]
     if all(target.architecture != WASM for target in targets):
-        found = ", ".join(target.architecture for target in targets)
+        architectures = ", ".join(target.architecture for target in targets)
         raise ExportError(
-            f"write '{folder}': code for {WASM} expected, got {found}; compile the model for "
+            f"write '{folder}': code for {WASM} expected, got {architectures}; compile the model for "
             f"{WEB_TARGETS[-1]!r}"
         )
-    place, runtimes = Path(folder), {name: build_runtime(cc=cc, name=name) for name in OF_FILE}
+    site_folder, runtimes = (
+        Path(folder),
+        {name: build_runtime(cc=cc, name=name) for name in OF_FILE},
+    )
     with named("write", folder):
-        place.mkdir(parents=True, exist_ok=True)
+        site_folder.mkdir(parents=True, exist_ok=True)
     for name in package_files():
-        shutil.copyfile(web_source_dir() / name, place / name)
+        shutil.copyfile(web_source_dir() / name, site_folder / name)
     for name, runtime in runtimes.items():
-        write_whole(place / name, lambda file, made=runtime: file.write(made))  # type: ignore[misc]
-    write_whole(place / "model.eki", lambda file: file.write(data))
+        write_whole(
+            site_folder / name, lambda file, runtime_bytes=runtime: file.write(runtime_bytes)
+        )  # type: ignore[misc]
+    write_whole(site_folder / "model.eki", lambda file: file.write(data))
 
 
 def _compiler(cc: str | None) -> list[str]:
@@ -124,32 +139,32 @@ def _compiler(cc: str | None) -> list[str]:
 
 
 def _sources() -> list[Path]:
-    """Those of the runtime, with what WebAssembly has in the place of a system's."""
+    """Return the runtime's sources, with WebAssembly's replacements of the system layer."""
     own = sorted(web_source_dir().glob("*.c"))
     names = {path.name for path in own}
     return [*(p for p in sorted(source_dir().glob("*.c")) if p.name not in names), *own]
 
 
 def _kept(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
-    """Where the cache has what this command makes of these sources; None without a cache."""
+    """Return the cache file of this command's output for these sources; None without a cache."""
     home, _ = cache_layers()
     if home is None:
         return None
-    found = hashlib.sha256(repr(tuple(command)).encode())
+    hasher = hashlib.sha256(repr(tuple(command)).encode())
     headers = [*sorted(include_dir().rglob("*.h")), *sorted(source_dir().glob("*.[hd]*"))]
     headers += sorted(web_source_dir().glob("*.h"))
     for path in (*sources, *headers):
-        found.update(path.read_bytes())
-    return Path(home, "web") / f"{found.hexdigest()[:32]}.wasm"
+        hasher.update(path.read_bytes())
+    return Path(home, "web") / f"{hasher.hexdigest()[:32]}.wasm"
 
 
 def _growable(module: bytes) -> bytes:
-    """A module whose table may grow: linkers give it as many places as its own functions need."""
-    parts = [wasm.MAGIC]
+    """Return a module whose table may grow: linkers bound it by the module's own functions."""
+    sections = [wasm.MAGIC]
     for number, content in wasm.sections(module):
         if number == TABLE and content.startswith(FUNCTIONS_WITH_MOST):
-            least = content[len(FUNCTIONS_WITH_MOST) :]
-            end = next(i for i, byte in enumerate(least) if byte < 0x80) + 1
-            content = b"\1\x70\0" + least[:end]
-        parts.append(wasm.section(number, content))
-    return b"".join(parts)
+            table_limits = content[len(FUNCTIONS_WITH_MOST) :]
+            end = next(i for i, byte in enumerate(table_limits) if byte < 0x80) + 1
+            content = b"\1\x70\0" + table_limits[:end]
+        sections.append(wasm.section(number, content))
+    return b"".join(sections)
